@@ -1,0 +1,55 @@
+"""inductor_ext: an out-of-tree extension of PyTorch's Inductor.
+
+`torch.compile(model, backend="inductor_ext")` needs no import of this package. Importing it changes
+nothing in torch and is cheap: every public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inductor_ext import config, events, exc
+    from inductor_ext.activation import activate, install, uninstall
+    from inductor_ext.aot import aoti_compile_and_package
+    from inductor_ext.options import list_mode_options, list_options
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "activate": "activation",
+    "aoti_compile_and_package": "aot",
+    "install": "activation",
+    "list_mode_options": "options",
+    "list_options": "options",
+    "uninstall": "activation",
+}
+"""Public functions, each with the module that defines it."""
+
+_MODULES = ("config", "events", "exc")
+
+__all__ = [  # noqa: PLE0604 - every name is reachable through __getattr__
+    "__version__",
+    "activate",
+    "aoti_compile_and_package",
+    "config",
+    "events",
+    "exc",
+    "install",
+    "list_mode_options",
+    "list_options",
+    "uninstall",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,275 @@
+"""The one reversible switch: what turns a compile by Inductor into a compile by the extension.
+
+`activate` (for a block of code in this thread), `install` (for the process) and the dynamo backend
+only record a wish. It takes effect at the one place through which every way into Inductor passes,
+`torch._inductor.compile_fx.compile_fx`: torch.compile, AOT compilation, `standalone_compile` and
+`torch._inductor.compile`. A permanent dispatcher stands there from the first activation on. Where
+no activation holds it calls stock's function with the very same arguments. Where one holds, it
+freezes the settings and opens the compile's scope around stock's function and, since a backward
+graph is compiled after that has returned, around `inner_compile` as well. The scope consists of
+
+- `V.choices`, the thread's InductorChoices handler: an `ExtChoices`, a subclass of whatever class
+  was there. It carries the frozen settings, and its presence is what "the extension is at work
+  here" means to every other dispatcher (`current`). Inductor sends it along when it compiles in a
+  subprocess, so that the answer is the same there.
+- `torch.compiler.config.cache_key_tag`, which enters the keys of the FX graph cache and of the
+  AOTAutograd cache: our version, source, settings and registered lowerings.
+- dynamo's compile lock, because torch 2.11 keeps configuration for the process, not for a thread.
+
+Lowerings live in a process-wide table of Inductor's; each that we register gets a dispatcher too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext import cache, compat, config, events, lowerings
+from inductor_ext.settings import Settings
+
+if TYPE_CHECKING:
+    from torch._inductor.choices import InductorChoices
+
+__all__ = ["ExtChoices", "activate", "current", "install", "requested", "uninstall"]
+
+Overrides = Mapping[str, object]
+
+_active: ContextVar[Overrides | None] = ContextVar("inductor_ext_active", default=None)
+_installed: Overrides | None = None
+
+_dispatcher_lock = threading.Lock()
+_dispatched_lowerings: dict[Any, Callable[..., Any]] = {}
+
+_SCOPED = "_inductor_ext_scoped"
+
+
+def requested() -> Overrides | None:
+    """The settings asked for by the innermost `activate`, else by `install`; None for stock."""
+    active = _active.get()
+    return _installed if active is None else active
+
+
+def current() -> Settings | None:
+    """The settings of the extension's compile under way in this thread; None in a stock compile."""
+    handler = compat.peek_choices()
+    return handler.settings if isinstance(handler, ExtChoices) else None
+
+
+@contextlib.contextmanager
+def activate(**overrides: object) -> Iterator[None]:
+    """Inside, in this thread, everything that Inductor compiles is compiled by the extension.
+
+    Includes the stock entry points (`torch.compile`, `torch._inductor.aoti_compile_and_package`).
+    Activations nest: an inner one adds its overrides to the outer one's. Compiling is what counts,
+    not calling: a function compiled inside stays compiled when called outside, its backward graph
+    included, and dynamo reuses for `backend="inductor"` what it compiled under that name.
+
+    Args:
+        overrides: settings (see `inductor_ext.settings`) for the compiles inside.
+
+    Raises:
+        exc.UnsupportedTorchError, exc.UnknownOptionError, exc.BadOptionError: before anything else.
+    """
+    token = _active.set(_prepare({**(requested() or {}), **overrides}))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def install(**overrides: object) -> None:
+    """Activate the extension for the whole process, all its threads, until `uninstall`.
+
+    A second call replaces the overrides of the first. Raises as `activate` does.
+    """
+    global _installed
+    _installed = _prepare(overrides)
+
+
+def uninstall() -> None:
+    """Undo `install`. Without one, nothing happens."""
+    global _installed
+    _installed = None
+
+
+def _prepare(overrides: Overrides) -> Overrides:
+    settings = config.snapshot(overrides)
+    compat.check_torch(override=settings.allow_unsupported_torch)
+    _ensure_dispatchers()
+    return overrides
+
+
+# --- the scope of one compile -------------------------------------------------------------------
+
+
+class ExtChoices:
+    """Mixed into the InductorChoices class at hand: the extension's say in Inductor's choices."""
+
+    settings: Settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {key: value for key, value in vars(self).items() if key != "settings"}
+        return _restore_choices, (type(self).__mro__[2], state, self.settings)
+
+
+@functools.cache
+def _choices_class(base: type[InductorChoices]) -> type[Any]:
+    return type("ExtChoices", (ExtChoices, base), {})
+
+
+def _make_choices(base: type[InductorChoices], state: dict[str, Any], settings: Settings) -> Any:
+    handler = object.__new__(_choices_class(base))
+    handler.__dict__.update(state, settings=settings)
+    return handler
+
+
+def _restore_choices(base: type[InductorChoices], state: dict[str, Any], settings: Settings) -> Any:
+    """Unpickle an ExtChoices, as happens in Inductor's compile subprocess."""
+    _ensure_dispatchers()
+    return _make_choices(base, state, settings)
+
+
+def _choices(settings: Settings) -> Any:
+    """An ExtChoices over the handler that stock would use in this thread."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor.choices import InductorChoices
+
+    handler = compat.peek_choices()
+    if handler is None:
+        handler = (inductor_config.inductor_choices_class or InductorChoices)()
+    return _make_choices(type(handler), vars(handler), settings)
+
+
+def _cache_key_tag(settings: Settings) -> str:
+    import torch
+
+    keys = (cache.source_key(), settings.cache_key(), lowerings.registry_key())
+    ours = "inductor_ext=" + "-".join(keys)
+    return "|".join(filter(None, (torch.compiler.config.cache_key_tag, ours)))
+
+
+@contextlib.contextmanager
+def _scope(settings: Settings) -> Iterator[None]:
+    """Make this thread compile by the extension; re-entrant."""
+    if current() == settings:
+        yield
+        return
+    import torch
+    from torch._dynamo.convert_frame import compile_lock
+
+    _ensure_lowering_dispatchers()
+    with (
+        compile_lock,
+        torch.compiler.config.patch(cache_key_tag=_cache_key_tag(settings)),
+        compat.choices_handler(_choices(settings)),
+    ):
+        yield
+
+
+# --- the dispatchers ----------------------------------------------------------------------------
+
+
+def _ensure_dispatchers() -> None:
+    """Put the dispatcher in front of Inductor's entry point, once."""
+    from torch._inductor import compile_fx as module
+
+    with _dispatcher_lock:
+        if not hasattr(module.compile_fx, _SCOPED):
+            module.compile_fx = _entry_dispatcher(module.compile_fx)
+
+
+def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # Inductor has no hook around a whole compile: a registered backend does not see AOT compiles,
+    # and config patches do not reach the choices handler. So this one function is replaced.
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        overrides = requested()
+        if overrides is None:
+            return stock(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        inner_compile = call.arguments["inner_compile"]
+        if hasattr(inner_compile, _SCOPED):
+            # stock's compile_fx calls itself after applying config patches.
+            return stock(*args, **kwargs)
+        settings = config.snapshot(overrides)
+        if not settings.enabled:
+            return stock(*args, **kwargs)
+        call.arguments["inner_compile"] = _scoped_inner_compile(inner_compile, settings)
+        with _scope(settings):
+            return stock(*call.args, **call.kwargs)
+
+    setattr(compile_fx, _SCOPED, True)
+    return compile_fx
+
+
+def _scoped_inner_compile(inner: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    """`inner_compile`, which compiles one graph, inside the scope and with a record of it."""
+
+    @functools.wraps(inner)
+    def inner_compile(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.utils import count_calls, counters
+        from torch._inductor.virtualized import V
+
+        before = _cache_counters(counters)
+        operators = count_calls(gm.graph)
+        start = time.perf_counter()
+        with _scope(settings):
+            output = inner(gm, example_inputs, *args, **kwargs)
+        if V.aot_compilation is True:
+            kind = "aot"
+        elif kwargs.get("is_backward"):
+            kind = "backward"
+        else:
+            kind = "inference" if kwargs.get("is_inference") else "forward"
+        after = _cache_counters(counters)
+        record = events.CompileRecord(
+            kind=kind,
+            operators=operators,
+            seconds=round(time.perf_counter() - start, 3),
+            cache=next((state for state in after if after[state] > before[state]), "off"),
+            cache_key=getattr(output, "_fx_graph_cache_key", None),
+            settings=settings.non_default(),
+        )
+        events.emit(record, event_log=settings.event_log)
+        return output
+
+    setattr(inner_compile, _SCOPED, True)
+    return inner_compile
+
+
+def _cache_counters(counters: Any) -> dict[str, int]:
+    inductor = counters["inductor"]
+    return {state: inductor[f"fxgraph_cache_{state}"] for state in ("hit", "miss", "bypass")}
+
+
+def _ensure_lowering_dispatchers() -> None:
+    """Put a dispatcher into Inductor's table for every operator with a lowering of ours."""
+    from torch._inductor import lowering as module
+
+    with _dispatcher_lock:
+        for operator in lowerings.registered():
+            if operator not in _dispatched_lowerings:
+                _dispatched_lowerings[operator] = module.lowerings[operator]
+                module.lowerings[operator] = _lowering_dispatcher(operator)
+
+
+def _lowering_dispatcher(operator: Any) -> Callable[..., Any]:
+    stock = _dispatched_lowerings[operator]
+
+    @functools.wraps(stock)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        ours = lowerings.registered().get(operator)
+        if ours is None or current() is None:
+            return stock(*args, **kwargs)
+        return ours(stock, *args, **kwargs)
+
+    return lower

@@ -1,0 +1,92 @@
+"""Everything that differs between the supported torch releases, and every private name we touch.
+
+Differences are found by feature, not by version number, where that is possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from inductor_ext import exc
+
+if TYPE_CHECKING:
+    from torch._inductor.choices import InductorChoices
+
+__all__ = [
+    "SUPPORTED",
+    "check_torch",
+    "choices_handler",
+    "in_range",
+    "peek_choices",
+    "torch_version",
+]
+
+SUPPORTED = ("2.11", "2.13")
+"""The lowest and the highest supported torch release, both included."""
+
+
+def torch_version() -> str:
+    """The version of the installed torch distribution, without importing it."""
+    return metadata.version("torch")
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def in_range(version: str) -> bool:
+    """Whether a torch version lies within `SUPPORTED`."""
+    lowest, highest = map(_minor, SUPPORTED)
+    return lowest <= _minor(version) <= highest
+
+
+def check_torch(*, override: bool) -> None:
+    """Refuse a torch outside the supported range.
+
+    Raises:
+        exc.UnsupportedTorchError: unless `override` is set.
+    """
+    version = torch_version()
+    if not override and not in_range(version):
+        raise exc.UnsupportedTorchError(
+            found=version,
+            lowest=SUPPORTED[0],
+            highest=SUPPORTED[1],
+            variable="INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH",
+        )
+
+
+def peek_choices() -> InductorChoices | None:
+    """This thread's InductorChoices handler, or None when none has been made yet.
+
+    `V.choices` cannot be asked: reading it makes the default handler, which then stays.
+    """
+    from torch._inductor import virtualized
+
+    handler: InductorChoices | None = getattr(
+        virtualized.threadlocal, virtualized._choices._key, None
+    )
+    return handler
+
+
+@contextlib.contextmanager
+def choices_handler(handler: InductorChoices) -> Iterator[None]:
+    """Make `handler` this thread's InductorChoices, and leave no trace afterwards.
+
+    `V.set_choices_handler` alone leaves a trace: to know what to restore it makes the default
+    handler, which would then ignore a later change of `config.inductor_choices_class`.
+    """
+    from torch._inductor import virtualized
+
+    unset = peek_choices() is None
+    try:
+        with virtualized.V.set_choices_handler(handler):
+            yield
+    finally:
+        if unset:
+            with contextlib.suppress(AttributeError):
+                delattr(virtualized.threadlocal, virtualized._choices._key)

@@ -1,0 +1,70 @@
+"""The settings as a torch ConfigModule: `inductor_ext.config.<name>`, `config.patch(...)`.
+
+What torch._inductor.config offers works here too (`patch` as context manager and decorator,
+`get_config_copy`, `save_config_portable`, ...). Names, types, defaults and meanings are declared in
+`settings.Settings`; environment variables are read when this module is first imported. Unlike
+torch's own modules, an unknown name or a value of the wrong type is refused where it is set.
+
+The module holds no other value: torch's installer takes every one for a setting.
+"""
+
+import sys as _sys
+import typing as _typing
+
+from torch.utils import _config_module as _torch_config
+
+from inductor_ext import settings as _settings
+
+if _typing.TYPE_CHECKING:
+    from torch.utils._config_typing import *  # noqa: F403
+
+    enabled: bool
+    fallback_to_eager: bool
+    allow_unsupported_torch: bool
+    event_log: str | None
+
+
+def snapshot(overrides: "_typing.Mapping[str, object] | None" = None) -> "_settings.Settings":
+    """Freeze the values that hold now in this thread, with `overrides` on top.
+
+    Raises:
+        exc.UnknownOptionError, exc.BadOptionError: an override that is no setting or does not fit.
+    """
+    module = _sys.modules[__name__]
+    current = {name: getattr(module, name) for name in _settings.names()}
+    return _settings.resolve(current, overrides or {})
+
+
+def _install() -> None:
+    module = _sys.modules[__name__]
+    values = {**vars(_settings.Settings()), **_settings.from_environment()}
+    for name, annotation in _settings.types_of().items():
+        entry = _torch_config.Config(default=values[name], value_type=annotation)
+        setattr(module, name, entry)
+    _torch_config.install_config_module(module)
+    base: _typing.Any = module.__class__
+
+    class CheckedConfigModule(base):  # type: ignore[misc]
+        """torch's ConfigModule, which checks what it is given."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name not in self._bypass_keys:
+                _settings.check(name, value)
+            super().__setattr__(name, value)
+
+        def patch(
+            self,
+            arg1: "str | dict[str, _typing.Any] | None" = None,
+            arg2: _typing.Any = None,
+            **kwargs: _typing.Any,
+        ) -> _typing.Any:
+            changes = {arg1: arg2} if isinstance(arg1, str) else {**(arg1 or {}), **kwargs}
+            for name, value in changes.items():
+                _settings.check(name, value)
+            return super().patch(changes)
+
+    # ConfigModule.__setattr__ takes every name for a setting, this one too.
+    object.__setattr__(module, "__class__", CheckedConfigModule)
+
+
+_install()

@@ -1,0 +1,154 @@
+"""Typed records of what was decided, and the ways by which people see them.
+
+A room that decides something emits a frozen dataclass derived from `Record`. It goes to
+
+- the logger "inductor_ext" (`TORCH_LOGS="inductor_ext"` shows decisions, "+inductor_ext" details);
+- torch's structured trace (`TORCH_TRACE`), as an artifact "inductor_ext_<record>";
+- the file named by the setting `event_log`, one JSON object a line;
+- whoever listens through `capture`, which is how tests look at decisions.
+
+Nothing is printed unless one of these is asked for. What a user must know without asking, that
+something is missing and what was done instead, goes through `warn_once`: one line a process.
+Emitting never raises for want of a place to write to: a compile does not fail because of its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+__all__ = ["CompileRecord", "EagerFallbackRecord", "PackageRecord", "Record", "capture", "emit"]
+
+log = logging.getLogger("inductor_ext")
+
+_lock = threading.Lock()
+_listeners: list[list[Record]] = []
+_warned: set[str] = set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Base of all records. Fields must be JSON-able."""
+
+    name: ClassVar[str]
+    level: ClassVar[int] = logging.INFO
+
+    def describe(self) -> str:
+        """One line for a person."""
+        fields = dataclasses.asdict(self).items()
+        return f"{self.name}: " + ", ".join(f"{key}={value}" for key, value in fields)
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as a JSON object, with its kind under "event"."""
+        return {"event": self.name, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileRecord(Record):
+    """One graph that Inductor compiled, or took from its cache, under the extension."""
+
+    name: ClassVar[str] = "compile"
+
+    kind: str
+    """"inference", "forward", "backward" or "aot"."""
+    operators: int
+    """Calls in the FX graph."""
+    seconds: float
+    """Wall time."""
+    cache: str
+    """FX graph cache: "hit", "miss", "bypass" or "off"."""
+    cache_key: str | None
+    settings: dict[str, Any]
+    """Our settings that differ from their defaults."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerFallbackRecord(Record):
+    """A graph that runs in eager mode because its toolchain is missing."""
+
+    name: ClassVar[str] = "eager_fallback"
+
+    part: str
+    why: str
+    install: str
+    operators: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PackageRecord(Record):
+    """An AOT package that was written."""
+
+    name: ClassVar[str] = "package"
+
+    path: str
+    bytes: int
+    seconds: float
+    """Wall time of the whole compile and packaging."""
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[list[Record]]:
+    """Yield a list to which every record emitted in this process is appended meanwhile."""
+    records: list[Record] = []
+    with _lock:
+        _listeners.append(records)
+    try:
+        yield records
+    finally:
+        with _lock:
+            # By identity: two empty lists are equal, and list.remove compares.
+            _listeners[:] = [listener for listener in _listeners if listener is not records]
+
+
+def emit(record: Record, *, event_log: str | None = None) -> None:
+    """Send a record to every place that asked for it.
+
+    Args:
+        record: what was decided.
+        event_log: path of the JSON lines file, from the setting of that name.
+    """
+    log.log(record.level, "%s", record.describe())
+    with _lock:
+        for listener in _listeners:
+            listener.append(record)
+    line = json.dumps(record.as_json(), default=str)
+    _trace(record, line)
+    if event_log is not None:
+        _append(event_log, line + "\n")
+
+
+def _trace(record: Record, line: str) -> None:
+    from torch._logging import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"inductor_ext_{record.name}", "encoding": "json"},
+        payload_fn=lambda: line,
+    )
+
+
+def _append(path: str, text: str) -> None:
+    # One write to a descriptor opened for appending: lines of several processes do not mix.
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        warn_once(f"event_log:{path}", f"the event log {path} cannot be written: {error}")
+
+
+def warn_once(key: str, message: str) -> None:
+    """Log a one-line warning, once a process for each key."""
+    with _lock:
+        if key in _warned:
+            return
+        _warned.add(key)
+    log.warning("%s", message)

@@ -1,0 +1,109 @@
+"""Errors of inductor_ext: one class a kind, each with what is wrong and how to mend it.
+
+A class states its message as a `template` and its `remedy`, both filled by `str.format` from the
+keyword fields it is raised with, so that the wording of an error stands in one place and tests can
+look at `error.fields` instead of parsing text. Every error is raised before any side effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "BadEnvironmentError",
+    "BadOptionError",
+    "BadPackagePathError",
+    "InductorExtError",
+    "MissingToolchainError",
+    "NotAnExportedProgramError",
+    "UnknownModeError",
+    "UnknownOptionError",
+    "UnsupportedCompileModeError",
+    "UnsupportedTorchError",
+]
+
+
+class InductorExtError(RuntimeError):
+    """Base of all errors that inductor_ext raises on purpose."""
+
+    template: ClassVar[str]
+    remedy: ClassVar[str]
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        text = f"{self.template.format(**fields)} {self.remedy.format(**fields)}"
+        super().__init__(text.strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # RuntimeError's own __reduce__ would hand the message to __init__ as a positional argument;
+        # errors cross process borders when Inductor compiles in a subprocess.
+        return _rebuild, (type(self), self.fields)
+
+
+def _rebuild(cls: type[InductorExtError], fields: dict[str, Any]) -> InductorExtError:
+    return cls(**fields)
+
+
+class UnsupportedTorchError(InductorExtError):
+    """The installed torch lies outside the range that inductor_ext is written and tested for."""
+
+    template = "inductor_ext supports torch {lowest} to {highest}, and this is torch {found}."
+    remedy = (
+        "Install a torch within that range, or set {variable}=1 to try this one at your own risk."
+    )
+
+
+class UnknownOptionError(InductorExtError):
+    """An option name that neither Inductor nor inductor_ext knows."""
+
+    template = "Unknown option {name!r} (value {value!r}).{nearest}"
+    remedy = "inductor_ext.list_options() lists the {count} names that are allowed."
+
+
+class BadOptionError(InductorExtError):
+    """An option whose value has the wrong type."""
+
+    template = "Option {name!r} has the value {value!r} of type {found}; allowed is {allowed}."
+    remedy = "Its default is {default!r}."
+
+
+class UnknownModeError(InductorExtError):
+    """A `mode=` that torch.compile does not have."""
+
+    template = "Unknown mode {mode!r}; allowed are {allowed}.{nearest}"
+    remedy = "inductor_ext.list_mode_options() says what each mode sets."
+
+
+class BadEnvironmentError(InductorExtError):
+    """An INDUCTOR_EXT_* environment variable whose value cannot be read."""
+
+    template = "Environment variable {variable}={value!r} cannot be read as {allowed}."
+    remedy = "Unset it, or give it such a value before Python starts."
+
+
+class MissingToolchainError(InductorExtError):
+    """A compiler or package that the compile at hand cannot do without."""
+
+    template = "{part} is missing: {why}."
+    remedy = "To mend it: {install}."
+
+
+class NotAnExportedProgramError(InductorExtError):
+    """AOT compilation was given something else than a program made by torch.export."""
+
+    template = "aoti_compile_and_package needs a torch.export.ExportedProgram, not {found}."
+    remedy = "Make one with torch.export.export(model, args, kwargs)."
+
+
+class BadPackagePathError(InductorExtError):
+    """A package path that cannot be written."""
+
+    template = "The package cannot be written to {path!r}: {why}."
+    remedy = "Give a path that ends in .pt2 in an existing writable folder, or a writable buffer."
+
+
+class UnsupportedCompileModeError(InductorExtError):
+    """A TORCHINDUCTOR_FX_COMPILE_MODE under which the extension cannot keep its promises."""
+
+    template = "inductor_ext cannot compile with TORCHINDUCTOR_FX_COMPILE_MODE={mode}: {why}."
+    remedy = "Unset the variable, or use backend='inductor' for this process."

@@ -1,0 +1,268 @@
+"""The settings of inductor_ext: each with its type, default, environment variable and meaning.
+
+`Settings` is the one table. From it come the `inductor_ext.config` module that users patch, the
+options accepted by `torch.compile(..., options=...)`, the part of the cache key that covers
+settings, and the table in docs/settings.md. Adding a setting is adding a field here.
+
+This module is pure: it imports neither torch nor Inductor. A value of the wrong type, in an
+environment variable or in code, is an error that names it (see `exc`); it is never ignored.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import difflib
+import hashlib
+import os
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from inductor_ext import exc
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "Settings",
+    "accepts",
+    "describe_type",
+    "from_environment",
+    "markdown_table",
+    "names",
+    "nearest",
+    "resolve",
+    "types_of",
+]
+
+ENVIRONMENT_PREFIX = "INDUCTOR_EXT_"
+
+
+def _setting(default: Any, meaning: str, *, in_cache_key: bool = True) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: the value when neither environment nor code sets one.
+        meaning: one paragraph for the docs.
+        in_cache_key: False only for a setting that cannot change what is compiled.
+    """
+    return dataclasses.field(
+        default=default, metadata={"meaning": meaning, "in_cache_key": in_cache_key}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The values that hold for one compile, frozen when it begins and kept for its backward."""
+
+    enabled: bool = _setting(
+        True,
+        "Master switch. False makes every entry point hand its work to stock Inductor untouched: "
+        'with it, `backend="inductor_ext"` is `backend="inductor"`. The way to find out whether '
+        "a problem is ours.",
+    )
+    fallback_to_eager: bool = _setting(
+        True,
+        "What `torch.compile` does with a graph whose toolchain is missing (no C++ compiler for a "
+        "CPU graph, no Triton for a GPU graph): True runs the graph in eager mode and says so "
+        "once, False raises `MissingToolchainError`. AOT compilation always raises.",
+    )
+    allow_unsupported_torch: bool = _setting(
+        False,
+        "Try a torch release outside the supported range instead of refusing it.",
+    )
+    event_log: str | None = _setting(
+        None,
+        "Path of a file to which every decision is appended as one JSON object a line. Processes "
+        "may share the file.",
+        in_cache_key=False,
+    )
+
+    def cache_key(self) -> str:
+        """Hex digest over the settings that can change what is compiled."""
+        items = [
+            (field.name, getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.metadata["in_cache_key"]
+        ]
+        return hashlib.sha256(repr(items).encode()).hexdigest()[:16]
+
+    def non_default(self) -> dict[str, Any]:
+        """The settings whose value is not the declared default."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+
+def names() -> list[str]:
+    """The names of all settings, in the order of their declaration."""
+    return [field.name for field in dataclasses.fields(Settings)]
+
+
+def types_of() -> dict[str, Any]:
+    """Each setting's name and its type annotation, resolved."""
+    return typing.get_type_hints(Settings)
+
+
+def environment_variable(name: str) -> str:
+    """The environment variable that sets `name`."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the known name most like `name`, or an empty string."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {match[0]!r}?" if match else ""
+
+
+def accepts(value: object, annotation: Any) -> bool:
+    """Whether `value` fits a type annotation.
+
+    Understands classes, None, unions, Literal and the element types of list, tuple, set and dict;
+    what it cannot judge (a protocol, a type variable, a forward reference) it accepts. An int
+    fits float; a bool fits int, as it does in Python, and only a bool fits bool.
+    """
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
+    if annotation is Any or isinstance(annotation, (str, typing.TypeVar)):
+        return True
+    if annotation is None or annotation is type(None):
+        return value is None
+    if annotation is float:
+        return isinstance(value, (float, int)) and not isinstance(value, bool)
+    if origin in (typing.Union, types.UnionType):
+        return any(accepts(value, arg) for arg in args)
+    if origin is typing.Literal:
+        return any(value == arg and type(value) is type(arg) for arg in args)
+    if origin is typing.Annotated:
+        return accepts(value, args[0])
+    if origin is collections.abc.Callable or annotation is collections.abc.Callable:
+        return callable(value)
+    if origin in (list, set, frozenset, collections.abc.Sequence):
+        return isinstance(value, origin) and all(accepts(item, args[0]) for item in value)
+    if origin is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return isinstance(value, tuple) and all(accepts(item, args[0]) for item in value)
+        return (
+            isinstance(value, tuple) and len(value) == len(args) and all(map(accepts, value, args))
+        )
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            accepts(key, args[0]) and accepts(item, args[1]) for key, item in value.items()
+        )
+    if isinstance(origin, type):
+        return isinstance(value, origin)
+    if isinstance(annotation, type):
+        try:
+            return isinstance(value, annotation)
+        except TypeError:  # a protocol that cannot be checked at run time
+            return True
+    return True
+
+
+def describe_type(annotation: Any) -> str:
+    """A type annotation as a user would write it."""
+    if annotation is type(None):
+        return "None"
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")
+
+
+def check(name: str, value: object) -> None:
+    """Raise unless `name` is a setting and `value` fits it.
+
+    Raises:
+        exc.UnknownOptionError: no setting has that name.
+        exc.BadOptionError: the value has the wrong type.
+    """
+    annotations = types_of()
+    if name not in annotations:
+        raise exc.UnknownOptionError(
+            name=name, value=value, nearest=nearest(name, annotations), count=len(annotations)
+        )
+    if not accepts(value, annotations[name]):
+        raise exc.BadOptionError(
+            name=name,
+            value=value,
+            found=type(value).__name__,
+            allowed=describe_type(annotations[name]),
+            default=getattr(Settings(), name),
+        )
+
+
+def resolve(current: Mapping[str, object], overrides: Mapping[str, object]) -> Settings:
+    """Freeze the `current` values of all settings, with `overrides` on top.
+
+    Raises:
+        exc.UnknownOptionError, exc.BadOptionError: see `check`.
+    """
+    values = {**current, **overrides}
+    for name, value in values.items():
+        check(name, value)
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def _parse(text: str, annotation: Any) -> object:
+    """Read the text of an environment variable; ValueError when it does not fit."""
+    args = typing.get_args(annotation)
+    if type(None) in args:
+        if text == "":
+            return None
+        (annotation,) = (arg for arg in args if arg is not type(None))
+    if annotation is bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise ValueError(text)
+    return annotation(text)
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The settings that `INDUCTOR_EXT_*` variables give, by setting name.
+
+    Raises:
+        exc.BadEnvironmentError: a variable's text cannot be read as its setting's type, or a
+            variable with our prefix names no setting.
+    """
+    environment = os.environ if environment is None else environment
+    annotations = types_of()
+    known = {environment_variable(name): name for name in annotations}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = known.get(variable)
+        if name is None:
+            allowed = f"a setting: there is no such setting.{nearest(variable, known)}"
+            raise exc.BadEnvironmentError(variable=variable, value=text, allowed=allowed)
+        try:
+            values[name] = _parse(text, annotations[name])
+        except ValueError:
+            allowed = describe_type(annotations[name])
+            raise exc.BadEnvironmentError(variable=variable, value=text, allowed=allowed) from None
+    return values
+
+
+def markdown_table() -> str:
+    """The settings as the Markdown table of docs/settings.md."""
+    lines = [
+        "| setting | type | default | environment variable | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    annotations = types_of()
+    for field in dataclasses.fields(Settings):
+        kind = describe_type(annotations[field.name]).replace("|", "\\|")
+        variable = environment_variable(field.name)
+        meaning = field.metadata["meaning"]
+        lines.append(
+            f"| `{field.name}` | `{kind}` | `{field.default!r}` | `{variable}` | {meaning} |"
+        )
+    return "\n".join(lines) + "\n"
