@@ -1,0 +1,50 @@
+# make demo    the quickstart on a real model
+# make test    the whole CPU suite
+# make lint    formatting, lint and types
+#
+# Each makes .venv first if it has to. Variables: PYTHON, VENV, TORCH, DEMO_ARGS, TEST_ARGS.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test lint format build clean
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= $(shell cat requirements/torch.txt)
+TEST_ARGS ?= -n 2 --dist worksteal
+
+# The stamp is written last and carries the torch in its name, so that another TORCH is noticed.
+READY := $(VENV)/.ready-$(subst /,_,$(TORCH))
+BIN := $(VENV)/bin
+
+help:
+	@sed -n 's/^# \?//;/^make/p;/^Each/p' Makefile
+
+venv: $(READY)
+
+$(READY): pyproject.toml setup.py scripts/make_venv.sh $(wildcard requirements/*.txt)
+	rm -f $(VENV)/.ready-*
+	scripts/make_venv.sh $(VENV) $(PYTHON) '$(TORCH)'
+	touch '$@'
+
+demo: $(READY)
+	$(BIN)/python examples/quickstart.py $(DEMO_ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+build: $(READY)
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,63 @@
+"""For every test: a cache folder of the run's own, a fresh dynamo, no activation left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_made_cache = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before anything imports torch. The workers of pytest-xdist inherit the variable and so share
+    # the folder; a variable that the caller has set holds instead.
+    if _CACHE_VARIABLE not in os.environ:
+        folder = tempfile.mkdtemp(prefix="inductor_ext-test-")
+        config.stash[_made_cache] = os.environ[_CACHE_VARIABLE] = folder
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.stash.get(_made_cache, None)
+    if folder is not None:
+        del os.environ[_CACHE_VARIABLE]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not needs_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        skip = pytest.mark.skip(reason=f"no CUDA device (torch {torch.__version__}, built {built})")
+        for item in needs_gpu:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def isolated() -> Iterator[None]:
+    """Start and end each test without compiled code in dynamo and without an activation."""
+    _reset_dynamo()
+    yield
+    _reset_dynamo()
+    activation = sys.modules.get("inductor_ext.activation")
+    if activation is not None:
+        requested, current = activation.requested(), activation.current()
+        activation.uninstall()
+        assert requested is None, f"the test leaves an activation behind: {requested}"
+        assert current is None, f"the test leaves a compile's scope behind: {current}"
+
+
+def _reset_dynamo() -> None:
+    # A test that compiles nothing should not pay for importing dynamo.
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

@@ -1,0 +1,91 @@
+"""The rules of conftest.py, seen by running pytest on a small suite beside a copy of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CACHE_SUITE = """
+import os
+
+
+def test_cache_folder():
+    folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    assert os.path.isdir(folder)
+    print("cache folder:", folder)
+"""
+
+ACTIVATION_SUITE = """
+import pytest
+
+import inductor_ext
+from inductor_ext import activation
+
+
+def test_that_installs_and_forgets():
+    inductor_ext.install()
+
+
+def test_after_it():
+    assert activation.requested() is None
+
+
+@pytest.mark.gpu
+def test_on_a_device():
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_cache.py").write_text(CACHE_SUITE)
+    (tmp_path / "test_activation.py").write_text(ACTIVATION_SUITE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    return tmp_path
+
+
+def run_pytest(suite: Path, *arguments: str, **environment: str) -> str:
+    """What pytest prints, run without a GPU and without a cache folder from outside."""
+    inherited = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-s", *arguments],
+        cwd=suite,
+        env={**inherited, "CUDA_VISIBLE_DEVICES": "", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    return process.stdout + process.stderr
+
+
+def test_a_leaked_activation_is_an_error_of_the_test_that_leaks_it(suite: Path) -> None:
+    printed = run_pytest(suite, "test_activation.py")
+    assert "the test leaves an activation behind: {}" in printed
+    assert re.search(r"ERROR .*test_that_installs_and_forgets", printed)
+    assert re.search(r"SKIPPED .*no CUDA device \(torch [\d.]+", printed)
+    assert re.search(r"2 passed, 1 skipped,.* 1 error", printed)
+
+
+def test_each_run_has_a_cache_folder_of_its_own_and_removes_it(suite: Path) -> None:
+    folders = []
+    for _ in range(2):
+        found = re.search("cache folder: (.+)", run_pytest(suite, "test_cache.py"))
+        assert found
+        folders.append(found[1])
+    assert folders[0] != folders[1]
+    assert not any(os.path.exists(folder) for folder in folders)
+
+
+def test_a_cache_folder_given_from_outside_is_used_and_kept(suite: Path, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    printed = run_pytest(suite, "test_cache.py", TORCHINDUCTOR_CACHE_DIR=str(given))
+    assert f"cache folder: {given}\n" in printed
+    assert given.is_dir()
