@@ -53,6 +53,9 @@ _LOWEST_CAPABILITY = (7, 0)
 
 _CUDA_DRIVER = "libcuda.so.1"
 
+_CUDA_HOME = "/usr/local/cuda"
+"""Where torch looks for a CUDA toolkit if nothing else names one."""
+
 _SECONDS = 30.0
 """A compiler that takes longer to print its version is taken for broken."""
 
@@ -435,7 +438,7 @@ def _examine_nvcc(
         (cuda_home and os.path.join(cuda_home, "bin", "nvcc"), "CUDA_HOME"),
         (cuda_path and os.path.join(cuda_path, "bin", "nvcc"), "CUDA_PATH"),
         ("nvcc", None),
-        ("/usr/local/cuda/bin/nvcc", None),
+        (os.path.join(_CUDA_HOME, "bin", "nvcc"), None),
     ]
     refusals = []
     for program, setter in candidates:
@@ -470,13 +473,12 @@ def _examine_cuda_headers(
 ) -> _Finding:
     # torch settles on one root, and looks nowhere else if the headers are not in it.
     nvcc = shutil.which("nvcc")
-    default = "/usr/local/cuda"
     roots = (
         (loaded, "torch.utils.cpp_extension.CUDA_HOME"),
         (cuda_home, "CUDA_HOME"),
         (cuda_path, "CUDA_PATH"),
         (nvcc and os.path.dirname(os.path.dirname(nvcc)), f"the folder above that of {nvcc}"),
-        (default if os.path.isdir(default) else None, "torch's default"),
+        (_CUDA_HOME if os.path.isdir(_CUDA_HOME) else None, "torch's default"),
     )
     root, origin = next(((root, origin) for root, origin in roots if root), (None, ""))
     install = (
@@ -485,7 +487,8 @@ def _examine_cuda_headers(
     )
     if root is None:
         return _Finding(
-            why=f"CUDA_HOME is not set, there is no nvcc on PATH and no {default}", install=install
+            why=f"CUDA_HOME is not set, there is no nvcc on PATH and no {_CUDA_HOME}",
+            install=install,
         )
     wanted = ("cuda.h", "cuda_runtime_api.h")
     absent = [name for name in wanted if not os.path.isfile(os.path.join(root, "include", name))]

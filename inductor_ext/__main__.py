@@ -1,0 +1,8 @@
+"""`python -m inductor_ext` is the command `inductor-ext`."""
+
+import sys
+
+from inductor_ext.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
