@@ -29,7 +29,7 @@ _HOMES = {
 
 _MODULES = ("config", "events", "exc")
 
-__all__ = [  # noqa: PLE0604 - every name is reachable through __getattr__
+__all__ = [
     "__version__",
     "activate",
     "aoti_compile_and_package",

@@ -24,17 +24,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from inductor_ext import cache, compat, config, events, lowerings
+from inductor_ext import cache, compat, config, events, exc, lowerings
 from inductor_ext.settings import Settings
-
-if TYPE_CHECKING:
-    from torch._inductor.choices import InductorChoices
 
 __all__ = ["ExtChoices", "activate", "current", "install", "requested", "uninstall"]
 
@@ -119,17 +117,17 @@ class ExtChoices:
 
 
 @functools.cache
-def _choices_class(base: type[InductorChoices]) -> type[Any]:
+def _choices_class(base: type[Any]) -> type[Any]:
     return type("ExtChoices", (ExtChoices, base), {})
 
 
-def _make_choices(base: type[InductorChoices], state: dict[str, Any], settings: Settings) -> Any:
+def _make_choices(base: type[Any], state: dict[str, Any], settings: Settings) -> Any:
     handler = object.__new__(_choices_class(base))
     handler.__dict__.update(state, settings=settings)
     return handler
 
 
-def _restore_choices(base: type[InductorChoices], state: dict[str, Any], settings: Settings) -> Any:
+def _restore_choices(base: type[Any], state: dict[str, Any], settings: Settings) -> Any:
     """Unpickle an ExtChoices, as happens in Inductor's compile subprocess."""
     _ensure_dispatchers()
     return _make_choices(base, state, settings)
@@ -166,7 +164,7 @@ def _scope(settings: Settings) -> Iterator[None]:
     _ensure_lowering_dispatchers()
     with (
         compile_lock,
-        torch.compiler.config.patch(cache_key_tag=_cache_key_tag(settings)),
+        torch.compiler.config.patch(cache_key_tag=_cache_key_tag(settings)),  # type: ignore[attr-defined]
         compat.choices_handler(_choices(settings)),
     ):
         yield
@@ -203,12 +201,70 @@ def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
         settings = config.snapshot(overrides)
         if not settings.enabled:
             return stock(*args, **kwargs)
+        _check_compile_mode()
         call.arguments["inner_compile"] = _scoped_inner_compile(inner_compile, settings)
+        hits = _autograd_cache_hits()
+        start = time.perf_counter()
         with _scope(settings):
-            return stock(*call.args, **call.kwargs)
+            output = stock(*call.args, **call.kwargs)
+        if _autograd_cache_hits() > hits:
+            # inner_compile, which records each graph, was not asked.
+            record = events.CompileRecord(
+                kind="whole",
+                operators=_operators(call.arguments["model_"]),
+                seconds=round(time.perf_counter() - start, 3),
+                cache="hit",
+                cache_key=None,
+                settings=settings.non_default(),
+            )
+            events.emit(record, event_log=settings.event_log)
+        return output
 
     setattr(compile_fx, _SCOPED, True)
     return compile_fx
+
+
+def _check_compile_mode() -> None:
+    """Refuse what stock itself cannot do, and says so only by an error from its depths.
+
+    In torch 2.11 to 2.13 the output of an asynchronous or progressive compile cannot be put into
+    the FX graph cache (NotImplementedError in OutputCode.set_triton_bundle).
+    """
+    import torch
+    from torch._inductor import compile_fx as module
+    from torch._inductor import config as inductor_config
+
+    caching = inductor_config.fx_graph_cache and not torch.compiler.config.force_disable_caches
+    if caching and (module.fx_compile_async or module.fx_compile_progressive):
+        raise exc.UnsupportedCompileModeError(
+            mode=os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE"),
+            why="its output cannot be cached, and the FX graph cache is on",
+            mend="Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable",
+        )
+
+
+def _check_progressive_training() -> None:
+    """Refuse training in progressive mode, where stock calls its own output wrongly (TypeError)."""
+    from torch._inductor import compile_fx as module
+
+    if module.fx_compile_progressive:
+        raise exc.UnsupportedCompileModeError(
+            mode=os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE"),
+            why="Inductor's progressive compile cannot run a graph that is differentiated",
+            mend="Unset the variable, or compile under torch.no_grad()",
+        )
+
+
+def _autograd_cache_hits() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def _operators(gm: Any) -> int:
+    from torch._dynamo.utils import count_calls
+
+    return count_calls(gm.graph) if hasattr(gm, "graph") else 0
 
 
 def _scoped_inner_compile(inner: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
@@ -216,20 +272,22 @@ def _scoped_inner_compile(inner: Callable[..., Any], settings: Settings) -> Call
 
     @functools.wraps(inner)
     def inner_compile(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch._dynamo.utils import count_calls, counters
+        from torch._dynamo.utils import counters
         from torch._inductor.virtualized import V
 
-        before = _cache_counters(counters)
-        operators = count_calls(gm.graph)
-        start = time.perf_counter()
-        with _scope(settings):
-            output = inner(gm, example_inputs, *args, **kwargs)
         if V.aot_compilation is True:
             kind = "aot"
         elif kwargs.get("is_backward"):
             kind = "backward"
         else:
             kind = "inference" if kwargs.get("is_inference") else "forward"
+        if kind in ("forward", "backward"):
+            _check_progressive_training()
+        before = _cache_counters(counters)
+        operators = _operators(gm)
+        start = time.perf_counter()
+        with _scope(settings):
+            output = inner(gm, example_inputs, *args, **kwargs)
         after = _cache_counters(counters)
         record = events.CompileRecord(
             kind=kind,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import activation, cache, config, events, exc, options, parts
+from inductor_ext import activation, cache, config, events, exc, options, toolchain
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -55,7 +55,9 @@ def aoti_compile_and_package(
     ours, patches = options.split(None, inductor_configs)
     with activation.activate(**ours):
         settings = config.snapshot(activation.requested())
-        parts.probe("cxx").require()
+        missing = toolchain.missing("aot", _device_types(exported_program))
+        if missing is not None:
+            missing.require()
         start = time.perf_counter()
         if isinstance(package_path, (str, os.PathLike)):
             with cache.publish(package_path) as temporary:
@@ -75,6 +77,10 @@ def aoti_compile_and_package(
             )
             events.emit(record, event_log=settings.event_log)
         return result
+
+
+def _device_types(program: ExportedProgram) -> set[str]:
+    return toolchain.device_types(node.meta.get("val") for node in program.graph.nodes)
 
 
 def _check_path(path: str | os.PathLike[str] | IO[bytes] | None) -> None:

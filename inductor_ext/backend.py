@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import activation, config, events, parts
+from inductor_ext import activation, config, events, toolchain
 from inductor_ext import options as _options
 
 if TYPE_CHECKING:
     import torch
 
+    from inductor_ext import parts
     from inductor_ext.settings import Settings
 
 __all__ = ["inductor_ext"]
-
-_TOOLCHAIN = {"cpu": ("cxx",), "cuda": ("triton", "cxx")}
-"""Parts without which Inductor can compile nothing for a device type."""
 
 
 def inductor_ext(
@@ -49,14 +47,23 @@ def inductor_ext(
         exc.MissingToolchainError: with `fallback_to_eager=False`.
     """
     import torch
+    from torch._inductor import config as inductor_config
 
     ours, patches = _options.split(mode, options)
     with activation.activate(**ours):
         settings = config.snapshot(activation.requested())
-        missing = _missing_part(gm, example_inputs)
+        devices = toolchain.device_types(
+            [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+        )
+        missing = toolchain.missing("jit", devices)
         if missing is not None:
             return _run_eagerly(gm, missing, settings)
-        return torch._TorchCompileInductorWrapper(None, patches, None)(gm, example_inputs)
+        with inductor_config.patch(patches):
+            toolchain.warn_about_gemm_backends(devices)
+        compiled: Callable[..., Any] = torch._TorchCompileInductorWrapper(None, patches, None)(
+            gm, example_inputs
+        )
+        return compiled
 
 
 def _reset() -> None:
@@ -69,23 +76,6 @@ def _reset() -> None:
 inductor_ext.reset = _reset  # type: ignore[attr-defined]
 
 
-def _missing_part(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> parts.Part | None:
-    """The first part that the graph's devices need and this machine lacks."""
-    for device in sorted(_device_types(gm, example_inputs)):
-        for name in _TOOLCHAIN.get(device, ()):
-            part = parts.probe(name)
-            if not part.available:
-                return part
-    return None
-
-
-def _device_types(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
-    import torch
-
-    values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
-    return {value.device.type for value in values if isinstance(value, torch.Tensor)}
-
-
 def _run_eagerly(
     gm: torch.fx.GraphModule, missing: parts.Part, settings: Settings
 ) -> Callable[..., Any]:
@@ -94,7 +84,7 @@ def _run_eagerly(
     if not settings.fallback_to_eager:
         missing.require()
     record = events.EagerFallbackRecord(
-        part=missing.name,
+        part=missing.title,
         why=missing.why or "",
         install=missing.install or "",
         operators=count_calls(gm.graph),
@@ -102,7 +92,7 @@ def _run_eagerly(
     events.emit(record, event_log=settings.event_log)
     events.warn_once(
         f"eager_fallback:{missing.name}",
-        f"{missing.name} is missing ({missing.why}); graphs that need it run in eager mode. "
+        f"{missing.title} is missing ({missing.why}); graphs that need it run in eager mode. "
         f"To mend it: {missing.install}.",
     )
     return gm.forward

@@ -39,7 +39,7 @@ def _install() -> None:
     module = _sys.modules[__name__]
     values = {**vars(_settings.Settings()), **_settings.from_environment()}
     for name, annotation in _settings.types_of().items():
-        entry = _torch_config.Config(default=values[name], value_type=annotation)
+        entry: _typing.Any = _torch_config.Config(default=values[name], value_type=annotation)
         setattr(module, name, entry)
     _torch_config.install_config_module(module)
     base: _typing.Any = module.__class__

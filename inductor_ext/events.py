@@ -56,7 +56,8 @@ class CompileRecord(Record):
     name: ClassVar[str] = "compile"
 
     kind: str
-    """"inference", "forward", "backward" or "aot"."""
+    """"inference", "forward", "backward", "aot"; "whole" for a graph with its backward that came
+    from the AOTAutograd cache."""
     operators: int
     """Calls in the FX graph."""
     seconds: float

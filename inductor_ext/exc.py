@@ -103,7 +103,7 @@ class BadPackagePathError(InductorExtError):
 
 
 class UnsupportedCompileModeError(InductorExtError):
-    """A TORCHINDUCTOR_FX_COMPILE_MODE under which the extension cannot keep its promises."""
+    """A TORCHINDUCTOR_FX_COMPILE_MODE that this compile cannot work with."""
 
     template = "inductor_ext cannot compile with TORCHINDUCTOR_FX_COMPILE_MODE={mode}: {why}."
-    remedy = "Unset the variable, or use backend='inductor' for this process."
+    remedy = "{mend}."

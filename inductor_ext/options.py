@@ -57,7 +57,7 @@ def split(
     """
     from torch._inductor import config as inductor_config
 
-    known: dict[str, Any] = inductor_config.get_config_copy()  # type: ignore[attr-defined]
+    known: dict[str, Any] = inductor_config.get_config_copy()
     ours: dict[str, Any] = {}
     inductors: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
     for given, value in (options or {}).items():

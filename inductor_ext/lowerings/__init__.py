@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-__all__ = ["registered", "register_lowering", "registry_key", "unregister_lowering"]
+__all__ = ["register_lowering", "registered", "registry_key", "unregister_lowering"]
 
 Lowering = Callable[..., Any]
 _F = TypeVar("_F", bound=Lowering)
