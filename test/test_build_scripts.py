@@ -1,4 +1,7 @@
-"""scripts/make_venv.sh and its make rule, with a stand-in for Python that records its calls."""
+"""The make rules, scripts/make_venv.sh and .ci/run, with stand-ins for Python and for make.
+
+The stand-ins record how they are called; nothing is downloaded or built.
+"""
 
 from __future__ import annotations
 
@@ -125,3 +128,23 @@ def test_a_python_without_pins_is_refused(checkout: Path) -> None:
     assert refused.returncode != 0
     assert "./python is not Python 3.11 to 3.13" in refused.stderr
     assert not (checkout / ".venv" / "bin").exists()
+
+
+@pytest.mark.parametrize("failing", ["", "lint", "test"])
+def test_continuous_integration_runs_both_and_fails_with_either(
+    tmp_path: Path, failing: str
+) -> None:
+    stand_in = tmp_path / "make"
+    stand_in.write_text(f'#!/bin/bash\necho "called $1"\n[ "$1" != "{failing}" ]\n')
+    stand_in.chmod(0o755)
+    run = subprocess.run(
+        ["bash", ".ci/run"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.splitlines() == ["called lint", "called test"]
+    assert run.returncode == (1 if failing else 0)
+    assert run.stderr == (f"failed: {failing}\n" if failing else "")
