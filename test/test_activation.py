@@ -1,0 +1,379 @@
+"""The switch inside one process: who is active where, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor import lowering as inductor_lowering
+from torch._inductor import virtualized
+from torch._inductor.choices import InductorChoices
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import inductor_ext
+from inductor_ext import activation, compat, config, events, exc, lowerings
+
+ATEN_SINH = torch.ops.aten.sinh.default
+
+
+@pytest.fixture
+def sinh_lowerings() -> Iterator[list[tuple[int, Any]]]:
+    """Our lowering of aten.sinh, which notes its thread and settings and defers to stock's."""
+    calls: list[tuple[int, Any]] = []
+
+    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+        calls.append((threading.get_ident(), activation.current()))
+        return stock(x)
+
+    lowerings.register_lowering(ATEN_SINH)(sinh)
+    yield calls
+    lowerings.unregister_lowering(ATEN_SINH)
+
+
+def uncached() -> Any:
+    """Every graph passes through Inductor, whatever has been compiled before."""
+    return inductor_config.patch(force_disable_caches=True)
+
+
+def run(backend: str = "inductor", **compile_kwargs: Any) -> None:
+    """Compile and check the result."""
+    x = torch.randn(5)
+    # A code object of its own: dynamo keeps what it compiled with the code object.
+    function = eval("lambda x: torch.sinh(x) + 1", {"torch": torch})
+    compiled = torch.compile(function, backend=backend, **compile_kwargs)
+    # Here and not in a fixture: torch 2.13 keeps configuration for each thread.
+    with uncached():
+        torch.testing.assert_close(compiled(x), torch.sinh(x) + 1)
+
+
+def kinds(records: list[events.Record]) -> list[str]:
+    return [record.kind for record in records if isinstance(record, events.CompileRecord)]
+
+
+def test_activate_holds_inside_and_not_outside(sinh_lowerings: list[Any]) -> None:
+    with events.capture() as records:
+        run()
+        assert kinds(records) == []
+        with inductor_ext.activate():
+            run()
+        assert kinds(records) == ["inference"]
+        run()
+        assert kinds(records) == ["inference"]
+    assert len(sinh_lowerings) == 1
+    assert activation.requested() is None
+    assert activation.current() is None
+
+
+def test_backend_activates_itself(sinh_lowerings: list[Any]) -> None:
+    run("inductor_ext")
+    assert [settings for _, settings in sinh_lowerings] == [config.snapshot()]
+
+
+def test_nested_activations_add_their_overrides() -> None:
+    with inductor_ext.activate(event_log="a", fallback_to_eager=False):
+        with inductor_ext.activate(event_log="b"):
+            assert activation.requested() == {"event_log": "b", "fallback_to_eager": False}
+        assert activation.requested() == {"event_log": "a", "fallback_to_eager": False}
+    assert activation.requested() is None
+
+
+def test_inner_activation_can_hand_back_to_stock(sinh_lowerings: list[Any]) -> None:
+    with inductor_ext.activate():
+        with inductor_ext.activate(enabled=False):
+            run()
+        assert sinh_lowerings == []
+        run()
+    assert len(sinh_lowerings) == 1
+
+
+def test_activation_inside_a_compile_keeps_the_outer_scope(sinh_lowerings: list[Any]) -> None:
+    with inductor_ext.activate(fallback_to_eager=False):
+        run("inductor_ext")
+    assert [settings.fallback_to_eager for _, settings in sinh_lowerings] == [False]
+
+
+def test_activate_works_as_decorator(sinh_lowerings: list[Any]) -> None:
+    @inductor_ext.activate()
+    def compile_it() -> None:
+        run()
+
+    compile_it()
+    compile_it()
+    assert len(sinh_lowerings) == 2
+
+
+def test_install_holds_in_every_thread_until_uninstall(sinh_lowerings: list[Any]) -> None:
+    inductor_ext.install(fallback_to_eager=False)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        run()
+    finally:
+        inductor_ext.uninstall()
+    assert {ident for ident, _ in sinh_lowerings} == {thread.ident, threading.get_ident()}
+    assert all(not settings.fallback_to_eager for _, settings in sinh_lowerings)
+    run()
+    assert len(sinh_lowerings) == 2
+
+
+def test_uninstall_without_install_does_nothing() -> None:
+    inductor_ext.uninstall()
+    assert activation.requested() is None
+
+
+def test_activation_does_not_reach_other_threads() -> None:
+    seen = []
+    with inductor_ext.activate():
+        thread = threading.Thread(target=lambda: seen.append(activation.requested()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("entry", ["backend", "activate"])
+def test_two_threads_do_not_see_each_other(sinh_lowerings: list[Any], entry: str) -> None:
+    barrier = threading.Barrier(2)
+    seen: dict[str, list[Any]] = {"ours": [], "stock": []}
+
+    def work(name: str) -> None:
+        barrier.wait()
+        for _ in range(3):
+            if name == "stock":
+                run()
+            elif entry == "backend":
+                run("inductor_ext")
+            else:
+                with inductor_ext.activate():
+                    run()
+            seen[name].append((compat.peek_choices(), torch.compiler.config.cache_key_tag))
+
+    threads = {name: threading.Thread(target=work, args=(name,)) for name in seen}
+    for thread in threads.values():
+        thread.start()
+    for thread in threads.values():
+        thread.join()
+    assert [ident for ident, _ in sinh_lowerings] == [threads["ours"].ident] * 3
+    assert seen["ours"] == [(None, "")] * 3
+    handlers, tags = zip(*seen["stock"], strict=True)
+    assert {type(handler) for handler in handlers} <= {InductorChoices, type(None)}
+    assert tags == ("",) * 3
+
+
+def test_backward_compiled_after_the_block_is_ours() -> None:
+    x = torch.randn(5, requires_grad=True)
+    with events.capture() as records, uncached():
+        with inductor_ext.activate(fallback_to_eager=False):
+            out = torch.compile(lambda x: torch.sinh(x).sum())(x)
+        assert kinds(records) == ["forward"]
+        out.backward()
+        assert kinds(records) == ["forward", "backward"]
+    assert records[1].settings == {"fallback_to_eager": False}  # type: ignore[attr-defined]
+    torch.testing.assert_close(x.grad, torch.cosh(x.detach()))
+
+
+def test_backward_in_another_thread_is_ours() -> None:
+    x = torch.randn(5, requires_grad=True)
+    with uncached():
+        out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
+    with events.capture() as records:
+        thread = threading.Thread(target=out.backward)
+        thread.start()
+        thread.join()
+    assert kinds(records) == ["backward"]
+    torch.testing.assert_close(x.grad, torch.cosh(x.detach()))
+
+
+def test_exception_inside_the_block_deactivates() -> None:
+    with pytest.raises(KeyError), inductor_ext.activate():
+        raise KeyError
+    assert activation.requested() is None
+
+
+def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any]) -> None:
+    before = (compat.peek_choices(), torch.compiler.config.cache_key_tag)
+
+    def fail(*args: Any) -> Any:
+        raise ArithmeticError("from the lowering")
+
+    lowerings.unregister_lowering(ATEN_SINH)
+    lowerings.register_lowering(ATEN_SINH)(fail)
+    with pytest.raises(Exception, match="from the lowering"):
+        run("inductor_ext")
+    assert activation.current() is None
+    assert (compat.peek_choices(), torch.compiler.config.cache_key_tag) == before
+    run("inductor")
+    assert sinh_lowerings == []
+
+
+def test_choices_handler_leaves_no_trace() -> None:
+    """Stock reads config.inductor_choices_class when a thread first needs its handler."""
+    seen: list[Any] = []
+
+    class Custom(InductorChoices):
+        def uuid(self) -> str:
+            return "custom"
+
+    def work() -> None:
+        run("inductor_ext")
+        seen.append(compat.peek_choices())
+        with inductor_config.patch(inductor_choices_class=Custom):
+            seen.append(type(virtualized.V.choices))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None, Custom]
+
+
+class CustomChoices(InductorChoices):
+    """A user's own handler, with state."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def uuid(self) -> str:
+        return "custom"
+
+    def should_use_cooperative_reduction(self, *args: Any, **kwargs: Any) -> bool:
+        self.calls.append("cooperative")
+        return InductorChoices.should_use_cooperative_reduction(*args, **kwargs)
+
+
+def test_ours_extends_a_users_choices_handler() -> None:
+    handler = CustomChoices()
+    with virtualized.V.set_choices_handler(handler), activation._scope(config.snapshot()):
+        ours = virtualized.V.choices
+        assert isinstance(ours, CustomChoices)
+        assert ours.uuid() == "custom"
+        ours.calls.append("x")
+    assert handler.calls == ["x"]
+
+
+def test_choices_handler_survives_pickling() -> None:
+    settings = config.snapshot({"fallback_to_eager": False})
+    original = activation._make_choices(CustomChoices, {"calls": ["a"]}, settings)
+    restored = pickle.loads(pickle.dumps(original))
+    assert type(restored) is type(original)
+    assert (restored.calls, restored.settings) == (["a"], settings)
+
+
+def test_lowering_table_is_untouched_for_what_we_do_not_lower() -> None:
+    before = dict(inductor_lowering.lowerings)
+    run("inductor_ext")
+    changed = {op for op, value in inductor_lowering.lowerings.items() if before.get(op) != value}
+    assert changed <= set(lowerings.registered())
+
+
+def test_lowering_dispatcher_keeps_stocks_attributes(sinh_lowerings: list[Any]) -> None:
+    run("inductor_ext")
+    dispatcher = inductor_lowering.lowerings[ATEN_SINH]
+    stock = dispatcher.__wrapped__
+    expected = {**vars(stock), "__wrapped__": stock}
+    assert vars(dispatcher) == expected
+    assert dispatcher.__name__ == stock.__name__
+
+
+def test_an_operator_has_one_lowering(sinh_lowerings: list[Any]) -> None:
+    with pytest.raises(ValueError, match="sinh"):
+        lowerings.register_lowering(ATEN_SINH)(lambda stock, x: stock(x))
+
+
+def test_registry_key_tells_lowerings_apart() -> None:
+    keys = {lowerings.registry_key()}
+    for function in (run, kinds):
+        lowerings.register_lowering(ATEN_SINH)(function)
+        keys.add(lowerings.registry_key())
+        lowerings.unregister_lowering(ATEN_SINH)
+    assert len(keys) == 3
+
+
+def test_a_lowering_without_source_is_never_reused() -> None:
+    keys = set()
+    for _ in range(2):
+        function = eval("lambda stock, x: stock(x)")
+        lowerings.register_lowering(ATEN_SINH)(function)
+        keys.add(lowerings.registry_key())
+        lowerings.unregister_lowering(ATEN_SINH)
+    assert len(keys) == 2
+
+
+def test_a_users_cache_key_tag_is_kept() -> None:
+    with torch.compiler.config.patch(cache_key_tag="mine"):  # type: ignore[attr-defined]
+        with activation._scope(config.snapshot()):
+            assert torch.compiler.config.cache_key_tag.startswith("mine|inductor_ext=")
+        assert torch.compiler.config.cache_key_tag == "mine"
+
+
+def test_patched_config_holds_for_the_backward_too() -> None:
+    x = torch.randn(5, requires_grad=True)
+    with events.capture() as records, uncached():
+        with config.patch(fallback_to_eager=False):
+            out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
+        out.backward()
+    assert [record.settings for record in records] == [  # type: ignore[attr-defined]
+        {"fallback_to_eager": False}
+    ] * 2
+
+
+def test_bad_overrides_are_refused_before_anything_happens() -> None:
+    with pytest.raises(exc.UnknownOptionError, match="fallback_to_eager"):
+        with inductor_ext.activate(fallback_to_eagre=True):
+            raise AssertionError("the block must not run")
+    with pytest.raises(exc.BadOptionError, match="'enabled'"):
+        inductor_ext.install(enabled="yes")
+    assert activation.requested() is None
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.14.0", "3.0.0+cu140"])
+def test_unsupported_torch_is_refused_with_an_override(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(compat, "torch_version", lambda: version)
+    with pytest.raises(exc.UnsupportedTorchError) as caught, inductor_ext.activate():
+        raise AssertionError("the block must not run")
+    text = str(caught.value)
+    assert "2.11 to 2.13" in text
+    assert version in text
+    assert "INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH=1" in text
+    with inductor_ext.activate(allow_unsupported_torch=True):
+        assert activation.requested() == {"allow_unsupported_torch": True}
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.12.1", "2.13.0+cpu", "2.13.0a0+git1"])
+def test_supported_torch_is_accepted(version: str) -> None:
+    assert compat.in_range(version)
+
+
+def test_standalone_compile_follows_the_activation() -> None:
+    x = torch.randn(5)
+    graph = make_fx(lambda x: (torch.sinh(x),), tracing_mode="fake")(x)
+    with events.capture() as records, uncached():
+        with inductor_ext.activate():
+            compiled = torch._inductor.standalone_compile(
+                graph, [x], dynamic_shapes="from_example_inputs"
+            )
+        torch.testing.assert_close(compiled(x)[0], torch.sinh(x))
+    assert kinds(records) == ["inference"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compile_threads_and_worker_processes(threads: int) -> None:
+    patches = {"compile_threads": threads, "worker_start_method": "subprocess"}
+    with events.capture() as records:
+        run("inductor_ext", options=patches)
+    assert kinds(records) == ["inference"]
+
+
+def test_environment_is_left_alone() -> None:
+    before = dict(os.environ)
+    run("inductor_ext")
+    changed = {name for name in os.environ if os.environ[name] != before.get(name)}
+    # Inductor itself sets these when it compiles for the first time.
+    assert changed <= {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
