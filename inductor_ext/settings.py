@@ -28,7 +28,7 @@ __all__ = [
     "accepts",
     "describe_type",
     "from_environment",
-    "markdown_table",
+    "markdown_page",
     "names",
     "nearest",
     "resolve",
@@ -251,8 +251,22 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
     return values
 
 
-def markdown_table() -> str:
-    """The settings as the Markdown table of docs/settings.md."""
+_PAGE = """# Settings
+
+Every setting can be given in five ways; a later one wins: the environment variable, read when the
+process first uses inductor_ext; `inductor_ext.config.<name> = value`; `with
+inductor_ext.config.patch(<name>=value):`; `inductor_ext.activate(<name>=value)` and
+`inductor_ext.install(<name>=value)`; and, for one model, `torch.compile(model,
+backend="inductor_ext", options={"<name>": value})` or `inductor_ext.aoti_compile_and_package(...,
+inductor_configs={"<name>": value})`, where Inductor's own options may stand beside ours.
+
+`python -m inductor_ext.settings > docs/settings.md` writes this page.
+
+"""
+
+
+def markdown_page() -> str:
+    """The text of docs/settings.md."""
     lines = [
         "| setting | type | default | environment variable | meaning |",
         "| --- | --- | --- | --- | --- |",
@@ -265,4 +279,8 @@ def markdown_table() -> str:
         lines.append(
             f"| `{field.name}` | `{kind}` | `{field.default!r}` | `{variable}` | {meaning} |"
         )
-    return "\n".join(lines) + "\n"
+    return _PAGE + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown_page(), end="")
