@@ -3,8 +3,9 @@
 `probe(name)` looks at one part, `features()` says what the parts together allow. A probe answers
 with the same program or folder that Inductor, Triton or torch itself would choose, so that its
 answer and what a compile then does agree. It never raises, prints nothing, installs nothing, leaves
-no file behind and makes no CUDA context. (The part "cuda" does initialise the CUDA driver in this
-process, as `torch.cuda.is_available()` does: after that a forked child cannot use CUDA.)
+no file behind and makes no CUDA context. (The part "cuda" does start the CUDA driver, as
+`torch.cuda.is_available()` does: from then on a forked child of this process cannot use CUDA. The
+driver itself makes an empty folder for its kernel cache in the home folder.)
 
 Answers are kept for the process, apart for each value of what they depend on: environment
 variables, `sys.path` and Inductor's own settings where they name a compiler.
