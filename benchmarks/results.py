@@ -1,0 +1,428 @@
+"""The one format in which every benchmark keeps its numbers; README.md documents its fields.
+
+`Document` and `Row` are the schema: `validate` checks a document against their annotations and
+then what annotations cannot say. A document says on which hardware, with which versions, from
+which commit and by which command it was made, and nothing about the machine's name or folders.
+
+    python -m benchmarks.results show FILE ...
+    python -m benchmarks.results validate [FILE ...]
+
+The module imports torch only where a GPU's name or the vector instructions in use are asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from inductor_ext import cache
+from inductor_ext.exc import InductorExtError
+
+__all__ = [
+    "RESULTS",
+    "Document",
+    "Header",
+    "InvalidResultError",
+    "Row",
+    "collect_header",
+    "command_line",
+    "file_name",
+    "hardware_slug",
+    "read",
+    "render_table",
+    "validate",
+    "write",
+]
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+RESULTS = CHECKOUT / "benchmarks" / "results"
+"""The folder of the committed results."""
+
+
+class Row(TypedDict):
+    """One metric of one case, for each contender that has a value; None where it has none."""
+
+    case: str
+    metric: str
+    unit: str
+    better: Literal["lower", "higher"]
+    ours: float | None
+    stock: float | None
+    eager: float | None
+    floor: float | None
+    spread: float | None
+    note: str | None
+
+
+class Header(TypedDict):
+    """What is known before anything is measured."""
+
+    suite: str
+    hardware: str
+    versions: dict[str, str]
+    commit: str | None
+    date: str
+    command: str
+
+
+class Document(Header):
+    """The content of one file of results."""
+
+    rows: list[Row]
+
+
+class InvalidResultError(InductorExtError):
+    """A document that does not follow the schema."""
+
+    template = "Invalid result at {path}: {why}."
+    remedy = "benchmarks/README.md documents the schema."
+
+
+CONTENDERS = ("eager", "stock", "ours", "floor")
+
+_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_ABSOLUTE_PATH = re.compile(r"""(^|[\s=:,'"])(/|~|[A-Za-z]:[\\/])""")
+
+
+def validate(document: object) -> None:
+    """Check a document read from JSON, or about to be written as such.
+
+    Raises:
+        InvalidResultError: with the path of the first value that is wrong, as in `rows[3].unit`.
+    """
+    _check_type(document, Document, "")
+    checked = typing.cast(Document, document)
+    for key, pattern in (("suite", _SLUG), ("hardware", _SLUG), ("date", _DATE)):
+        text = _field(checked, key)
+        _require(pattern.fullmatch(text), key, f"{text!r} does not match {pattern.pattern}")
+    try:
+        datetime.datetime.strptime(checked["date"], "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError as error:
+        raise InvalidResultError(path="date", why=str(error)) from None
+    commit = checked["commit"]
+    _require(
+        commit is None or _COMMIT.fullmatch(commit), "commit", f"{commit!r} is no commit's full id"
+    )
+    _require(checked["command"], "command", "it is empty")
+    _require(
+        not _ABSOLUTE_PATH.search(checked["command"]),
+        "command",
+        f"{checked['command']!r} holds an absolute path",
+    )
+    for name in ("python", "torch", "inductor_ext"):
+        _require(name in checked["versions"], "versions", f"it lacks {name!r}")
+    _require(checked["rows"], "rows", "it is empty")
+    seen: dict[tuple[str, str], int] = {}
+    for index, row in enumerate(checked["rows"]):
+        path = f"rows[{index}]"
+        for key in ("case", "metric", "unit"):
+            _require(_field(row, key), f"{path}.{key}", "it is empty")
+        measured = any(_field(row, name) is not None for name in CONTENDERS)
+        _require(measured, path, "no contender has a value")
+        spread = row["spread"]
+        _require(spread is None or spread >= 0, f"{path}.spread", f"{spread} is negative")
+        first = seen.setdefault((row["case"], row["metric"]), index)
+        _require(first == index, path, f"the case and metric of rows[{first}] again")
+
+
+def _field(item: Mapping[str, Any], name: str) -> Any:
+    """A field whose name is not known to the type checker."""
+    return item[name]
+
+
+def _require(condition: object, path: str, why: str) -> None:
+    if not condition:
+        raise InvalidResultError(path=path, why=why)
+
+
+def _check_type(value: object, annotation: Any, path: str) -> None:
+    """Check a JSON value against the annotations that `Document` and `Row` use."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    where = path or "the document"
+    if typing.is_typeddict(annotation):
+        fields = typing.get_type_hints(annotation)
+        if not isinstance(value, dict):
+            raise _wrong_type(where, value, "an object")
+        for name in fields.keys() - value.keys():
+            raise InvalidResultError(path=where, why=f"it lacks {name!r}")
+        for name in value.keys() - fields.keys():
+            raise InvalidResultError(path=where, why=f"it has {name!r}, which the schema lacks")
+        for name, field in fields.items():
+            _check_type(value[name], field, f"{path}.{name}" if path else name)
+    elif origin is list:
+        if not isinstance(value, list):
+            raise _wrong_type(where, value, "an array")
+        for index, item in enumerate(value):
+            _check_type(item, args[0], f"{path}[{index}]")
+    elif origin is dict:
+        if not isinstance(value, dict):
+            raise _wrong_type(where, value, "an object")
+        for name, item in value.items():
+            _check_type(name, args[0], where)
+            _check_type(item, args[1], f"{path}.{name}")
+    elif origin is Literal:
+        if value not in args:
+            raise _wrong_type(where, value, " or ".join(map(repr, args)))
+    elif origin is types.UnionType:
+        if value is not None:
+            _check_type(value, args[0], path)
+    elif annotation is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _wrong_type(where, value, "a number")
+        # JSON has neither infinities nor NaN, and a benchmark that made one measured nothing.
+        if not math.isfinite(value):
+            raise _wrong_type(where, value, "a finite number")
+    elif not isinstance(value, annotation):
+        raise _wrong_type(where, value, "a string")
+
+
+def _wrong_type(path: str, value: object, allowed: str) -> InvalidResultError:
+    return InvalidResultError(path=path, why=f"{value!r} is not {allowed}")
+
+
+def collect_header(
+    suite: str, command: str, hardware: str | None = None, *, packages: Sequence[str] = ()
+) -> Header:
+    """Describe the run that is about to be measured.
+
+    Args:
+        suite: the benchmark's name, a slug.
+        command: what to type in the checkout to repeat the run; see `command_line`.
+        hardware: a slug; None for that of the GPU if there is one, else of the CPU.
+        packages: distributions whose versions matter besides torch's, triton's and our own.
+    """
+    return {
+        "suite": suite,
+        "hardware": hardware or hardware_slug(),
+        "versions": _versions(packages),
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": command,
+    }
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """This process's command as one would type it in the checkout, without absolute paths.
+
+    A path below the checkout becomes relative to it. Of another path, which would tell about the
+    machine and mean nothing elsewhere, the last component is kept.
+
+    Args:
+        arguments: as `sys.argv`; None for that.
+    """
+    arguments = sys.argv if arguments is None else arguments
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and arguments is sys.argv:
+        start = ["python", "-m", spec.name.removesuffix(".__main__")]
+    else:
+        start = ["python", _portable(arguments[0])]
+    return shlex.join([*start, *map(_portable, arguments[1:])])
+
+
+def _portable(argument: str) -> str:
+    option, equals, value = argument.rpartition("=")
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    inside = path.is_relative_to(CHECKOUT)
+    return option + equals + (str(path.relative_to(CHECKOUT)) if inside else path.name)
+
+
+def hardware_slug(device: Literal["cpu", "cuda"] | None = None) -> str:
+    """Name the hardware: a GPU's model, or a CPU's with its cores and vector instructions.
+
+    Args:
+        device: None for "cuda" where there is a GPU, else "cpu".
+
+    Returns:
+        For example `nvidia-h100-80gb-hbm3`, or `amd-epyc-2-cores-avx512`.
+    """
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        return _slug(torch.cuda.get_device_name())
+    # The affinity mask, not the machine's count: a container may be given fewer.
+    cores = len(os.sched_getaffinity(0))
+    capability = torch.backends.cpu.get_cpu_capability()
+    return _slug(f"{_cpu_model()} {cores} cores {capability}")
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = match[1] if match else platform.processor() or platform.machine()
+    return re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", name, flags=re.IGNORECASE)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "triton", "inductor_ext", *packages):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    compiler = _output("g++", "-dumpfullversion")
+    if compiler is not None:
+        versions["g++"] = compiler
+    return versions
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with "-dirty" when the code differs; None outside a checkout."""
+    commit = _output("git", "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    # Results are no code: a run of several benchmarks must not mark all but its first as dirty.
+    changes = _output("git", "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    return commit if changes == "" else f"{commit}-dirty"
+
+
+def _output(*command: str) -> str | None:
+    try:
+        run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return run.stdout.strip()
+
+
+def file_name(header: Header) -> str:
+    """The name of the file that holds a document."""
+    return f"{header['suite']}-{header['hardware']}.json"
+
+
+def read(path: str | os.PathLike[str]) -> Document:
+    """Read and check one file.
+
+    Raises:
+        InvalidResultError: not JSON, against the schema, or under another document's name.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidResultError(path=path.name, why=str(error)) from None
+    validate(document)
+    checked = typing.cast(Document, document)
+    _require(path.name == file_name(checked), path.name, f"its name should be {file_name(checked)}")
+    return checked
+
+
+def write(directory: str | os.PathLike[str], document: Document) -> Path:
+    """Write a document under its name into `directory`, wholly or not at all.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        InvalidResultError: against the schema; nothing is written.
+    """
+    validate(document)
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / file_name(document)
+    with cache.publish(path) as temporary:
+        Path(temporary).write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def render_table(document: Document) -> str:
+    """A document as plain text: one block a case, one line a metric, columns aligned.
+
+    Contenders without any value have no column. "ours/stock" compares the two that matter; below 1
+    is an improvement where less is better. A "~" marks a difference no larger than the spread.
+    """
+    rows = document["rows"]
+    shown = [name for name in CONTENDERS if any(_field(row, name) is not None for row in rows)]
+    notes: list[str] = []
+    lines = [["", "unit", "better", *shown, "ours/stock", "spread"]]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        lines.append([case])
+        for row in (row for row in rows if row["case"] == case):
+            metric = f"  {row['metric']}"
+            if row["note"]:
+                if row["note"] not in notes:
+                    notes.append(row["note"])
+                metric += f" [{notes.index(row['note']) + 1}]"
+            values = [_number(_field(row, name)) for name in shown]
+            spread = "" if row["spread"] is None else f"{row['spread']:.1%}"
+            lines.append([metric, row["unit"], row["better"], *values, _ratio(row), spread])
+    table = [line for line in lines if len(line) > 1]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    body = [_aligned(line, widths) for line in lines]
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    head = [f"{document['suite']} on {document['hardware']}", versions]
+    return "\n".join([*head, "", *body, "", *(f"[{i}] {n}" for i, n in enumerate(notes, 1))]) + "\n"
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    if len(cells) == 1:
+        return cells[0]
+    # Names to the left, as words read; numbers to the right, so that magnitudes line up.
+    left = [cell.ljust(width) for cell, width in zip(cells[:3], widths[:3], strict=True)]
+    right = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
+    return "  ".join([*left, *right]).rstrip()
+
+
+def _number(value: float | None) -> str:
+    """Four significant digits, and thousands written out."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _ratio(row: Row) -> str:
+    if row["ours"] is None or not row["stock"]:
+        return ""
+    ratio = row["ours"] / row["stock"]
+    noise = row["spread"] is not None and abs(ratio - 1) <= row["spread"]
+    return f"{'~' if noise else ''}{ratio:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when a file is invalid."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    show = commands.add_parser("show", help="print files as tables")
+    show.add_argument("files", nargs="+", type=Path)
+    check = commands.add_parser("validate", help="check files; without any, the committed ones")
+    check.add_argument("files", nargs="*", type=Path)
+    options = parser.parse_args(arguments)
+    failures = 0
+    for path in options.files or sorted(RESULTS.glob("*.json")):
+        try:
+            document = read(path)
+        except (InvalidResultError, OSError) as error:
+            failures += 1
+            print(f"{path}: {error}", file=sys.stderr)
+        else:
+            print(render_table(document) if options.command == "show" else f"{path}: valid")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

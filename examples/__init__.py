@@ -1,0 +1,1 @@
+"""Programs that show inductor_ext on real input."""

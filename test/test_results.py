@@ -1,0 +1,371 @@
+"""The results format: what it accepts, what it refuses and where, and every committed result."""
+
+from __future__ import annotations
+
+import copy
+import importlib.machinery
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import measure, results
+
+ROW = {
+    "case": "gemm 64x64x64",
+    "metric": "latency",
+    "unit": "us",
+    "better": "lower",
+    "ours": 8.0,
+    "stock": 10,
+    "eager": 12345.678,
+    "floor": None,
+    "spread": 0.05,
+    "note": "a note",
+}
+DOCUMENT: dict[str, Any] = {
+    "suite": "gemm",
+    "hardware": "nvidia-h100-80gb-hbm3",
+    "versions": {"python": "3.11.7", "torch": "2.13.0", "inductor_ext": "0.1.0"},
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "date": "2026-01-31T12:00:00Z",
+    "command": "python -m benchmarks.gemm --out=benchmarks/results a/b",
+    "rows": [
+        ROW,
+        {**ROW, "metric": "bandwidth", "unit": "GB/s", "better": "higher", "note": None},
+    ],
+}
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    document = copy.deepcopy(DOCUMENT)
+    change(document)
+    return document
+
+
+COMMITTED = sorted(results.RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
+def test_committed_result_is_valid_and_names_no_machine(path: Path) -> None:
+    document = results.read(path)
+    # Beyond the command, which `validate` looks at, notes and cases are free text.
+    assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|opt|usr|mnt)\b", path.read_text())
+    assert document["suite"] in results.render_table(document)
+
+
+def test_results_folder_holds_results_only() -> None:
+    assert {path.suffix for path in results.RESULTS.iterdir() if path.is_file()} <= {".json"}
+
+
+def test_valid_documents() -> None:
+    results.validate(DOCUMENT)
+    results.validate(changed(lambda d: d.update(commit=None)))
+    results.validate(changed(lambda d: d.update(commit=d["commit"] + "-dirty")))
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "why"),
+    [
+        (lambda d: d.pop("date"), "the document", "lacks 'date'"),
+        (lambda d: d.update(host="h"), "the document", "'host'"),
+        (lambda d: d.update(suite="My suite"), "suite", "'My suite'"),
+        (lambda d: d.update(suite=3), "suite", "3 is not a string"),
+        (lambda d: d.update(hardware=""), "hardware", "''"),
+        (lambda d: d.update(date="2026-01-31"), "date", "'2026-01-31'"),
+        (lambda d: d.update(date="2026-02-31T12:00:00Z"), "date", "day is out of range"),
+        (lambda d: d.update(commit="0123456"), "commit", "'0123456'"),
+        (lambda d: d.update(command=""), "command", "empty"),
+        (lambda d: d.update(command="python /tmp/x.py"), "command", "absolute path"),
+        (lambda d: d.update(command="python x.py --out=/tmp"), "command", "absolute path"),
+        (lambda d: d.update(command="python ~/x.py"), "command", "absolute path"),
+        (lambda d: d.update(command=r"python C:\x.py"), "command", "absolute path"),
+        (lambda d: d["versions"].pop("torch"), "versions", "lacks 'torch'"),
+        (lambda d: d["versions"].update(torch=2.13), "versions.torch", "2.13 is not a string"),
+        (lambda d: d.update(versions=[]), "versions", "not an object"),
+        (lambda d: d.update(rows={}), "rows", "not an array"),
+        (lambda d: d.update(rows=[]), "rows", "empty"),
+        (lambda d: d["rows"].append("row"), "rows[2]", "not an object"),
+        (lambda d: d["rows"][1].pop("floor"), "rows[1]", "lacks 'floor'"),
+        (lambda d: d["rows"][1].update(unit=""), "rows[1].unit", "empty"),
+        (lambda d: d["rows"][1].update(better="faster"), "rows[1].better", "'lower' or 'higher'"),
+        (lambda d: d["rows"][1].update(ours="8"), "rows[1].ours", "not a number"),
+        (lambda d: d["rows"][1].update(ours=True), "rows[1].ours", "not a number"),
+        (lambda d: d["rows"][1].update(ours=float("nan")), "rows[1].ours", "not a finite number"),
+        (lambda d: d["rows"][1].update(ours=float("inf")), "rows[1].ours", "not a finite number"),
+        (lambda d: d["rows"][1].update(spread=-0.1), "rows[1].spread", "negative"),
+        (lambda d: d["rows"][1].update(note=3), "rows[1].note", "not a string"),
+        (
+            lambda d: d["rows"][1].update(ours=None, stock=None, eager=None),
+            "rows[1]",
+            "no contender",
+        ),
+        (lambda d: d["rows"][1].update(metric="latency"), "rows[1]", "rows[0] again"),
+    ],
+)
+def test_invalid_document_is_refused_with_the_path(
+    change: Callable[[dict[str, Any]], object], path: str, why: str
+) -> None:
+    with pytest.raises(results.InvalidResultError) as caught:
+        results.validate(changed(change))
+    assert caught.value.fields["path"] == path
+    assert why in caught.value.fields["why"]
+
+
+def test_anything_but_an_object_is_refused() -> None:
+    with pytest.raises(results.InvalidResultError, match="the document"):
+        results.validate([DOCUMENT])
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    path = results.write(folder, DOCUMENT)
+    assert path == folder / "gemm-nvidia-h100-80gb-hbm3.json"
+    assert results.read(path) == DOCUMENT
+    assert list(folder.iterdir()) == [path]
+
+
+def test_failed_write_keeps_the_old_result(tmp_path: Path, monkeypatch: Any) -> None:
+    path = results.write(tmp_path, DOCUMENT)
+    before = path.read_bytes()
+    with pytest.raises(results.InvalidResultError):
+        results.write(tmp_path, changed(lambda d: d["rows"][0].update(unit="")))
+    newer = changed(lambda d: d.update(date="2026-02-01T12:00:00Z"))
+    half = Path.write_text
+
+    def write_half(self: Path, text: str) -> int:
+        half(self, text[: len(text) // 2])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="disk full"):
+        results.write(tmp_path, newer)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reading_checks_syntax_and_name(tmp_path: Path) -> None:
+    misnamed = tmp_path / "gemm.json"
+    misnamed.write_text(json.dumps(DOCUMENT))
+    with pytest.raises(results.InvalidResultError, match=r"gemm-nvidia-h100-80gb-hbm3\.json"):
+        results.read(misnamed)
+    misnamed.write_text("{")
+    with pytest.raises(results.InvalidResultError, match=r"gemm\.json"):
+        results.read(misnamed)
+
+
+def test_header_of_this_machine_makes_a_valid_document() -> None:
+    header = results.collect_header("gemm", "python -m benchmarks.gemm", packages=["pytest", "nil"])
+    results.validate({**header, "rows": [ROW]})
+    assert header["versions"]["torch"] == importlib.metadata.version("torch")
+    assert header["versions"]["pytest"] == pytest.__version__
+    assert "nil" not in header["versions"]
+
+
+def test_given_hardware_is_kept_and_torch_not_imported() -> None:
+    program = """
+import sys
+from benchmarks import results
+header = results.collect_header("gemm", "python x.py", "some-gpu")
+print(header["hardware"], "torch" in sys.modules, "torch" in header["versions"])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=results.CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == ["some-gpu", "False", "True"]
+
+
+def test_hardware_slug_of_the_cpu(monkeypatch: Any) -> None:
+    import torch
+
+    monkeypatch.setattr(results, "_cpu_model", lambda: "AMD EPYC 9R14")
+    monkeypatch.setattr(results.os, "sched_getaffinity", lambda _: {0, 1, 5})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert results.hardware_slug("cpu") == "amd-epyc-9r14-3-cores-avx2"
+
+
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        (
+            "model name\t: Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz",
+            "intel-xeon-platinum-8480c",
+        ),
+        ("model name\t: AMD EPYC", "amd-epyc"),
+    ],
+)
+def test_cpu_model_without_decoration(line: str, slug: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: f"processor\t: 0\n{line}\nflags\t: fpu\n")
+    assert results._slug(results._cpu_model()) == slug
+
+
+def test_hardware_slug_of_a_gpu(monkeypatch: Any) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert results.hardware_slug() == "nvidia-h100-80gb-hbm3"
+
+
+def test_commit_is_dirty_for_code_and_not_for_results(tmp_path: Path, monkeypatch: Any) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(results, "CHECKOUT", tmp_path)
+    assert results._commit() is None
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "code")
+    clean = results._commit()
+    assert clean is not None
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    (folder / "gemm-x.json").write_text("{}")
+    assert results._commit() == clean
+    (tmp_path / "code.py").write_text("a = 2\n")
+    assert results._commit() == f"{clean}-dirty"
+
+
+def test_command_line_holds_no_absolute_path() -> None:
+    inside = results.CHECKOUT / "examples" / "quickstart.py"
+    outside = "/somewhere/out"
+    line = results.command_line(
+        [str(inside), "--json-out", outside, f"--cache={outside}", "--mode=x", "a b"]
+    )
+    assert line == "python examples/quickstart.py --json-out out --cache=out --mode=x 'a b'"
+    results.validate(changed(lambda d: d.update(command=line)))
+
+
+@pytest.mark.parametrize("name", ["benchmarks.gemm", "benchmarks.gemm.__main__"])
+def test_command_line_of_a_module(name: str, monkeypatch: Any) -> None:
+    spec = importlib.machinery.ModuleSpec(name, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/gemm.py", "a", "/b/c"])
+    assert results.command_line() == "python -m benchmarks.gemm a c"
+
+
+TABLE = """\
+gemm on nvidia-h100-80gb-hbm3
+python 3.11.7, torch 2.13.0, inductor_ext 0.1.0
+
+               unit  better   eager  stock  ours  ours/stock  spread
+gemm 64x64x64
+  latency [1]  us    lower   12,346     10     8       0.800    5.0%
+  bandwidth    GB/s  higher  12,346     10     8       0.800    5.0%
+
+[1] a note
+"""
+
+
+def test_table() -> None:
+    assert results.render_table(DOCUMENT) == TABLE
+
+
+def test_table_marks_differences_within_the_spread() -> None:
+    def ratio(ours: float | None, stock: float | None, spread: float | None) -> str:
+        row = {**ROW, "ours": ours, "stock": stock, "spread": spread}
+        return results._ratio(row)
+
+    assert ratio(9.6, 10, 0.05) == "~0.960"
+    assert ratio(9.4, 10, 0.05) == "0.940"
+    assert ratio(9.6, 10, None) == "0.960"
+    assert ratio(None, 10, 0.05) == ""
+    assert ratio(9.6, None, 0.05) == ""
+    assert ratio(9.6, 0, 0.05) == ""
+
+
+def test_cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = results.write(tmp_path, DOCUMENT)
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    assert results.main(["show", str(good)]) == 0
+    assert capsys.readouterr().out == TABLE + "\n"
+    assert results.main(["validate", str(good)]) == 0
+    assert capsys.readouterr().out == f"{good}: valid\n"
+    assert results.main(["validate", str(bad), str(good)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f"{good}: valid\n"
+    assert "the document" in captured.err
+    assert str(bad) in captured.err
+    assert results.main(["validate", str(tmp_path / "absent.json")]) == 1
+
+
+def test_readme_documents_every_field() -> None:
+    text = (results.CHECKOUT / "benchmarks" / "README.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    fields = {*results.Document.__annotations__, *results.Row.__annotations__}
+    assert fields == documented
+
+
+def test_summary_of_measurements() -> None:
+    assert measure.summarize([3.0]) == (3.0, 0.0)
+    # Quartiles of 1..5 are 2 and 4, so their distance is 2/3 of the median.
+    assert measure.summarize([5.0, 1.0, 4.0, 2.0, 3.0]) == pytest.approx((3.0, 2 / 3))
+
+
+def test_contenders_alternate_and_change_places() -> None:
+    order: list[str] = []
+
+    def measured(name: str) -> Callable[[], float]:
+        def call() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return call
+
+    values = measure.alternate({name: measured(name) for name in "abc"}, 3)
+    assert "".join(order) == "abcbcacab"
+    assert values == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
+
+
+def test_peak_of_changes() -> None:
+    assert measure.peak_of_changes([]) == 0
+    assert measure.peak_of_changes([5, 7, -5, 4, -11]) == 12
+    # Freed memory that was there before leaves the peak at the start.
+    assert measure.peak_of_changes([-5, 3]) == 0
+
+
+def test_peak_allocated_in_eager_mode() -> None:
+    import torch
+
+    def call() -> torch.Tensor:
+        first = torch.ones(1 << 20)
+        second = torch.ones(1 << 20)
+        del first
+        third = torch.ones(1 << 19)
+        return second[: 1 << 19].add_(third)
+
+    # `first` and `second` of 4 MiB each; when `third` comes, `first` is gone.
+    assert measure.peak_allocated(call) == 8 << 20
+
+
+def test_peak_allocated_by_compiled_code() -> None:
+    import torch
+
+    program = torch.compile(lambda a: a @ a @ a)
+    argument = torch.ones(512, 512)
+    program(argument)
+    # The intermediate and the result: a product cannot be written over its own operand.
+    assert measure.peak_allocated(lambda: program(argument)) == 2 * argument.nbytes
+
+
+def test_resident_memory_of_this_process() -> None:
+    now, highest = measure.resident()
+    block = bytearray(64 << 20)
+    block[:: 1 << 12] = b"x" * (len(block) >> 12)
+    _, after = measure.resident()
+    assert 0 < now <= highest
+    assert after >= now + len(block) - (4 << 20)
