@@ -185,6 +185,7 @@ def check(
     aliases: bool = True,
     tolerance: float | None = None,
     compiled: Callable[..., Any] | None = None,
+    backend: Any = BACKEND,
     **compile_options: Any,
 ) -> Callable[..., Any]:
     """Assert that the compiled `function` does what the function does, and return it.
@@ -198,13 +199,14 @@ def check(
         aliases: whether to compare which tensors share memory.
         tolerance: relative and absolute, instead of that of each dtype.
         compiled: the compiled function, where it exists already.
+        backend: for torch.compile.
         compile_options: for torch.compile.
     """
     eager = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     torch.manual_seed(0)
     expected = observe(eager, make_inputs(), eager, backward=backward)
     if compiled is None:
-        compiled = torch.compile(function, backend=BACKEND, **compile_options)
+        compiled = torch.compile(function, backend=backend, **compile_options)
     torch.manual_seed(0)
     inputs = make_inputs()
     with compiled_graphs() as kinds:
@@ -216,7 +218,7 @@ def check(
     assert_same(vars(actual), vars(expected), tolerance=tolerance)
     if graphs is None:
         graphs = TRAINING if backward else INFERENCE
-    assert kinds == graphs
+    assert dict(kinds) == graphs
     return compiled
 
 

@@ -836,6 +836,10 @@ class Labelled(torch.Tensor):
     def __init__(self, value: torch.Tensor, label: str) -> None:
         self.value, self.label = value, label
 
+    def __repr__(self) -> str:  # type: ignore[override]
+        # torch's own looks at the data, of which there is none while a graph is traced.
+        return f"Labelled({self.label!r}, {tuple(self.shape)})"
+
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         return ["value"], self.label
 
