@@ -65,7 +65,10 @@ def peak_allocated(call: Callable[[], object]) -> int:
     """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # torch 2.11 warns of what happens between cycles, of which there is one, unless told to keep it.
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         call()
     results: Any = profiler.profiler
     records = [r for r in results.kineto_results.events() if r.name() == "[memory]"]
