@@ -122,14 +122,14 @@ def _choices_class(base: type[Any]) -> type[Any]:
 
 
 def _make_choices(base: type[Any], state: dict[str, Any], settings: Settings) -> Any:
-    handler = object.__new__(_choices_class(base))
+    handler = object.__new__(_choices_class(base))  # type: ignore[arg-type]  # a class is hashable
     handler.__dict__.update(state, settings=settings)
     return handler
 
 
 def _restore_choices(base: type[Any], state: dict[str, Any], settings: Settings) -> Any:
-    """Unpickle an ExtChoices, as happens in Inductor's compile subprocess."""
-    _ensure_dispatchers()
+    """Unpickle an ExtChoices: Inductor's compile subprocess is about to compile for us."""
+    _ensure_lowering_dispatchers()
     return _make_choices(base, state, settings)
 
 
@@ -201,7 +201,6 @@ def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
         settings = config.snapshot(overrides)
         if not settings.enabled:
             return stock(*args, **kwargs)
-        _check_compile_mode()
         call.arguments["inner_compile"] = _scoped_inner_compile(inner_compile, settings)
         hits = _autograd_cache_hits()
         start = time.perf_counter()
@@ -224,11 +223,12 @@ def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
     return compile_fx
 
 
-def _check_compile_mode() -> None:
-    """Refuse what stock itself cannot do, and says so only by an error from its depths.
+def _check_compile_mode(kind: str) -> None:
+    """Refuse what stock cannot do in its asynchronous and progressive compile modes.
 
-    In torch 2.11 to 2.13 the output of an asynchronous or progressive compile cannot be put into
-    the FX graph cache (NotImplementedError in OutputCode.set_triton_bundle).
+    In torch 2.11 to 2.13 stock fails there with an error from its depths: the output of either
+    cannot be put into the FX graph cache (NotImplementedError in OutputCode.set_triton_bundle), and
+    a progressive output is called with the wrong arguments when it is differentiated (TypeError).
     """
     import torch
     from torch._inductor import compile_fx as module
@@ -236,23 +236,15 @@ def _check_compile_mode() -> None:
 
     caching = inductor_config.fx_graph_cache and not torch.compiler.config.force_disable_caches
     if caching and (module.fx_compile_async or module.fx_compile_progressive):
-        raise exc.UnsupportedCompileModeError(
-            mode=os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE"),
-            why="its output cannot be cached, and the FX graph cache is on",
-            mend="Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable",
-        )
-
-
-def _check_progressive_training() -> None:
-    """Refuse training in progressive mode, where stock calls its own output wrongly (TypeError)."""
-    from torch._inductor import compile_fx as module
-
-    if module.fx_compile_progressive:
-        raise exc.UnsupportedCompileModeError(
-            mode=os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE"),
-            why="Inductor's progressive compile cannot run a graph that is differentiated",
-            mend="Unset the variable, or compile under torch.no_grad()",
-        )
+        why = "its output cannot be cached, and the FX graph cache is on"
+        mend = "Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable"
+    elif module.fx_compile_progressive and kind in ("forward", "backward"):
+        why = "Inductor's progressive compile cannot run a graph that is differentiated"
+        mend = "Unset the variable, or compile under torch.no_grad()"
+    else:
+        return
+    mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE")
+    raise exc.UnsupportedCompileModeError(mode=mode, why=why, mend=mend)
 
 
 def _autograd_cache_hits() -> int:
@@ -281,8 +273,8 @@ def _scoped_inner_compile(inner: Callable[..., Any], settings: Settings) -> Call
             kind = "backward"
         else:
             kind = "inference" if kwargs.get("is_inference") else "forward"
-        if kind in ("forward", "backward"):
-            _check_progressive_training()
+        if kind != "aot":
+            _check_compile_mode(kind)
         before = _cache_counters(counters)
         operators = _operators(gm)
         start = time.perf_counter()

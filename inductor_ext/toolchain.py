@@ -17,7 +17,7 @@ _NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("jit", "cpu"): ("cxx", "python_headers"),
     ("jit", "cuda"): ("triton", "cc", "python_headers"),
     ("aot", "cpu"): ("cxx",),
-    ("aot", "cuda"): ("triton", "cc", "cxx", "cuda_headers"),
+    ("aot", "cuda"): ("triton", "cc", "cxx", "python_headers", "cuda_headers"),
 }
 
 

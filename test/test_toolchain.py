@@ -1,0 +1,161 @@
+"""What happens without a compiler, Triton or CUTLASS: said once by name, and work goes on."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+
+from inductor_ext import events, exc, parts, toolchain
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    """A machine without any compiler on PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    parts.clear()
+    events._warned.clear()
+    yield
+    parts.clear()
+    events._warned.clear()
+
+
+def test_a_cpu_graph_runs_in_eager_mode(
+    no_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randn(5, requires_grad=True)
+    for shift in (1, 2):
+        torch._dynamo.reset()
+        with events.capture() as records:
+            compiled = torch.compile(lambda x: torch.sinh(x) + shift, backend="inductor_ext")  # noqa: B023
+            out = compiled(x)
+        torch.testing.assert_close(out, torch.sinh(x) + shift)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(gradient, torch.cosh(x))
+        (record,) = records
+        assert isinstance(record, events.EagerFallbackRecord)
+        assert (record.part, record.operators) == ("C++ compiler", 2)
+        assert "g++" in record.install
+    ours = [message for message in caplog.messages if "eager mode" in message]
+    assert len(ours) == 1
+    assert "\n" not in ours[0]
+
+
+def test_a_cpu_graph_is_refused_where_the_user_says_so(no_compiler: None) -> None:
+    compiled = torch.compile(
+        torch.sinh, backend="inductor_ext", options={"fallback_to_eager": False}
+    )
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="MissingToolchainError"):
+        compiled(torch.ones(2))
+
+
+def test_in_a_process_without_compilers(tmp_path: pathlib.Path) -> None:
+    code = """
+        import torch
+        f = torch.compile(lambda x: torch.sinh(x) + 1, backend="inductor_ext")
+        g = torch.compile(lambda x: torch.cosh(x) + 1, backend="inductor_ext")
+        x = torch.ones(3)
+        assert torch.equal(f(x), torch.sinh(x) + 1)
+        assert torch.equal(g(x), torch.cosh(x) + 1)
+    """
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    for variable in ("CXX", "CC"):
+        environment.pop(variable, None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    ours = [line for line in done.stderr.splitlines() if "C++ compiler is missing" in line]
+    assert len(ours) == 1
+
+
+class FakeParts:
+    """Stands in for parts.probe: what is in `absent` is missing."""
+
+    def __init__(self, *absent: str) -> None:
+        self.absent = absent
+
+    def __call__(self, name: str) -> parts.Part:
+        if name in self.absent:
+            return parts.Part(name, name, False, why=f"no {name}", install=f"get {name}")
+        return parts.Part(name, name, True)
+
+
+@pytest.mark.parametrize(
+    ("use", "devices", "absent", "missing"),
+    [
+        ("jit", {"cpu"}, "cxx", "cxx"),
+        ("jit", {"cpu"}, "python_headers", "python_headers"),
+        ("jit", {"cpu"}, "triton", None),
+        ("jit", {"cpu"}, "cutlass", None),
+        ("jit", {"cpu"}, "nvcc", None),
+        ("jit", {"cuda"}, "triton", "triton"),
+        ("jit", {"cuda"}, "cc", "cc"),
+        ("jit", {"cuda"}, "cxx", None),
+        ("jit", {"cuda"}, "cutlass", None),
+        ("jit", {"cuda"}, "nvcc", None),
+        ("jit", {"cpu", "cuda"}, "cxx", "cxx"),
+        ("jit", {"meta"}, "cxx", None),
+        ("jit", set(), "cxx", None),
+        ("aot", {"cpu"}, "cxx", "cxx"),
+        ("aot", set(), "cxx", "cxx"),
+        ("aot", {"cpu"}, "triton", None),
+        ("aot", {"cuda"}, "triton", "triton"),
+        ("aot", {"cuda"}, "cuda_headers", "cuda_headers"),
+    ],
+)
+def test_what_a_graph_needs(
+    monkeypatch: pytest.MonkeyPatch, use: str, devices: set[str], absent: str, missing: str | None
+) -> None:
+    monkeypatch.setattr(parts, "probe", FakeParts(absent))
+    part = toolchain.missing(use, devices)  # type: ignore[arg-type]
+    assert (part.name if part else None) == missing
+    if part is not None:
+        with pytest.raises(exc.MissingToolchainError, match=f"get {missing}"):
+            part.require()
+
+
+def test_every_need_is_a_part() -> None:
+    assert {name for needs in toolchain._NEEDS.values() for name in needs} <= set(parts.names())
+
+
+@pytest.mark.parametrize(
+    ("patches", "devices", "absent", "said"),
+    [
+        ({"max_autotune": True}, {"cuda"}, "cutlass", True),
+        ({"max_autotune_gemm": True}, {"cuda"}, "nvcc", True),
+        ({"max_autotune": True}, {"cpu"}, "cutlass", False),
+        ({}, {"cuda"}, "cutlass", False),
+        ({"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}, {"cuda"}, "cutlass", False),
+        ({"max_autotune": True}, {"cuda"}, "nothing", False),
+    ],
+)
+def test_missing_cutlass_is_said_where_it_matters(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    patches: dict[str, object],
+    devices: set[str],
+    absent: str,
+    said: bool,
+) -> None:
+    monkeypatch.setattr(parts, "probe", FakeParts(absent))
+    monkeypatch.setattr(events, "_warned", set())
+    with inductor_config.patch({"max_autotune_gemm_backends": "aten, cutlass", **patches}):
+        for _ in range(2):
+            toolchain.warn_about_gemm_backends(devices)
+    assert len(caplog.messages) == said
+    if said:
+        assert f"get {absent}" in caplog.text
