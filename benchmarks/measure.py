@@ -65,7 +65,7 @@ def peak_allocated(call: Callable[[], object]) -> int:
     """
     from torch.profiler import ProfilerActivity, profile
 
-    # torch 2.11 warns of what happens between cycles, of which there is one, unless told to keep it.
+    # Kept across cycles, or else torch 2.11 warns of losing events, although there is one cycle.
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiler:
