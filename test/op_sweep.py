@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -122,7 +123,7 @@ class Outcome:
     status: Status
     why: str = ""
     other_layout: frozenset[int] = frozenset()
-    """The results, by index, whose strides or aliasing are not eager mode's; see `layouts`."""
+    """Indices into `layouts` of the results whose strides or aliasing are not eager mode's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,16 +207,6 @@ class Call:
 
 
 @dataclasses.dataclass
-class Prepared:
-    """A case with the calls that eager mode accepts, and what eager mode makes of them."""
-
-    case: Case
-    calls: list[Call]
-    uses_random_numbers: bool
-    expected: Run
-
-
-@dataclasses.dataclass
 class Run:
     """The results of a list of calls, and the arguments as the calls left them."""
 
@@ -225,6 +216,16 @@ class Run:
     def leaves(self) -> list[Any]:
         """Everything observable: results first, then the arguments, which may be mutated."""
         return pytree.tree_leaves((self.results, self.arguments))
+
+
+@dataclasses.dataclass
+class Prepared:
+    """A case with the calls that eager mode accepts, and what eager mode makes of them."""
+
+    case: Case
+    calls: list[Call]
+    uses_random_numbers: bool
+    expected: Run
 
 
 def _fresh(arguments: Any) -> Any:
@@ -281,12 +282,10 @@ def prepare(case: Case, operator: Any, samples: int = SAMPLES) -> Prepared | Res
         why = reason(error)
     if not calls:
         return Result(case, Verdict.EAGER_FAILS, why)
+    torch.manual_seed(SEED)
+    seeded = torch.get_rng_state()
     expected = _run(_program(calls), calls)
-    torch.manual_seed(SEED)
-    untouched = torch.get_rng_state()
-    torch.manual_seed(SEED)
-    _program(calls)(_fresh([(call.args, call.kwargs) for call in calls]))
-    return Prepared(case, calls, not torch.equal(untouched, torch.get_rng_state()), expected)
+    return Prepared(case, calls, not torch.equal(seeded, torch.get_rng_state()), expected)
 
 
 def _call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -303,6 +302,7 @@ def _settings() -> Iterator[None]:
     import inductor_ext
 
     with (
+        warnings.catch_warnings(),
         # op_db wraps random operators in a function that seeds them, at which Dynamo stops.
         mock.patch.object(common_methods_invocations, "wrapper_set_seed", _call),
         # Without these, operators whose result's shape or value depends on data stay in eager mode.
@@ -313,6 +313,8 @@ def _settings() -> Iterator[None]:
         torch._functorch.config.patch(enable_autograd_cache=False),
         inductor_ext.config.patch(enabled=True, fallback_to_eager=False),
     ):
+        # An operator's warnings say nothing about how it was compiled.
+        warnings.simplefilter("ignore")
         yield
 
 
@@ -384,6 +386,8 @@ def disagreement(expected: Run, actual: Run, *, values: bool = True) -> str:
                 _assert_tensors_agree(left, right, values=values)
             elif isinstance(left, (int, float, complex)):
                 torch.testing.assert_close(right, left, equal_nan=True)
+            elif isinstance(left, (str, tuple, torch.dtype)):
+                assert right == left, f"{right} instead of {left}"
         except AssertionError as error:
             return reason(error)
     return ""
@@ -400,8 +404,9 @@ def layouts(run: Run) -> list[tuple[tuple[int, ...], int | None]]:
     """For each strided tensor in the results its strides and the argument whose memory it shares.
 
     Inductor does not promise eager mode's strides, so they are held against inductor_ext only
-    where stock Inductor has them. Strides of dimensions of size one, and of empty tensors, carry
-    no meaning and are given as 0. Without shared memory the argument's index is None.
+    where stock Inductor has them. Empty tensors are left out, and the stride of a dimension of
+    size one, which carries no meaning, is given as 0. Without shared memory the argument's index
+    is None.
     """
     owners: dict[int, int] = {}
     for index, leaf in enumerate(pytree.tree_leaves(run.arguments)):
@@ -657,15 +662,15 @@ class Journal:
         self._path = path
         header = json.dumps([torch.__version__, cache.source_key(), samples])
         lines = path.read_text().splitlines() if path.exists() and not restart else []
+        known = []
         if lines[:1] == [header]:
+            # A line cut short by an interruption is judged again.
             for line in lines[1:]:
-                # A line cut short by an interruption is judged again.
                 with contextlib.suppress(json.JSONDecodeError):
-                    result = Result.from_json(json.loads(line))
-                    self.results[result.case] = result
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(header + "\n")
+                    known.append(Result.from_json(json.loads(line)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(header + "\n")
+        self.add(known)
 
     def add(self, results: Sequence[Result]) -> None:
         """Keep results, in memory and on disk."""
@@ -732,6 +737,13 @@ def rows(results: Sequence[Result]) -> list[results_format.Row]:
 _AGREES = "agrees with eager"
 
 
+def _dtypes(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(isinstance(getattr(torch, name, None), torch.dtype) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r}: names of torch dtypes, separated by commas")
+    return names
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m test.op_sweep",
@@ -741,6 +753,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every operator of this torch")
     parser.add_argument(
         "--dtypes",
+        type=_dtypes,
         help=f"with --all or operators; default {','.join(DEFAULT_DTYPES)}; "
         f"useful as well: {','.join(OTHER_DTYPES)}",
     )
@@ -748,8 +761,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--memory-gib", type=float, default=8.0, help="for each worker")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one compile")
-    parser.add_argument("--journal", type=Path, help="where an interrupted sweep goes on")
-    parser.add_argument("--restart", action="store_true", help="forget the journal")
+    parser.add_argument(
+        "--journal", type=Path, help="with --all: where an interrupted sweep goes on"
+    )
+    parser.add_argument("--restart", action="store_true", help="with --all: forget the journal")
     parser.add_argument(
         "--results",
         type=Path,
@@ -760,7 +775,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _chosen_cases(options: argparse.Namespace) -> list[Case]:
-    dtypes = options.dtypes.split(",") if options.dtypes else DEFAULT_DTYPES
+    dtypes = options.dtypes or DEFAULT_DTYPES
     if options.all:
         names = list(operators())
     elif options.operators:
@@ -782,8 +797,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header = results_format.collect_header("op-sweep", results_format.command_line())
     chosen = _chosen_cases(options)
     cases = supported(chosen)
+    extent = "all" if options.all else "some"
     journal_path = options.journal or (
-        Path(tempfile.gettempdir()) / f"inductor_ext_op_sweep-{torch.__version__}.jsonl"
+        Path(tempfile.gettempdir()) / f"inductor_ext-op-sweep-{extent}-{torch.__version__}.jsonl"
     )
     journal = Journal(journal_path, options.samples, restart=options.restart or not options.all)
     todo = [case for case in cases if case not in journal.results]

@@ -28,6 +28,7 @@ def _batch_id(batch: list[Case]) -> str:
     return f"{batch[0].dtype}-{batch[0].operator}{last}"
 
 
+@pytest.mark.slow  # not each, but together: several minutes
 @pytest.mark.parametrize("batch", op_sweep.batches(op_sweep.sample_cases()), ids=_batch_id)
 def test_agrees_wherever_stock_does(batch: list[Case]) -> None:
     present = op_sweep.supported(batch)
@@ -81,6 +82,7 @@ ONE = torch.tensor([1.0, 2.0])
         (_run(ONE.sum()), _run(3.0), "float instead of Tensor"),
         (_run(3), _run(4), "not equal"),
         (_run(None), _run(3), "int instead of NoneType"),
+        (_run("same"), _run("other"), "other instead of same"),
         (_run((ONE,)), _run([ONE]), "nested differently"),
         (_run(ONE, ONE), _run(ONE), "nested differently"),
         (_run(arguments=(ONE,)), _run(arguments=(ONE + 1,)), "not close"),
@@ -191,6 +193,7 @@ def test_failing_lowering_is_found() -> None:
     assert "no sine today" in result.why
 
 
+@pytest.mark.slow
 def test_death_of_a_worker_is_the_verdict_of_one_case(tmp_path: Path) -> None:
     # A case that the parent would have filtered out makes the worker raise, hence end.
     cases = [Case("no such operator", "float32"), Case("neg", "float32")]
@@ -221,6 +224,8 @@ def test_journal_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-10])
     reopened = op_sweep.Journal(path, 3, restart=False)
     assert list(reopened.results.values()) == RESULTS[:2]
+    reopened.add(RESULTS[2:])
+    assert list(op_sweep.Journal(path, 3, restart=False).results.values()) == RESULTS
 
 
 @pytest.mark.parametrize(("samples", "restart"), [(4, False), (3, True)])
