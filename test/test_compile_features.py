@@ -741,14 +741,8 @@ class TestCustomOperators:
 @pytest.mark.parametrize("wrapped", [False, True], ids=["called", "triton_op"])
 def test_user_defined_triton_kernel(wrapped: bool) -> None:
     import triton
-    import triton.language as tl
 
-    @triton.jit
-    def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < n
-        total = tl.load(x_ptr + offsets, mask=mask) + tl.load(y_ptr + offsets, mask=mask)
-        tl.store(out_ptr + offsets, total, mask=mask)
+    from test.triton_kernels import add_kernel
 
     def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)

@@ -211,7 +211,8 @@ class TestSteps:
 
         kind, message = compile_util.assert_fails_as_stock(attempt)
         assert kind is RuntimeError
-        assert "does not currently support double backward" in message
+        # Later releases say what is missing; torch 2.11 leaves the gradient without a graph.
+        assert "double backward" in message or "does not require grad" in message
 
     def test_functional_call(self) -> None:
         net = Net()
