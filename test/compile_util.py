@@ -46,9 +46,9 @@ operator."""
 
 @contextlib.contextmanager
 def every_graph_compiles() -> Iterator[None]:
-    """Every graph passes through the backend, dynamo's counters start at zero, no trace is written.
+    """Every graph is compiled by itself, dynamo's counters start at zero, no trace is written.
 
-    An AOTAutograd cache hit would skip the backend; the FX graph cache below it stays on.
+    An AOTAutograd cache hit would bring forward and backward as one; the FX graph cache stays on.
     """
     counters.clear()
     # pytest hangs its log capture on every logger that does not propagate. For torch's structured
