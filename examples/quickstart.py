@@ -389,7 +389,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--json-out", metavar="DIR", help="keep the table as a result in this folder"
     )
     parser.add_argument(
-        "--rounds", type=int, default=11, metavar="N", help="timed calls of each way"
+        "--rounds", type=int, default=21, metavar="N", help="timed calls of each way"
     )
     parser.add_argument(
         "--text", type=Path, default=SENTENCES, metavar="FILE", help="sentences, one a line"
