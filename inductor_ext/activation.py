@@ -5,18 +5,16 @@ only record a wish. It takes effect at the one place through which every way int
 `torch._inductor.compile_fx.compile_fx`: torch.compile, AOT compilation, `standalone_compile` and
 `torch._inductor.compile`. A permanent dispatcher stands there from the first activation on. Where
 no activation holds it calls stock's function with the very same arguments. Where one holds, it
-freezes the settings and opens the compile's scope around stock's function and, since a backward
-graph is compiled after that has returned, around `inner_compile` as well. The scope consists of
+freezes the settings and makes an `ExtChoices` this thread's InductorChoices handler (`V.choices`)
+while stock's function runs and, since a backward graph is compiled after that has returned, while
+`inner_compile` runs as well.
 
-- `V.choices`, the thread's InductorChoices handler: an `ExtChoices`, a subclass of whatever class
-  was there. It carries the frozen settings, and its presence is what "the extension is at work
-  here" means to every other dispatcher (`current`). Inductor sends it along when it compiles in a
-  subprocess, so that the answer is the same there.
-- `torch.compiler.config.cache_key_tag`, which enters the keys of the FX graph cache and of the
-  AOTAutograd cache: our version, source, settings and registered lowerings.
-- dynamo's compile lock, because torch 2.11 keeps configuration for the process, not for a thread.
-
-Lowerings live in a process-wide table of Inductor's; each that we register gets a dispatcher too.
+That handler is a subclass of whatever class was there and carries the frozen settings. Its presence
+is what "the extension is at work in this thread" means (`current`) to the other dispatchers: of the
+cache keys, which tell our entries from stock's, and of each operator that has a lowering of ours in
+Inductor's process-wide table. Inductor sends the handler along when it compiles in a subprocess, so
+that the answer is the same there. Nothing else of torch's is set, so there is nothing for another
+thread to see.
 """
 
 from __future__ import annotations
@@ -144,29 +142,14 @@ def _choices(settings: Settings) -> Any:
     return _make_choices(type(handler), vars(handler), settings)
 
 
-def _cache_key_tag(settings: Settings) -> str:
-    import torch
-
-    keys = (cache.source_key(), settings.cache_key(), lowerings.registry_key())
-    ours = "inductor_ext=" + "-".join(keys)
-    return "|".join(filter(None, (torch.compiler.config.cache_key_tag, ours)))
-
-
 @contextlib.contextmanager
 def _scope(settings: Settings) -> Iterator[None]:
     """Make this thread compile by the extension; re-entrant."""
     if current() == settings:
         yield
         return
-    import torch
-    from torch._dynamo.convert_frame import compile_lock
-
     _ensure_lowering_dispatchers()
-    with (
-        compile_lock,
-        torch.compiler.config.patch(cache_key_tag=_cache_key_tag(settings)),  # type: ignore[attr-defined]
-        compat.choices_handler(_choices(settings)),
-    ):
+    with compat.choices_handler(_choices(settings)):
         yield
 
 
@@ -174,12 +157,31 @@ def _scope(settings: Settings) -> Iterator[None]:
 
 
 def _ensure_dispatchers() -> None:
-    """Put the dispatcher in front of Inductor's entry point, once."""
+    """Put the dispatchers in front of Inductor's entry point and of its cache keys, once."""
+    from torch._inductor import codecache
     from torch._inductor import compile_fx as module
 
     with _dispatcher_lock:
         if not hasattr(module.compile_fx, _SCOPED):
+            details = codecache.FxGraphHashDetails
+            details.__init__ = _key_dispatcher(details.__init__)  # type: ignore[method-assign]
             module.compile_fx = _entry_dispatcher(module.compile_fx)
+
+
+def _key_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
+    # What a key is made from is collected in the attributes of one object, for the FX graph cache
+    # and, in a subclass, for the AOTAutograd cache. torch.compiler.config.cache_key_tag would be
+    # the hook for this, but torch 2.11 keeps it for the process: another thread's stock compile
+    # would take our tag, and leave its code where we would find it.
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        settings = current()
+        if settings is not None:
+            parts = (cache.source_key(), settings.cache_key(), lowerings.registry_key())
+            self.inductor_ext = "-".join(parts)
+
+    return __init__
 
 
 def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,10 +8,11 @@ of warning, or is refused: setting `fallback_to_eager`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import activation, config, events, toolchain
+from inductor_ext import activation, compat, config, events, toolchain
 from inductor_ext import options as _options
 
 if TYPE_CHECKING:
@@ -60,17 +61,18 @@ def inductor_ext(
             return _run_eagerly(gm, missing, settings)
         with inductor_config.patch(patches):
             toolchain.warn_about_gemm_backends(devices)
-        compiled: Callable[..., Any] = torch._TorchCompileInductorWrapper(None, patches, None)(
-            gm, example_inputs
-        )
-        return compiled
+        compiled = torch._TorchCompileInductorWrapper(None, patches, None)(gm, example_inputs)
+        return compat.serializable(compiled)
 
 
 def _reset() -> None:
-    """Called by torch.compiler.reset: drop recorded CUDA graphs, as stock's backend does."""
-    import torch
+    """Called by torch.compiler.reset: drop recorded CUDA graphs, as stock's backend does.
 
-    torch._TorchCompileInductorWrapper(None, None, None).reset()
+    Which models were compiled with CUDA graphs is not known here; without any, this does nothing.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        trees.reset_cudagraph_trees()
 
 
 inductor_ext.reset = _reset  # type: ignore[attr-defined]

@@ -6,9 +6,9 @@ Differences are found by feature, not by version number, where that is possible.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inductor_ext import exc
 
@@ -21,6 +21,7 @@ __all__ = [
     "choices_handler",
     "in_range",
     "peek_choices",
+    "serializable",
     "torch_version",
 ]
 
@@ -90,3 +91,20 @@ def choices_handler(handler: InductorChoices) -> Iterator[None]:
         if unset:
             with contextlib.suppress(AttributeError):
                 delattr(virtualized.threadlocal, virtualized._choices._key)
+
+
+def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compile(...).aot_compile` needs a backend's result to be.
+
+    torch 2.11 makes that of stock Inductor's result alone; later ones of any result that, as ours,
+    has a `serialize`. Dynamo sets `force_autograd_cache` only while it compiles for that purpose.
+    """
+    import torch._functorch.config
+    from torch._dynamo import aot_compile_types
+
+    if _minor(torch_version()) > (2, 11) or not torch._functorch.config.force_autograd_cache:
+        return compiled
+    if getattr(compiled, "serialize", None) is None:
+        return compiled
+    wrapped: Callable[..., Any] = aot_compile_types.BundledAOTAutogradSerializableCallable(compiled)
+    return wrapped

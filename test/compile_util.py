@@ -14,13 +14,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo
 import torch._functorch.config
 from torch._dynamo.utils import counters
-from torch._logging._internal import trace_log
 
 from inductor_ext import compat, events
 
@@ -51,13 +49,7 @@ def every_graph_compiles() -> Iterator[None]:
     An AOTAutograd cache hit would bring forward and backward as one; the FX graph cache stays on.
     """
     counters.clear()
-    # pytest hangs its log capture on every logger that does not propagate. For torch's structured
-    # trace a handler means "render all payloads", which costs a third of the time, and fails for
-    # tensor subclasses whose repr looks at data.
-    with (
-        mock.patch.multiple(trace_log, propagate=True, handlers=[]),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-    ):
+    with torch._functorch.config.patch(enable_autograd_cache=False):
         yield
 
 

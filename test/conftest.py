@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -30,6 +32,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # With `--dist loadgroup` one worker runs a file, whose tests share what they compile,
+        # unless the file's tests say otherwise by a mark of their own.
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needs_gpu:
         return
@@ -46,7 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def isolated() -> Iterator[None]:
     """Start and end each test without compiled code in dynamo and without an activation."""
     _reset_dynamo()
-    yield
+    with _untraced():
+        yield
     _reset_dynamo()
     activation = sys.modules.get("inductor_ext.activation")
     if activation is not None:
@@ -61,3 +69,16 @@ def _reset_dynamo() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+def _untraced() -> contextlib.AbstractContextManager[object]:
+    """Keep pytest's log capture off torch's structured trace.
+
+    pytest hangs it on every logger that does not propagate. To torch a handler there means that
+    somebody wants every payload rendered, which takes time and fails for tensor subclasses whose
+    repr looks at data.
+    """
+    logging = sys.modules.get("torch._logging._internal")
+    if logging is None:
+        return contextlib.nullcontext()
+    return mock.patch.multiple(logging.trace_log, propagate=True, handlers=[])

@@ -14,10 +14,11 @@ import torch._inductor.config as inductor_config
 from torch._inductor import lowering as inductor_lowering
 from torch._inductor import virtualized
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codecache import FxGraphHashDetails
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_ext
-from inductor_ext import activation, compat, config, events, exc, lowerings
+from inductor_ext import activation, cache, compat, config, events, exc, lowerings
 
 ATEN_SINH = torch.ops.aten.sinh.default
 
@@ -138,32 +139,45 @@ def test_activation_does_not_reach_other_threads() -> None:
 
 
 @pytest.mark.parametrize("entry", ["backend", "activate"])
-def test_two_threads_do_not_see_each_other(sinh_lowerings: list[Any], entry: str) -> None:
-    barrier = threading.Barrier(2)
-    seen: dict[str, list[Any]] = {"ours": [], "stock": []}
+def test_two_threads_do_not_see_each_other(entry: str) -> None:
+    """A whole stock compile in another thread while ours is half way through its lowerings."""
+    graph = make_fx(lambda x: (torch.sinh(x) + 3,))(torch.randn(7))
+    calls: list[int] = []
+    stock_keys: list[tuple[str, ...]] = []
+    stock_handler: list[Any] = []
 
-    def work(name: str) -> None:
-        barrier.wait()
-        for _ in range(3):
-            if name == "stock":
-                run()
-            elif entry == "backend":
-                run("inductor_ext")
-            else:
-                with inductor_ext.activate():
-                    run()
-            seen[name].append((compat.peek_choices(), torch.compiler.config.cache_key_tag))
+    def compile_by_stock() -> None:
+        # Not through torch.compile: dynamo's lock would make it wait for the end of ours.
+        with uncached():
+            compiled = torch._inductor.compile(graph, [torch.randn(7)])
+        x = torch.randn(7)
+        torch.testing.assert_close(compiled(x)[0], torch.sinh(x) + 3)
+        stock_handler.append(compat.peek_choices())
+        details = FxGraphHashDetails(graph, [x], {}, [])
+        stock_keys.append(tuple(sorted(vars(details))))
 
-    threads = {name: threading.Thread(target=work, args=(name,)) for name in seen}
-    for thread in threads.values():
+    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+        calls.append(threading.get_ident())
+        thread = threading.Thread(target=compile_by_stock)
         thread.start()
-    for thread in threads.values():
         thread.join()
-    assert [ident for ident, _ in sinh_lowerings] == [threads["ours"].ident] * 3
-    assert seen["ours"] == [(None, "")] * 3
-    handlers, tags = zip(*seen["stock"], strict=True)
-    assert {type(handler) for handler in handlers} <= {InductorChoices, type(None)}
-    assert tags == ("",) * 3
+        assert activation.current() == config.snapshot()
+        return stock(x)
+
+    without_ours = tuple(sorted(vars(FxGraphHashDetails(graph, [], {}, []))))
+    lowerings.register_lowering(ATEN_SINH)(sinh)
+    try:
+        if entry == "backend":
+            run("inductor_ext")
+        else:
+            with inductor_ext.activate():
+                run()
+    finally:
+        lowerings.unregister_lowering(ATEN_SINH)
+    assert calls == [threading.get_ident()]
+    assert {type(handler) for handler in stock_handler} <= {InductorChoices, type(None)}
+    assert [set(keys) ^ set(without_ours) for keys in stock_keys] == [set()]
+    assert len(stock_handler) == 1
 
 
 def test_backward_compiled_after_the_block_is_ours() -> None:
@@ -197,7 +211,7 @@ def test_exception_inside_the_block_deactivates() -> None:
 
 
 def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any]) -> None:
-    before = (compat.peek_choices(), torch.compiler.config.cache_key_tag)
+    before = compat.peek_choices()
 
     def fail(*args: Any) -> Any:
         raise ArithmeticError("from the lowering")
@@ -207,7 +221,7 @@ def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any
     with pytest.raises(Exception, match="from the lowering"):
         run("inductor_ext")
     assert activation.current() is None
-    assert (compat.peek_choices(), torch.compiler.config.cache_key_tag) == before
+    assert compat.peek_choices() is before
     run("inductor")
     assert sinh_lowerings == []
 
@@ -304,11 +318,14 @@ def test_a_lowering_without_source_is_never_reused() -> None:
     assert len(keys) == 2
 
 
-def test_a_users_cache_key_tag_is_kept() -> None:
-    with torch.compiler.config.patch(cache_key_tag="mine"):  # type: ignore[attr-defined]
-        with activation._scope(config.snapshot()):
-            assert torch.compiler.config.cache_key_tag.startswith("mine|inductor_ext=")
-        assert torch.compiler.config.cache_key_tag == "mine"
+def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
+    with activation._scope(config.snapshot()):
+        inside = vars(FxGraphHashDetails(None, [], {}, []))
+        tag = torch.compiler.config.cache_key_tag
+    outside = vars(FxGraphHashDetails(None, [], {}, []))
+    assert set(inside) - set(outside) == {"inductor_ext"}
+    assert inside["inductor_ext"].startswith(cache.source_key())
+    assert tag == torch.compiler.config.cache_key_tag
 
 
 def test_patched_config_holds_for_the_backward_too() -> None:

@@ -29,7 +29,6 @@ from test.compile_util import (
     BACKEND,
     BACKENDS,
     INFERENCE,
-    TORCH,
     TRAINING,
     assert_same,
     check,
@@ -284,10 +283,6 @@ class TestReuse:
         torch.compiler.reset()
         check(torch.sin, batch, compiled=compiled)
 
-    @pytest.mark.xfail(
-        reason="backend._reset asks Inductor's settings, which know nothing of the mode",
-        raises=AssertionError,
-    )
     def test_reset_drops_cuda_graphs_as_stock_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torch._inductor import cudagraph_trees
 
@@ -485,16 +480,7 @@ class TestNextToTorchsOwnPaths:
             check(net, batch, backward=True, compiled=torch.compile(net))
 
 
-AOT_COMPILE_FAILS = {
-    (2, 11): "torch 2.11 accepts only stock's own wrapper class as a serializable backend"
-}
-"""By torch version: why AOT precompilation does not take our backend."""
-
-
 class TestPrecompilation:
-    @pytest.mark.xfail(
-        TORCH in AOT_COMPILE_FAILS, reason=AOT_COMPILE_FAILS.get(TORCH, ""), raises=RuntimeError
-    )
     def test_aot_compile_saves_and_loads(self, tmp_path: Any) -> None:
         """aot_compile: an artifact with our kernels, loaded and run without compiling."""
 

@@ -27,8 +27,6 @@ MODES = {
     "progressive+SUBPROCESS": (compile_fx.FxCompileMode.SUBPROCESS, False, True),
 }
 
-pytestmark = pytest.mark.xdist_group("fx_compile_modes")
-
 
 @pytest.fixture
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:

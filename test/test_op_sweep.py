@@ -29,7 +29,14 @@ def _batch_id(batch: list[Case]) -> str:
 
 
 @pytest.mark.slow  # not each, but together: several minutes
-@pytest.mark.parametrize("batch", op_sweep.batches(op_sweep.sample_cases()), ids=_batch_id)
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(batch, marks=pytest.mark.xdist_group(_batch_id(batch)))
+        for batch in op_sweep.batches(op_sweep.sample_cases())
+    ],
+    ids=_batch_id,
+)
 def test_agrees_wherever_stock_does(batch: list[Case]) -> None:
     present = op_sweep.supported(batch)
     for case in sorted(set(batch) - set(present)):

@@ -56,14 +56,11 @@ def test_config_is_a_torch_config_module() -> None:
 
 
 def test_config_patch_works_as_decorator_and_can_be_entered_again() -> None:
-    patch = config.patch(enabled=False)
+    @config.patch(enabled=False)
+    def value() -> bool:
+        return config.enabled
 
-    @patch
-    def value(depth: int) -> list[bool]:
-        return [config.enabled, *(value(depth - 1) if depth else [])]
-
-    assert value(2) == [False, False, False]
-    assert config.enabled is True
+    assert (value(), config.enabled, value()) == (False, True, False)
 
 
 def test_config_can_be_assigned() -> None:

@@ -49,9 +49,6 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
     return Scenarios(tmp_path_factory.mktemp("switch"))
 
 
-pytestmark = pytest.mark.xdist_group("switch_processes")
-
-
 def test_stock_after_ours_is_the_stock_of_a_process_that_never_imported_us(
     scenarios: Scenarios,
 ) -> None:

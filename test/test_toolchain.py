@@ -24,7 +24,9 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iter
         monkeypatch.delenv(variable, raising=False)
     parts.clear()
     events._warned.clear()
-    yield
+    # Inductor has read CXX when it was imported.
+    with inductor_config.patch({"cpp.cxx": (None, "g++")}):
+        yield
     parts.clear()
     events._warned.clear()
 
