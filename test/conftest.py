@@ -71,6 +71,26 @@ def _reset_dynamo() -> None:
         dynamo.reset()
 
 
+@pytest.fixture
+def no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """A machine without any compiler on PATH, where nothing has been said yet."""
+    from torch._inductor import config as inductor_config
+
+    from inductor_ext import events, parts
+
+    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no_compiler")))
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(events, "_warned", set())
+    parts.clear()
+    # Inductor has read CXX when it was imported.
+    with inductor_config.patch({"cpp.cxx": (None, "g++")}):
+        yield
+    parts.clear()
+
+
 def _untraced() -> contextlib.AbstractContextManager[object]:
     """Keep pytest's log capture off torch's structured trace.
 

@@ -18,7 +18,7 @@ import torch._inductor
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import activation, cache, events, exc, parts
+from inductor_ext import activation, cache, events, exc
 
 
 class Net(torch.nn.Module):
@@ -265,19 +265,10 @@ class TestRefusals:
             inductor_ext.aoti_compile_and_package(program, inductor_configs=configs)
 
     def test_no_cpp_compiler(
-        self,
-        program: ExportedProgram,
-        monkeypatch: pytest.MonkeyPatch,
-        tmp_path: pathlib.Path,
+        self, program: ExportedProgram, no_compiler: None, tmp_path: pathlib.Path
     ) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
-        parts.clear()
-        try:
-            with pytest.raises(exc.MissingToolchainError, match="is not found on PATH"):
-                inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "n.pt2")
-        finally:
-            parts.clear()
+        with pytest.raises(exc.MissingToolchainError, match="is not found on PATH"):
+            inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "n.pt2")
         assert list(tmp_path.iterdir()) == []
 
 

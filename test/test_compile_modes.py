@@ -297,7 +297,8 @@ class TestReuse:
             compiled = torch.compile(torch.sin, backend=backend, mode="reduce-overhead")
             compiled(*batch())
             torch._dynamo.reset()
-        assert dropped == list(BACKENDS)
+        # Where there is a GPU, what earlier tests have left may be dropped as well, and twice.
+        assert set(BACKENDS) <= set(dropped)
 
     def test_reset_code_of_one_function(self) -> None:
         def f(x: torch.Tensor) -> torch.Tensor:

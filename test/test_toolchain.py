@@ -7,28 +7,12 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch._inductor.config as inductor_config
 
 from inductor_ext import events, exc, parts, toolchain
-
-
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    """A machine without any compiler on PATH."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for variable in ("CXX", "CC"):
-        monkeypatch.delenv(variable, raising=False)
-    parts.clear()
-    events._warned.clear()
-    # Inductor has read CXX when it was imported.
-    with inductor_config.patch({"cpp.cxx": (None, "g++")}):
-        yield
-    parts.clear()
-    events._warned.clear()
 
 
 def test_a_cpu_graph_runs_in_eager_mode(
