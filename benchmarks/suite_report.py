@@ -1,0 +1,82 @@
+"""Keeps the outcome of a pytest run in the format of the results.
+
+    python -m benchmarks.suite_report gpu-tests -- -m gpu test
+
+For the tests that CI cannot run: those marked `gpu`, and the whole suite on another machine. The
+exit code is pytest's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks import results
+
+OUTCOMES = {"passed": "higher", "failed": "lower", "skipped": "lower"}
+"""Each with the direction that is an improvement."""
+
+
+def outcome(case: ElementTree.Element) -> str:
+    """What became of one `testcase` of a JUnit report."""
+    tags = {child.tag for child in case}
+    if tags & {"failure", "error"}:
+        return "failed"
+    return "skipped" if "skipped" in tags else "passed"
+
+
+def rows(report: ElementTree.Element) -> Iterator[results.Row]:
+    """The rows of a JUnit report: for each test file how many tests ended in each way."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for case in report.iter("testcase"):
+        # The class name is the dotted path of the file, followed by classes within it.
+        modules = (part for part in case.get("classname", "").split(".") if part.islower())
+        counts["/".join(modules) + ".py"][outcome(case)] += 1
+    for file, count in sorted(counts.items()):
+        for name, better in OUTCOMES.items():
+            yield {
+                "case": file,
+                "metric": name,
+                "unit": "tests",
+                "better": "higher" if better == "higher" else "lower",
+                "ours": count[name],
+                "stock": None,
+                "eager": None,
+                "floor": None,
+                "spread": None,
+                "note": None,
+            }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run pytest and write its outcome; returns pytest's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suite_report", description=__doc__)
+    parser.add_argument("suite", help="name of the result, a slug")
+    parser.add_argument("--commit", help="of the tree, where it is no checkout")
+    parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    given = parser.parse_args(arguments)
+    command = f"python -m benchmarks.suite_report {given.suite} -- {' '.join(given.pytest)}"
+    header = results.collect_header(given.suite, command)
+    header["commit"] = given.commit or header["commit"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        code = subprocess.call(
+            [sys.executable, "-m", "pytest", f"--junitxml={report}", *given.pytest]
+        )
+        document: results.Document = {
+            **header,
+            "rows": list(rows(ElementTree.parse(report).getroot())),
+        }
+    print(results.write(given.json_out, document))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
