@@ -15,11 +15,16 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 from benchmarks import results
 
-OUTCOMES = {"passed": "higher", "failed": "lower", "skipped": "lower"}
+OUTCOMES: dict[str, Literal["lower", "higher"]] = {
+    "passed": "higher",
+    "failed": "lower",
+    "skipped": "lower",
+}
 """Each with the direction that is an improvement."""
 
 
@@ -44,7 +49,7 @@ def rows(report: ElementTree.Element) -> Iterator[results.Row]:
                 "case": file,
                 "metric": name,
                 "unit": "tests",
-                "better": "higher" if better == "higher" else "lower",
+                "better": better,
                 "ours": count[name],
                 "stock": None,
                 "eager": None,
