@@ -314,6 +314,10 @@ BOUND = (
     "With capture_dynamic_output_shape_ops: the result's size is bounded by the input's number of "
     "elements before broadcasting against the mask, and the bound is asserted at run time."
 )
+STRIDES = (
+    "Along another dimension than the last, the real FFT's fake implementation gives other strides "
+    "than MKL's result has, which an assertion in the compiled code finds."
+)
 PENDING = (
     "With capture_dynamic_output_shape_ops: the size of an inner boolean index is found in no "
     "output of the fake implementation."
@@ -325,17 +329,19 @@ SPECIALIZED = (
 
 STOCK_FAILURES: tuple[StockFailure, ...] = (
     StockFailure("combinations", "bool", "2.13", PENDING),
-    StockFailure("combinations", "float32", "2.13", PENDING),
-    StockFailure("combinations", "int64", "2.13", PENDING),
+    StockFailure("combinations", "float32", "2.11 2.13", PENDING),
+    StockFailure("combinations", "int64", "2.11 2.13", PENDING),
+    StockFailure("fft.rfft", "float32", "2.11", STRIDES),
+    StockFailure("fft.rfft", "int64", "2.11", STRIDES),
     StockFailure("masked_select", "bool", "2.13", BOUND),
-    StockFailure("masked_select", "float32", "2.13", BOUND),
-    StockFailure("masked_select", "int64", "2.13", BOUND),
-    StockFailure("std_mean.unbiased", "float32", "2.13", EMPTY),
-    StockFailure("take", "bool", "2.13", SPECIALIZED),
-    StockFailure("take", "float32", "2.13", SPECIALIZED),
+    StockFailure("masked_select", "float32", "2.11 2.13", BOUND),
+    StockFailure("masked_select", "int64", "2.11 2.13", BOUND),
+    StockFailure("std_mean.unbiased", "float32", "2.11 2.13", EMPTY),
+    StockFailure("take", "bool", "2.11 2.13", SPECIALIZED),
+    StockFailure("take", "float32", "2.11 2.13", SPECIALIZED),
     StockFailure("take", "int64", "2.13", SPECIALIZED),
     StockFailure("tensor_split", "bool", "2.13", SPECIALIZED),
-    StockFailure("tensor_split", "float32", "2.13", SPECIALIZED),
-    StockFailure("tensor_split", "int64", "2.13", SPECIALIZED),
-    StockFailure("var_mean.unbiased", "float32", "2.13", EMPTY),
+    StockFailure("tensor_split", "float32", "2.11 2.13", SPECIALIZED),
+    StockFailure("tensor_split", "int64", "2.11 2.13", SPECIALIZED),
+    StockFailure("var_mean.unbiased", "float32", "2.11 2.13", EMPTY),
 )
