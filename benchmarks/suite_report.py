@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,20 +62,23 @@ def rows(report: ElementTree.Element) -> Iterator[results.Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run pytest and write its outcome; returns pytest's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suite_report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suite_report",
+        usage="%(prog)s SUITE [--commit REV] [--json-out DIR] [-- PYTEST_ARGUMENTS]",
+    )
     parser.add_argument("suite", help="name of the result, a slug")
     parser.add_argument("--commit", help="of the tree, where it is no checkout")
     parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
-    given = parser.parse_args(arguments)
-    command = f"python -m benchmarks.suite_report {given.suite} -- {' '.join(given.pytest)}"
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    # argparse's own reading of "--" differs between Python versions when options precede it.
+    own, pytest = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
+    given = parser.parse_args(own)
+    command = f"python -m benchmarks.suite_report {given.suite} -- {shlex.join(pytest)}"
     header = results.collect_header(given.suite, command)
     header["commit"] = given.commit or header["commit"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        code = subprocess.call(
-            [sys.executable, "-m", "pytest", f"--junitxml={report}", *given.pytest]
-        )
+        code = subprocess.call([sys.executable, "-m", "pytest", f"--junitxml={report}", *pytest])
         document: results.Document = {
             **header,
             "rows": list(rows(ElementTree.parse(report).getroot())),
