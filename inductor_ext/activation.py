@@ -96,7 +96,7 @@ def uninstall() -> None:
 
 def _prepare(overrides: Overrides) -> Overrides:
     settings = config.snapshot(overrides)
-    compat.check_torch(override=settings.allow_unsupported_torch)
+    compat.check_torch(override=settings.allow_unsupported_torch or not settings.enabled)
     _ensure_dispatchers()
     return overrides
 
@@ -110,8 +110,15 @@ class ExtChoices:
     settings: Settings
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {key: value for key, value in vars(self).items() if key != "settings"}
-        return _restore_choices, (type(self).__mro__[2], state, self.settings)
+        return _restore_choices, (*_stock_part(self), self.settings)
+
+
+def _stock_part(handler: Any) -> tuple[type[Any], dict[str, Any]]:
+    """The class and the attributes of a handler without what we have added."""
+    if not isinstance(handler, ExtChoices):
+        return type(handler), vars(handler)
+    state = {key: value for key, value in vars(handler).items() if key != "settings"}
+    return type(handler).__mro__[2], state
 
 
 @functools.cache
@@ -139,7 +146,7 @@ def _choices(settings: Settings) -> Any:
     handler = compat.peek_choices()
     if handler is None:
         handler = (inductor_config.inductor_choices_class or InductorChoices)()
-    return _make_choices(type(handler), vars(handler), settings)
+    return _make_choices(*_stock_part(handler), settings)
 
 
 @contextlib.contextmanager
@@ -229,8 +236,8 @@ def _check_compile_mode(kind: str) -> None:
     """Refuse what stock cannot do in its asynchronous and progressive compile modes.
 
     In torch 2.11 to 2.13 stock fails there with an error from its depths: the output of either
-    cannot be put into the FX graph cache (NotImplementedError in OutputCode.set_triton_bundle), and
-    a progressive output is called with the wrong arguments when it is differentiated (TypeError).
+    cannot be put into the FX graph cache (it has no set_triton_bundle), and a progressive output is
+    called with the wrong arguments when it is differentiated (TypeError).
     """
     import torch
     from torch._inductor import compile_fx as module

@@ -53,14 +53,15 @@ def inductor_ext(
     ours, patches = _options.split(mode, options)
     with activation.activate(**ours):
         settings = config.snapshot(activation.requested())
-        devices = toolchain.device_types(
-            [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
-        )
-        missing = toolchain.missing("jit", devices)
-        if missing is not None:
-            return _run_eagerly(gm, missing, settings)
-        with inductor_config.patch(patches):
-            toolchain.warn_about_gemm_backends(devices)
+        if settings.enabled:
+            devices = toolchain.device_types(
+                [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+            )
+            missing = toolchain.missing("jit", devices)
+            if missing is not None:
+                return _run_eagerly(gm, missing, settings)
+            with inductor_config.patch(patches):
+                toolchain.warn_about_gemm_backends(devices)
         compiled = torch._TorchCompileInductorWrapper(None, patches, None)(gm, example_inputs)
         return compat.serializable(compiled)
 

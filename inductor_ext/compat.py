@@ -1,4 +1,4 @@
-"""Everything that differs between the supported torch releases, and every private name we touch.
+"""Which torch releases are supported, what differs between them, and state they keep private.
 
 Differences are found by feature, not by version number, where that is possible.
 """

@@ -57,9 +57,10 @@ def split(
     """
     from torch._inductor import config as inductor_config
 
-    known: dict[str, Any] = inductor_config.get_config_copy()
     ours: dict[str, Any] = {}
     inductors: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
+    # Copied only where it is needed: this runs for every graph.
+    known: dict[str, Any] = inductor_config.get_config_copy() if options else {}
     for given, value in (options or {}).items():
         name = str(given).replace("-", "_")
         if name in settings.types_of():

@@ -270,6 +270,16 @@ def test_ours_extends_a_users_choices_handler() -> None:
     assert handler.calls == ["x"]
 
 
+def test_a_scope_inside_a_scope_has_its_own_settings() -> None:
+    """As when a pass of the user's compiles something with other options."""
+    outer, inner = config.snapshot(), config.snapshot({"fallback_to_eager": False})
+    with virtualized.V.set_choices_handler(CustomChoices()), activation._scope(outer):
+        with activation._scope(inner):
+            assert activation.current() == inner
+            assert isinstance(virtualized.V.choices, CustomChoices)
+        assert activation.current() == outer
+
+
 def test_choices_handler_survives_pickling() -> None:
     settings = config.snapshot({"fallback_to_eager": False})
     original = activation._make_choices(CustomChoices, {"calls": ["a"]}, settings)
@@ -359,6 +369,8 @@ def test_unsupported_torch_is_refused_with_an_override(
     assert "2.11 to 2.13" in text
     assert version in text
     assert "INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH=1" in text
+    with inductor_ext.activate(enabled=False):
+        assert activation.requested() == {"enabled": False}
     with inductor_ext.activate(allow_unsupported_torch=True):
         assert activation.requested() == {"allow_unsupported_torch": True}
 

@@ -44,6 +44,20 @@ def test_a_cpu_graph_is_refused_where_the_user_says_so(no_compiler: None) -> Non
         compiled(torch.ones(2))
 
 
+def test_the_disabled_extension_fails_as_stock_does(no_compiler: None) -> None:
+    errors = []
+    for backend, options in (("inductor", None), ("inductor_ext", {"enabled": False})):
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.sinh, backend=backend, options=options)
+        with (
+            inductor_config.patch(force_disable_caches=True),
+            pytest.raises(Exception, match="InvalidCxxCompiler") as caught,
+        ):
+            compiled(torch.ones(2))
+        errors.append((type(caught.value), str(caught.value)))
+    assert errors[0] == errors[1]
+
+
 def test_in_a_process_without_compilers(tmp_path: pathlib.Path) -> None:
     code = """
         import torch
