@@ -12,7 +12,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= $(shell cat requirements/torch.txt)
-TEST_ARGS ?= -n 2 --dist loadgroup
+TEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 
 # The stamp is written last and carries the torch in its name, so that another TORCH is noticed.
 READY := $(VENV)/.ready-$(subst /,_,$(TORCH))
