@@ -49,12 +49,13 @@ def test_the_disabled_extension_fails_as_stock_does(no_compiler: None) -> None:
     for backend, options in (("inductor", None), ("inductor_ext", {"enabled": False})):
         torch._dynamo.reset()
         compiled = torch.compile(torch.sinh, backend=backend, options=options)
+        # Which error depends on what Inductor has found out about the compiler before.
         with (
             inductor_config.patch(force_disable_caches=True),
-            pytest.raises(Exception, match="InvalidCxxCompiler") as caught,
+            pytest.raises(Exception, match="InvalidCxxCompiler|FileNotFoundError") as caught,
         ):
             compiled(torch.ones(2))
-        errors.append((type(caught.value), str(caught.value)))
+        errors.append((type(caught.value), str(caught.value).splitlines()[0]))
     assert errors[0] == errors[1]
 
 
