@@ -52,7 +52,7 @@ def test_the_disabled_extension_fails_as_stock_does(no_compiler: None) -> None:
         # Which error depends on what Inductor has found out about the compiler before.
         with (
             inductor_config.patch(force_disable_caches=True),
-            pytest.raises(Exception, match="InvalidCxxCompiler|FileNotFoundError") as caught,
+            pytest.raises(Exception, match=r"InvalidCxxCompiler|FileNotFoundError") as caught,
         ):
             compiled(torch.ones(2))
         errors.append((type(caught.value), str(caught.value).splitlines()[0]))
