@@ -55,9 +55,10 @@ def aoti_compile_and_package(
     ours, patches = options.split(None, inductor_configs)
     with activation.activate(**ours):
         settings = config.snapshot(activation.requested())
-        missing = toolchain.missing("aot", _device_types(exported_program))
-        if settings.enabled and missing is not None:
-            missing.require()
+        if settings.enabled:
+            missing = toolchain.missing("aot", _device_types(exported_program))
+            if missing is not None:
+                missing.require()
         start = time.perf_counter()
         if isinstance(package_path, (str, os.PathLike)):
             with cache.publish(package_path) as temporary:

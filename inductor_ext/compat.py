@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import exc
+from inductor_ext import exc, settings
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
@@ -57,7 +57,7 @@ def check_torch(*, override: bool) -> None:
             found=version,
             lowest=SUPPORTED[0],
             highest=SUPPORTED[1],
-            variable="INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH",
+            variable=settings.environment_variable("allow_unsupported_torch"),
         )
 
 
