@@ -11,11 +11,14 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BadEnvironmentError",
+    "BadIntervalError",
     "BadOptionError",
     "BadPackagePathError",
+    "BadProblemFileError",
     "InductorExtError",
     "MissingToolchainError",
     "NotAnExportedProgramError",
+    "PlanError",
     "UnknownModeError",
     "UnknownOptionError",
     "UnsupportedCompileModeError",
@@ -106,4 +109,25 @@ class UnsupportedCompileModeError(InductorExtError):
     """A TORCHINDUCTOR_FX_COMPILE_MODE that this compile cannot work with."""
 
     template = "inductor_ext cannot compile with TORCHINDUCTOR_FX_COMPILE_MODE={mode}: {why}."
+    remedy = "{mend}."
+
+
+class BadIntervalError(InductorExtError):
+    """A storage that the memory planner cannot plan, since no plan of it could be right."""
+
+    template = "Buffer {name}: its {field} is {value}; allowed is {allowed}."
+    remedy = "Correct the buffer's lifetime, size or alignment."
+
+
+class PlanError(InductorExtError):
+    """A memory plan that would let buffers overwrite each other or leave their arena."""
+
+    template = "The memory plan is wrong: {why}."
+    remedy = "It must not be used; if inductor_ext made it, report the problem and the plan."
+
+
+class BadProblemFileError(InductorExtError):
+    """A file of a planning problem that cannot be read, or a plan's that cannot be written."""
+
+    template = "{file}{where}: {why}."
     remedy = "{mend}."

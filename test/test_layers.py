@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "inductor_ext"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cache", "compat", "config", "exc", "parts", "settings"}),
-    frozenset({"events", "memory_planning", "options", "templates", "toolchain"}),
+    frozenset({"events", "memory_planning", "options", "planning", "templates", "toolchain"}),
     frozenset({"cpp_wrapper", "lowerings"}),
     frozenset({"activation"}),
     frozenset({"aot", "backend"}),
@@ -40,6 +40,10 @@ IMPORTERS: dict[str, frozenset[str]] = {
 PURE = (
     "cpp_wrapper.manifest",
     "memory_planning",
+    "planning.csv_problem",
+    "planning.problem",
+    "planning.search",
+    "planning.solver",
     "templates.problem",
     "templates.ranking",
 )
