@@ -21,6 +21,11 @@ if _typing.TYPE_CHECKING:
     enabled: bool
     fallback_to_eager: bool
     allow_unsupported_torch: bool
+    memory_arenas: _typing.Literal["auto", "always", "never"]
+    memory_reorder: bool
+    memory_replan: bool
+    memory_budget: int | str | None
+    memory_debug: bool
     event_log: str | None
 
 

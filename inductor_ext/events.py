@@ -23,7 +23,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-__all__ = ["CompileRecord", "EagerFallbackRecord", "PackageRecord", "Record", "capture", "emit"]
+__all__ = [
+    "CompileRecord",
+    "EagerFallbackRecord",
+    "MemoryPlanRecord",
+    "PackageRecord",
+    "PlannedArena",
+    "PlannedStorage",
+    "Record",
+    "capture",
+    "emit",
+]
 
 log = logging.getLogger("inductor_ext")
 
@@ -79,6 +89,99 @@ class EagerFallbackRecord(Record):
     why: str
     install: str
     operators: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedStorage:
+    """One storage of a memory plan: a buffer with every buffer that takes over its memory."""
+
+    name: str
+    """The buffer that allocates it."""
+    bytes: int
+    """At the hint, as the allocator counts it."""
+    start: int
+    """The first step of the schedule, a line of the generated code, at which it is allocated."""
+    end: int
+    """The first step at which it is free again."""
+    kind: str
+    """"intermediate", "output", "extern" (allocated by the kernel that makes it), "input" (freed
+    during the call), "subgraph" (what a called subgraph needs during the call)."""
+    device: str
+    arena: int | None
+    """Index among the plan's arenas; None for memory of its own."""
+    offset: int | None
+    """Bytes from the arena's start, at the hint."""
+    operator: str
+    """The operators that the kernel was made from, such as "addmm, gelu"."""
+    module: str
+    """Path of the model's module that made the buffer, such as "encoder.layer.0.attention"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedArena:
+    """One arena of a memory plan."""
+
+    name: str
+    device: str
+    bytes: int
+    """At the hint."""
+    lower_bound: int
+    """The most bytes of its members alive at once."""
+    start: int
+    end: int
+    size: str
+    """The expression of its size, in bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlanRecord(Record):
+    """How the buffers of one generated function share memory.
+
+    All sizes are bytes at the hint, of what the function allocates or can free, summed over
+    devices; what its callers keep alive throughout is not counted.
+    """
+
+    name: ClassVar[str] = "memory_plan"
+
+    graph: str
+    """The generated function, such as "call" or "partition_0"."""
+    kind: str
+    """"inference", "forward", "backward" or "aot"."""
+    cache_key: str | None
+    """Of the FX graph cache; None outside it."""
+    strategy: str
+    """"arenas", "reuse", "plain" or "stock"."""
+    peak_before: int
+    """Under stock's reuse, on the same schedule."""
+    peak: int
+    lower_bound: int
+    """The most bytes alive at once, with nothing kept longer than it is used."""
+    steps: int
+    """Length of the schedule."""
+    calls_before: int
+    """Allocator calls under stock's reuse."""
+    calls: int
+    peak_reordered_from: int | None
+    """The lower bound before our order of kernels replaced stock's; None where it did not."""
+    seconds: float
+    """CPU time of planning."""
+    arenas: tuple[PlannedArena, ...]
+    storages: tuple[PlannedStorage, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Peak over lower bound; 1.0 where nothing is allocated."""
+        return self.peak / self.lower_bound if self.lower_bound else 1.0
+
+    def describe(self) -> str:
+        """One line for a person; the storages are left to the structured forms."""
+        mib = 1024**2
+        return (
+            f"memory_plan: {self.graph} ({self.kind}) peak {self.peak_before / mib:.2f} -> "
+            f"{self.peak / mib:.2f} MiB, lower bound {self.lower_bound / mib:.2f} MiB, ratio "
+            f"{self.ratio:.3f}, {len(self.arenas)} arenas, allocator calls {self.calls_before} -> "
+            f"{self.calls}, {self.strategy}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

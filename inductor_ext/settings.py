@@ -15,10 +15,11 @@ import dataclasses
 import difflib
 import hashlib
 import os
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 from inductor_ext import exc
 
@@ -33,6 +34,7 @@ __all__ = [
     "markdown_page",
     "names",
     "nearest",
+    "parse_bytes",
     "resolve",
     "types_of",
 ]
@@ -40,17 +42,45 @@ __all__ = [
 ENVIRONMENT_PREFIX = "INDUCTOR_EXT_"
 
 
-def _setting(default: Any, meaning: str, *, in_cache_key: bool = True) -> Any:
+def _setting(
+    default: Any,
+    meaning: str,
+    *,
+    in_cache_key: bool = True,
+    reads: Callable[[Any], object] | None = None,
+) -> Any:
     """Declare a setting.
 
     Args:
         default: the value when neither environment nor code sets one.
         meaning: one paragraph for the docs.
         in_cache_key: False only for a setting that cannot change what is compiled.
+        reads: what makes use of a value that fits the type; its ValueError, whose text says what is
+            allowed, is reported as a bad option.
     """
     return dataclasses.field(
-        default=default, metadata={"meaning": meaning, "in_cache_key": in_cache_key}
+        default=default,
+        metadata={"meaning": meaning, "in_cache_key": in_cache_key, "reads": reads},
     )
+
+
+_UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+
+
+def parse_bytes(value: int | str) -> int:
+    """A number of bytes, given as an integer or as text with a unit: 8GiB, "1.5 MiB", "4096".
+
+    Raises:
+        ValueError: neither; its text says what is allowed.
+    """
+    allowed = f"a positive number of bytes, or one with a unit of {', '.join(_UNITS)}"
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", str(value))
+    if match is None or (match[2] or "B") not in _UNITS:
+        raise ValueError(allowed)
+    size = int(float(match[1]) * _UNITS[match[2] or "B"])
+    if size <= 0:
+        raise ValueError(allowed)
+    return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +102,34 @@ class Settings:
     allow_unsupported_torch: bool = _setting(
         False,
         "Try a torch release outside the supported range instead of refusing it.",
+    )
+    memory_arenas: Literal["auto", "always", "never"] = _setting(
+        "auto",
+        "Whether buffers are placed in arenas, one allocation each. auto: where the simulated peak "
+        "is not above that of any other strategy and allocator calls are saved; always: every "
+        "buffer that can be placed is, which is also what Inductor's `memory_planning=True` asks "
+        "for; never: buffers are allocated one by one, and storage is reused where that cannot "
+        "raise the peak. Inductor's `memory_pool` says what may share an arena.",
+    )
+    memory_reorder: bool = _setting(
+        True,
+        "Try orders of independent kernels beyond stock's, and keep one only if the peak falls.",
+    )
+    memory_replan: bool = _setting(
+        True,
+        "For dynamic shapes: where one stacking order cannot serve all sizes well, let the "
+        "generated Python plan anew at run time, once for each tuple of sizes.",
+    )
+    memory_budget: int | str | None = _setting(
+        None,
+        'Bytes, or text such as "8GiB". A compile whose planned peak on a device is above it '
+        "fails with an error that names the buffers alive at the peak.",
+        reads=parse_bytes,
+    )
+    memory_debug: bool = _setting(
+        False,
+        "Find planning bugs: freed ranges of an arena are overwritten with a pattern, and every "
+        "view is checked against its arena's bounds. Slow.",
     )
     event_log: str | None = _setting(
         None,
@@ -185,14 +243,25 @@ def check(name: str, value: object) -> None:
         raise exc.UnknownOptionError(
             name=name, value=value, nearest=nearest(name, annotations), count=len(annotations)
         )
-    if not accepts(value, annotations[name]):
+    allowed = None if accepts(value, annotations[name]) else describe_type(annotations[name])
+    reads = _readers()[name]
+    if allowed is None and value is not None and reads is not None:
+        try:
+            reads(value)
+        except ValueError as error:
+            allowed = str(error)
+    if allowed is not None:
         raise exc.BadOptionError(
             name=name,
             value=value,
             found=type(value).__name__,
-            allowed=describe_type(annotations[name]),
+            allowed=allowed,
             default=getattr(Settings(), name),
         )
+
+
+def _readers() -> dict[str, Callable[[Any], object] | None]:
+    return {field.name: field.metadata["reads"] for field in dataclasses.fields(Settings)}
 
 
 def resolve(current: Mapping[str, object], overrides: Mapping[str, object]) -> Settings:
@@ -213,11 +282,17 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 def _parse(text: str, annotation: Any) -> object:
     """Read the text of an environment variable; ValueError when it does not fit."""
+    if typing.get_origin(annotation) is Literal:
+        if text not in typing.get_args(annotation):
+            raise ValueError(text)
+        return text
     args = typing.get_args(annotation)
     if type(None) in args:
         if text == "":
             return None
-        (annotation,) = (arg for arg in args if arg is not type(None))
+        # Of several types, text is itself the one that loses nothing.
+        kinds = [arg for arg in args if arg is not type(None)]
+        annotation = str if str in kinds else kinds[0]
     if annotation is bool:
         if text.lower() in _TRUE:
             return True
@@ -245,10 +320,13 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
         if name is None:
             allowed = f"a setting: there is no such setting.{nearest(variable, known)}"
             raise exc.BadEnvironmentError(variable=variable, value=text, allowed=allowed)
+        allowed = describe_type(annotations[name])
         try:
             values[name] = _parse(text, annotations[name])
-        except ValueError:
-            allowed = describe_type(annotations[name])
+            check(name, values[name])
+        except (ValueError, exc.BadOptionError) as error:
+            if isinstance(error, exc.BadOptionError):
+                allowed = error.fields["allowed"]
             raise exc.BadEnvironmentError(variable=variable, value=text, allowed=allowed) from None
     return values
 
