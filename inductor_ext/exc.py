@@ -16,6 +16,7 @@ __all__ = [
     "BadPackagePathError",
     "BadProblemFileError",
     "InductorExtError",
+    "MemoryBudgetError",
     "MissingToolchainError",
     "NotAnExportedProgramError",
     "PlanError",
@@ -131,3 +132,15 @@ class BadProblemFileError(InductorExtError):
 
     template = "{file}{where}: {why}."
     remedy = "{mend}."
+
+
+class MemoryBudgetError(InductorExtError):
+    """A planned memory peak above the setting `memory_budget`."""
+
+    template = (
+        "The planned memory peak of {graph} on {device} is {peak}, above the budget of {budget}."
+    )
+    remedy = (
+        "Raise memory_budget, or need less: a smaller batch or sequence, a dtype of lower "
+        "precision, or, for training, activation checkpointing (torch.utils.checkpoint).\n{table}"
+    )

@@ -1,0 +1,189 @@
+"""What a planned function holds at its peak: who is alive there, and the table that says so (pure).
+
+A plan takes memory from the allocator in two ways: an arena is held as a whole from its first
+member to its last, and a storage outside of arenas for its own life. What is held at a step is the
+sum of both; the peak is its maximum, taken for each device on its own since devices do not share
+memory. At the peak the members of an arena rarely fill it, so that a table of the storages alive
+there needs one row more for each arena, "unused", to sum to the peak.
+
+The table is part of the error that a `memory_budget` raises and of `inductor_ext.memory_report`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
+
+__all__ = [
+    "PeakRow",
+    "alive",
+    "devices",
+    "held",
+    "human_bytes",
+    "peak_rows",
+    "peak_step",
+    "peak_table",
+    "steps",
+]
+
+_OPERATOR_WIDTH = 32
+_MODULE_WIDTH = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class PeakRow:
+    """Memory that is held at the peak: a storage, or what no storage uses of an arena."""
+
+    name: str
+    bytes: int
+    kind: str
+    """A storage's kind; "unused" for the rest of an arena."""
+    device: str
+    operator: str
+    module: str
+    start: int
+    end: int
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes with the largest binary unit that leaves at least 1: "1.50 MiB"."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def devices(record: MemoryPlanRecord) -> tuple[str, ...]:
+    """The devices on which the plan holds memory, in the order of their first storage."""
+    return tuple(dict.fromkeys(part.device for part in _parts(record)))
+
+
+def steps(record: MemoryPlanRecord) -> int:
+    """Length of the schedule; never shorter than what is alive in it."""
+    return max(record.steps, 1, *(part.end for part in _parts(record)))
+
+
+def _parts(record: MemoryPlanRecord) -> tuple[PlannedStorage | PlannedArena, ...]:
+    return record.storages + record.arenas
+
+
+def _profile(spans: Iterable[tuple[int, int, int]], length: int) -> list[int]:
+    """Bytes at each step of spans (bytes, start, end)."""
+    change = [0] * (length + 1)
+    for size, start, end in spans:
+        if start < end:
+            change[start] += size
+            change[end] -= size
+    return list(accumulate(change[:-1]))
+
+
+def alive(record: MemoryPlanRecord, device: str) -> list[int]:
+    """Bytes of the storages alive on `device` at each step."""
+    return _profile(
+        ((s.bytes, s.start, s.end) for s in record.storages if s.device == device), steps(record)
+    )
+
+
+def held(record: MemoryPlanRecord, device: str) -> list[int]:
+    """Bytes held from `device`'s allocator at each step: arenas, and storages outside of them."""
+    spans = [
+        (arena.bytes, arena.start, arena.end) for arena in record.arenas if arena.device == device
+    ]
+    spans += [
+        (storage.bytes, storage.start, storage.end)
+        for storage in record.storages
+        if storage.device == device and storage.arena is None
+    ]
+    return _profile(spans, steps(record))
+
+
+def peak_step(record: MemoryPlanRecord, device: str) -> int:
+    """The first step at which most is held on `device`."""
+    profile = held(record, device)
+    return profile.index(max(profile))
+
+
+def peak_rows(record: MemoryPlanRecord, device: str) -> list[PeakRow]:
+    """What is held on `device` at its peak, the largest first; sums to the peak."""
+    step = peak_step(record, device)
+    rows = [
+        PeakRow(s.name, s.bytes, s.kind, s.device, s.operator, s.module, s.start, s.end)
+        for s in record.storages
+        if s.device == device and s.start <= step < s.end and s.bytes
+    ]
+    for index, arena in enumerate(record.arenas):
+        if arena.device == device and arena.start <= step < arena.end:
+            unused = arena.bytes - sum(s.bytes for s in _members(record.storages, index, step))
+            if unused:
+                rows.append(
+                    PeakRow(arena.name, unused, "unused", device, "", "", arena.start, arena.end)
+                )
+    return sorted(rows, key=lambda row: (-row.bytes, row.start, row.name))
+
+
+def _members(storages: Sequence[PlannedStorage], arena: int, step: int) -> Iterable[PlannedStorage]:
+    return (s for s in storages if s.arena == arena and s.start <= step < s.end)
+
+
+def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = None) -> str:
+    """The largest holdings at the peak, one line each, as text.
+
+    Args:
+        record: the plan.
+        top: how many rows to show for a device; the rest is one row, "others".
+        device: the only device to show; None for all, one table after the other.
+    """
+    tables = [_table(record, top, each) for each in devices(record) if device in (None, each)]
+    return "\n\n".join(tables) or "Nothing is allocated."
+
+
+def _table(record: MemoryPlanRecord, top: int, device: str) -> str:
+    rows = peak_rows(record, device)
+    total = sum(row.bytes for row in rows)
+    title = f"Held on {device} at the peak, step {peak_step(record, device)} of {steps(record)}:"
+    cells = [("bytes", "share", "buffer", "kind", "operator", "module", "live")]
+    cells += [
+        (
+            human_bytes(row.bytes),
+            _share(row.bytes, total),
+            row.name,
+            row.kind,
+            _clip_end(row.operator, _OPERATOR_WIDTH),
+            _clip_start(row.module, _MODULE_WIDTH),
+            f"[{row.start}, {row.end})",
+        )
+        for row in rows[:top]
+    ]
+    if rows[top:]:
+        rest = sum(row.bytes for row in rows[top:])
+        count = len(rows) - top
+        label = "1 other" if count == 1 else f"{count} others"
+        cells.append((human_bytes(rest), _share(rest, total), label, "", "", "", ""))
+    cells.append((human_bytes(total), _share(total, total), "in all", "", "", "", ""))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            text.rjust(width) if column < 2 else text.ljust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join([title, *lines])
+
+
+def _share(part: int, total: int) -> str:
+    return f"{100 * part / total:.1f} %" if total else "-"
+
+
+def _clip_end(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _clip_start(text: str, width: int) -> str:
+    # The end of a module path tells it from its siblings.
+    return text if len(text) <= width else "..." + text[3 - width :]
