@@ -41,6 +41,7 @@ PURE = (
     "cpp_wrapper.manifest",
     "memory_planning",
     "planning.csv_problem",
+    "planning.placing",
     "planning.peak",
     "planning.problem",
     "planning.search",

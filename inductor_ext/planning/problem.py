@@ -78,7 +78,7 @@ class Placement:
     method: str
     """What found the plan."""
     iterations: int
-    """Placements that the search has tried; 0 where the portfolio was enough."""
+    """What was spent of the budget, in the unit of `solver.solve`."""
 
     @property
     def ratio(self) -> float:
