@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
+    "ArenaBoundsError",
     "BadEnvironmentError",
     "BadIntervalError",
     "BadOptionError",
@@ -19,6 +20,7 @@ __all__ = [
     "MemoryBudgetError",
     "MissingToolchainError",
     "NotAnExportedProgramError",
+    "OrderError",
     "PlanError",
     "UnknownModeError",
     "UnknownOptionError",
@@ -127,11 +129,31 @@ class PlanError(InductorExtError):
     remedy = "It must not be used; if inductor_ext made it, report the problem and the plan."
 
 
+class OrderError(InductorExtError):
+    """An order of kernels that would run one before what it needs, twice or not at all."""
+
+    template = "The order of kernels is wrong: {why}."
+    remedy = "It must not be used; if inductor_ext made it, report the problem and the order."
+
+
 class BadProblemFileError(InductorExtError):
     """A file of a planning problem that cannot be read, or a plan's that cannot be written."""
 
     template = "{file}{where}: {why}."
     remedy = "{mend}."
+
+
+class ArenaBoundsError(InductorExtError):
+    """A buffer of generated code that does not lie within its arena: a planning bug."""
+
+    template = (
+        "A buffer of size {size} and stride {stride} at element {offset} ends at element {end} of "
+        "an arena of {numel}."
+    )
+    remedy = (
+        "This is a bug of inductor_ext, found by the setting memory_debug. "
+        'memory_arenas="never" avoids arenas.'
+    )
 
 
 class MemoryBudgetError(InductorExtError):

@@ -43,6 +43,7 @@ PURE = (
     "planning.csv_problem",
     "planning.placing",
     "planning.peak",
+    "planning.order",
     "planning.problem",
     "planning.search",
     "planning.solver",
