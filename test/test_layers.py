@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "inductor_ext"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cache", "compat", "config", "exc", "parts", "settings"}),
-    frozenset({"events", "memory_planning", "options", "planning", "templates", "toolchain"}),
+    frozenset({"events", "memory_planning", "memory_plans", "options", "planning", "templates", "toolchain"}),
     frozenset({"cpp_wrapper", "lowerings"}),
     frozenset({"activation"}),
     frozenset({"aot", "backend"}),
@@ -40,6 +40,7 @@ IMPORTERS: dict[str, frozenset[str]] = {
 PURE = (
     "cpp_wrapper.manifest",
     "memory_planning",
+    "planning.arenas",
     "planning.csv_problem",
     "planning.placing",
     "planning.peak",
@@ -47,6 +48,7 @@ PURE = (
     "planning.problem",
     "planning.search",
     "planning.solver",
+    "planning.symbolic",
     "templates.problem",
     "templates.ranking",
 )
