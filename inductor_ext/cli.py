@@ -41,6 +41,11 @@ COMMANDS = (
         "say what this machine can compile, and what is missing",
         "inductor_ext.report.doctor",
     ),
+    Command(
+        "plan",
+        "place the buffers of a CSV file in memory, near the lower bound",
+        "inductor_ext.report.plan",
+    ),
 )
 
 

@@ -1,0 +1,96 @@
+"""`inductor-ext plan FILE`: plan a memory problem given as a CSV file.
+
+For trying the planner on problems from elsewhere, and for comparing it with other planners. It
+imports no torch. The exit code is 0; wrong input ends with 2 before anything is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from inductor_ext.planning import csv_problem
+from inductor_ext.planning.problem import verify
+from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
+
+__all__ = ["add_arguments", "run"]
+
+
+def _power_of_two(text: str) -> int:
+    value = _natural(text)
+    if value < 1 or value & (value - 1):
+        raise argparse.ArgumentTypeError(f"{text} is not a power of two")
+    return value
+
+
+def _natural(text: str) -> int:
+    # isdecimal alone accepts the digits of all scripts, and int's limit is on the digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 10^18")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "file",
+        help="CSV with the columns id, lower, upper and size: a buffer of `size` bytes is live "
+        "from step `lower` until before step `upper`",
+    )
+    parser.add_argument(
+        "--align",
+        type=_power_of_two,
+        default=1,
+        metavar="N",
+        help="alignment of every buffer in bytes, a power of two; sizes are rounded up to it "
+        "(default: 1)",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=_natural,
+        default=DEFAULT_ITERATIONS,
+        metavar="N",
+        help="how long to search for a better plan, where there may be one; the time grows with N "
+        "and with the number of buffers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=_natural, default=0, metavar="N", help="seed of the search (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--output", metavar="CSV", help="write the table with a column `offset` to this file"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan the file's problem and print what came of it.
+
+    Raises:
+        exc.BadProblemFileError: see `csv_problem`.
+    """
+    if arguments.output is not None:
+        csv_problem.check_writable(arguments.output)
+    problem = csv_problem.read(arguments.file, arguments.align)
+    begin = time.process_time()
+    plan = solve(problem.intervals, iterations=arguments.iterations, seed=arguments.seed)
+    verify(problem.intervals, plan.offsets, plan.peak)
+    seconds = time.process_time() - begin
+    if arguments.output is not None:
+        csv_problem.write(arguments.output, problem, plan.offsets)
+    if arguments.json:
+        report = {
+            "buffers": len(problem.intervals),
+            "lower_bound": plan.lower_bound,
+            "peak": plan.peak,
+            "ratio": plan.ratio,
+            "cpu_seconds": round(seconds, 6),
+            "verified": True,
+        }
+        print(json.dumps(report, indent=2))
+        return 0
+    print(f"buffers      {len(problem.intervals)}")
+    print(f"lower bound  {plan.lower_bound} bytes")
+    print(f"peak         {plan.peak} bytes, {plan.ratio:.4f} of the lower bound, verified")
+    print(f"found by     {plan.method}, {seconds:.3f} s of CPU time")
+    return 0
