@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from inductor_ext import cache, compat, config, events, exc, lowerings
+from inductor_ext import cache, compat, config, events, exc, lowerings, memory_plans
 from inductor_ext.settings import Settings
 
 __all__ = ["ExtChoices", "activate", "current", "install", "requested", "uninstall"]
@@ -165,13 +165,15 @@ def _scope(settings: Settings) -> Iterator[None]:
 
 def _ensure_dispatchers() -> None:
     """Put the dispatchers in front of Inductor's entry point and of its cache keys, once."""
-    from torch._inductor import codecache
+    from torch._inductor import codecache, output_code
     from torch._inductor import compile_fx as module
 
     with _dispatcher_lock:
         if not hasattr(module.compile_fx, _SCOPED):
             details = codecache.FxGraphHashDetails
             details.__init__ = _key_dispatcher(details.__init__)  # type: ignore[method-assign]
+            graph = output_code.CompiledFxGraph
+            graph.post_compile = _graph_dispatcher(graph.post_compile)  # type: ignore[method-assign]
             module.compile_fx = _entry_dispatcher(module.compile_fx)
 
 
@@ -189,6 +191,17 @@ def _key_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
             self.inductor_ext = "-".join(parts)
 
     return __init__
+
+
+def _graph_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
+    # Of a graph that comes with its backward from the AOTAutograd cache nothing else tells the key.
+    @functools.wraps(stock)
+    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if current() is not None:
+            memory_plans.loaded(self._fx_graph_cache_key)
+
+    return post_compile
 
 
 def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,10 +223,11 @@ def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
         settings = config.snapshot(overrides)
         if not settings.enabled:
             return stock(*args, **kwargs)
-        call.arguments["inner_compile"] = _scoped_inner_compile(inner_compile, settings)
+        compile_ = memory_plans.begin()
+        call.arguments["inner_compile"] = _scoped_inner_compile(inner_compile, settings, compile_)
         hits = _autograd_cache_hits()
         start = time.perf_counter()
-        with _scope(settings):
+        with _scope(settings), memory_plans.linking(compile_):
             output = stock(*call.args, **call.kwargs)
         if _autograd_cache_hits() > hits:
             # inner_compile, which records each graph, was not asked.
@@ -268,7 +282,9 @@ def _operators(gm: Any) -> int:
     return count_calls(gm.graph) if hasattr(gm, "graph") else 0
 
 
-def _scoped_inner_compile(inner: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+def _scoped_inner_compile(
+    inner: Callable[..., Any], settings: Settings, compile_: memory_plans.Compile
+) -> Callable[..., Any]:
     """`inner_compile`, which compiles one graph, inside the scope and with a record of it."""
 
     @functools.wraps(inner)
@@ -287,15 +303,19 @@ def _scoped_inner_compile(inner: Callable[..., Any], settings: Settings) -> Call
         before = _cache_counters(counters)
         operators = _operators(gm)
         start = time.perf_counter()
-        with _scope(settings):
+        with _scope(settings), events.capture(this_thread=True) as records:
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _cache_counters(counters)
+        state = next((state for state in after if after[state] > before[state]), "off")
+        key = getattr(output, "_fx_graph_cache_key", None)
+        if kind != "aot":
+            compile_.add(key, None if state == "hit" else records)
         record = events.CompileRecord(
             kind=kind,
             operators=operators,
             seconds=round(time.perf_counter() - start, 3),
-            cache=next((state for state in after if after[state] > before[state]), "off"),
-            cache_key=getattr(output, "_fx_graph_cache_key", None),
+            cache=state,
+            cache_key=key,
             settings=settings.non_default(),
         )
         events.emit(record, event_log=settings.event_log)

@@ -38,7 +38,8 @@ __all__ = [
 log = logging.getLogger("inductor_ext")
 
 _lock = threading.Lock()
-_listeners: list[list[Record]] = []
+_listeners: list[tuple[list[Record], int | None]] = []
+"""Each with the only thread that it listens to; None for all."""
 _warned: set[str] = set()
 
 
@@ -197,17 +198,21 @@ class PackageRecord(Record):
 
 
 @contextlib.contextmanager
-def capture() -> Iterator[list[Record]]:
-    """Yield a list to which every record emitted in this process is appended meanwhile."""
+def capture(*, this_thread: bool = False) -> Iterator[list[Record]]:
+    """Yield a list to which every record emitted in this process is appended meanwhile.
+
+    Args:
+        this_thread: whether to leave out what other threads emit.
+    """
     records: list[Record] = []
     with _lock:
-        _listeners.append(records)
+        _listeners.append((records, threading.get_ident() if this_thread else None))
     try:
         yield records
     finally:
         with _lock:
             # By identity: two empty lists are equal, and list.remove compares.
-            _listeners[:] = [listener for listener in _listeners if listener is not records]
+            _listeners[:] = [listener for listener in _listeners if listener[0] is not records]
 
 
 def emit(record: Record, *, event_log: str | None = None) -> None:
@@ -219,8 +224,9 @@ def emit(record: Record, *, event_log: str | None = None) -> None:
     """
     log.log(record.level, "%s", record.describe())
     with _lock:
-        for listener in _listeners:
-            listener.append(record)
+        for records, thread in _listeners:
+            if thread in (None, threading.get_ident()):
+                records.append(record)
     line = json.dumps(record.as_json(), default=str)
     _trace(record, line)
     if event_log is not None:

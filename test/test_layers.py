@@ -20,7 +20,17 @@ PACKAGE = Path(__file__).parent.parent / "inductor_ext"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cache", "compat", "config", "exc", "parts", "settings"}),
-    frozenset({"events", "memory_planning", "memory_plans", "options", "planning", "templates", "toolchain"}),
+    frozenset(
+        {
+            "events",
+            "memory_planning",
+            "memory_plans",
+            "options",
+            "planning",
+            "templates",
+            "toolchain",
+        }
+    ),
     frozenset({"cpp_wrapper", "lowerings"}),
     frozenset({"activation"}),
     frozenset({"aot", "backend"}),
