@@ -134,7 +134,7 @@ def _make_choices(base: type[Any], state: dict[str, Any], settings: Settings) ->
 
 def _restore_choices(base: type[Any], state: dict[str, Any], settings: Settings) -> Any:
     """Unpickle an ExtChoices: Inductor's compile subprocess is about to compile for us."""
-    _ensure_lowering_dispatchers()
+    _ensure_code_dispatchers()
     return _make_choices(base, state, settings)
 
 
@@ -155,7 +155,7 @@ def _scope(settings: Settings) -> Iterator[None]:
     if current() == settings:
         yield
         return
-    _ensure_lowering_dispatchers()
+    _ensure_code_dispatchers()
     with compat.choices_handler(_choices(settings)):
         yield
 
@@ -330,15 +330,46 @@ def _cache_counters(counters: Any) -> dict[str, int]:
     return {state: inductor[f"fxgraph_cache_{state}"] for state in ("hit", "miss", "bypass")}
 
 
-def _ensure_lowering_dispatchers() -> None:
-    """Put a dispatcher into Inductor's table for every operator with a lowering of ours."""
+def _ensure_code_dispatchers() -> None:
+    """Put the dispatchers in front of what decides about code, once.
+
+    One is before the pass that plans memory, and one in Inductor's table for every operator with a
+    lowering of ours.
+    """
     from torch._inductor import lowering as module
 
     with _dispatcher_lock:
+        _ensure_wrapper_dispatcher()
         for operator in lowerings.registered():
             if operator not in _dispatched_lowerings:
                 _dispatched_lowerings[operator] = module.lowerings[operator]
                 module.lowerings[operator] = _lowering_dispatcher(operator)
+
+
+def _ensure_wrapper_dispatcher() -> None:
+    """Put a dispatcher before the pass in which generated code decides how buffers share memory."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    stock = PythonWrapperCodegen.run_wrapper_ir_passes
+    if not hasattr(stock, _SCOPED):
+        # Subclasses of every device inherit this method, and none overrides it; registering wrapper
+        # classes of ours would replace those of the device's for the process.
+        PythonWrapperCodegen.run_wrapper_ir_passes = _wrapper_dispatcher(stock)  # type: ignore[method-assign]
+
+
+def _wrapper_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def run_wrapper_ir_passes(self: Any, is_inference: bool) -> None:
+        settings = current()
+        if settings is None:
+            stock(self, is_inference)
+            return
+        from inductor_ext import memory_planning
+
+        memory_planning.plan_wrapper(stock, self, is_inference, settings)
+
+    setattr(run_wrapper_ir_passes, _SCOPED, True)
+    return run_wrapper_ir_passes
 
 
 def _lowering_dispatcher(operator: Any) -> Callable[..., Any]:

@@ -22,6 +22,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cache", "compat", "config", "exc", "parts", "settings"}),
     frozenset(
         {
+            "arena_lines",
+            "arena_runtime",
             "events",
             "memory_planning",
             "memory_plans",
@@ -48,14 +50,15 @@ IMPORTERS: dict[str, frozenset[str]] = {
 """The rooms that nothing may import but the ones named here."""
 
 PURE = (
+    "arena_runtime",
     "cpp_wrapper.manifest",
-    "memory_planning",
     "planning.arenas",
     "planning.csv_problem",
     "planning.placing",
     "planning.peak",
     "planning.order",
     "planning.problem",
+    "planning.schedule",
     "planning.search",
     "planning.solver",
     "planning.symbolic",

@@ -1,0 +1,932 @@
+"""Memory planning of generated code: from the wrapper's lines to a plan, and back to lines.
+
+When a wrapper's lines are final, Inductor decides in `run_wrapper_ir_passes` how its buffers share
+memory. Inside our compiles `plan_wrapper` takes that place, for Python and C++ wrappers alike:
+
+1. `_read` finds the storages behind the lines: what allocates, which buffers take a storage over
+   (in-place reuse, views, aliasing fallbacks), what frees, and what kernels allocate themselves.
+2. Stock's reuse is applied to a copy of the lines and read the same way, for comparison.
+3. `planning.schedule.decide` chooses arenas and takeovers that keep the lower bound.
+4. Of ours and stock's the lower peak is taken, then the fewer allocator calls, and written as lines
+   (`arena_lines`). A record says what was gained.
+
+A storage goes into an arena only if every way in which its memory can be reached is understood: it
+is allocated by the wrapper, freed by it in the same scope, used on one stream, and neither pinned,
+used for communication, handed to a subgraph or a stateful operator, nor (unless asked for by
+`memory_pool`) an output. Everything else keeps memory of its own, which reference counts protect.
+
+Settings: memory_arenas, memory_replan, memory_budget, memory_debug; Inductor's memory_planning,
+memory_pool and allow_buffer_reuse keep their meaning.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import ir
+from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen.common import WorkspaceArg
+from torch._inductor.utils import align as align64
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, Max
+
+from inductor_ext import events, exc
+from inductor_ext.arena_lines import (
+    ArenaEndLine,
+    ArenaLine,
+    ArenaVariable,
+    MemberEndLine,
+    MemberLine,
+)
+from inductor_ext.planning import arenas, peak, schedule
+from inductor_ext.planning.problem import round_up
+from inductor_ext.settings import Settings, parse_bytes
+
+__all__ = ["ALIGNMENT", "plan_wrapper"]
+
+ALIGNMENT = {"cpu": 64, "cuda": 512}
+"""Bytes to which each device type's allocator rounds sizes and aligns addresses.
+
+Members of an arena are aligned as memory of their own would be, so that no kernel sees a
+difference. Devices that are not listed have no arenas.
+"""
+
+SMALLEST = 512
+"""Bytes below which a buffer is not worth a place in an arena."""
+
+FALLBACK_HINT = 64
+"""Value assumed for a size that has no hint (unbacked symbols), as in stock's planner."""
+
+
+# --- reading the lines --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False)
+class _Storage:
+    """One storage, as the lines tell of it."""
+
+    node: Any
+    """The buffer that it was allocated for."""
+    kind: str
+    """As in `events.PlannedStorage`."""
+    scope: int
+    start: int
+    end: int = -1
+    refs: set[str] = dataclasses.field(default_factory=set)
+    """Variables that still hold it, and those that are going to."""
+    names: list[str] = dataclasses.field(default_factory=list)
+    """Buffers that use it from its start, one after the other."""
+    last: Any = None
+    """The line that freed it."""
+    regular: bool = True
+    """Freed in the scope that allocates it, and out of reach of what may keep it."""
+    placeable: bool = False
+    output: bool = False
+    bytes: Any = 0
+    """Size: int or sympy expression."""
+    hint: int = 0
+    """Size at the hint, as the allocator rounds it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        device: torch.device = self.node.get_device()
+        return device
+
+    @property
+    def counted(self) -> bool:
+        """Whether the generated code asks the allocator for it."""
+        return self.kind in ("intermediate", "output")
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the variable that is dropped last could hand the storage on to another buffer."""
+        return (
+            isinstance(self.last, stock_lines.FreeIfNotReusedLine)
+            and self.last.node.get_name() in self.names
+            and self.regular
+            and not self.output
+        )
+
+
+@dataclasses.dataclass
+class _Scope:
+    """Lines that are run together: a function, or a subgraph that was written into it."""
+
+    graph: Any
+    start: int
+    end: int = -1
+
+
+@dataclasses.dataclass
+class _Reading:
+    """What the lines of one wrapper say."""
+
+    storages: list[_Storage]
+    inputs: list[_Storage]
+    """Inputs that the code drops: free from then on, unless the caller holds them."""
+    calls: list[tuple[int, int, dict[str, int]]]
+    """Called subgraphs: first step, end, peak by device."""
+    steps: int
+
+
+def _hint(expression: Any) -> int:
+    value: int = V.graph.sizevars.optimization_hint(expression, fallback=FALLBACK_HINT)
+    return value
+
+
+def _set_size(storage: _Storage, graph: Any) -> None:
+    node = storage.node
+    with V.set_graph_handler(graph):
+        length = V.graph.get_allocation_storage_size(node)
+        nbytes = V.graph.sizevars.simplify(sympy.sympify(length) * node.get_dtype().itemsize)
+        storage.bytes = int(nbytes) if nbytes.is_number else nbytes
+        hint = max(_hint(storage.bytes), 0)
+    storage.hint = round_up(hint, ALIGNMENT.get(storage.device.type, 1))
+
+
+def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
+    """Buffer -> the buffers whose memory it may share because the kernel that made it says so."""
+    direct = {
+        buffer.get_name(): set(buffer.get_inputs_that_alias_output())
+        for graph in graphs
+        for buffer in graph.buffers
+        if not isinstance(buffer, ir.NoneAsConstantBuffer)
+    }
+    closed: dict[str, set[str]] = {}
+
+    def close(name: str) -> set[str]:
+        if name not in closed:
+            closed[name] = set()
+            for base in direct.get(name, ()):
+                closed[name] |= {base} | close(base)
+        return closed[name]
+
+    return {name: bases for name in direct if (bases := close(name))}
+
+
+_KEEPERS: tuple[type, ...] = (
+    ir.Conditional,
+    ir.WhileLoop,
+    ir.InvokeSubgraph,
+    ir.EffectfulKernel,
+    ir._CollectiveKernel,
+    ir.TMADescriptor,
+    ir.ResizeStorageBytes,
+    ir.SetSourceTensorKernel,
+)
+"""Kernels that may hold on to their inputs, or return them, in ways that their schema hides."""
+
+
+def _kept(graphs: Iterable[Any]) -> set[str]:
+    """Buffers that must have memory of their own."""
+    kept: set[str] = set()
+    for graph in graphs:
+        kept |= set(graph.never_reuse_buffers)
+        for operation in graph.operations:
+            stateful = any(
+                isinstance(value, ir.TorchBindObject)
+                for value in getattr(operation, "inputs", None) or ()
+            )
+            if stateful or isinstance(operation, _KEEPERS):
+                kept |= set(operation.get_read_names())
+                kept.update(buffer.get_name() for buffer in operation.get_outputs())
+        kept |= _across_streams(graph.scheduler)
+    return kept
+
+
+def _across_streams(scheduler: Any) -> set[str]:
+    """Buffers of which some user runs on another stream than their producer (torch >= 2.13)."""
+    streams = getattr(scheduler, "node_to_stream", None)
+    if not streams or len(set(streams.values())) == 1:
+        return set()
+    return {
+        name
+        for name, buffer in scheduler.name_to_buf.items()
+        for user in buffer.users
+        if streams.get(user.node, 0) != scheduler.get_buf_stream(name)
+    }
+
+
+def _stream(scheduler: Any, name: str) -> int:
+    find = getattr(scheduler, "get_buf_stream", None)
+    return find(name) if find is not None else 0
+
+
+def _output_names(wrapper: Any, graphs: Iterable[Any]) -> set[str]:
+    names = set(V.graph._get_output_names(wrapper.get_graph_outputs()))
+    for graph in graphs:
+        names |= set(graph.get_output_names())
+    return names
+
+
+_subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of each root wrapper: peak by device of the functions generated for it so far."""
+
+
+def _root(wrapper: Any) -> Any:
+    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
+        wrapper = parent
+    return wrapper
+
+
+_CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))\((?:\w+)_args\)")
+
+
+class _Reader:
+    """Walks over the lines once; `reading` is what it found."""
+
+    def __init__(self, wrapper: Any, lines: Sequence[Any]) -> None:
+        self.wrapper = wrapper
+        graphs = [V.graph]
+        for line in lines:
+            if isinstance(line, stock_lines.EnterSubgraphLine) and line.graph not in graphs:
+                graphs.append(line.graph)
+        self.outputs = _output_names(wrapper, graphs)
+        self.kept = _kept(graphs)
+        self.aliases = _aliases(graphs)
+        self.removed = set().union(*(graph.removed_buffers for graph in graphs))
+        self.holders: dict[str, list[_Storage]] = {}
+        self.alias_of: dict[str, list[str]] = {}
+        for name, bases in self.aliases.items():
+            for base in bases:
+                self.alias_of.setdefault(base, []).append(name)
+        self.scopes = [_Scope(V.graph, 0, len(lines))]
+        self.stack = [0]
+        self.reading = _Reading([], [], [], len(lines))
+        self.extern_starts = self._find_externs(lines)
+        for step, line in enumerate(lines):
+            self._read(step, line)
+        self._finish()
+
+    # -- kernels that allocate their outputs -----------------------------------------------------
+
+    def _find_externs(self, lines: Sequence[Any]) -> dict[int, list[Any]]:
+        """Step -> buffers that a kernel allocates at it."""
+        made: set[str] = set()
+        wanted: dict[str, Any] = {}
+        freed: dict[str, Any]
+        for line in lines:
+            if isinstance(line, stock_lines.AllocateLine):
+                made.add(line.node.get_name())
+            elif isinstance(line, (stock_lines.ReuseLine, stock_lines.ReinterpretLine)):
+                made.add(line.reused_as.get_name())
+        freed = {
+            line.node.get_name(): line.node
+            for line in lines
+            if isinstance(line, stock_lines.FreeIfNotReusedLine)
+        }
+        if not V.graph.cpp_wrapper:
+            for line in lines:
+                # In Python the tuple of a kernel's outputs holds them as well.
+                if isinstance(line, stock_lines.MultiOutputLine) and line.arg_name in freed:
+                    self.alias_of.setdefault(line.result_name, []).append(line.arg_name)
+        for name in self.outputs:
+            buffer = V.graph.try_get_buffer(name)
+            if buffer is not None and not isinstance(buffer, ir.TorchBindObject):
+                freed.setdefault(name, buffer)
+        inputs = set(self.wrapper.get_graph_inputs())
+        for name, node in freed.items():
+            if isinstance(node, WorkspaceArg) or name in made or name in self.removed:
+                continue
+            if name in V.graph.constants or name in self.aliases:
+                continue
+            if isinstance(node, ir.InputBuffer) and not isinstance(node, ir.DonatedBuffer):
+                continue
+            if _owns(node):
+                wanted[name] = node
+        starts: dict[int, list[Any]] = {}
+        for name in inputs & set(wanted):
+            starts.setdefault(0, []).append(wanted.pop(name))
+        for step, line in enumerate(lines):
+            for name in _mentions(line):
+                if name in wanted:
+                    starts.setdefault(step, []).append(wanted.pop(name))
+        return starts
+
+    # -- the walk --------------------------------------------------------------------------------
+
+    def _read(self, step: int, line: Any) -> None:
+        for node in self.extern_starts.get(step, ()):
+            self._begin(node, "extern", step)
+        if isinstance(line, stock_lines.AllocateLine):
+            if line.node.get_name() not in self.removed:
+                storage = self._begin(line.node, "intermediate", step)
+                storage.placeable = not line.comm_buffer
+        elif isinstance(line, stock_lines.ReuseLine):
+            if line.node.get_name() not in self.removed:
+                self._take_over(step, line)
+        elif isinstance(line, stock_lines.ReinterpretLine):
+            self._hold(line.node.get_name(), line.reused_as.get_name())
+        elif isinstance(line, stock_lines.FreeIfNotReusedLine):
+            if not line.is_reused:
+                self._drop(line.node.get_name(), step, line)
+        elif isinstance(line, stock_lines.FreeLine):
+            self._drop_input(line.node, step)
+        elif isinstance(line, stock_lines.EnterSubgraphLine):
+            self.stack.append(len(self.scopes))
+            self.scopes.append(_Scope(line.graph, step))
+        elif isinstance(line, stock_lines.ExitSubgraphLine):
+            self.scopes[self.stack.pop()].end = step
+        elif isinstance(line, str) and (call := _CALL.search(line)) is not None:
+            known = _subgraph_peaks.get(_root(self.wrapper), {})
+            name = call["graph"] or f"partition_{call['partition']}"
+            if name in known:
+                self.reading.calls.append((step, step + 1, known[name]))
+
+    def _begin(self, node: Any, kind: str, step: int) -> _Storage:
+        name = node.get_name()
+        storage = _Storage(node, kind, self.stack[-1], step, names=[name])
+        storage.refs = {name, *self.alias_of.get(name, ())}
+        for holder in storage.refs:
+            self.holders.setdefault(holder, []).append(storage)
+        _set_size(storage, self.scopes[storage.scope].graph)
+        self.reading.storages.append(storage)
+        return storage
+
+    def _hold(self, name: str, by: str) -> list[_Storage]:
+        held = list(self.holders.get(name, ()))
+        for storage in held:
+            for holder in (by, *self.alias_of.get(by, ())):
+                storage.refs.add(holder)
+                self.holders.setdefault(holder, []).append(storage)
+        return held
+
+    def _take_over(self, step: int, line: Any) -> None:
+        old, new = line.node.get_name(), line.reused_as.get_name()
+        for storage in self._hold(old, new):
+            storage.names.append(new)
+            storage.regular &= self.stack[-1] == storage.scope
+        if line.delete_old and old not in self.outputs:
+            self._drop(old, step, line)
+
+    def _drop(self, name: str, step: int, line: Any) -> None:
+        for storage in self.holders.get(name, ()):
+            if self.stack[-1] != storage.scope:
+                # Freed on one path only.
+                storage.regular = False
+                continue
+            storage.refs.discard(name)
+            if not storage.refs and storage.end < 0:
+                storage.end, storage.last = step, line
+
+    def _drop_input(self, node: Any, step: int) -> None:
+        if isinstance(node, ir.Buffer) and isinstance(node.layout, ir.Layout):
+            storage = _Storage(node, "input", 0, 0, end=step)
+            _set_size(storage, V.graph)
+            self.reading.inputs.append(storage)
+
+    def _finish(self) -> None:
+        for storage in self.reading.storages:
+            names = {*storage.names, *storage.refs}
+            storage.output = bool(names & self.outputs)
+            if storage.output:
+                storage.kind = "output" if storage.kind == "intermediate" else storage.kind
+            storage.regular &= not names & self.kept
+            storage.placeable = (
+                storage.placeable
+                and storage.regular
+                and (storage.end >= 0 or storage.output)
+                and storage.device.type in ALIGNMENT
+                and _plain_layout(storage.node)
+            )
+            if storage.end < 0:
+                storage.end = self.scopes[storage.scope].end
+
+
+def _owns(node: Any) -> bool:
+    layout = node.layout if isinstance(node, ir.Buffer) else None
+    return isinstance(layout, ir.Layout) and not isinstance(layout, ir.NonOwningLayout)
+
+
+def _is_comm(node: Any) -> bool:
+    return isinstance(getattr(node, "layout", None), ir.CommBufferLayout)
+
+
+def _plain_layout(node: Any) -> bool:
+    if isinstance(node, WorkspaceArg):
+        return True
+    layout = node.get_layout()
+    return layout.offset == 0 and not node.get_is_pinned()
+
+
+_WORD = re.compile(r"\w+")
+
+
+def _mentions(line: Any) -> list[str]:
+    """Names of buffers that a line may define."""
+    if isinstance(line, stock_lines.ExternKernelAllocLine):
+        return [line.node.get_name()]
+    if isinstance(line, stock_lines.MultiOutputLine):
+        return [line.result_name]
+    text = getattr(line, "line", line)
+    if isinstance(text, str):
+        return [word.removesuffix("_handle") for word in _WORD.findall(text)]
+    return []
+
+
+# --- from storages to a decision ----------------------------------------------------------------
+
+
+def _aligned(expression: Any, alignment: int) -> Any:
+    """`expression` rounded up to a multiple of `alignment`, in what Inductor's printers know."""
+    if alignment == 64:
+        return align64(expression)
+    return alignment * FloorDiv(expression + alignment - 1, alignment)
+
+
+def _first_uses(storages: Iterable[_Storage]) -> dict[Any, int]:
+    """Unbacked symbol -> the first step at which a size uses it: it is known from then on."""
+    first: dict[Any, int] = {}
+    for storage in storages:
+        for symbol in _unbacked(storage.bytes):
+            first[symbol] = min(first.get(symbol, storage.start), storage.start)
+    return first
+
+
+def _unbacked(expression: Any) -> set[Any]:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return set(free_unbacked_symbols(expression)) if isinstance(expression, sympy.Expr) else set()
+
+
+def _planned(
+    reading: _Reading, *, pool: str, place: bool, reuse: bool, known: dict[Any, int]
+) -> list[schedule.Storage]:
+    """The storages as the pure planner knows them; index by index."""
+    found = []
+    for index, storage in enumerate(reading.storages):
+        device = storage.device
+        name = storage.node.get_name()
+        request = group = None
+        if place and storage.placeable and (pool != "intermediates" or not storage.output):
+            symbols = [known[symbol] for symbol in _unbacked(storage.bytes)]
+            request = arenas.Request(
+                name=str(index),
+                start=storage.start,
+                end=storage.end,
+                size=storage.bytes,
+                alignment=ALIGNMENT[device.type],
+                known_from=max(symbols) if symbols else None,
+            )
+            apart = storage.output and pool == "outputs"
+            group = (storage.scope, _stream(V.graph.scheduler, name), apart)
+        wants = leaves = None
+        if reuse and storage.kind not in ("extern", "input") and not _is_comm(storage.node):
+            wants = (storage.scope, stock_lines.buffer_reuse_key(storage.node))
+        if reuse and storage.reusable:
+            leaves = (storage.scope, stock_lines.buffer_reuse_key(storage.last.node))
+        found.append(
+            schedule.Storage(
+                size=storage.hint,
+                start=storage.start,
+                end=storage.end,
+                device=str(device),
+                counted=storage.counted,
+                request=request,
+                group=group,
+                leaves=leaves,
+                wants=wants,
+            )
+        )
+    return found
+
+
+def _held(reading: _Reading, *, backward: bool) -> dict[str, list[list[int]]]:
+    """What is held besides the storages, a profile for each assumption about the callers.
+
+    Callees need what they need. Inputs that the code drops are kept alive by the caller, except
+    that the backward's are mostly what the forward saved: these are freed, unless the graph is
+    retained. The second assumption, for the backward alone, is that all of them are.
+    """
+    inner = [
+        schedule.Storage(size=size, start=start, end=end, device=device)
+        for start, end, peaks in reading.calls
+        for device, size in peaks.items()
+    ]
+    dropped = [
+        schedule.Storage(size=item.hint, start=0, end=item.end, device=str(item.device))
+        for item in reading.inputs
+    ]
+    held = {}
+    for device in {str(item.device) for item in (*reading.storages, *reading.inputs)}:
+        held[device] = [schedule.load(inner, reading.steps, device)]
+        if backward:
+            held[device].append(schedule.load([*inner, *dropped], reading.steps, device))
+    return held
+
+
+def _peaks(
+    storages: Sequence[schedule.Storage],
+    held: dict[str, list[list[int]]],
+    steps: int,
+    assumption: int,
+) -> dict[str, int]:
+    """The peak by device, with what is held under one of the assumptions of `_held`."""
+    peaks = {}
+    for device, profiles in held.items():
+        own = schedule.load(storages, steps, device)
+        total = (a + b for a, b in zip(own, profiles[assumption], strict=True))
+        peaks[device] = max(total, default=0)
+    return peaks
+
+
+# --- and back to lines --------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes a decision into the lines that it was made from."""
+
+    def __init__(
+        self,
+        wrapper: Any,
+        lines: Sequence[Any],
+        reading: _Reading,
+        decision: schedule.Decision,
+        debug: bool,
+    ) -> None:
+        self.wrapper = wrapper
+        self.storages = reading.storages
+        self.decision = decision
+        self.debug = debug
+        self.replaced: dict[int, list[Any]] = {}
+        """Step -> the lines in place of the line there."""
+        self.added: dict[int, list[Any]] = {}
+        """Step -> lines after it."""
+        self.lines = self._needed(lines)
+        self.variables = [self._variable(index) for index in range(len(decision.arenas))]
+        for variable, arena in zip(self.variables, decision.arenas, strict=True):
+            self._write_arena(variable, arena)
+        for later, earlier in decision.taken_over.items():
+            self._hand_on(self.storages[earlier], self.storages[later])
+
+    def _needed(self, lines: Sequence[Any]) -> list[Any]:
+        """Copies of the lines, none for buffers that turned out not to be needed.
+
+        Communication buffers are handed on as in stock, among themselves.
+        """
+        found = []
+        states = [stock_lines.MemoryPlanningState()]
+        for line in lines:
+            if isinstance(line, stock_lines.EnterSubgraphLine):
+                states.append(stock_lines.MemoryPlanningState())
+            elif isinstance(line, stock_lines.ExitSubgraphLine):
+                states.pop()
+            elif isinstance(line, _NAMED_LINES):
+                if line.node.get_name() in V.graph.removed_buffers:
+                    line = stock_lines.NullLine(self.wrapper)
+                else:
+                    line = copy.copy(line)
+                    line = line.plan(states[-1]) if line.comm_buffer else line
+            found.append(line)
+        return found
+
+    def result(self) -> list[Any]:
+        """The lines."""
+        found = []
+        for step, line in enumerate(self.lines):
+            found += self.replaced.get(step, [line])
+            found += self.added.get(step, [])
+        while found and isinstance(found[-1], _ENDS):
+            # The function's end does that.
+            found.pop()
+        return found
+
+    def members(self, arena: arenas.Arena) -> list[tuple[_Storage, Any]]:
+        """The storages of an arena and their offsets, first allocated first."""
+        pairs = [(self.storages[int(m.request.name)], m.offset) for m in arena.members]
+        return sorted(pairs, key=lambda pair: pair[0].start)
+
+    def _variable(self, index: int) -> ArenaVariable:
+        arena = self.decision.arenas[index]
+        dtypes = [storage.node.get_dtype() for storage, _ in self.members(arena)]
+        ranked = sorted(set(dtypes), key=lambda dtype: (-dtypes.count(dtype), str(dtype)))
+        device = self.storages[int(arena.members[0].request.name)].device
+        name = _arena_name(self.wrapper)
+        return ArenaVariable(name, device, arena.size, tuple(ranked), arena.definitions)
+
+    def _write_arena(self, variable: ArenaVariable, arena: arenas.Arena) -> None:
+        members = self.members(arena)
+        left: dict[tuple[Any, torch.dtype], _Storage] = {}
+        for number, (storage, offset) in enumerate(members):
+            key = (offset, storage.node.get_dtype())
+            earlier = left.get(key)
+            if earlier is not None and earlier.end <= storage.start and self._same(earlier):
+                self._hand_on(earlier, storage)
+            else:
+                view = MemberLine(
+                    self.wrapper, storage.node, variable, offset, storage.bytes, self.debug
+                )
+                self.replaced[storage.start] = [view]
+            left[key] = storage
+            if number == 0:
+                first = ArenaLine(self.wrapper, variable, len(members))
+                self.replaced[storage.start].insert(0, first)
+            if self.debug and storage.last is not None:
+                end = MemberEndLine(self.wrapper, variable, offset, storage.bytes)
+                self.added.setdefault(storage.end, []).append(end)
+        if all(storage.last is not None for storage, _ in members):
+            last = max(storage.end for storage, _ in members)
+            self.added.setdefault(last, []).append(ArenaEndLine(self.wrapper, variable))
+
+    def _same(self, storage: _Storage) -> bool:
+        """Whether the variable that is dropped last is the storage from its start on."""
+        return storage.reusable and not isinstance(storage.node, WorkspaceArg)
+
+    def _hand_on(self, earlier: _Storage, later: _Storage) -> None:
+        free = self.lines[earlier.end]
+        free.is_reused = True
+        line = stock_lines.ReuseLine(self.wrapper, free.node, later.node)
+        self.replaced[later.start] = [line]
+
+
+_NAMED_LINES = (
+    stock_lines.AllocateLine,
+    stock_lines.FreeIfNotReusedLine,
+    stock_lines.ReuseLine,
+)
+
+
+_ENDS = (stock_lines.FreeIfNotReusedLine, stock_lines.NullLine, ArenaEndLine)
+
+
+def _plans(line: Any) -> bool:
+    return isinstance(line, stock_lines.MemoryPlanningLine)
+
+
+_arena_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _arena_name(wrapper: Any) -> str:
+    root = _root(wrapper)
+    count = _arena_counts.get(root, 0)
+    _arena_counts[root] = count + 1
+    return f"pool{count}"
+
+
+# --- the record ---------------------------------------------------------------------------------
+
+
+def _module(node: Any) -> str:
+    """Path of the model's module that a buffer was made in: the deepest that its origins share."""
+    paths = []
+    for origin in getattr(node, "origins", None) or ():
+        stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack")
+        if stack:
+            path = re.sub(r"^L\['self'\]\.?|^L__self___?|^self\.?", "", [*stack.values()][-1][0])
+            paths.append(re.sub(r"\['?|'?\]", ".", path).replace("..", ".").strip("."))
+    # The kernel writes what its last operator makes.
+    return max(paths, key=lambda path: (path.count("."), path), default="")
+
+
+def _operator(node: Any) -> str:
+    names = {
+        getattr(target, "__name__", str(target)).split(".")[0]
+        for origin in getattr(node, "origins", None) or ()
+        if origin.op == "call_function"
+        for target in (origin.target,)
+    }
+    return ", ".join(sorted(names)) or type(node).__name__
+
+
+def _rows(
+    reading: _Reading, decision: schedule.Decision | None, inputs: bool
+) -> tuple[events.PlannedStorage, ...]:
+    """The storages for the record; one that is handed on goes on as the one that takes it over."""
+    place: dict[int, tuple[int, int]] = {}
+    until: dict[int, int] = {}
+    if decision is not None:
+        for number, arena in enumerate(decision.arenas):
+            defined: dict[Any, int] = {}
+            for symbol, value in arena.definitions:
+                defined[symbol] = _hint(value.xreplace(defined))
+            for placed in arena.members:
+                offset = sympy.sympify(placed.offset).xreplace(defined)
+                place[int(placed.request.name)] = (number, _hint(offset))
+        until = {old: reading.storages[new].start for new, old in decision.taken_over.items()}
+    rows = []
+    for index, storage in enumerate([*reading.storages, *(reading.inputs if inputs else ())]):
+        arena_number, offset = place.get(index, (None, None))
+        rows.append(
+            events.PlannedStorage(
+                name=storage.node.get_name(),
+                bytes=storage.hint,
+                start=storage.start,
+                end=until.get(index, storage.end),
+                kind=storage.kind,
+                device=str(storage.device),
+                arena=arena_number,
+                offset=offset,
+                operator=_operator(storage.node),
+                module=_module(storage.node),
+            )
+        )
+    for start, end, peaks in reading.calls:
+        for device, size in peaks.items():
+            rows.append(
+                events.PlannedStorage(
+                    name="subgraph",
+                    bytes=size,
+                    start=start,
+                    end=end,
+                    kind="subgraph",
+                    device=device,
+                    arena=None,
+                    offset=None,
+                    operator="",
+                    module="",
+                )
+            )
+    return tuple(rows)
+
+
+def _kind(is_inference: bool) -> str:
+    if V.graph.aot_mode:
+        return "aot"
+    if V.graph.is_backward:
+        return "backward"
+    return "inference" if is_inference else "forward"
+
+
+# --- the entry ----------------------------------------------------------------------------------
+
+
+def plan_wrapper(
+    stock: Callable[[Any, bool], None], wrapper: Any, is_inference: bool, settings: Settings
+) -> None:
+    """Decide how the buffers of a wrapper's generated code share memory; `wrapper.lines` is final.
+
+    Args:
+        stock: Inductor's `run_wrapper_ir_passes`.
+        wrapper: a PythonWrapperCodegen or a subclass's instance.
+        is_inference: whether no backward graph belongs to this one.
+        settings: of the compile under way.
+
+    Raises:
+        exc.MemoryBudgetError: the planned peak on a device is above `memory_budget`.
+    """
+    if inductor_config.test_configs.track_memory_lifecycle:
+        # Stock's debugging tool wants to see each buffer as an allocation.
+        stock(wrapper, is_inference)
+        return
+    start = time.process_time()
+    lines = wrapper.lines
+    wrapper.lines = [copy.copy(line) if _plans(line) else line for line in lines]
+    if inductor_config.allow_buffer_reuse:
+        wrapper.estimate_peak = stock_lines.EfficientPeakEstimate()
+    wrapper.memory_plan_reuse()
+    if getattr(wrapper, "allow_stack_allocation", None):
+        # Everything fits on the stack: nothing is allocated that could be planned.
+        return
+    kind = _kind(is_inference)
+    record = _Planner(wrapper, lines, wrapper.lines, kind, settings).run(start)
+    if settings.memory_budget is not None:
+        _check_budget(record, settings)
+    events.emit(record, event_log=settings.event_log)
+
+
+def _check_budget(record: events.MemoryPlanRecord, settings: Settings) -> None:
+    budget = parse_bytes(settings.memory_budget or 0)
+    for device in peak.devices(record):
+        needed = max(peak.held(record, device), default=0)
+        if needed > budget:
+            raise exc.MemoryBudgetError(
+                graph=record.graph,
+                device=device,
+                peak=peak.human_bytes(needed),
+                budget=peak.human_bytes(budget),
+                table=peak.peak_table(record),
+            )
+
+
+class _Planner:
+    """Plans one wrapper."""
+
+    def __init__(
+        self,
+        wrapper: Any,
+        lines: list[Any],
+        by_stock: list[Any],
+        kind: str,
+        settings: Settings,
+    ) -> None:
+        self.wrapper = wrapper
+        self.lines = lines
+        self.by_stock = by_stock
+        self.kind = kind
+        self.settings = settings
+        self.reading = _Reader(wrapper, lines).reading
+        self.before = _Reader(wrapper, by_stock).reading
+        self.held = _held(self.reading, backward=kind == "backward")
+        self.known = _first_uses(self.reading.storages)
+        self.reuse = inductor_config.allow_buffer_reuse
+        self.force = inductor_config.memory_planning or settings.memory_arenas == "always"
+        self.place = (
+            settings.memory_arenas != "never"
+            and inductor_config.memory_pool != "none"
+            and (self.reuse or self.force)
+            and not V.graph.fx_wrapper
+        )
+        # Which of the assumptions of `_held` the record tells of.
+        self.assumption = -1 if kind == "backward" else 0
+
+    def run(self, start: float) -> events.MemoryPlanRecord:
+        """Replace the wrapper's lines, and say by what."""
+        decision = self._decide()
+        stock = _planned(self.before, pool="none", place=False, reuse=False, known={})
+        held = _held(self.before, backward=self.kind == "backward")
+        peak_before = _peaks(stock, held, self.before.steps, self.assumption)
+        calls_before = schedule.count_calls(stock)
+        plain = _planned(self.reading, pool="none", place=False, reuse=False, known={})
+        bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
+        after = decision.peaks[self.assumption]
+        better = (sum(after.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
+        reading = self.reading
+        shown: schedule.Decision | None = decision
+        if self.force or not self.reuse or better:
+            writer = _Writer(
+                self.wrapper, self.lines, reading, decision, self.settings.memory_debug
+            )
+            self.wrapper.lines = writer.result()
+            strategy = "arenas" if decision.arenas else "reuse" if decision.taken_over else "plain"
+            drawn = tuple(map(_arena_row, writer.variables, decision.arenas))
+            calls = decision.calls
+        else:
+            self.wrapper.lines = self.by_stock
+            strategy, after, calls, drawn = "stock", peak_before, calls_before, ()
+            reading, shown = self.before, None
+        name = self.wrapper.launcher_fn_name
+        _subgraph_peaks.setdefault(_root(self.wrapper), {})[name] = after
+        return events.MemoryPlanRecord(
+            graph=name,
+            kind=self.kind,
+            cache_key=None,
+            strategy=strategy,
+            peak_before=sum(peak_before.values()),
+            peak=sum(after.values()),
+            lower_bound=sum(bound.values()),
+            steps=reading.steps,
+            calls_before=calls_before,
+            calls=calls,
+            peak_reordered_from=None,
+            seconds=round(time.process_time() - start, 4),
+            arenas=drawn,
+            storages=_rows(reading, shown, inputs=self.kind == "backward"),
+        )
+
+    def _decide(self) -> schedule.Decision:
+        pool = inductor_config.memory_pool
+        decision = self._decide_for(pool if pool != "combined" else "outputs")
+        if pool == "combined" and self.force:
+            # An arena lives as long as one output in it: share one only where that keeps no more
+            # than the outputs alive.
+            combined = self._decide_for("combined")
+            outputs = sum(storage.hint for storage in self.reading.storages if storage.output)
+            kept = sum(
+                arena.peak_hint
+                for arena in combined.arenas
+                if any(self.reading.storages[int(m.request.name)].output for m in arena.members)
+            )
+            if kept <= outputs:
+                return combined
+        return decision
+
+    def _decide_for(self, pool: str) -> schedule.Decision:
+        return schedule.decide(
+            _planned(self.reading, pool=pool, place=self.place, reuse=self.reuse, known=self.known),
+            self.reading.steps,
+            plan=functools.partial(
+                arenas.plan_arenas,
+                hint=_hint,
+                make_max=lambda values: Max(*values),
+                make_align=_aligned,
+            ),
+            held=self.held,
+            place=self.place,
+            force=self.force,
+            smallest=SMALLEST,
+        )
+
+
+def _arena_row(variable: ArenaVariable, arena: arenas.Arena) -> events.PlannedArena:
+    return events.PlannedArena(
+        name=variable.name,
+        device=str(variable.device),
+        bytes=arena.peak_hint,
+        lower_bound=arena.lower_bound,
+        start=arena.start,
+        end=arena.end,
+        size=str(arena.size),
+    )
