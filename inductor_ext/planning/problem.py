@@ -31,7 +31,7 @@ class Interval:
 
     It is live in `[start, end)`, in steps of the schedule, so that an interval that ends where
     another starts may give it its place. An interval of no size or no lifetime conflicts with
-    nothing.
+    nothing; one of no lifetime need not fit into the arena either, since nobody looks at it.
 
     Raises:
         exc.BadIntervalError: negative size, end before start, alignment not a power of two.
@@ -131,7 +131,9 @@ def verify(
             why = "negative"
         elif offset & (interval.alignment - 1):
             why = f"no multiple of its alignment, {interval.alignment}"
-        elif arena_size is not None and offset + size > arena_size:
+        elif (
+            arena_size is not None and interval.start < interval.end and offset + size > arena_size
+        ):
             why = f"beyond what fits: its end is {offset + size} and the arena has {arena_size}"
         if why:
             raise exc.PlanError(why=f"the offset {offset} of {_label(intervals, index)} is {why}")

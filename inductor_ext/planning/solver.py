@@ -125,14 +125,20 @@ class _PartSolver:
         self.count = len(intervals)
         self.bound = lower_bound(intervals)
         self.work = 0
-        self.method = "stack"
         self._intervals = intervals
-        # Each on its own: what a plan must beat before the first is found.
-        self.peak = sum(interval.rounded_size for interval in intervals) + 1
-        self.offsets: list[int] = []
+        # One above the other by falling alignment, so that no padding comes between: the plan that
+        # every other must beat, and the only one without padding where alignments are mixed.
+        self.method = "stack"
+        self.peak = 0
+        self.offsets = [0] * self.count
+        for index in sorted(range(self.count), key=lambda i: -intervals[i].alignment):
+            self.offsets[index] = self.peak
+            self.peak += intervals[index].rounded_size
 
     def solve(self, goal: int, iterations: int, seed: int) -> None:
         """Lower the peak to `goal` bytes, or as far as the budget allows."""
+        if self.peak <= goal:
+            return
         blocks, homes = _merge(self._intervals)
         self._place(Part(blocks), homes, goal, iterations * self.count // 2)
         if self.peak <= goal:
