@@ -210,29 +210,24 @@ class _Planner:
             self.make_align,
             f"{self.prefix}{next(self.numbers)}",
         )
-        offsets = [algebra.zero] * len(stacked)
-        ends = [algebra.zero] * len(stacked)
-        for index in choice.stacking.order:
-            request = stacked[index]
-            lower = algebra.maximum([ends[other] for other in choice.stacking.below[index]])
-            offsets[index] = algebra.align(lower, request.alignment)
-            ends[index] = algebra.add(offsets[index], algebra.size(request.size, request.alignment))
-        carrying = {other for lower in choice.stacking.below for other in lower}
-        size = algebra.maximum([end for index, end in enumerate(ends) if index not in carrying])
-        place = {id(request): index for index, request in enumerate(stacked)}
-        members = [place.get(id(request)) for request in requests]
-        position = {index: new for new, index in enumerate(members) if index is not None}
+        starts, height = algebra.stack(
+            choice.stacking, [request.size for request in stacked], alignments
+        )
+        used = set(algebra.used([height, *starts]))
+        counter = itertools.count()
+        indices = [None if r.constant == 0 else next(counter) for r in requests]
+        position = {index: new for new, index in enumerate(indices) if index is not None}
+        below = choice.stacking.below
         return _arena(
             requests,
-            [0 if i is None else _plain(algebra.expression(offsets[i])) for i in members],
-            size=_plain(algebra.expression(size)),
+            [0 if i is None else _plain(starts[i]) for i in indices],
+            size=_plain(height),
             lower_bound=choice.lower_bounds[0],
             peak_hint=choice.peaks[0],
             worst_ratio=choice.worst_ratio,
-            definitions=tuple(algebra.definitions),
+            definitions=tuple((s, part) for s, part in algebra.definitions if s in used),
             below=tuple(
-                () if i is None else tuple(position[other] for other in choice.stacking.below[i])
-                for i in members
+                () if i is None else tuple(position[lower] for lower in below[i]) for i in indices
             ),
         )
 
@@ -302,10 +297,11 @@ def _late(requests: Sequence[Request]) -> list[Request]:
     return [request for request in requests if request.is_unknown_at(first)]
 
 
-def _cost(arenas: Sequence[Arena]) -> tuple[int, int]:
-    """The most bytes that arenas hold at once, at the hint; how many they are."""
+def _cost(arenas: Sequence[Arena]) -> tuple[int, int, int]:
+    """The most bytes that arenas hold at once, at the hint; bytes times steps, since what is not
+    held others can use; how many arenas they are."""
     held = problem.lower_bound([Interval(a.start, a.end, a.peak_hint) for a in arenas])
-    return held, len(arenas)
+    return held, sum(a.peak_hint * (a.end - a.start) for a in arenas), len(arenas)
 
 
 def _by_weight(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 import operator
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -415,9 +416,6 @@ class Algebra:
             self._sizes[expression] = self._polynomial(expression)
         return self.align(self._sizes[expression], alignment)
 
-    def add(self, a: _Sum, b: _Sum) -> _Sum:
-        return _plus(a, b)
-
     def align(self, value: _Sum, alignment: int) -> _Sum:
         """The value rounded up, its visible multiples left outside."""
         if value.divisible(alignment):
@@ -459,6 +457,33 @@ class Algebra:
             self._expressions[value.key] = found
         return found
 
+    def stack(
+        self,
+        stacking: Stacking,
+        sizes: Sequence[sympy.Expr | int],
+        alignments: Sequence[int],
+    ) -> tuple[list[sympy.Expr], sympy.Expr]:
+        """Each buffer's offset and the arena's size, in bytes, for buffers of sizes in bytes."""
+        offsets = [self.zero] * len(sizes)
+        ends = [self.zero] * len(sizes)
+        for index in stacking.order:
+            lower = self.maximum([ends[other] for other in stacking.below[index]])
+            offsets[index] = self.align(lower, alignments[index])
+            ends[index] = _plus(offsets[index], self.size(sizes[index], alignments[index]))
+        carrying = {other for lower in stacking.below for other in lower}
+        top = self.maximum([end for index, end in enumerate(ends) if index not in carrying])
+        return [self.expression(offset) for offset in offsets], self.expression(top)
+
+    def used(self, expressions: Iterable[sympy.Expr]) -> list[sympy.Symbol]:
+        """The names that expressions depend on, in the order of `definitions`."""
+        needed = {symbol for expression in expressions for symbol in expression.free_symbols}
+        names = []
+        for symbol, expression in reversed(self.definitions):
+            if symbol in needed:
+                needed |= expression.free_symbols
+                names.append(symbol)
+        return names[::-1]
+
     def _atom(
         self,
         expression: sympy.Expr,
@@ -487,7 +512,10 @@ class Algebra:
             for factor, monomial in parts
         ):
             return _Sum({self._atom(monomial): int(factor) for factor, monomial in parts})
-        return _Sum({self._atom(expression): 1})
+        multiple = 1
+        if all(factor.is_Integer for factor, _ in parts):
+            multiple = _power_of_two(math.gcd(*(int(factor) for factor, _ in parts)))
+        return _Sum({self._atom(expression, multiple=multiple): 1})
 
     def _maximum(self, values: list[_Sum]) -> _Sum:
         values = self._flat(_undominated(values))
@@ -649,11 +677,14 @@ def stacking(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -> Stac
 
 
 _SCALES = (Fraction(1), Fraction(1, 4), Fraction(4))
-"""Of the hints, at which an order is judged."""
+"""Of the hints, at which an order is judged: of all together and of each alone."""
+
+_FAR = (Fraction(1, 10), Fraction(16))
+"""Of all hints together, too."""
 
 _ALONE = 6
-"""How many symbols are scaled on their own, those first that most bytes depend on: with the joint
-scalings an order is judged at 3 + 2 * 6 samples at most."""
+"""How many symbols are scaled alone, those first that most buffers depend on: with the joint
+scalings an order is judged at 5 + 2 * 6 samples at most."""
 
 
 def samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
@@ -667,10 +698,10 @@ def samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
     def scaled(value: int, scale: Fraction) -> int:
         return max(1, int(value * scale)) if scale != 1 else value
 
-    found = [{symbol: scaled(hint, scale) for symbol, hint in hints.items()} for scale in _SCALES]
-    if len(hints) > 1:
-        for symbol in list(hints)[:_ALONE]:
-            found += [{**hints, symbol: scaled(hints[symbol], scale)} for scale in _SCALES[1:]]
+    together = [*_SCALES, *_FAR]
+    found = [{symbol: scaled(hint, scale) for symbol, hint in hints.items()} for scale in together]
+    for symbol in list(hints)[:_ALONE]:
+        found += [{**hints, symbol: scaled(hints[symbol], scale)} for scale in _SCALES[1:]]
     return [sample for position, sample in enumerate(found) if sample not in found[:position]]
 
 
@@ -791,11 +822,12 @@ class _Chooser:
         return chain
 
 
-_SOLVED = 7
-"""At how many samples the solver is asked, at most; large problems are solved at the first 3."""
+_SOLVED = 9
+"""At how many samples the solver is asked, at most."""
 
-_SMALL = 200
-"""Up to this many buffers a problem is solved at all of these samples."""
+_SOLVED_BUFFERS = 2000
+"""How many buffers the solver is given at all samples together, at most, but for the first three
+samples: large problems are solved at these only."""
 
 _FIT_WORK = 2_000_000
 """What first fits at all samples may cost together, in buffers squared: some seconds."""
@@ -827,7 +859,8 @@ def choose(
     count = len(lifetimes)
     if not count:
         chooser.consider(())
-    for column in columns[: _SOLVED if count <= _SMALL else len(_SCALES)]:
+    solved = min(_SOLVED, max(len(_SCALES), _SOLVED_BUFFERS // max(count, 1)))
+    for column in columns[:solved]:
         if chooser.done:
             break
         # A buffer that is empty at this sample has to have its place all the same.
