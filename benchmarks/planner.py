@@ -1,0 +1,123 @@
+"""How near the lower bound the static planner comes, and how long it takes.
+
+    python -m benchmarks.planner [--instances DIR] [--json-out DIR]
+
+Public instances are planned with the default budget and with `LARGE`, synthetic problems of three
+sizes with the default one. Times are seconds of CPU of this one thread, since planning waits for
+nothing; the peak's floor is the lower bound, which not every problem allows to be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import measure, results
+from inductor_ext.planning import csv_problem
+from inductor_ext.planning.problem import Interval
+from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
+
+__all__ = ["LARGE", "main", "training_graph"]
+
+LARGE = 200_000
+"""Iterations with which the dense public instances take less than a minute of one core."""
+
+SIZES = (200, 2_000, 20_000)
+ROUNDS = 3
+
+
+def training_graph(count: int, seed: int, *, few_sizes: bool) -> list[Interval]:
+    """A synthetic problem with the lifetimes of a training step.
+
+    Of the first half, the forward, a quarter is saved until its turn in the backward; most others
+    live for a few steps and some for up to two hundred.
+
+    Args:
+        count: buffers, one made in each step.
+        few_sizes: sizes of a model of equal layers, multiples of a few; else of any number of
+            bytes from 64 to 16 MiB, evenly over their logarithms, which is harder to pack.
+    """
+    draw = random.Random(seed)
+    problem = []
+    for step in range(count):
+        if few_sizes:
+            unit = draw.choice([1 << 20] * 6 + [1 << 14, 1 << 8])
+            size = unit * draw.choice([1, 1, 2, 3, 4, 4, 16])
+        else:
+            size = int(2 ** draw.uniform(6, 24))
+        kind = draw.random()
+        if kind < 0.25 and step < count // 2:
+            end = 2 * (count // 2) - step + draw.randrange(4)
+        elif kind < 0.9:
+            end = step + 1 + min(int(draw.expovariate(1 / 3)), 40)
+        else:
+            end = step + draw.randrange(6, 200)
+        problem.append(Interval(step, end, size, 64))
+    return problem
+
+
+def _rows(case: str, problem: Sequence[Interval], iterations: int) -> Iterator[results.Row]:
+    seconds = []
+    for _ in range(ROUNDS if iterations == DEFAULT_ITERATIONS else 1):
+        begin = time.process_time()
+        plan = solve(problem, iterations=iterations)
+        seconds.append(time.process_time() - begin)
+    sample = measure.summarize(seconds)
+    note = f"{len(problem)} buffers"
+    if iterations != DEFAULT_ITERATIONS:
+        note += f", --iterations {iterations}"
+    values: list[tuple[str, str, float, float | None, float | None]] = [
+        ("peak", "bytes", plan.peak, plan.lower_bound, None),
+        ("peak / lower bound", "1", plan.ratio, 1.0, None),
+        ("cpu time", "s", sample.median, None, sample.spread if len(seconds) > 1 else None),
+    ]
+    for metric, unit, ours, floor, spread in values:
+        yield {
+            "case": case,
+            "metric": metric,
+            "unit": unit,
+            "better": "lower",
+            "ours": ours,
+            "stock": None,
+            "eager": None,
+            "floor": floor,
+            "spread": spread,
+            "note": note,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all cases and write the result; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
+    parser.add_argument(
+        "--instances",
+        default=Path(__file__).parent / "instances",
+        type=Path,
+        help="folder of CSV problems",
+    )
+    parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
+    given = parser.parse_args(arguments)
+    header = results.collect_header("planner", results.command_line(), results.hardware_slug("cpu"))
+    rows: list[results.Row] = []
+    problem: Sequence[Interval]
+    for path in sorted(given.instances.glob("*.csv")):
+        problem = csv_problem.read(path).intervals
+        rows += _rows(path.stem, problem, DEFAULT_ITERATIONS)
+        if rows[-2]["ours"] != 1.0:
+            rows += _rows(f"{path.stem}, long", problem, LARGE)
+    for count in SIZES:
+        for few_sizes in (True, False):
+            kind = "few sizes" if few_sizes else "any sizes"
+            problem = training_graph(count, 0, few_sizes=few_sizes)
+            rows += _rows(f"training {count}, {kind}", problem, DEFAULT_ITERATIONS)
+    document: results.Document = {**header, "rows": rows}
+    print(results.render_table(document))
+    print(results.write(given.json_out, document))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
