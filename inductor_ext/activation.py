@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from inductor_ext import cache, compat, config, events, exc, lowerings, memory_plans
+from inductor_ext import cache, compat, config, events, exc, kernel_order, lowerings, memory_plans
 from inductor_ext.settings import Settings
 
 __all__ = ["ExtChoices", "activate", "current", "install", "requested", "uninstall"]
@@ -333,12 +333,13 @@ def _cache_counters(counters: Any) -> dict[str, int]:
 def _ensure_code_dispatchers() -> None:
     """Put the dispatchers in front of what decides about code, once.
 
-    One is before the pass that plans memory, and one in Inductor's table for every operator with a
-    lowering of ours.
+    One is before the pass that orders kernels, one before the pass that plans memory, and one in
+    Inductor's table for every operator with a lowering of ours.
     """
     from torch._inductor import lowering as module
 
     with _dispatcher_lock:
+        _ensure_order_dispatcher()
         _ensure_wrapper_dispatcher()
         for operator in lowerings.registered():
             if operator not in _dispatched_lowerings:
@@ -370,6 +371,32 @@ def _wrapper_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
 
     setattr(run_wrapper_ir_passes, _SCOPED, True)
     return run_wrapper_ir_passes
+
+
+def _ensure_order_dispatcher() -> None:
+    """Put a dispatcher before the pass that chooses the order of kernels."""
+    from torch._inductor import memory
+
+    # The scheduler looks the function up each time. The hook before it,
+    # config._post_fusion_custom_pass, is the user's, and what it orders the pass orders anew.
+    if not hasattr(memory.reorder_for_peak_memory, _SCOPED):
+        memory.reorder_for_peak_memory = _order_dispatcher(memory.reorder_for_peak_memory)
+
+
+def _order_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def reorder_for_peak_memory(*args: Any, **kwargs: Any) -> Any:
+        order = stock(*args, **kwargs)
+        settings = current()
+        if settings is None or not settings.memory_reorder:
+            return order
+        call = signature.bind(*args, **kwargs)
+        return kernel_order.improve(order, call.arguments["graph_outputs"])
+
+    setattr(reorder_for_peak_memory, _SCOPED, True)
+    return reorder_for_peak_memory
 
 
 def _lowering_dispatcher(operator: Any) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "arena_lines",
             "arena_runtime",
             "events",
+            "kernel_order",
             "memory_planning",
             "memory_plans",
             "options",
