@@ -742,24 +742,35 @@ class _Chooser:
             for column in columns
         )
         self.live = _live_at_once(lifetimes)
-        self.best: Choice | None = None
-        self.key: tuple[float, ...] = ()
-        self.placed: list[tuple[int, ...]] = []
+        # A buffer that is empty at a sample has to have its place all the same.
+        self.needs = [
+            [max(column[index], alignment) for column in columns]
+            for index, alignment in enumerate(alignments)
+        ]
+        self.best: tuple[tuple[float, int, int], Choice] | None = None
 
-    def consider(self, order: Sequence[int]) -> tuple[float, ...]:
-        """Judge an order, and keep it if it is the best so far; the lower, the better."""
+    def judge(self, order: Sequence[int]) -> tuple[tuple[float, int, int], Choice]:
+        """How good an order is, the lower, the better; it is kept if it is the best so far."""
         found = stacking(self.lifetimes, order)
         peaks = tuple(found.offsets(column, self.alignments)[1] for column in self.columns)
         choice = Choice(found, peaks, self.lower_bounds)
         # Ratios that nobody can tell apart do not decide; then the hint does, then brevity.
-        key = (round(choice.worst_ratio, 4), peaks[0], sum(map(len, found.below)))
-        if self.best is None or key < self.key:
-            self.best, self.key = choice, key
-        return key
+        value = (round(choice.worst_ratio, 4), peaks[0], sum(map(len, found.below)))
+        if self.best is None or value < self.best[0]:
+            self.best = value, choice
+        return value, choice
 
     @property
     def done(self) -> bool:
-        return self.best is not None and self.best.peaks == self.lower_bounds
+        return self.best is not None and self.best[1].peaks == self.lower_bounds
+
+    @property
+    def good(self) -> bool:
+        """Whether a search for a better order would be worth less than its time."""
+        if self.best is None:
+            return False
+        (ratio, peak, _), _ = self.best
+        return ratio <= _GOOD and peak == self.lower_bounds[0]
 
     def order_of(self, offsets: Sequence[int]) -> list[int]:
         """The order of a placement of sizes that are not 0; of several orders with the same
@@ -772,53 +783,39 @@ class _Chooser:
         In the given sequence a buffer goes to the lowest place between two of those live with it
         that is wide enough at every sample.
         """
-        columns = [
-            [max(s, a) for s, a in zip(c, self.alignments, strict=True)] for c in self.columns
-        ]
-        kinds = range(len(columns))
-        offsets: list[list[int]] = [[] for _ in self.lifetimes]
-        ends: list[list[int]] = [[] for _ in self.lifetimes]
+        nothing = [0] * len(self.columns)
+        offsets = [nothing] * len(self.lifetimes)
+        ends = [nothing] * len(self.lifetimes)
         placed: list[tuple[int, int]] = []
         for index in sequence:
             live = self.live[index]
             mask = -self.alignments[index]
+            needs = self.needs[index]
             near = [other for _, other in placed if live >> other & 1]
             ceilings: list[list[int]] = []
             for other in reversed(near):
                 above = offsets[other]
-                ceilings.append(
-                    [min(a, c) for a, c in zip(above, ceilings[-1], strict=True)]
-                    if ceilings
-                    else above
-                )
-            floor = [0] * len(columns)
+                ceilings.append(list(map(min, above, ceilings[-1])) if ceilings else above)
+            floor = nothing
             for other in near:
-                ceiling = ceilings.pop()
-                if all(
-                    ((floor[k] - mask - 1) & mask) + columns[k][index] <= ceiling[k] for k in kinds
-                ):
+                tops = map(operator.add, floor, needs)
+                if all(map(operator.le, tops, ceilings.pop())):
                     break
-                floor = [max(a, b) for a, b in zip(floor, ends[other], strict=True)]
-            offsets[index] = [(value - mask - 1) & mask for value in floor]
-            ends[index] = [value + columns[k][index] for k, value in enumerate(offsets[index])]
-            bisect.insort(placed, (offsets[index][0], index))
+                floor = [(end - mask - 1) & mask for end in map(max, floor, ends[other])]
+            offsets[index] = floor
+            ends[index] = list(map(operator.add, floor, needs))
+            bisect.insort(placed, (floor[0], index))
         return self.order_of([offset[0] for offset in offsets])
 
-    def critical(self) -> list[int]:
-        """Buffers of a chain that makes the best order's peak at its worst sample."""
-        assert self.best is not None
-        ratios = [
-            peak / bound if bound else 1.0
-            for peak, bound in zip(self.best.peaks, self.lower_bounds, strict=True)
-        ]
+    def critical(self, choice: Choice) -> list[int]:
+        """Buffers of a chain that makes an order's peak at its worst sample."""
+        ratios = [p / b if b else 1.0 for p, b in zip(choice.peaks, self.lower_bounds, strict=True)]
         column = self.columns[ratios.index(max(ratios))]
-        offsets, _ = self.best.stacking.offsets(column, self.alignments)
+        offsets, _ = choice.stacking.offsets(column, self.alignments)
         ends = [offset + size for offset, size in zip(offsets, column, strict=True)]
-        index = ends.index(max(ends))
-        chain = [index]
-        while self.best.stacking.below[index]:
-            index = max(self.best.stacking.below[index], key=lambda lower: ends[lower])
-            chain.append(index)
+        chain = [ends.index(max(ends))]
+        while choice.stacking.below[chain[-1]]:
+            chain.append(max(choice.stacking.below[chain[-1]], key=ends.__getitem__))
         return chain
 
 
@@ -829,8 +826,14 @@ _SOLVED_BUFFERS = 2000
 """How many buffers the solver is given at all samples together, at most, but for the first three
 samples: large problems are solved at these only."""
 
-_FIT_WORK = 2_000_000
-"""What first fits at all samples may cost together, in buffers squared: some seconds."""
+_GOOD = 1.005
+"""The worst ratio at which the search ends, if the hint's is 1."""
+
+_FITS = 200
+"""First fits at all samples at once, at most."""
+
+_FIT_WORK = 1_000_000
+"""What they may cost together, in buffers squared: about half a second."""
 
 
 def choose(
@@ -844,8 +847,9 @@ def choose(
     """The order of buffers whose worst ratio over several samples of their sizes is the lowest.
 
     Candidates are the solver's placements at single samples and a first fit at all of them at once,
-    in several sequences; then a search that fits critical buffers earlier. It ends as soon as an
-    order reaches the lower bound at every sample; its budget is counted, never timed.
+    in several sequences; then a search that moves critical buffers in the sequence. All ends as
+    soon as an order reaches the lower bound at every sample, the search where it is next to it; its
+    budget is counted, never timed.
 
     Args:
         lifetimes: `[start, end)` of each buffer.
@@ -857,57 +861,56 @@ def choose(
     """
     chooser = _Chooser(lifetimes, columns, alignments)
     count = len(lifetimes)
-    if not count:
-        chooser.consider(())
     solved = min(_SOLVED, max(len(_SCALES), _SOLVED_BUFFERS // max(count, 1)))
-    for column in columns[:solved]:
-        if chooser.done:
-            break
-        # A buffer that is empty at this sample has to have its place all the same.
+    for number in range(min(solved, len(columns))):
         intervals = [
-            Interval(*life, max(size, alignment), alignment)
-            for life, size, alignment in zip(lifetimes, column, alignments, strict=True)
+            Interval(*life, needs[number], alignment)
+            for life, needs, alignment in zip(lifetimes, chooser.needs, alignments, strict=True)
         ]
         placement = solver.solve(intervals, iterations=iterations, seed=seed)
-        chooser.consider(chooser.order_of(placement.offsets))
-    _refine(chooser, random.Random(seed))
+        best = chooser.judge(chooser.order_of(placement.offsets))
+        if chooser.done:
+            return best[1]
+    return _refine(chooser, random.Random(seed))
+
+
+def _refine(chooser: _Chooser, generator: random.Random) -> Choice:
+    """Search among first fits at all samples at once, in sequences derived from the best one."""
     assert chooser.best is not None
-    return chooser.best
-
-
-def _refine(chooser: _Chooser, generator: random.Random) -> None:
     count = len(chooser.lifetimes)
-    fits = min(200, _FIT_WORK // max(count, 1) ** 2)
-    if chooser.done or not fits or chooser.best is None:
-        return
+    fits = min(_FITS, _FIT_WORK // count**2)
     shares = [
         max(
-            column[index] / bound if bound else 0.0
-            for column, bound in zip(chooser.columns, chooser.lower_bounds, strict=True)
+            size / bound if bound else 0.0
+            for size, bound in zip(needs, chooser.lower_bounds, strict=True)
         )
-        for index in range(count)
+        for needs in chooser.needs
     ]
     lengths = [end - start for start, end in chooser.lifetimes]
     starts = [start for start, _ in chooser.lifetimes]
-    everything = range(count)
     sequences = [
-        list(chooser.best.stacking.order),
-        sorted(everything, key=lambda i: (-shares[i], -lengths[i])),
-        sorted(everything, key=lambda i: (-shares[i] * lengths[i], i)),
-        sorted(everything, key=lambda i: (-lengths[i], -shares[i])),
-        sorted(everything, key=lambda i: (starts[i], -shares[i])),
-    ]
-    candidates = [(chooser.consider(chooser.fit(candidate)), candidate) for candidate in sequences]
-    value, sequence = min(candidates)
+        list(chooser.best[1].stacking.order),
+        sorted(range(count), key=lambda i: (-shares[i], -lengths[i])),
+        sorted(range(count), key=lambda i: -shares[i] * lengths[i]),
+        sorted(range(count), key=lambda i: (-lengths[i], -shares[i])),
+        sorted(range(count), key=lambda i: (starts[i], -shares[i])),
+    ][:fits]
+    judged = [(*chooser.judge(chooser.fit(sequence)), sequence) for sequence in sequences]
     for _ in range(fits - len(sequences)):
-        if chooser.done:
-            return
+        if chooser.good:
+            break
+        value, choice, sequence = min(judged, key=operator.itemgetter(0))
         candidate = list(sequence)
-        place = candidate.index(generator.choice(chooser.critical()))
-        candidate.insert(generator.randrange(place + 1), candidate.pop(place))
-        found = chooser.consider(chooser.fit(candidate))
+        place = candidate.index(generator.choice(chooser.critical(choice)))
+        if generator.random() < 0.5:
+            candidate.insert(generator.randrange(place + 1), candidate.pop(place))
+        else:
+            other = generator.randrange(count)
+            candidate[place], candidate[other] = candidate[other], candidate[place]
+        found, choice = chooser.judge(chooser.fit(candidate))
         if found <= value:
-            value, sequence = found, candidate
+            judged = [(found, choice, candidate)]
+    return chooser.best[1]
 
 
 _REMEMBERED = 256
