@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inductor_ext.activation import activate, install, uninstall
     from inductor_ext.aot import aoti_compile_and_package
     from inductor_ext.options import list_mode_options, list_options
+    from inductor_ext.report.memory import memory_report
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _HOMES = {
     "install": "activation",
     "list_mode_options": "options",
     "list_options": "options",
+    "memory_report": "report.memory",
     "uninstall": "activation",
 }
 """Public functions, each with the module that defines it."""
@@ -39,6 +41,7 @@ __all__ = [
     "install",
     "list_mode_options",
     "list_options",
+    "memory_report",
     "uninstall",
 ]
 

@@ -42,6 +42,11 @@ COMMANDS = (
         "inductor_ext.report.doctor",
     ),
     Command(
+        "memory",
+        "show what a compiled model's memory is used for",
+        "inductor_ext.report.memory",
+    ),
+    Command(
         "plan",
         "place the buffers of a CSV file in memory, near the lower bound",
         "inductor_ext.report.plan",

@@ -16,12 +16,17 @@ __all__ = [
     "BadOptionError",
     "BadPackagePathError",
     "BadProblemFileError",
+    "BadReportFileError",
     "InductorExtError",
     "MemoryBudgetError",
     "MissingToolchainError",
     "NotAnExportedProgramError",
+    "NotReportableError",
+    "NothingCompiledError",
+    "NothingMeasuredError",
     "OrderError",
     "PlanError",
+    "PlanNotFoundError",
     "UnknownModeError",
     "UnknownOptionError",
     "UnsupportedCompileModeError",
@@ -166,3 +171,47 @@ class MemoryBudgetError(InductorExtError):
         "Raise memory_budget, or need less: a smaller batch or sequence, a dtype of lower "
         "precision, or, for training, activation checkpointing (torch.utils.checkpoint).\n{table}"
     )
+
+
+class NotReportableError(InductorExtError):
+    """A memory report was asked for something that has no memory plan."""
+
+    template = "There is no memory report of {found}: {why}."
+    remedy = "Give what torch.compile returned, or a torch.export.ExportedProgram."
+
+
+class NothingCompiledError(InductorExtError):
+    """A memory report was asked for a callable for which nothing has been compiled."""
+
+    template = "Nothing has been compiled for {name} by inductor_ext in this process."
+    remedy = (
+        'Compile it with backend="inductor_ext" and call it once first; for the plan of a '
+        "backward, call backward as well."
+    )
+
+
+class PlanNotFoundError(InductorExtError):
+    """A graph came from a cache, and nobody has left its memory plan beside it."""
+
+    template = "A graph of {name} came from a cache (key {key}) that does not hold its memory plan."
+    remedy = (
+        "Run once with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 in the environment, so that the graph "
+        "is planned again."
+    )
+
+
+class NothingMeasuredError(InductorExtError):
+    """A call whose memory was to be compared with plans ran none of the planned graphs."""
+
+    template = "The measured call ran none of the graphs in the report on {title}."
+    remedy = (
+        "Call what the report was made of, with inputs it has been called with before, and make "
+        "the report after that."
+    )
+
+
+class BadReportFileError(InductorExtError):
+    """A file that holds no memory plan that can be read, or a report's that cannot be written."""
+
+    template = "{file}{where}: {why}."
+    remedy = "{mend}"

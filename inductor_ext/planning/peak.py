@@ -23,6 +23,7 @@ __all__ = [
     "devices",
     "held",
     "human_bytes",
+    "peak_cells",
     "peak_rows",
     "peak_step",
     "peak_table",
@@ -142,11 +143,16 @@ def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = Non
     return "\n\n".join(tables) or "Nothing is allocated."
 
 
-def _table(record: MemoryPlanRecord, top: int, device: str) -> str:
+def peak_cells(
+    record: MemoryPlanRecord, device: str, top: int
+) -> tuple[str, list[tuple[str, ...]]]:
+    """Title and cells of the table of one device: heads, rows, sum."""
     rows = peak_rows(record, device)
     total = sum(row.bytes for row in rows)
     title = f"Held on {device} at the peak, step {peak_step(record, device)} of {steps(record)}:"
-    cells = [("bytes", "share", "buffer", "kind", "operator", "module", "live")]
+    cells: list[tuple[str, ...]] = [
+        ("bytes", "share", "buffer", "kind", "operator", "module", "live")
+    ]
     cells += [
         (
             human_bytes(row.bytes),
@@ -165,6 +171,11 @@ def _table(record: MemoryPlanRecord, top: int, device: str) -> str:
         label = "1 other" if count == 1 else f"{count} others"
         cells.append((human_bytes(rest), _share(rest, total), label, "", "", "", ""))
     cells.append((human_bytes(total), _share(total, total), "in all", "", "", "", ""))
+    return title, cells
+
+
+def _table(record: MemoryPlanRecord, top: int, device: str) -> str:
+    title, cells = peak_cells(record, device, top)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(

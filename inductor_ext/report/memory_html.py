@@ -1,0 +1,459 @@
+"""The picture of a memory plan: one HTML page with time to the right and offsets upwards (pure).
+
+The page needs no network, no script and no font of its own, and follows the reader's light or dark
+preference. For each plan and device it has two drawings over the same time, which is the plan's
+schedule: above, the bytes held and alive with the peak's step and the lower bound; below, arenas as
+frames with their members at their offsets, and storages outside of arenas stacked over them as they
+fit (the allocator's true addresses are not known). Colours are modules, at the depth that the
+palette can tell apart. Everything in a drawing has its words in a tooltip, and what is alive at the
+peak stands in a table. The page is well-formed XML.
+
+Thousands of storages stay readable and small: the largest are drawn one by one, the rest of an
+arena as one shape for each colour, and the rest outside of arenas as one area, their sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from itertools import pairwise
+
+from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
+from inductor_ext.planning import peak
+from inductor_ext.report.memory_measure import Measured
+
+__all__ = ["page"]
+
+_PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+"""Colours that people with colour-blindness tell apart (Okabe and Ito, 2008)."""
+_OTHER = "other"
+_NO_MODULE = "none"
+
+_WIDTH, _LEFT, _RIGHT = 1000, 84, 10
+_CURVE_TOP, _CURVE_HEIGHT = 18, 130
+_PLAN_TOP, _PLAN_HEIGHT = 176, 360
+_HEIGHT = 560
+
+_MOST_LOOSE = 500
+_MOST_MEMBERS = 1500
+"""How many storages of a drawing are drawn one by one, outside of arenas and in them."""
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #fff; --text: #1c1c1c; --dim: #6a6a6a; --line: #c4c4c4;
+  --frame: #f3f3f3; --bound: #b00020; }
+@media (prefers-color-scheme: dark) { :root { --back: #16181b; --text: #e6e6e6; --dim: #9a9a9a;
+  --line: #4a4d52; --frame: #22252a; --bound: #ff8a80; } }
+body { background: var(--back); color: var(--text); font: 14px/1.45 system-ui, sans-serif;
+  max-width: 1040px; margin: 24px auto; padding: 0 16px; }
+h1 { font-size: 1.4em; } h2 { font-size: 1.05em; margin: 2em 0 0.4em; }
+svg { width: 100%; height: auto; display: block; }
+svg text { fill: var(--dim); font-size: 11px; }
+svg text.label { fill: #111; font-size: 10px; pointer-events: none; }
+.frame { fill: var(--frame); stroke: var(--text); stroke-width: 1; }
+.axis { stroke: var(--line); fill: none; }
+.held { stroke: var(--text); fill: none; stroke-width: 1.4; }
+.alive { fill: var(--line); stroke: none; opacity: 0.6; }
+.bound { stroke: var(--bound); stroke-dasharray: 6 3; fill: none; }
+.peak { stroke: var(--text); stroke-dasharray: 2 3; fill: none; }
+.s { stroke: var(--back); stroke-width: 0.5; }
+.s:hover { stroke: var(--text); stroke-width: 2; }
+.input { stroke: var(--text); stroke-dasharray: 3 2; }
+.rest { opacity: 0.7; }
+.swatch { display: inline-block; width: 0.9em; height: 0.9em; margin: 0 0.35em 0 1em;
+  vertical-align: -0.1em; border-radius: 2px; }
+table { border-collapse: collapse; margin: 8px 0; }
+caption { text-align: left; color: var(--dim); }
+th, td { text-align: left; padding: 1px 12px 1px 0; vertical-align: top; }
+th { font-weight: 600; border-bottom: 1px solid var(--line); }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.dim { color: var(--dim); }
+"""
+
+
+def page(
+    title: str,
+    records: Sequence[MemoryPlanRecord],
+    captions: Sequence[str],
+    measured: Sequence[Measured],
+    top: int,
+) -> str:
+    """The whole page.
+
+    Args:
+        title: of the page.
+        records: the plans.
+        captions: one line for each plan.
+        measured: what a run took; may be empty.
+        top: rows of each table of the peak.
+    """
+    groups = _Groups(records)
+    body = [f"<h1>Memory of {escape(title)}</h1>", groups.legend()]
+    for index, (record, caption) in enumerate(zip(records, captions, strict=True)):
+        body.append(f"<h2>{index + 1}. {escape(caption)}</h2>")
+        for number, device in enumerate(peak.devices(record)):
+            body += [
+                _drawing(record, device, groups, f"p{index}d{number}"),
+                _peak_table(record, device, top),
+            ]
+        if not peak.devices(record):
+            body.append("<p>Nothing is allocated.</p>")
+    if not records:
+        body.append("<p>Nothing is allocated.</p>")
+    if measured:
+        body.append(_measured_table(measured))
+    style = f"{_STYLE}{groups.style()}"
+    return (
+        "<!DOCTYPE html>\n"
+        '<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>Memory of {escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+# --- colours ------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """Which colour a module has: one for each module at the depth that the palette allows."""
+
+    def __init__(self, records: Iterable[MemoryPlanRecord]) -> None:
+        weight: dict[str, int] = {}
+        self._without = False
+        for record in records:
+            for storage in record.storages:
+                area = storage.bytes * (storage.end - storage.start)
+                weight[storage.module] = weight.get(storage.module, 0) + area
+        self._without = weight.pop("", None) is not None
+        self._depth = 1
+        deepest = max((module.count(".") + 1 for module in weight), default=1)
+        for depth in range(2, deepest + 1):
+            if len({self._cut(module, depth) for module in weight}) <= len(_PALETTE):
+                self._depth = depth
+        areas: dict[str, int] = {}
+        for module, area in weight.items():
+            name = self._cut(module, self._depth)
+            areas[name] = areas.get(name, 0) + area
+        largest = sorted(areas, key=lambda name: (-areas[name], name))[: len(_PALETTE)]
+        self._others = len(areas) - len(largest)
+        # In the order of their names, which does not depend on sizes, colours change least.
+        self._colours = {name: i for i, name in enumerate(sorted(largest, key=_natural))}
+
+    @staticmethod
+    def _cut(module: str, depth: int) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    def of(self, module: str) -> str:
+        """The CSS class of a module."""
+        if not module:
+            return _NO_MODULE
+        colour = self._colours.get(self._cut(module, self._depth))
+        return _OTHER if colour is None else f"m{colour}"
+
+    def _entries(self) -> Iterator[tuple[str, str, str]]:
+        """CSS class, colour and name of each group that occurs."""
+        for name, index in self._colours.items():
+            yield f"m{index}", _PALETTE[index], name
+        if self._others:
+            yield _OTHER, "#8c8c8c", f"{self._others} other modules"
+        if self._without:
+            yield _NO_MODULE, "#b9b9b9", "no module"
+
+    def style(self) -> str:
+        return "".join(
+            f".{name} {{ fill: {colour}; background: {colour}; }}\n"
+            for name, colour, _ in self._entries()
+        )
+
+    def legend(self) -> str:
+        entries = "".join(
+            f'<span><i class="swatch {name}"></i>{escape(text)}</span> '
+            for name, _, text in self._entries()
+        )
+        return f'<p class="legend">Modules: {entries or "none"}</p>'
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """layers.2 before layers.10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+
+# --- drawings -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Block:
+    """An arena or a storage of its own, and where it is drawn."""
+
+    start: int
+    end: int
+    bytes: int
+    part: PlannedArena | PlannedStorage
+    index: int
+    """Of an arena in its plan."""
+    base: int = 0
+
+
+def _stack(blocks: Sequence[_Block]) -> int:
+    """Give each block the lowest base at which it overlaps no earlier one; return the height."""
+    placed: list[_Block] = []
+    for block in blocks:
+        base = 0
+        for other in sorted(
+            (b for b in placed if b.start < block.end and block.start < b.end),
+            key=lambda b: b.base,
+        ):
+            if base + block.bytes <= other.base:
+                break
+            base = max(base, other.base + other.bytes)
+        block.base = base
+        placed.append(block)
+    return max((block.base + block.bytes for block in blocks), default=0)
+
+
+def _area(storage: PlannedStorage) -> int:
+    return storage.bytes * (storage.end - storage.start)
+
+
+def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str) -> str:
+    length = peak.steps(record)
+    held = peak.held(record, device)
+    step = peak.peak_step(record, device)
+    arenas = [
+        _Block(arena.start, arena.end, arena.bytes, arena, index)
+        for index, arena in enumerate(record.arenas)
+        if arena.device == device
+    ]
+    loose = [s for s in record.storages if s.device == device and s.arena is None]
+    loose.sort(key=_area, reverse=True)
+    shown = sorted(loose[:_MOST_LOOSE], key=lambda s: s.start)
+    arenas.sort(key=lambda block: (block.start, -block.bytes))
+    blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in shown]
+    height = _stack(blocks)
+    rest = loose[_MOST_LOOSE:]
+    profile = _sum(rest, length)
+    total = max(1, height + max(profile))
+
+    def x(time: float) -> float:
+        return round(_LEFT + time / length * (_WIDTH - _LEFT - _RIGHT), 2)
+
+    def y(offset: float) -> float:
+        return round(_PLAN_TOP + _PLAN_HEIGHT * (1 - offset / total), 2)
+
+    members = [s for s in record.storages if s.device == device and s.arena is not None]
+    members.sort(key=_area, reverse=True)
+    single = set(map(id, members[:_MOST_MEMBERS]))
+    by_arena: dict[int | None, list[PlannedStorage]] = {}
+    for storage in members:
+        by_arena.setdefault(storage.arena, []).append(storage)
+
+    parts = [*_axes(length, total, x, y), *_curves(record, device, held, step, x)]
+    for block in blocks:
+        if isinstance(block.part, PlannedStorage):
+            words = "memory of its own"
+            parts.append(_storage(block.part, block.base, words, groups, x, y))
+            continue
+        inside = by_arena.get(block.index, [])
+        parts.append(f'<g class="arena"><title>{_arena_words(block.part, len(inside))}</title>')
+        parts.append(_rectangle("frame", block.start, block.end, block.base, block.bytes, x, y))
+        crowd: dict[str, list[PlannedStorage]] = {}
+        for storage in inside:
+            offset = block.base + (storage.offset or 0)
+            if id(storage) in single:
+                words = f"{block.part.name} + {storage.offset}"
+                parts.append(_storage(storage, offset, words, groups, x, y))
+            else:
+                crowd.setdefault(groups.of(storage.module), []).append(storage)
+        for colour, storages in crowd.items():
+            shape = "".join(
+                f"M{x(s.start)} {y(block.base + (s.offset or 0) + s.bytes)}H{x(s.end)}"
+                f"V{y(block.base + (s.offset or 0))}H{x(s.start)}Z"
+                for s in storages
+            )
+            words = f"{len(storages)} smaller storages, the largest {_human(storages[0].bytes)}"
+            parts.append(f'<path class="rest {colour}" d="{shape}"><title>{words}</title></path>')
+        parts.append("</g>")
+    if rest:
+        words = f"{len(rest)} smaller storages with memory of their own, in sum"
+        shape = _steps(profile, x, lambda size: y(height + size))
+        parts.append(
+            f'<path class="rest {_OTHER}" d="{shape}L{x(length)} {y(height)}L{x(0)} {y(height)}Z">'
+            f"<title>{words}</title></path>"
+        )
+    at = x(step + 0.5)
+    parts.append(f'<path class="peak" d="M{at} {_CURVE_TOP}V{_PLAN_TOP + _PLAN_HEIGHT}"/>')
+    anchor = "end" if step > length / 2 else "start"
+    shift = -4 if anchor == "end" else 4
+    parts.append(
+        f'<text x="{at + shift}" y="{_CURVE_TOP - 5}" text-anchor="{anchor}">peak, step {step}: '
+        f"{_human(held[step])}</text>"
+    )
+    words = (
+        f"On {device}, {_human(held[step])} are held at the peak, step {step} of {length}. "
+        f"{len(members)} storages lie in {len(arenas)} arenas, and {len(loose)} have memory of "
+        f"their own. The table below lists what is held at the peak."
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-labelledby="{prefix}t {prefix}w">\n'
+        f'<title id="{prefix}t">Memory plan of {escape(record.graph)} on {escape(device)}</title>\n'
+        f'<desc id="{prefix}w">{escape(words)}</desc>\n' + "\n".join(parts) + "\n</svg>"
+    )
+
+
+_Scale = Callable[[float], float]
+
+
+def _rectangle(
+    classes: str, start: int, end: int, base: int, size: int, x: _Scale, y: _Scale, inner: str = ""
+) -> str:
+    left, right, top, bottom = x(start), x(end), y(base + size), y(base)
+    return (
+        f'<rect class="{classes}" x="{left}" y="{top}" width="{round(right - left, 2)}" '
+        f'height="{round(bottom - top, 2)}"' + (f">{inner}</rect>" if inner else "/>")
+    )
+
+
+def _storage(
+    storage: PlannedStorage, base: int, place: str, groups: _Groups, x: _Scale, y: _Scale
+) -> str:
+    lines = (
+        f"{storage.name}: {_human(storage.bytes)}, {storage.kind}",
+        storage.operator,
+        f"module {storage.module}" if storage.module else "",
+        f"live [{storage.start}, {storage.end}), {place}",
+    )
+    words = "&#10;".join(escape(line) for line in lines if line)
+    classes = f"s {groups.of(storage.module)}{' input' if storage.kind == 'input' else ''}"
+    drawn = _rectangle(
+        classes, storage.start, storage.end, base, storage.bytes, x, y, f"<title>{words}</title>"
+    )
+    width = x(storage.end) - x(storage.start)
+    high = y(base) - y(base + storage.bytes)
+    if high >= 12 and width >= 6.5 * len(storage.name) + 6:
+        middle = round(y(base + storage.bytes / 2) + 3.5, 2)
+        left = round(x(storage.start) + 4, 2)
+        drawn += f'<text class="label" x="{left}" y="{middle}">{escape(storage.name)}</text>'
+    return drawn
+
+
+def _arena_words(arena: PlannedArena, members: int) -> str:
+    size = "" if arena.size == str(arena.bytes) else f" = {arena.size} bytes"
+    return escape(
+        f"{arena.name}: {_human(arena.bytes)}{size}, lower bound {_human(arena.lower_bound)}, "
+        f"{members} storages, live [{arena.start}, {arena.end})"
+    )
+
+
+def _sum(storages: Iterable[PlannedStorage], length: int) -> list[int]:
+    change = [0] * (length + 1)
+    for storage in storages:
+        change[storage.start] += storage.bytes
+        change[storage.end] -= storage.bytes
+    total, profile = 0, []
+    for step in range(length):
+        total += change[step]
+        profile.append(total)
+    return profile
+
+
+def _steps(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
+    """A path along a profile from its left to its right end, without what does not turn."""
+    path = [f"M{x(0)} {y(profile[0])}"]
+    for step, (before, after) in enumerate(pairwise(profile), 1):
+        if before != after:
+            path.append(f"H{x(step)}V{y(after)}")
+    path.append(f"H{x(len(profile))}")
+    return "".join(path)
+
+
+def _curves(
+    record: MemoryPlanRecord, device: str, held: Sequence[int], step: int, x: _Scale
+) -> Iterator[str]:
+    alive = peak.alive(record, device)
+    single = len(peak.devices(record)) == 1
+    total = max(1, held[step], *alive, record.lower_bound if single else 0)
+    bottom = _CURVE_TOP + _CURVE_HEIGHT
+
+    def y(size: float) -> float:
+        return round(bottom - _CURVE_HEIGHT * size / total, 2)
+
+    yield f'<path class="axis" d="M{_LEFT} {_CURVE_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>'
+    yield (
+        f'<path class="alive" d="{_steps(alive, x, y)}L{x(len(alive))} {bottom}L{x(0)} {bottom}Z">'
+        f"<title>alive: bytes of the storages in use</title></path>"
+    )
+    yield (
+        f'<path class="held" d="{_steps(held, x, y)}">'
+        f"<title>held: bytes taken from the allocator</title></path>"
+    )
+    if single:
+        at = y(record.lower_bound)
+        words = f"lower bound {_human(record.lower_bound)}"
+        yield (
+            f'<path class="bound" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"><title>{words}</title></path>'
+        )
+    yield f'<text x="{_LEFT - 6}" y="{_CURVE_TOP + 8}" text-anchor="end">{_human(total)}</text>'
+    yield f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">held</text>'
+
+
+def _axes(length: int, total: int, x: _Scale, y: _Scale) -> Iterator[str]:
+    bottom = _PLAN_TOP + _PLAN_HEIGHT
+    yield f'<path class="axis" d="M{_LEFT} {_PLAN_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>'
+    for part in range(5):
+        offset = total * part // 4
+        at = round(y(offset) + 3, 2)
+        yield f'<text x="{_LEFT - 6}" y="{at}" text-anchor="end">{_human(offset)}</text>'
+    for part in range(5):
+        time = length * part // 4
+        anchor = "end" if part == 4 else "middle"
+        yield f'<text x="{x(time)}" y="{bottom + 15}" text-anchor="{anchor}">{time}</text>'
+
+
+def _human(count: int) -> str:
+    return peak.human_bytes(count)
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], n: int) -> str:
+    """A table whose first `n` columns are numbers."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        numbers = [f'<{tag} class="n">{escape(cell)}</{tag}>' for cell in cells[:n]]
+        return "".join(numbers + [f"<{tag}>{escape(cell)}</{tag}>" for cell in cells[n:]])
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>\n" for row in rows)
+    return (
+        f"<table><caption>{escape(caption)}</caption>\n<thead><tr>{line(heads, 'th')}</tr></thead>"
+        f"\n<tbody>{body}</tbody></table>"
+    )
+
+
+def _peak_table(record: MemoryPlanRecord, device: str, top: int) -> str:
+    title, (heads, *rows) = peak.peak_cells(record, device, top)
+    return _html_table(title, heads, rows, 2)
+
+
+def _measured_table(measured: Sequence[Measured]) -> str:
+    return "<h2>Measured</h2>" + _html_table(
+        "Memory above what was alive when the graph was called.",
+        ("predicted", "measured", "deviation", "graph", "kind", "device"),
+        (
+            (
+                _human(each.predicted),
+                _human(each.measured),
+                f"{each.deviation:+.1f} %",
+                each.graph,
+                each.kind,
+                each.device,
+            )
+            for each in measured
+        ),
+        3,
+    )
