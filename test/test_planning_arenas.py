@@ -465,3 +465,4 @@ def test_an_arena_can_be_planned_again_for_other_sizes() -> None:
     problem.verify(intervals, offsets, size)
     assert len(sizes) < len(arena.members)
     assert size <= again
+    assert eval(repr(plan), {"Replanner": type(plan)}) == plan

@@ -307,6 +307,18 @@ def test_a_replanner_is_rebuilt_from_its_repr(replanner: Replanner) -> None:
         assert copy((64, 1000)) == replanner((64, 1000))
 
 
+def test_a_replanner_needs_no_more_than_a_known_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_above_the_other(intervals: list[Interval], **_: object) -> problem.Placement:
+        offsets = [0, *itertools.accumulate(interval.rounded_size for interval in intervals)]
+        bound = problem.lower_bound(intervals)
+        return problem.Placement(tuple(offsets[:-1]), offsets[-1], bound, "stacked", 0)
+
+    monkeypatch.setattr(symbolic.solver, "solve", one_above_the_other)
+    fields = {"starts": (0, 1, 2), "ends": (2, 3, 4), "alignments": (64,) * 3, "which": (0, 1, 0)}
+    assert Replanner(**fields)((64, 128)) == (256, (0, 64, 192))
+    assert Replanner(**fields, order=(1, 0, 2))((64, 128)) == (192, (128, 0, 128))
+
+
 def test_a_replanner_forgets_the_oldest(replanner: Replanner) -> None:
     for size in range(symbolic._REMEMBERED + 10):
         replanner((size, 0))

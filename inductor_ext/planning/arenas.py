@@ -510,6 +510,7 @@ def replanner(
         ends=tuple(request.lifetime[1] for request in requests),
         alignments=tuple(request.alignment for request in requests),
         which=tuple(place[request.size] for request in requests),
+        order=tuple(graphlib.TopologicalSorter(dict(enumerate(arena.below))).static_order()),
         iterations=iterations,
     )
     return planner, sizes

@@ -25,14 +25,14 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
 from inductor_ext.planning import solver
-from inductor_ext.planning.problem import Interval, lower_bound, round_up
+from inductor_ext.planning.problem import Interval, lower_bound, round_up, verify
 
 __all__ = [
     "Algebra",
@@ -931,6 +931,8 @@ class Replanner:
         alignments: bytes, a power of two for each buffer.
         which: for each buffer the place of its size in the tuple that the replanner is called with,
             so that the caller has to evaluate each distinct size only once.
+        order: the buffers from the bottom to the top of a stack that serves most sizes, where one
+            is known: no plan needs more than this order does.
         iterations: of the solver.
     """
 
@@ -938,6 +940,7 @@ class Replanner:
     ends: tuple[int, ...]
     alignments: tuple[int, ...]
     which: tuple[int, ...]
+    order: tuple[int, ...] = ()
     iterations: int = solver.DEFAULT_ITERATIONS
     plan: Callable[[tuple[int, ...]], tuple[int, tuple[int, ...]]] = field(
         init=False, repr=False, compare=False
@@ -948,7 +951,7 @@ class Replanner:
         object.__setattr__(self, "plan", functools.lru_cache(_REMEMBERED)(self._solve))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.starts, self.ends, self.alignments, self.which, self.iterations)
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __call__(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         """The arena's size and each buffer's offset, in bytes; verified.
@@ -966,4 +969,11 @@ class Replanner:
             )
         ]
         placement = solver.solve(intervals, iterations=self.iterations)
+        if self.order and placement.peak > placement.lower_bound:
+            lifetimes = list(zip(self.starts, self.ends, strict=True))
+            rounded = [interval.rounded_size for interval in intervals]
+            offsets, peak = stacking(lifetimes, self.order).offsets(rounded, self.alignments)
+            if peak < placement.peak:
+                verify(intervals, offsets, peak)
+                return peak, tuple(offsets)
         return placement.peak, placement.offsets
