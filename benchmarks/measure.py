@@ -12,7 +12,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Sample", "alternate", "peak_allocated", "peak_of_changes", "resident", "summarize"]
+__all__ = [
+    "Sample",
+    "allocated",
+    "alternate",
+    "peak_allocated",
+    "peak_of_changes",
+    "resident",
+    "summarize",
+]
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -63,6 +71,14 @@ def peak_allocated(call: Callable[[], object]) -> int:
     Compiled code and AOT packages allocate there too. It is a property of the program: unlike
     resident memory it does not depend on what the C library keeps for later or on earlier calls.
     """
+    return peak_of_changes(allocated(call))
+
+
+def allocated(call: Callable[[], object]) -> list[int]:
+    """What `call` takes from torch's CPU allocator (positive) and gives back (negative), in order.
+
+    Bytes, as they were asked for.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     # Kept across cycles, or else torch 2.11 warns of losing events, although there is one cycle.
@@ -72,7 +88,7 @@ def peak_allocated(call: Callable[[], object]) -> int:
         call()
     results: Any = profiler.profiler
     records = [r for r in results.kineto_results.events() if r.name() == "[memory]"]
-    return peak_of_changes(r.nbytes() for r in sorted(records, key=lambda r: r.start_ns()))
+    return [r.nbytes() for r in sorted(records, key=lambda r: r.start_ns())]
 
 
 def resident() -> tuple[int, int]:

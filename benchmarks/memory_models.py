@@ -193,7 +193,7 @@ class Bert(nn.Module):
 
 @_model("bert")
 def _bert() -> tuple[nn.Module, Inputs]:
-    return Bert(192, 6, 4, 500, 96), (
+    return Bert(192, 6, 3, 500, 96), (
         _tokens(500, 6, 96),
         _tokens(2, 6, 96),
         torch.tensor([96, 90, 50, 7, 64, 96]),
@@ -223,7 +223,7 @@ class Gpt2(nn.Module):
 
 @_model("gpt2")
 def _gpt2() -> tuple[nn.Module, Inputs]:
-    return Gpt2(160, 5, 4, 700, 120), (_tokens(700, 4, 120),)
+    return Gpt2(160, 5, 3, 700, 120), (_tokens(700, 4, 120),)
 
 
 class LlamaAttention(nn.Module):
@@ -295,7 +295,7 @@ class Llama(nn.Module):
 
 @_model("llama")
 def _llama() -> tuple[nn.Module, Inputs]:
-    return Llama(192, 6, 2, 4, 800), (_tokens(800, 4, 112),)
+    return Llama(192, 6, 2, 3, 800), (_tokens(800, 4, 112),)
 
 
 @_model("llama_decode", training=False)
@@ -387,7 +387,7 @@ class T5(nn.Module):
 
 @_model("t5")
 def _t5() -> tuple[nn.Module, Inputs]:
-    return T5(128, 4, 3, 600), (_tokens(600, 4, 128), _tokens(600, 4, 80))
+    return T5(128, 4, 2, 600), (_tokens(600, 4, 128), _tokens(600, 4, 80))
 
 
 class MixtureOfExperts(nn.Module):
@@ -464,7 +464,7 @@ class NaiveAttention(nn.Module):
 
 @_model("naive_attention")
 def _naive_attention() -> tuple[nn.Module, Inputs]:
-    return NaiveAttention(128, 4, 3), (torch.randn(3, 144, 128),)
+    return NaiveAttention(128, 4, 2), (torch.randn(3, 144, 128),)
 
 
 class Mamba(nn.Module):
@@ -557,7 +557,7 @@ class Vit(nn.Module):
 
 @_model("vit")
 def _vit() -> tuple[nn.Module, Inputs]:
-    return Vit(144, 4, 4, 96, 8), (torch.randn(4, 3, 96, 96),)
+    return Vit(144, 4, 3, 96, 8), (torch.randn(4, 3, 96, 96),)
 
 
 class Bottleneck(nn.Module):
@@ -754,7 +754,7 @@ class Mixer(nn.Module):
 
 @_model("mixer")
 def _mixer() -> tuple[nn.Module, Inputs]:
-    return Mixer(128, 4, 112, 8), (torch.randn(4, 3, 112, 112),)
+    return Mixer(128, 3, 112, 8), (torch.randn(4, 3, 112, 112),)
 
 
 class ConvNextBlock(nn.Module):
@@ -983,7 +983,7 @@ class Dit(nn.Module):
 
 @_model("dit")
 def _dit() -> tuple[nn.Module, Inputs]:
-    return Dit(128, 4, 3, 32, 2), (
+    return Dit(128, 4, 2, 32, 2), (
         torch.randn(2, 4, 32, 32),
         torch.tensor([7.0, 800.0]),
         torch.tensor([3, 9]),
@@ -1025,7 +1025,7 @@ class Whisper(nn.Module):
 
 @_model("whisper")
 def _whisper() -> tuple[nn.Module, Inputs]:
-    return Whisper(128, 4, 3, 500, 64), (torch.randn(3, 40, 256), _tokens(500, 3, 48))
+    return Whisper(128, 4, 2, 500, 64), (torch.randn(3, 40, 256), _tokens(500, 3, 48))
 
 
 class RaggedMlp(nn.Module):
@@ -1051,7 +1051,7 @@ class RaggedMlp(nn.Module):
 @_model("ragged_mlp")
 def _ragged_mlp() -> tuple[nn.Module, Inputs]:
     primes = (257, 131, 509, 67, 383, 191, 449, 101, 307, 211, 521, 83, 349, 149, 419, 113, 61)
-    return RaggedMlp(primes * 2, 4), (torch.randn(1021, 257),)
+    return RaggedMlp(primes, 4), (torch.randn(1021, 257),)
 
 
 class Dlrm(nn.Module):
@@ -1106,7 +1106,7 @@ class GraphConvolution(nn.Module):
 @_model("gat")
 def _gat() -> tuple[nn.Module, Inputs]:
     nodes, edges = 1500, 6000
-    return GraphConvolution(64, 3), (
+    return GraphConvolution(64, 2), (
         torch.randn(nodes, 64),
         _tokens(nodes, edges),
         _tokens(nodes, edges),

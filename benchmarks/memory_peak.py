@@ -1,0 +1,491 @@
+"""Peak memory of every model in `memory_models`, by the allocator's events, and what was planned.
+
+Each graph (inference, the forward and the backward of a training step) is compiled in five ways:
+stock's default reuse, stock's pools, stock without reuse, ours, and ours with every buffer that can
+be placed in an arena. Without reuse every buffer is freed when it is not used any more, so that
+peak is the schedule's own; a way of planning can at best reach it, unless it changes the order of
+kernels.
+
+Memory is bytes as the CPU allocator hands them out, each allocation rounded up to 64, beyond what
+was held before the call. For a backward that is before its forward: what was saved for it counts.
+
+    python -m benchmarks.memory_peak [--quick] [--models NAME ...] [--json-out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from benchmarks import measure, memory_models, results
+from inductor_ext import events
+
+__all__ = ["WAYS", "Graph", "Way", "measure_model", "table_rows"]
+
+MIB = 2**20
+
+GRANULE = 64
+"""Bytes to which the CPU allocator aligns what it hands out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to share memory between buffers."""
+
+    backend: str | None
+    """None: eager mode."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+WAYS = {
+    "eager": Way(None),
+    "default": Way("inductor"),
+    "pools": Way("inductor", {"memory_planning": True, "memory_pool": "intermediates"}),
+    "no reuse": Way("inductor", {"allow_buffer_reuse": False}),
+    "ours": Way("inductor_ext"),
+    "arenas": Way("inductor_ext", {"memory_arenas": "always"}),
+}
+"""By name; the stock ones are those with the backend "inductor"."""
+
+STOCK = tuple(name for name, way in WAYS.items() if way.backend == "inductor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a plan's record says, without its storages."""
+
+    peak: int
+    lower_bound: int
+    peak_before: int
+    reordered_from: int | None
+    calls: int
+    calls_before: int
+    storages: int
+    arenas: tuple[tuple[int, int], ...]
+    """(bytes, lower bound) of each."""
+    strategy: str
+    seconds: float
+
+    @classmethod
+    def of(cls, record: events.MemoryPlanRecord) -> Plan:
+        """Read a record."""
+        return cls(
+            peak=record.peak,
+            lower_bound=record.lower_bound,
+            peak_before=record.peak_before,
+            reordered_from=record.peak_reordered_from,
+            calls=record.calls,
+            calls_before=record.calls_before,
+            storages=len(record.storages),
+            arenas=tuple((arena.bytes, arena.lower_bound) for arena in record.arenas),
+            strategy=record.strategy,
+            seconds=record.seconds,
+        )
+
+
+@dataclasses.dataclass
+class Graph:
+    """One graph of one model: what was measured for each way that compiled it."""
+
+    model: str
+    kind: str
+    """"inference", "forward" or "backward"."""
+    peaks: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes by way."""
+    plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
+    """By way, of ours."""
+    planning: dict[str, float] = dataclasses.field(default_factory=dict)
+    """CPU seconds of stock's passes, by way."""
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
+    """By way: the error, or how far the values are off."""
+
+    @property
+    def case(self) -> str:
+        """Its name in tables."""
+        return f"{self.model} {self.kind}"
+
+
+def allocator_changes(call: Callable[[], object]) -> list[int]:
+    """What `call` takes from the CPU allocator (positive) and gives back (negative), in order.
+
+    Bytes, rounded up to `GRANULE`.
+    """
+    return [
+        (1 if change > 0 else -1) * (-(-abs(change) // GRANULE) * GRANULE)
+        for change in measure.allocated(call)
+    ]
+
+
+def _step(module: Any, training: bool) -> Callable[..., Any]:
+    """What is compiled: the call, or the call with a loss."""
+
+    def inference(*inputs: Any) -> Any:
+        return module(*inputs)
+
+    def loss(*inputs: Any) -> Any:
+        outputs = module(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return sum(output.square().mean() for output in outputs)
+
+    return loss if training else inference
+
+
+@contextmanager
+def _timed_passes(found: list[float]) -> Iterator[None]:
+    """Append to `found` the CPU seconds of each run of stock's memory planning."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    def timed(method: Callable[[Any], None]) -> Callable[[Any], None]:
+        def run(wrapper: Any) -> None:
+            start = time.process_time()
+            method(wrapper)
+            found.append(time.process_time() - start)
+
+        return run
+
+    with ExitStack() as stack:
+        for name in ("memory_plan", "memory_plan_reuse"):
+            method = timed(getattr(PythonWrapperCodegen, name))
+            stack.enter_context(mock.patch.object(PythonWrapperCodegen, name, method))
+        yield
+
+
+def _run_way(
+    model: memory_models.Model, training: bool, way: Way
+) -> tuple[dict[str, int], list[events.MemoryPlanRecord], list[float], list[Any]]:
+    """Peaks by kind of graph, plans, seconds of stock's passes, and the values that came out."""
+    import torch
+    import torch._functorch.config
+    import torch._inductor.config
+
+    torch._dynamo.reset()
+    module, inputs = model.make()
+    module.train(training)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    call = _step(module, training)
+    if way.backend is not None:
+        call = torch.compile(call, backend=way.backend, options=dict(way.options), fullgraph=True)
+    kept: list[Any] = []
+
+    def forward() -> None:
+        kept.append(call(*inputs))
+
+    def backward() -> None:
+        kept[-1].backward()
+
+    def again() -> None:
+        """As before the first call."""
+        kept.clear()
+        module.load_state_dict(state)
+        for parameter in module.parameters():
+            parameter.grad = None
+        torch.manual_seed(0)
+
+    passes: list[float] = []
+    caches = (
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        # A graph that comes from the cache has no plan made.
+        torch._inductor.config.patch(fx_graph_cache=False),
+    )
+    with ExitStack() as stack:
+        for context in (*caches, torch.set_grad_enabled(training)):
+            stack.enter_context(context)
+        with events.capture() as records, _timed_passes(passes):
+            again()
+            forward()
+            if training:
+                backward()
+        again()
+        changes = allocator_changes(forward)
+        if not training:
+            peaks = {"inference": measure.peak_of_changes(changes)}
+        else:
+            peaks = {"forward": measure.peak_of_changes(changes)}
+            saved = sum(changes)
+            peaks["backward"] = saved + measure.peak_of_changes(allocator_changes(backward))
+    plans = [record for record in records if isinstance(record, events.MemoryPlanRecord)]
+    values = [*kept, *(parameter.grad for parameter in module.parameters() if training)]
+    return peaks, plans, passes, values
+
+
+def _difference(values: object, expected: object) -> float:
+    """The largest difference between tensors of equal structure, over the largest magnitude."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    worst = 0.0
+    for value, right in zip(tree_leaves(values), tree_leaves(expected), strict=True):
+        if isinstance(right, torch.Tensor) and right.numel():
+            scale = right.double().abs().max().clamp(min=1e-30)
+            found = float((value.detach() - right.detach()).double().abs().max() / scale)
+            worst = max(worst, found if found == found else float("inf"))
+    return worst
+
+
+TOLERANCE = 1e-4
+"""Relative to a tensor's largest value. The ways run the same kernels, but some add up in an order
+that depends on the threads."""
+
+
+def measure_model(name: str, training: bool, ways: Sequence[str] = tuple(WAYS)) -> list[Graph]:
+    """Compile and measure one model in all `ways`.
+
+    Args:
+        name: of an entry of `memory_models.MODELS`.
+        training: its training step, or else its inference.
+        ways: names of `WAYS`; "no reuse" is what the values are compared with.
+    """
+    model = memory_models.MODELS[name]
+    if training:
+        # Stock ignores them for training, which a test shows.
+        ways = [way for way in ways if way != "pools"]
+    kinds = ("forward", "backward") if training else ("inference",)
+    graphs = {kind: Graph(name, kind) for kind in kinds}
+    expected = None
+    for way in sorted(ways, key=lambda way: way != "no reuse"):
+        try:
+            peaks, plans, passes, values = _run_way(model, training, WAYS[way])
+        except Exception as error:
+            line = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+            for graph in graphs.values():
+                graph.failures[way] = line
+            continue
+        if way == "no reuse":
+            expected = values
+        elif way != "eager" and expected is not None:
+            difference = _difference(values, expected)
+            if not difference <= TOLERANCE:
+                for graph in graphs.values():
+                    graph.failures[way] = f"values are off by {difference:.1e}"
+        for index, (kind, graph) in enumerate(graphs.items()):
+            graph.peaks[way] = peaks[kind]
+            if len(passes) == len(graphs):
+                graph.planning[way] = passes[index]
+            for record in plans:
+                if record.kind == kind:
+                    graph.plans[way] = Plan.of(record)
+    return list(graphs.values())
+
+
+def _alone(name: str, training: bool) -> list[Graph]:
+    """`measure_model` in a process of its own, so that a crash or a leak stays with its model."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(measure_model, name, training).result()
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def _row(
+    case: str,
+    metric: str,
+    unit: str,
+    ours: float | None,
+    stock: float | None,
+    *,
+    eager: float | None = None,
+    floor: float | None = None,
+    note: str | None = None,
+) -> results.Row:
+    return {
+        "case": case,
+        "metric": metric,
+        "unit": unit,
+        "better": "lower",
+        "ours": ours,
+        "stock": stock,
+        "eager": eager,
+        "floor": floor,
+        "spread": None,
+        "note": note,
+    }
+
+
+def table_rows(graphs: Sequence[Graph]) -> list[results.Row]:
+    """The rows of a result: a summary over all graphs, then each graph."""
+    return [*_summary(graphs), *itertools.chain.from_iterable(map(_rows, graphs))]
+
+
+def _rows(graph: Graph) -> Iterator[results.Row]:
+    def mib(way: str) -> float | None:
+        return graph.peaks[way] / MIB if way in graph.peaks else None
+
+    plan = graph.plans.get("ours")
+    note = "stock: default reuse; floor: no reuse, the schedule's own peak"
+    if plan is not None and plan.reordered_from is not None:
+        note += "; ours has another order of kernels"
+    yield _row(
+        graph.case,
+        "runtime peak",
+        "MiB",
+        mib("ours"),
+        mib("default"),
+        eager=mib("eager"),
+        floor=mib("no reuse"),
+        note=note,
+    )
+    if mib("arenas") is not None or mib("pools") is not None:
+        yield _row(
+            graph.case,
+            "runtime peak, pools",
+            "MiB",
+            mib("arenas"),
+            mib("pools"),
+            floor=mib("no reuse"),
+            note="ours: memory_arenas=always; stock: memory_planning, for inference alone",
+        )
+    if plan is None:
+        return
+    yield _row(
+        graph.case,
+        "plan over lower bound",
+        "1",
+        plan.peak / plan.lower_bound,
+        plan.peak_before / plan.lower_bound,
+        floor=1.0,
+        note=f"{plan.storages} storages, {len(plan.arenas)} arenas, strategy {plan.strategy}",
+    )
+    always = graph.plans.get("arenas")
+    if always is not None and always.arenas:
+        size, _ = max(always.arenas)
+        yield _row(
+            graph.case,
+            "arena over lower bound",
+            "1",
+            max(size / max(bound, 1) for size, bound in always.arenas),
+            None,
+            floor=1.0,
+            note=f"memory_arenas=always; the worst of {len(always.arenas)}, the largest "
+            f"{size / MIB:.2f} MiB",
+        )
+    yield _row(graph.case, "allocator calls", "1", plan.calls, plan.calls_before)
+    yield _row(
+        graph.case,
+        "planning",
+        "ms",
+        plan.seconds * 1e3,
+        graph.planning["pools"] * 1e3 if "pools" in graph.planning else None,
+        note="CPU time; stock: memory_planning where it plans, else its reuse",
+    )
+    if "ours" in graph.peaks:
+        yield _row(
+            graph.case,
+            "predicted over measured peak",
+            "1",
+            plan.peak / graph.peaks["ours"],
+            None,
+            floor=1.0,
+        )
+
+
+def _summary(graphs: Sequence[Graph]) -> Iterator[results.Row]:
+    for metric, way, stock in (
+        ("runtime peak over no reuse", "ours", "default"),
+        ("runtime peak over no reuse, pools", "arenas", "pools"),
+    ):
+        of_way = {
+            name: [g.peaks[name] / g.peaks["no reuse"] for g in graphs if name in g.peaks]
+            for name in (way, stock)
+        }
+        if not all(of_way.values()):
+            continue
+        note = f"{len(of_way[way])} graphs"
+        for label, reduce in (("geometric mean", statistics.geometric_mean), ("worst", max)):
+            values: Callable[[list[float]], float] = reduce
+            ours, theirs = values(of_way[way]), values(of_way[stock])
+            yield _row(f"all, {label}", metric, "1", ours, theirs, floor=1.0, note=note)
+    plans = [graph.plans["ours"] for graph in graphs if "ours" in graph.plans]
+    if plans:
+        ratios = [plan.peak / plan.lower_bound for plan in plans]
+        before = [plan.peak_before / plan.lower_bound for plan in plans]
+        note = f"{sum(ratio == 1 for ratio in ratios)} of {len(ratios)} graphs exactly at the bound"
+        yield _row(
+            "all, worst",
+            "plan over lower bound",
+            "1",
+            max(ratios),
+            max(before),
+            floor=1.0,
+            note=note,
+        )
+        yield _row(
+            "all, sum",
+            "allocator calls",
+            "1",
+            sum(plan.calls for plan in plans),
+            sum(plan.calls_before for plan in plans),
+        )
+
+
+def regressions(graphs: Sequence[Graph]) -> list[str]:
+    """What must not be: a peak above the lowest of stock's, a failure of ours."""
+    found = []
+    for graph in graphs:
+        for way in ("ours", "arenas"):
+            if way in graph.failures:
+                found.append(f"{graph.case}, {way}: {graph.failures[way]}")
+        stock = [graph.peaks[way] for way in STOCK if way in graph.peaks]
+        if stock and graph.peaks.get("ours", 0) > min(stock):
+            excess = graph.peaks["ours"] - min(stock)
+            found.append(f"{graph.case}: {excess:,} bytes above the lowest of stock's")
+    return found
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few models that differ much")
+    parser.add_argument(
+        "--models", nargs="+", choices=sorted(memory_models.MODELS), metavar="NAME", default=None
+    )
+    parser.add_argument(
+        "--json-out", metavar="DIR", help="keep the table as a result in this folder"
+    )
+    options = parser.parse_args(arguments)
+    if options.models is None:
+        options.models = memory_models.QUICK if options.quick else tuple(memory_models.MODELS)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when ours fails or needs more than stock."""
+    options = _parse(arguments)
+    # The profiler's own lines.
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    header = results.collect_header(
+        "memory-peak", results.command_line(), results.hardware_slug("cpu")
+    )
+    begin = time.perf_counter()
+    graphs: list[Graph] = []
+    for name in options.models:
+        for training in (False, True)[: 1 + memory_models.MODELS[name].training]:
+            graphs += (found := _alone(name, training))
+            for graph in found:
+                peaks = ", ".join(f"{way} {peak / MIB:.2f}" for way, peak in graph.peaks.items())
+                print(f"[{time.perf_counter() - begin:5.0f} s] {graph.case}: {peaks} MiB")
+                for way, failure in graph.failures.items():
+                    print(f"         {way}: {failure}")
+            sys.stdout.flush()
+    document: results.Document = {**header, "rows": table_rows(graphs)}
+    print(f"\n{results.render_table(document)}")
+    if options.json_out:
+        print(f"Written: {results.write(options.json_out, document)}")
+    failed = regressions(graphs)
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
