@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import activation, compat, config, events, toolchain
+from inductor_ext import activation, compat, config, events, memory_plans, toolchain
 from inductor_ext import options as _options
 
 if TYPE_CHECKING:
@@ -67,10 +67,12 @@ def inductor_ext(
 
 
 def _reset() -> None:
-    """Called by torch.compiler.reset: drop recorded CUDA graphs, as stock's backend does.
+    """Called by torch.compiler.reset: forget whose graphs were compiled, and drop CUDA graphs.
 
-    Which models were compiled with CUDA graphs is not known here; without any, this does nothing.
+    Stock's backend drops recorded CUDA graphs, too. Which models were compiled with them is not
+    known here; without any, this does nothing.
     """
+    memory_plans.clear()
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()

@@ -71,9 +71,13 @@ class Compile:
         self._modules = [weakref.ref(module) for module in modules]
         self.graphs: list[Graph] = []
 
-    def calls_module(self, module: object) -> bool:
+    def modules(self) -> list[Any]:
+        """The modules that were being called and still exist, the innermost first."""
+        return [module for reference in self._modules if (module := reference()) is not None]
+
+    def calls(self, module: object) -> bool:
         """Whether `module` was being called."""
-        return any(reference() is module for reference in self._modules)
+        return any(found is module for found in self.modules())
 
     def link(self, key: str) -> None:
         """Note a graph whose plans are those of its key, whoever made them."""
@@ -150,26 +154,29 @@ def clear() -> None:
 def find(target: Callable[..., Any]) -> list[Compile]:
     """The compiles that led to a graph and belong to a module or function, oldest first.
 
+    A module for which nothing was compiled may run what was compiled for another instance of its
+    class; then it is that instance's.
+
     Args:
         target: as torch.compile returned it, or what it was given.
     """
     with _lock:
         compiles = [compile_ for compile_ in _compiles if compile_.graphs]
     original = _original(target)
-    called = [c for c in compiles if c.calls_module(original) or c.calls_module(target)]
-    if called:
-        return called
     code = _code(original)
-    if code is None:
-        return []
-    identity = _identity(code)
-    # Of a module's code nothing but the whole is asked: instances of a class share what dynamo
-    # compiled for one of them, and other instances were called around the rest.
-    return [
-        c
-        for c in compiles
-        if c.code == identity or (isinstance(original, types.FunctionType) and identity in c.around)
+    identity = None if code is None else _identity(code)
+    if isinstance(original, types.FunctionType):
+        return [c for c in compiles if c.code == identity or identity in c.around]
+    found = [c for c in compiles if c.calls(original) or c.calls(target)]
+    if found or code is None:
+        return found
+    same_code = [c for c in compiles if c.code == identity]
+    siblings = [
+        module for c in same_code for module in c.modules() if type(module) is type(original)
     ]
+    if siblings:
+        return [c for c in compiles if c.calls(siblings[-1])]
+    return same_code
 
 
 def _original(target: Any) -> Any:

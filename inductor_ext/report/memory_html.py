@@ -229,10 +229,10 @@ def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str
         if arena.device == device
     ]
     loose = [s for s in record.storages if s.device == device and s.arena is None]
+    # The largest first: they come to lie below, and leave the fewest gaps.
     loose.sort(key=_area, reverse=True)
-    shown = sorted(loose[:_MOST_LOOSE], key=lambda s: s.start)
     arenas.sort(key=lambda block: (block.start, -block.bytes))
-    blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in shown]
+    blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in loose[:_MOST_LOOSE]]
     height = _stack(blocks)
     rest = loose[_MOST_LOOSE:]
     profile = _sum(rest, length)
@@ -398,7 +398,12 @@ def _curves(
             f'<path class="bound" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"><title>{words}</title></path>'
         )
     yield f'<text x="{_LEFT - 6}" y="{_CURVE_TOP + 8}" text-anchor="end">{_human(total)}</text>'
-    yield f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">held</text>'
+    yield f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0 B</text>'
+    dashed = "; dashed: lower bound" if single else ""
+    yield (
+        f'<text x="{_LEFT + 2}" y="{bottom + 13}">bytes held (line) and alive (area){dashed}; '
+        f"below: offsets in arenas (frames), and memory outside of them</text>"
+    )
 
 
 def _axes(length: int, total: int, x: _Scale, y: _Scale) -> Iterator[str]:

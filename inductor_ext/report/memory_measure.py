@@ -88,6 +88,10 @@ def growth(allocations: Iterable[Allocation]) -> tuple[int, list[int]]:
     return highest, foreign
 
 
+_Window = tuple[str, int, int]
+"""A call of a compiled graph: its key, start and end in nanoseconds."""
+
+
 def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
     """The same of a plan: `freed` are the sizes of the inputs that the run has freed."""
     sizes = collections.Counter(freed)
@@ -126,9 +130,8 @@ def measure(
     with profile(activities=activities, profile_memory=True) as profiled:
         call()
     windows, allocations = _events(profiled)
-    plans: dict[str, list[MemoryPlanRecord]] = {}
-    for record in records:
-        plans.setdefault(str(record.cache_key), []).append(record)
+    plans = _by_graph(records)
+    windows = _told_apart(windows, plans)
     if not windows and len(plans) == 1:
         # An ahead-of-time compiled model does not name itself; the whole call is its own.
         (only,) = plans
@@ -143,6 +146,35 @@ def measure(
     return tuple(found.values())
 
 
+_UNKNOWN = str(None)
+"""What a graph outside of the cache is called with for a key."""
+
+
+def _by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanRecord]]:
+    """The plans of each graph, by its key; a graph without one by a number of its own."""
+    plans: dict[str, list[MemoryPlanRecord]] = {}
+    for number, record in enumerate(records):
+        key = f"{_UNKNOWN}{number}" if record.cache_key is None else record.cache_key
+        plans.setdefault(key, []).append(record)
+    return plans
+
+
+def _told_apart(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
+    """The calls of which it is known what they call.
+
+    Graphs without a key are, if they are as many as their calls: graphs are compiled in the order
+    of their first calls.
+    """
+    keys = [key for key in plans if key.startswith(_UNKNOWN)]
+    unknown = [window for window in windows if window[0] == _UNKNOWN]
+    known = [window for window in windows if window[0] != _UNKNOWN]
+    if len(keys) == len(unknown):
+        known += [(key, *window[1:]) for key, window in zip(keys, unknown, strict=True)]
+    elif len(keys) == 1:
+        known += [(keys[0], *window[1:]) for window in unknown]
+    return known
+
+
 def _compare(
     records: Sequence[MemoryPlanRecord], inside: Sequence[Allocation]
 ) -> Iterator[Measured]:
@@ -155,8 +187,8 @@ def _compare(
         yield Measured(record.graph, record.kind, record.cache_key, device, predicted, taken)
 
 
-def _events(profiled: Any) -> tuple[list[tuple[str, int, int]], list[Allocation]]:
-    """The calls of compiled graphs (key, start, end), and all changes of memory, by time."""
+def _events(profiled: Any) -> tuple[list[_Window], list[Allocation]]:
+    """The calls of compiled graphs and all changes of memory, each by time."""
     from torch._C._profiler import _EventType
 
     windows = []
