@@ -23,6 +23,13 @@ __all__ = ["Part", "best_fit", "first_fit", "in_time_order", "skyline"]
 _CROWDED = 512
 """Neighbours of a buffer, on average, above which a tree finds gaps faster than looking at all."""
 
+_MOST_PROBES = 200
+"""Stretches for each buffer that the tree looks at before it gives up: many where lifetimes are
+neither short nor nested, so that what is taken does not coalesce."""
+
+_PROBE = 3
+"""Neighbours looked at in the time in which the tree looks at one stretch."""
+
 _MOST_KEPT = 8_000_000
 """Neighbours kept in lists, at 8 bytes each; beyond, they are found again each time."""
 
@@ -37,6 +44,7 @@ class Part:
         load: bytes live in each section.
         bound: the highest load.
         pairs: how many pairs of buffers are live at once.
+        looked: how many neighbours placements have looked at so far, which stands for their time.
     """
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
@@ -61,6 +69,7 @@ class Part:
         self.bound = max(self.load)
         self._snapshots: list[list[int]] = []
         self.pairs = self._sweep()
+        self.looked = 0
         self._neighbours: list[list[int] | None] = [None] * self.count
         self._kept = 0
 
@@ -134,10 +143,12 @@ def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
         limit: bytes that the peak may reach.
 
     Returns:
-        The offsets in bytes, or None if the limit would be passed.
+        The offsets in bytes, or None if the limit would be passed, or if it would take very long,
+        which with many neighbours it can.
     """
     if part.crowded:
         return _first_fit_by_tree(part, order, limit)
+    part.looked += 2 * part.pairs + part.count
     neighbours, sizes, alignments = part.neighbours, part.size, part.alignment
     offsets = [-1] * part.count
     tops = [0] * part.count
@@ -165,6 +176,7 @@ def best_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
 
     Arguments and result are those of `first_fit`.
     """
+    part.looked += 2 * part.pairs + part.count
     neighbours, sizes, alignments = part.neighbours, part.size, part.alignment
     offsets = [-1] * part.count
     tops = [0] * part.count
@@ -199,6 +211,7 @@ def skyline(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
     Exact for nested lifetimes, longest first, and the cheapest placement of long lifetimes.
     Arguments and result are those of `first_fit`.
     """
+    part.looked += 6 * part.count
     heights = [0] * part.sections
     starts, ends, sizes, alignments = part.start, part.end, part.size, part.alignment
     offsets = [0] * part.count
@@ -226,6 +239,7 @@ def in_time_order(part: Part, limit: int, longest_on_top: int) -> list[int] | No
     Returns:
         The offsets in bytes, or None if a buffer finds no gap.
     """
+    part.looked += 48 * part.count
     offsets = [0] * part.count
     ending: list[list[int]] = [[] for _ in range(part.sections + 1)]
     # Ends of what is taken, in pairs: [start, end, start, end, ...], touching ones coalesced.
@@ -289,6 +303,7 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
     its lifetime, and by the second in those nodes: a number of lists that is logarithmic in the
     number of sections, and short lists, since what is packed densely coalesces.
     """
+    probes = 0
     width = 1
     while width < part.sections:
         width *= 2
@@ -320,6 +335,10 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
         lists += [throughout[node] for node in above if throughout[node]]
         place, agreed, number = 0, 0, len(lists)
         at = 0
+        probes += 16 + number
+        if probes > _MOST_PROBES * part.count:
+            part.looked += _PROBE * probes
+            return None
         while agreed < number:
             taken = lists[at]
             at = at + 1 if at + 1 < number else 0
@@ -330,9 +349,11 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
                     continue
                 k += 1
             place = (taken[k] + up) & mask
+            probes += 1 + agreed
             agreed = 0
         top = place + size
         if top > limit:
+            part.looked += _PROBE * probes
             return None
         offsets[index] = place
         for node in nodes:
@@ -340,4 +361,5 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
             _occupy(anywhere[node], place, top)
         for node in above:
             _occupy(anywhere[node], place, top)
+    part.looked += _PROBE * probes
     return offsets

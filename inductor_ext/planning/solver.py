@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from inductor_ext.planning import placing
 from inductor_ext.planning.placing import Part
 from inductor_ext.planning.problem import Interval, Placement, lower_bound, verify
-from inductor_ext.planning.search import Ejection, canonical
+from inductor_ext.planning.search import SCAN, Ejection, canonical
 
 __all__ = ["DEFAULT_ITERATIONS", "solve"]
 
-DEFAULT_ITERATIONS = 160
-"""About 0.15 ms of one core for each buffer, where the plan stays above the lower bound."""
+DEFAULT_ITERATIONS = 120
+"""Some 0.1 ms of one core for each buffer, where the plan stays above the lower bound."""
 
 _EXACT = 8
 """Parts of up to so many buffers are solved exactly, whatever the budget."""
@@ -29,8 +29,8 @@ _EXACT = 8
 _ENUMERABLE = 1000
 """Buffers up to which a canonical enumeration is worth a try: each step costs in proportion."""
 
-_SCAN = 6
-"""Neighbours that a placement looks at in the time of one that the search looks at."""
+_ALWAYS = 3
+"""Placements of the portfolio that are tried whatever the budget."""
 
 
 def solve(
@@ -151,11 +151,11 @@ class _PartSolver:
 
     def _place(self, part: Part, homes: Sequence[tuple[int, int]], goal: int, budget: int) -> None:
         """Try the portfolio on the merged part."""
-        for number, (method, cost, place) in enumerate(_portfolio(part, goal)):
-            if number >= 3 and self.work + cost > budget:
-                continue
-            self.work += cost
+        for number, (method, place) in enumerate(_portfolio(part, goal)):
+            if number >= _ALWAYS and self.work >= budget:
+                return
             found = place(self.peak - 1)
+            self.work = part.looked // SCAN
             if found is not None:
                 self.offsets = [found[block] + offset for block, offset in homes]
                 self.peak = part.peak(found)
@@ -205,8 +205,8 @@ class _PartSolver:
 _Place = Callable[[int], "list[int] | None"]
 
 
-def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, int, _Place]]:
-    """Name, cost and function of each placement; the function takes the highest peak of use."""
+def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, _Place]]:
+    """Name and function of each placement; the function takes the highest peak of use."""
     contention = part.contention()
     size, span = part.size, part.span
     area = [bytes_ * steps for bytes_, steps in zip(size, span, strict=True)]
@@ -228,21 +228,20 @@ def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, int, _Place]]:
         # Its gap lies in the middle, so that it is of use at the goal alone.
         return lambda limit: placing.in_time_order(part, goal, longest_on_top)
 
-    linear = part.count
-    yield "skyline by lifetime", linear, ordered(placing.skyline, "lifetime")
-    gaps = 64 * linear if part.crowded else (2 * part.pairs + linear) // _SCAN
-    yield "first fit by contention", gaps, ordered(placing.first_fit, "contention")
-    yield "first fit by size", gaps, ordered(placing.first_fit, "size")
+    yield "skyline by lifetime", ordered(placing.skyline, "lifetime")
+    yield "first fit by contention", ordered(placing.first_fit, "contention")
+    if part.crowded:
+        yield "in time order", lambda limit: placing.in_time_order(part, limit, 0)
+    yield "first fit by size", ordered(placing.first_fit, "size")
     for longest_on_top in dict.fromkeys(
         [sorted(span)[part.count * share // 100] for share in (50, 75, 90)]
     ):
-        yield "two-ended in time order", 8 * linear, two_ended(longest_on_top)
-    yield "first fit by lifetime", gaps, ordered(placing.first_fit, "lifetime")
+        yield "two-ended in time order", two_ended(longest_on_top)
+    yield "first fit by lifetime", ordered(placing.first_fit, "lifetime")
     if part.crowded:
-        yield "in time order", 8 * linear, lambda limit: placing.in_time_order(part, limit, 0)
         return
-    yield "best fit by start", gaps, ordered(placing.best_fit, "start")
-    yield "first fit by area", gaps, ordered(placing.first_fit, "area")
+    yield "best fit by start", ordered(placing.best_fit, "start")
+    yield "first fit by area", ordered(placing.first_fit, "area")
     for order in ("contention", "size", "lifetime", "area"):
-        yield f"best fit by {order}", gaps, ordered(placing.best_fit, order)
-    yield "first fit by start", gaps, ordered(placing.first_fit, "start")
+        yield f"best fit by {order}", ordered(placing.best_fit, order)
+    yield "first fit by start", ordered(placing.first_fit, "start")
