@@ -25,8 +25,16 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv
 
 from inductor_ext.arena_runtime import POISON
+from inductor_ext.planning.symbolic import Replanner
 
-__all__ = ["ArenaEndLine", "ArenaLine", "ArenaVariable", "MemberEndLine", "MemberLine"]
+__all__ = [
+    "ArenaEndLine",
+    "ArenaLine",
+    "ArenaVariable",
+    "MemberEndLine",
+    "MemberLine",
+    "MemberPlace",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +49,8 @@ class ArenaVariable:
     """Of its members, the most frequent first."""
     definitions: tuple[tuple[sympy.Symbol, sympy.Expr], ...] = ()
     """Variables that size and offsets use, in the order in which to assign them."""
+    replan: tuple[Replanner, tuple[Any, ...]] | None = None
+    """What plans it at run time, and the sizes to call that with (Python only)."""
 
     def alias(self, dtype: torch.dtype) -> str:
         """The Python variable of the arena as elements of `dtype`."""
@@ -49,9 +59,27 @@ class ArenaVariable:
         return f"{self.name}_{str(dtype).removeprefix('torch.')}"
 
 
-def _elements(nbytes: Any, dtype: torch.dtype) -> Any:
-    quotient = sympy.sympify(nbytes) / dtype.itemsize
-    return quotient if quotient.is_integer else FloorDiv(sympy.sympify(nbytes), dtype.itemsize)
+@dataclasses.dataclass(frozen=True)
+class MemberPlace:
+    """Where in its arena a buffer lies."""
+
+    index: int
+    """Among the arena's members."""
+    offset: Any
+    """Bytes: int or sympy expression. It does not hold where the arena is planned at run time."""
+
+    def python(self, arena: ArenaVariable, wrapper: Any, itemsize: int) -> str:
+        """The offset in elements of `itemsize` bytes, as a Python expression."""
+        if arena.replan is not None:
+            offset = f"{arena.name}_offsets[{self.index}]"
+            return offset if itemsize == 1 else f"{offset} // {itemsize}"
+        code: str = wrapper.codegen_python_sizevar(_elements(self.offset, itemsize))
+        return code
+
+
+def _elements(nbytes: Any, itemsize: int) -> Any:
+    quotient = sympy.sympify(nbytes) / itemsize
+    return quotient if quotient.is_integer else FloorDiv(sympy.sympify(nbytes), itemsize)
 
 
 class _Line(MemoryPlanningLine):
@@ -69,17 +97,32 @@ class ArenaLine(_Line):
     def codegen(self, code: IndentedBuffer) -> None:
         """Write the line."""
         arena, wrapper = self.arena, self.wrapper
-        for symbol, value in arena.definitions:
-            declare = "int64_t " if V.graph.cpp_wrapper else ""
-            size = wrapper.codegen_sizevar(value)
-            code.writeline(f"{declare}{symbol} = {size}{wrapper.ending}")
         dtype = torch.uint8 if V.graph.cpp_wrapper else arena.dtypes[0]
-        shape = (_elements(arena.bytes, dtype),)
+        size = arena.bytes
+        if arena.replan is not None:
+            size = self._replan(code, arena.replan)
+        else:
+            for symbol, value in arena.definitions:
+                declare = "int64_t " if V.graph.cpp_wrapper else ""
+                code.writeline(
+                    f"{declare}{symbol} = {wrapper.codegen_sizevar(value)}{wrapper.ending}"
+                )
+        shape = (_elements(size, dtype.itemsize),)
         made = wrapper.make_allocation(arena.name, arena.device, dtype, shape, (sympy.S.One,))
         code.writeline(f"{made}  {wrapper.comment} arena of {self.members} buffers")
         if not V.graph.cpp_wrapper:
             for other in arena.dtypes[1:]:
                 code.writeline(f"{arena.alias(other)} = {arena.name}.view({other})")
+
+    def _replan(self, code: IndentedBuffer, replan: tuple[Replanner, tuple[Any, ...]]) -> Any:
+        """Write the call that plans the arena, and return its size in bytes."""
+        planner, sizes = replan
+        name, wrapper = self.arena.name, self.wrapper
+        wrapper.add_import_once(f"from {Replanner.__module__} import Replanner")
+        wrapper.header.writeline(f"plan_{name} = {planner!r}.plan")
+        arguments = wrapper.codegen_python_shape_tuple(tuple(map(sympy.sympify, sizes)))
+        code.writeline(f"{name}_bytes, {name}_offsets = plan_{name}({arguments})")
+        return sympy.Symbol(f"{name}_bytes", integer=True, nonnegative=True)
 
 
 @dataclasses.dataclass
@@ -88,8 +131,7 @@ class MemberLine(_Line):
 
     node: Any
     arena: ArenaVariable
-    offset: Any
-    """Bytes."""
+    place: MemberPlace
     bytes: Any
     debug: bool = False
 
@@ -100,7 +142,7 @@ class MemberLine(_Line):
         shape, stride = tuple(node.get_size()), tuple(node.get_stride())
         if V.graph.cpp_wrapper:
             if self.debug:
-                end = wrapper.codegen_sizevar(self.offset + self.bytes)
+                end = wrapper.codegen_sizevar(self.place.offset + self.bytes)
                 size = f"{name}_arena_bytes"
                 code.writeline(f"int64_t {size};")
                 code.writeline(
@@ -112,7 +154,7 @@ class MemberLine(_Line):
                     f'"inductor_ext: {name} ends beyond its arena {arena.name}");'
                 )
             made, before = wrapper.codegen_alloc_from_pool(
-                arena.name, self.offset, dtype, shape, stride
+                arena.name, self.place.offset, dtype, shape, stride
             )
             code.writelines(before)
             code.writeline(f"{wrapper.declare}{name} = {made}{wrapper.ending}")
@@ -122,7 +164,7 @@ class MemberLine(_Line):
                 arena.alias(dtype),
                 wrapper.codegen_python_shape_tuple(shape),
                 wrapper.codegen_python_shape_tuple(stride),
-                wrapper.codegen_python_sizevar(_elements(self.offset, dtype)),
+                self.place.python(arena, wrapper, dtype.itemsize),
             )
         )
         if self.debug:
@@ -140,7 +182,7 @@ class MemberEndLine(_Line):
     """Overwrite the range of a buffer that is not used any more (debugging)."""
 
     arena: ArenaVariable
-    offset: Any
+    place: MemberPlace
     bytes: Any
 
     def codegen(self, code: IndentedBuffer) -> None:
@@ -148,11 +190,12 @@ class MemberEndLine(_Line):
         wrapper, arena = self.wrapper, self.arena
         if not V.graph.cpp_wrapper:
             wrapper.add_import_once(_RUNTIME_IMPORT)
-            offset, size = map(wrapper.codegen_python_sizevar, (self.offset, self.bytes))
+            offset = self.place.python(arena, wrapper, 1)
+            size = wrapper.codegen_python_sizevar(self.bytes)
             code.writeline(f"arena_runtime.poison({arena.name}, {offset}, {size})")
             return
         made, before = wrapper.codegen_alloc_from_pool(
-            arena.name, self.offset, torch.uint8, (sympy.sympify(self.bytes),), (sympy.S.One,)
+            arena.name, self.place.offset, torch.uint8, (sympy.sympify(self.bytes),), (sympy.S.One,)
         )
         code.writelines(before)
         code.writeline(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
+import itertools
 import re
 import time
 import weakref
@@ -47,6 +47,7 @@ from inductor_ext.arena_lines import (
     ArenaVariable,
     MemberEndLine,
     MemberLine,
+    MemberPlace,
 )
 from inductor_ext.planning import arenas, peak, schedule
 from inductor_ext.planning.problem import round_up
@@ -63,6 +64,10 @@ difference. Devices that are not listed have no arenas.
 
 SMALLEST = 512
 """Bytes below which a buffer is not worth a place in an arena."""
+
+REPLAN_FROM = 1.05
+"""Ratio of arena to lower bound, at the worst of the sampled sizes, above which it is planned anew
+at run time."""
 
 FALLBACK_HINT = 64
 """Value assumed for a size that has no hint (unbacked symbols), as in stock's planner."""
@@ -137,6 +142,12 @@ class _Reading:
     """Inputs that the code drops: free from then on, unless the caller holds them."""
     calls: list[tuple[int, int, dict[str, int]]]
     """Called subgraphs: first step, end, peak by device."""
+    scratch: list[tuple[int, str, int]]
+    """Memory that a kernel needs while it runs: step, device, bytes."""
+    rigid: set[int]
+    """Steps of kernels that may need more memory than is known."""
+    removed: set[str]
+    """Buffers that turned out not to be needed, whatever the lines say."""
     steps: int
 
 
@@ -265,7 +276,10 @@ class _Reader:
                 self.alias_of.setdefault(base, []).append(name)
         self.scopes = [_Scope(V.graph, 0, len(lines))]
         self.stack = [0]
-        self.reading = _Reading([], [], [], len(lines))
+        self.reading = _Reading([], [], [], [], set(), self.removed, len(lines))
+        self.extracted = {
+            line.result_name for line in lines if isinstance(line, stock_lines.MultiOutputLine)
+        }
         self.extern_starts = self._find_externs(lines)
         for step, line in enumerate(lines):
             self._read(step, line)
@@ -340,11 +354,33 @@ class _Reader:
             self.scopes.append(_Scope(line.graph, step))
         elif isinstance(line, stock_lines.ExitSubgraphLine):
             self.scopes[self.stack.pop()].end = step
+        elif isinstance(line, stock_lines.ExternKernelAllocLine):
+            self._read_kernel(step, line.node)
+        elif isinstance(line, _FALLBACKS) or (isinstance(line, str) and _OPERATOR.search(line)):
+            self.reading.rigid.add(step)
         elif isinstance(line, str) and (call := _CALL.search(line)) is not None:
             known = _subgraph_peaks.get(_root(self.wrapper), {})
             name = call["graph"] or f"partition_{call['partition']}"
             if name in known:
                 self.reading.calls.append((step, step + 1, known[name]))
+
+    def _read_kernel(self, step: int, node: Any) -> None:
+        """Note what a kernel that allocates its own outputs needs besides those that are used."""
+        for unused in _flat(getattr(node, "outputs", ())):
+            name = unused.get_name()
+            if name not in self.extracted and name not in self.aliases and _owns(unused):
+                # In Python the tuple of the outputs holds it.
+                storage = self._begin(unused, "extern", step)
+                if not V.graph.cpp_wrapper:
+                    holder = node.get_name()
+                    storage.refs.add(holder)
+                    self.holders.setdefault(holder, []).append(storage)
+                    self._drop(name, step, None)
+        scratch = scratch_bytes(node)
+        if scratch is None:
+            self.reading.rigid.add(step)
+        elif scratch:
+            self.reading.scratch.append((step, str(node.get_device()), scratch))
 
     def _begin(self, node: Any, kind: str, step: int) -> _Storage:
         name = node.get_name()
@@ -404,6 +440,56 @@ class _Reader:
             )
             if storage.end < 0:
                 storage.end = self.scopes[storage.scope].end
+
+
+_FALLBACKS = (
+    stock_lines.IndexPutFallbackLine,
+    stock_lines.ScatterFallbackLine,
+)
+
+_OPERATOR = re.compile(r"\b(?:torch\.ops\.|aten\.|aoti_torch_proxy_executor)")
+
+
+def _flat(outputs: Any) -> list[Any]:
+    if isinstance(outputs, (list, tuple)):
+        return [leaf for output in outputs for leaf in _flat(output)]
+    return [outputs] if isinstance(outputs, ir.MultiOutput) else []
+
+
+def scratch_bytes(node: Any) -> int | None:
+    """Bytes that a kernel which allocates its own outputs needs besides; None: nobody knows.
+
+    For attention on CPU in float32, from the allocations that at::native's flash attention makes:
+    each thread has a tile of scores, two statistics a row, and a tile of the output.
+    """
+    name = str(getattr(node, "op_overload", None) or getattr(node, "python_kernel_name", ""))
+    device = node.get_device()
+    on_cpu = device is not None and device.type == "cpu"
+    if name.startswith("aten._scaled_dot_product_flash_attention_for_cpu.default"):
+        query, key = (value.get_size() for value in node.inputs[:2])
+        if node.inputs[0].get_dtype() != torch.float32:
+            return None
+        length, keys, head = (_hint(size) for size in (query[2], key[2], query[3]))
+        rows = min(256 if length >= 768 else 64 if length >= 192 else 32, length)
+        columns = min(512, keys)
+        return torch.get_num_threads() * (rows * columns + 2 * rows + rows * head) * 4
+    if on_cpu and name in _SCRATCHLESS_ON_CPU:
+        return 0
+    return None
+
+
+_SCRATCHLESS_ON_CPU = frozenset(
+    {
+        "aten.convolution.default",
+        "extern_kernels.convolution",
+        "mkldnn._convolution_pointwise.default",
+        "mkldnn._convolution_pointwise.binary",
+        "mkldnn._linear_pointwise.default",
+        "mkldnn._linear_pointwise.binary",
+        "mkl._mkl_linear.default",
+    }
+)
+"""Kernels in which no allocation besides the output was seen by the profiler."""
 
 
 def _owns(node: Any) -> bool:
@@ -507,14 +593,18 @@ def _planned(
 def _held(reading: _Reading, *, backward: bool) -> dict[str, list[list[int]]]:
     """What is held besides the storages, a profile for each assumption about the callers.
 
-    Callees need what they need. Inputs that the code drops are kept alive by the caller, except
-    that the backward's are mostly what the forward saved: these are freed, unless the graph is
-    retained. The second assumption, for the backward alone, is that all of them are.
+    Callees and kernels need what they need. Inputs that the code drops are kept alive by the
+    caller, except that the backward's are mostly what the forward saved: these are freed, unless
+    the graph is retained. The second assumption, for the backward alone, is that all of them are.
     """
     inner = [
         schedule.Storage(size=size, start=start, end=end, device=device)
         for start, end, peaks in reading.calls
         for device, size in peaks.items()
+    ]
+    inner += [
+        schedule.Storage(size=size, start=step, end=step + 1, device=device)
+        for step, device, size in reading.scratch
     ]
     dropped = [
         schedule.Storage(size=item.hint, start=0, end=item.end, device=str(item.device))
@@ -555,12 +645,16 @@ class _Writer:
         lines: Sequence[Any],
         reading: _Reading,
         decision: schedule.Decision,
+        *,
         debug: bool,
+        replan: bool,
     ) -> None:
         self.wrapper = wrapper
         self.storages = reading.storages
+        self.removed = reading.removed
         self.decision = decision
         self.debug = debug
+        self.replan = replan
         self.replaced: dict[int, list[Any]] = {}
         """Step -> the lines in place of the line there."""
         self.added: dict[int, list[Any]] = {}
@@ -585,7 +679,7 @@ class _Writer:
             elif isinstance(line, stock_lines.ExitSubgraphLine):
                 states.pop()
             elif isinstance(line, _NAMED_LINES):
-                if line.node.get_name() in V.graph.removed_buffers:
+                if line.node.get_name() in self.removed:
                     line = stock_lines.NullLine(self.wrapper)
                 else:
                     line = copy.copy(line)
@@ -604,9 +698,12 @@ class _Writer:
             found.pop()
         return found
 
-    def members(self, arena: arenas.Arena) -> list[tuple[_Storage, Any]]:
-        """The storages of an arena and their offsets, first allocated first."""
-        pairs = [(self.storages[int(m.request.name)], m.offset) for m in arena.members]
+    def members(self, arena: arenas.Arena) -> list[tuple[_Storage, MemberPlace]]:
+        """The storages of an arena and their places, first allocated first."""
+        pairs = [
+            (self.storages[int(member.request.name)], MemberPlace(index, member.offset))
+            for index, member in enumerate(arena.members)
+        ]
         return sorted(pairs, key=lambda pair: pair[0].start)
 
     def _variable(self, index: int) -> ArenaVariable:
@@ -615,19 +712,23 @@ class _Writer:
         ranked = sorted(set(dtypes), key=lambda dtype: (-dtypes.count(dtype), str(dtype)))
         device = self.storages[int(arena.members[0].request.name)].device
         name = _arena_name(self.wrapper)
-        return ArenaVariable(name, device, arena.size, tuple(ranked), arena.definitions)
+        replan = None
+        if self.replan and arena.worst_ratio > REPLAN_FROM and not V.graph.cpp_wrapper:
+            replan = arenas.replanner(arena)
+        return ArenaVariable(name, device, arena.size, tuple(ranked), arena.definitions, replan)
 
     def _write_arena(self, variable: ArenaVariable, arena: arenas.Arena) -> None:
         members = self.members(arena)
         left: dict[tuple[Any, torch.dtype], _Storage] = {}
-        for number, (storage, offset) in enumerate(members):
-            key = (offset, storage.node.get_dtype())
-            earlier = left.get(key)
+        for number, (storage, place) in enumerate(members):
+            key = (place.offset, storage.node.get_dtype())
+            # A plan made at run time may put them apart.
+            earlier = left.get(key) if variable.replan is None else None
             if earlier is not None and earlier.end <= storage.start and self._same(earlier):
                 self._hand_on(earlier, storage)
             else:
                 view = MemberLine(
-                    self.wrapper, storage.node, variable, offset, storage.bytes, self.debug
+                    self.wrapper, storage.node, variable, place, storage.bytes, self.debug
                 )
                 self.replaced[storage.start] = [view]
             left[key] = storage
@@ -635,7 +736,7 @@ class _Writer:
                 first = ArenaLine(self.wrapper, variable, len(members))
                 self.replaced[storage.start].insert(0, first)
             if self.debug and storage.last is not None:
-                end = MemberEndLine(self.wrapper, variable, offset, storage.bytes)
+                end = MemberEndLine(self.wrapper, variable, place, storage.bytes)
                 self.added.setdefault(storage.end, []).append(end)
         if all(storage.last is not None for storage, _ in members):
             last = max(storage.end for storage, _ in members)
@@ -733,15 +834,17 @@ def _rows(
                 module=_module(storage.node),
             )
         )
-    for start, end, peaks in reading.calls:
+    inner = [(start, end, peaks, "subgraph") for start, end, peaks in reading.calls]
+    inner += [(at, at + 1, {device: size}, "scratch") for at, device, size in reading.scratch]
+    for start, end, peaks, name in inner:
         for device, size in peaks.items():
             rows.append(
                 events.PlannedStorage(
-                    name="subgraph",
+                    name=name,
                     bytes=size,
                     start=start,
                     end=end,
-                    kind="subgraph",
+                    kind="subgraph" if name == "subgraph" else "extern",
                     device=device,
                     arena=None,
                     offset=None,
@@ -825,6 +928,7 @@ class _Planner:
         self.wrapper = wrapper
         self.lines = lines
         self.by_stock = by_stock
+        self.numbers = itertools.count()
         self.kind = kind
         self.settings = settings
         self.reading = _Reader(wrapper, lines).reading
@@ -857,7 +961,12 @@ class _Planner:
         shown: schedule.Decision | None = decision
         if self.force or not self.reuse or better:
             writer = _Writer(
-                self.wrapper, self.lines, reading, decision, self.settings.memory_debug
+                self.wrapper,
+                self.lines,
+                reading,
+                decision,
+                debug=self.settings.memory_debug,
+                replan=self.settings.memory_replan,
             )
             self.wrapper.lines = writer.result()
             strategy = "arenas" if decision.arenas else "reuse" if decision.taken_over else "plain"
@@ -907,16 +1016,21 @@ class _Planner:
         return schedule.decide(
             _planned(self.reading, pool=pool, place=self.place, reuse=self.reuse, known=self.known),
             self.reading.steps,
-            plan=functools.partial(
-                arenas.plan_arenas,
-                hint=_hint,
-                make_max=lambda values: Max(*values),
-                make_align=_aligned,
-            ),
+            plan=self._place,
             held=self.held,
+            rigid=self.reading.rigid,
             place=self.place,
             force=self.force,
             smallest=SMALLEST,
+        )
+
+    def _place(self, requests: Sequence[arenas.Request]) -> tuple[arenas.Arena, ...]:
+        return arenas.plan_arenas(
+            requests,
+            hint=_hint,
+            make_max=lambda values: Max(*values),
+            make_align=_aligned,
+            prefix=f"arena{next(self.numbers)}_",
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from inductor_ext.planning import arenas as _arenas
 
@@ -85,17 +85,32 @@ def count_calls(storages: Iterable[Storage]) -> int:
     return sum(storage.counted for storage in storages)
 
 
+def _limit(profile: Sequence[int], rigid: Collection[int]) -> list[int]:
+    limit = [max(profile, default=0)] * len(profile)
+    for step in rigid:
+        limit[step] = profile[step]
+    return limit
+
+
 @dataclasses.dataclass
 class _Room:
     """What is alive under one assumption about the callers, and how much may be."""
 
     profile: list[int]
-    limit: int
+    limit: list[int]
+    """By step."""
 
     def left(self, start: int, own: Sequence[int]) -> int:
         """Bytes that may be held throughout instead of `own[i]` at each step start + i."""
-        held = (self.profile[step] - mine for step, mine in enumerate(own, start))
-        return self.limit - max(held, default=self.limit)
+        return min((room for room, _ in self._rooms(start, own)), default=0)
+
+    def scarcest(self, start: int, own: Sequence[int]) -> tuple[int, int]:
+        """Those bytes, and the first step at which no more may be held."""
+        return min(self._rooms(start, own))
+
+    def _rooms(self, start: int, own: Sequence[int]) -> Iterator[tuple[int, int]]:
+        for step, mine in enumerate(own, start):
+            yield self.limit[step] - self.profile[step] + mine, step
 
     def replace(self, start: int, size: int, own: Sequence[int]) -> None:
         for step, mine in enumerate(own, start):
@@ -108,6 +123,7 @@ def decide(
     *,
     plan: Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]],
     held: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    rigid: Collection[int] = (),
     place: bool = True,
     force: bool = False,
     smallest: int = 0,
@@ -120,6 +136,8 @@ def decide(
         plan: places requests of one group in arenas (`arenas.plan_arenas` with its arguments).
         held: by device, what callers may keep alive besides, one profile of bytes a step for each
             assumption; every assumption's own lower bound is kept. None: nothing.
+        rigid: steps at which kernels may need memory that nobody knows of: nothing is held there
+            longer than it is used, so that they find as much room as without a plan.
         place: False for no arenas.
         force: place every storage that can be, whatever it does to the peak.
         smallest: storages of fewer bytes are not placed, unless forced.
@@ -131,7 +149,7 @@ def decide(
         base = load(storages, steps, device)
         profiles = held.get(device) or [[0] * steps]
         summed = [[a + b for a, b in zip(base, more, strict=True)] for more in profiles]
-        rooms[device] = [_Room(profile, max(profile, default=0)) for profile in summed]
+        rooms[device] = [_Room(profile, _limit(profile, rigid)) for profile in summed]
 
     placed: list[_arenas.Arena] = []
     members: set[int] = set()
@@ -228,11 +246,7 @@ def _split(
     ends earlier, leaves room for what comes then. Otherwise the time is split where room is
     scarcest, and what is alive there left outside.
     """
-    at = max(
-        (room.profile[step] - mine - room.limit, step)
-        for room in rooms
-        for step, mine in enumerate(own, arena.start)
-    )[1]
+    at = min(room.scarcest(arena.start, own) for room in rooms)[1]
     if 2 * allowed >= arena.lower_bound:
         kept, apart = _evict(storages, inside, at, allowed)
         if apart and kept:
@@ -308,7 +322,9 @@ def _take_over(
         gap = slice(earlier.end, storage.start)
         device_rooms = rooms[storage.device]
         if any(
-            max(room.profile[gap], default=0) + storage.size > room.limit for room in device_rooms
+            held + storage.size > limit
+            for room in device_rooms
+            for held, limit in zip(room.profile[gap], room.limit[gap], strict=True)
         ):
             # Those that ended earlier have a longer gap, which holds this one.
             continue
