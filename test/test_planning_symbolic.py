@@ -140,6 +140,14 @@ def test_a_visible_multiple_is_not_rounded() -> None:
     )
 
 
+def test_rounding_adds_to_what_is_rounded_already() -> None:
+    # One that need not be aligned lies on one that is, and an aligned one on both.
+    algebra = Algebra([4 * S])
+    offsets, size = algebra.stack(stacking([(0, 1)] * 3, range(3)), [4 * S] * 3, [64, 1, 64])
+    assert [str(offset) for offset in offsets] == ["0", "Align(4*s, 64)", "2*Align(4*s, 64)"]
+    assert str(size) == "3*Align(4*s, 64)"
+
+
 FACTORS = st.sampled_from([0, 0, 1, 3, 4, 64, 100, 256])
 POLYNOMIALS = st.builds(
     lambda a, b, c, d, e: a * S + b * T + c * S * T + d * U + e, *([FACTORS] * 5)

@@ -437,7 +437,7 @@ class Algebra:
             (inner,),
             tuple(round_up(trial, alignment) for trial in inner.values),
         )
-        terms[atom] = 1
+        terms[atom] = terms.get(atom, 0) + 1
         return _Sum(terms)
 
     def maximum(self, values: Sequence[_Sum]) -> _Sum:
