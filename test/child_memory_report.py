@@ -1,0 +1,46 @@
+"""Run in a process of its own: take a model from the cache that the test has filled, and report."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+import inductor_ext
+from inductor_ext import events, exc, memory_plans
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(64, 256)
+        self.down = torch.nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x))).sum()
+
+
+def main(elsewhere: str) -> None:
+    """Print what was compiled and reported, and what is said where the plans are gone."""
+    compiled = torch.compile(Model(), backend="inductor_ext")
+    with events.capture() as records:
+        compiled(torch.randn(32, 64)).backward()
+    report = inductor_ext.memory_report(compiled)
+    memory_plans._plans.clear()
+    memory_plans._path = lambda key: f"{elsewhere}/{key}"
+    try:
+        error = str(inductor_ext.memory_report(compiled))
+    except exc.PlanNotFoundError as missing:
+        error = str(missing)
+    found = {
+        "events": [record.name for record in records],
+        "caches": [record.cache for record in records if isinstance(record, events.CompileRecord)],
+        "report": report.to_json(),
+        "error": error,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
