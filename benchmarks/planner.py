@@ -22,8 +22,8 @@ from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
 
 __all__ = ["LARGE", "main", "training_graph"]
 
-LARGE = 200_000
-"""Iterations with which the dense public instances take less than a minute of one core."""
+LARGE = 40_000
+"""Iterations with which the dense public instances take some ten seconds of one core."""
 
 SIZES = (200, 2_000, 20_000)
 ROUNDS = 3

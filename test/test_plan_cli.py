@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from inductor_ext import cli, exc
-from inductor_ext.planning import csv_problem
-from inductor_ext.planning.problem import Interval, verify
+from inductor_ext.planning import csv_problem, solver
+from inductor_ext.planning.problem import Interval, Placement, lower_bound, verify
+from inductor_ext.report import plan as command
 
 CHECKOUT = Path(__file__).parent.parent
 EXAMPLE = CHECKOUT / "benchmarks" / "instances" / "minimalloc-example.csv"
@@ -103,23 +104,35 @@ def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_seed_and_iterations_reach_the_solver(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inductor_ext.planning import solver
-    from inductor_ext.report import plan as command
-
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """What the solver was called with; it finds the worst plan with less than 5,000 iterations."""
     seen: list[dict[str, int]] = []
 
-    def recorded(problem: tuple[Interval, ...], **options: int) -> object:
+    def recorded(problem: tuple[Interval, ...], **options: int) -> Placement:
         seen.append(options)
+        size = sum(interval.size for interval in problem)
+        offsets = tuple(sum(i.size for i in problem[:k]) for k in range(len(problem)))
+        if options["iterations"] < 5000:
+            return Placement(offsets, size, lower_bound(problem), "stack", 0)
         return solver.solve(problem, **options)
 
     monkeypatch.setattr(command, "solve", recorded)
-    assert plan(table) == 0
+    return seen
+
+
+def test_far_from_the_bound_the_default_budget_grows(
+    table: Path, budgets: list[dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(table, "--json") == 0
+    default = solver.DEFAULT_ITERATIONS
+    assert [given["iterations"] for given in budgets] == [default, 8 * default, 64 * default]
+    assert json.loads(capsys.readouterr().out)["ratio"] == 1.0
+
+
+def test_seed_and_iterations_are_taken_as_given(table: Path, budgets: list[dict[str, int]]) -> None:
     assert plan(table, "--iterations", 7, "--seed", 3) == 0
-    assert seen == [
-        {"iterations": solver.DEFAULT_ITERATIONS, "seed": 0},
-        {"iterations": 7, "seed": 3},
-    ]
+    assert budgets == [{"iterations": 7, "seed": 3}]
 
 
 @pytest.mark.parametrize(
@@ -187,8 +200,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_planning(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from inductor_ext.report import plan as command
-
     monkeypatch.setattr(command, "solve", None)
     assert plan(table, "--output", tmp_path / target) == 2
     captured = capsys.readouterr()

@@ -9,12 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 
 from inductor_ext.planning import csv_problem
-from inductor_ext.planning.problem import verify
+from inductor_ext.planning.problem import Interval, Placement, verify
 from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
 
 __all__ = ["add_arguments", "run"]
+
+_FAR = 1.1
+"""Ratio of peak to lower bound above which more iterations than by default are worth the wait."""
+
+_PATIENT = 60_000
+"""Iterations then, if not asked for a number: some 10 s for 200 buffers."""
 
 
 def _power_of_two(text: str) -> int:
@@ -49,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iterations",
         type=_natural,
-        default=DEFAULT_ITERATIONS,
         metavar="N",
         help="how long to search for a better plan, where there may be one; the time grows with N "
-        "and with the number of buffers (default: %(default)s)",
+        f"and with the number of buffers (default: {DEFAULT_ITERATIONS}, and up to {_PATIENT} "
+        f"as long as the peak is more than {_FAR} of the lower bound)",
     )
     parser.add_argument(
         "--seed", type=_natural, default=0, metavar="N", help="seed of the search (default: 0)"
@@ -61,6 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="CSV", help="write the table with a column `offset` to this file"
     )
+
+
+def _plan(intervals: Sequence[Interval], iterations: int | None, seed: int) -> Placement:
+    budget = DEFAULT_ITERATIONS if iterations is None else iterations
+    plan = solve(intervals, iterations=budget, seed=seed)
+    while iterations is None and plan.ratio > _FAR and budget < _PATIENT:
+        budget = min(8 * budget, _PATIENT)
+        plan = min(
+            plan, solve(intervals, iterations=budget, seed=seed), key=lambda found: found.peak
+        )
+    return plan
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         csv_problem.check_writable(arguments.output)
     problem = csv_problem.read(arguments.file, arguments.align)
     begin = time.process_time()
-    plan = solve(problem.intervals, iterations=arguments.iterations, seed=arguments.seed)
+    plan = _plan(problem.intervals, arguments.iterations, arguments.seed)
     verify(problem.intervals, plan.offsets, plan.peak)
     seconds = time.process_time() - begin
     if arguments.output is not None:
