@@ -734,7 +734,7 @@ class TestCompiled:
             capture_output=True,
             text=True,
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     def test_graph_breaks_and_instances_that_share_code(self) -> None:
@@ -800,3 +800,22 @@ class TestCompiled:
     def test_options_are_for_exported_programs(self) -> None:
         with pytest.raises(exc.NotReportableError, match="with options: it has been compiled"):
             memory.memory_report(lambda: 0, options={"memory_arenas": "never"})
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("cached", [True, False])
+    def test_training_on_a_gpu(self, cached: bool) -> None:
+        import torch
+
+        from test.child_memory_report import Model
+
+        compiled = torch.compile(Model().cuda(), backend="inductor_ext")
+        x = torch.randn(4096, 64, device="cuda")
+        with torch.compiler.config.patch(force_disable_caches=not cached):
+            compiled(x).backward()
+        report = memory.memory_report(compiled)
+        assert {device for r in report.records for device in peak.devices(r)} == {"cuda:0"}
+        report = report.measure(lambda: compiled(x).backward())
+        assert [each.kind for each in report.measured] == ["forward", "backward"]
+        for each in report.measured:
+            assert each.predicted > 4096 * 256 * 4
+            assert abs(each.deviation) <= 1, str(report)
