@@ -255,6 +255,10 @@ class TestReport:
             "  call (inference) on cpu: predicted 7.00 KiB, measured 7.00 KiB, deviation +0.0 %"
         )
 
+    def test_the_documented_example_is_this_one(self) -> None:
+        text = (CHECKOUT / "docs" / "memory_report.md").read_text()
+        assert f"1. {memory.headline(SMALL)}\n\n{peak.peak_table(SMALL)}\n" in text
+
     def test_reordering_is_told(self) -> None:
         record = dataclasses.replace(SMALL, peak_reordered_from=10240)
         assert "6.00 KiB (10.00 KiB in stock's order of kernels)" in memory.headline(record)
