@@ -1,7 +1,6 @@
 """Arenas: which requests share one, and that every plan is right for every size.
 
-The properties run over 60 examples each. For a long run, load a profile by
-`HYPOTHESIS_EXAMPLES=100000 python -m pytest test/test_planning_arenas.py -k any_size`.
+`PLANNER_EXAMPLES=100000 python -m pytest test/test_planning_arenas.py -k any_size` is the long run.
 """
 
 from __future__ import annotations
@@ -31,7 +30,17 @@ from inductor_ext.planning.arenas import (
 )
 from inductor_ext.planning.symbolic import Program
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))
+EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
+
+
+def examples(default: int) -> settings:
+    """The same examples in each run, unless there are to be many."""
+    return settings(
+        max_examples=int(EXAMPLES or default),
+        deadline=None,
+        derandomize=EXAMPLES is None,
+        database=None,
+    )
 
 
 def symbols(names: str) -> tuple[sympy.Symbol, ...]:
@@ -325,7 +334,7 @@ def requests_of(draw: Callable[..., object]) -> list[Request]:
 VALUES = st.sampled_from([0, 1, 2, 3, 7, 63, 64, 65, 1009, 2**20 + 1, 2**31])
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@examples(60)
 @given(
     requests_of(),
     st.lists(st.fixed_dictionaries({S: VALUES, T: VALUES, U: VALUES}), min_size=1, max_size=4),
@@ -359,7 +368,7 @@ def test_a_plan_holds_for_any_size(
         assert arena.ratio <= arena.worst_ratio
 
 
-@settings(max_examples=EXAMPLES // 3, deadline=None)
+@examples(20)
 @given(requests_of())
 def test_planning_twice_gives_the_same(requests: list[Request]) -> None:
     assert plan_arenas(requests, hint=hint) == plan_arenas(requests, hint=hint)

@@ -1,4 +1,8 @@
-"""Orders, expressions, their evaluation, and planning at run time."""
+"""Orders, expressions, their evaluation, and planning at run time.
+
+`PLANNER_EXAMPLES=100000 python -m pytest test/test_planning_symbolic.py -k "left_out or stacking"`
+is the long run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,17 @@ from inductor_ext.planning.symbolic import (
     stacking,
 )
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "100"))
+EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
+
+
+def examples(default: int) -> settings:
+    """The same examples in each run, unless there are to be many."""
+    return settings(
+        max_examples=int(EXAMPLES or default),
+        deadline=None,
+        derandomize=EXAMPLES is None,
+        database=None,
+    )
 
 S, T, U = (sympy.Symbol(name, integer=True, positive=True) for name in "stu")
 UNKNOWN = sympy.Symbol("i0", integer=True)
@@ -49,7 +63,7 @@ def test_only_reduced_lower_neighbours_are_kept() -> None:
     assert stacking([(0, 2), (0, 4), (2, 4)], [0, 2, 1]).below == ((), (2, 0), ())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@examples(100)
 @given(LIFETIMES, st.randoms(use_true_random=False))
 def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
     lifetimes: list[tuple[int, int]], generator: random.Random
@@ -158,7 +172,7 @@ POLYNOMIALS = st.builds(
 NUMBERS = st.sampled_from([0, 1, 2, 17, 63, 64, 1009, 2**40 + 1])
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@examples(100)
 @given(
     st.lists(
         st.tuples(
