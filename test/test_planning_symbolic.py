@@ -43,6 +43,7 @@ def examples(default: int) -> settings:
         database=None,
     )
 
+
 S, T, U = (sympy.Symbol(name, integer=True, positive=True) for name in "stu")
 UNKNOWN = sympy.Symbol("i0", integer=True)
 
