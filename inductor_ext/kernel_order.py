@@ -234,29 +234,65 @@ class _Converted:
         """The problem with buffers counted as the code will have them."""
         removed = self._removed()
         in_place = self._in_place()
+        buffers = self._with_parts_in_place()
         numbers = {name: number for number, name in enumerate(self._names)}
-        buffers = tuple(
-            dataclasses.replace(
-                buffer,
-                size=0 if name in removed else buffer.size,
-                takes_over=tuple(
-                    number
-                    for source in in_place.get(name, ())
-                    if (number := numbers.get(source)) is not None
-                    and buffer.producer in self.as_stock.buffers[number].consumers
-                    and not self.as_stock.buffers[number].kept
-                    and self.as_stock.buffers[number].size == buffer.size
-                    and name not in removed
-                ),
+        for number, name in enumerate(self._names):
+            if name in removed:
+                buffers[number] = dataclasses.replace(buffers[number], size=0)
+        for name, sources in in_place.items():
+            made = buffers[numbers[name]]
+            takes_over = tuple(
+                numbers[source]
+                for source in sources
+                if source in numbers
+                and made.producer in buffers[numbers[source]].consumers
+                and made.size == buffers[numbers[source]].size > 0
+                and not buffers[numbers[source]].kept
             )
-            for name, buffer in zip(self._names, self.as_stock.buffers, strict=True)
-        )
+            buffers[numbers[name]] = dataclasses.replace(made, takes_over=takes_over)
         return dataclasses.replace(
             self.as_stock,
-            buffers=buffers,
+            buffers=tuple(buffers),
             batched=self.batched,
             batch_frees_late=self._frees_late,
         )
+
+    def _with_parts_in_place(self) -> list[Buffer]:
+        """The buffers, where what is made within a concatenation is no second copy of it.
+
+        Each part then is memory of its own that lives as long as the whole. The code allocates the
+        whole with the first part, a little earlier than this says.
+        """
+        from torch._inductor import ir
+
+        buffers = list(self.as_stock.buffers)
+        numbers = {name: number for number, name in enumerate(self._names)}
+        whole_of: dict[int, int] = {}
+        for node in self._order:
+            for part in node.get_outputs():
+                layout: Any = part.node.layout
+                if isinstance(layout, ir.NonOwningLayout):
+                    whole = numbers.get(layout.view.get_name())
+                    if whole is not None:
+                        whole_of[numbers[part.get_name()]] = whole
+        for number in whole_of:
+            whole = whole_of[number]
+            rest = buffers[whole].size - self.as_stock.buffers[number].size
+            buffers[whole] = dataclasses.replace(buffers[whole], size=max(rest, 0))
+        for number, whole in whole_of.items():
+            readers = set(buffers[number].consumers)
+            kept = buffers[number].kept
+            seen = {number}
+            while whole not in seen:
+                seen.add(whole)
+                readers |= set(self.as_stock.buffers[whole].consumers)
+                kept |= self.as_stock.buffers[whole].kept
+                whole = whole_of.get(whole, whole)
+            readers -= {buffers[number].producer}
+            buffers[number] = dataclasses.replace(
+                buffers[number], consumers=tuple(sorted(readers)), kept=kept
+            )
+        return buffers
 
     def _problem(self) -> OrderProblem:
         """As stock sees it; fills `_names`, the name of each buffer."""
@@ -354,10 +390,15 @@ class _Converted:
                 continue
             operations = OrderedSet(leaf.get_name() for leaf in node.get_nodes())
             removed.update(
-                name
-                for name in node.get_buffer_names()
-                if name not in self._outputs
-                and self._scheduler.can_buffer_be_removed_through_fusion(name, operations)
+                buffer.get_name()
+                for leaf in node.get_nodes()
+                # On CPU what reads the outcome of a reduction is another loop and reads memory.
+                if not (self._frees_late and leaf.is_reduction())
+                for buffer in leaf.get_outputs()
+                if buffer.get_name() not in self._outputs
+                and self._scheduler.can_buffer_be_removed_through_fusion(
+                    buffer.get_name(), operations
+                )
             )
         return removed
 

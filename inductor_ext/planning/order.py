@@ -236,7 +236,7 @@ class _State:
         self.last = [-1] * len(graph.buffers)  # position of the last use
         self.loads = [0] * steps
         self.alive = [0] * steps  # bytes alive before the step, less those whose freeing waits
-        self.waiting = [0] * steps  # bytes whose freeing waits for the end of the batch
+        self.waiting = [0] * steps  # bytes whose freeing waits for the end of the batch before
         for index, step in enumerate(self.order):
             self.position[step] = index
             for buffer in graph.uses[step]:
@@ -261,11 +261,11 @@ class _State:
         while index < graph.steps:
             step = order[index]
             runs_on = late and batched[step]
+            self.alive[index], self.waiting[index] = alive, waiting
             if index >= end and not runs_on:
                 break  # what is alive here depends on the steps before, not on their order
             if late and not runs_on:
                 waiting = 0
-            self.alive[index], self.waiting[index] = alive, waiting
             dies = graph.scratch[step]
             for buffer in graph.uses[step]:
                 if last[buffer] == index:
