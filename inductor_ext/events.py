@@ -37,9 +37,17 @@ __all__ = [
 
 log = logging.getLogger("inductor_ext")
 
+
+@dataclasses.dataclass(eq=False)
+class _Listener:
+    records: list[Record]
+    kinds: tuple[type[Record], ...]
+    thread: int | None
+    """The only one that it listens to; None for all."""
+
+
 _lock = threading.Lock()
-_listeners: list[tuple[list[Record], int | None]] = []
-"""Each with the only thread that it listens to; None for all."""
+_listeners: list[_Listener] = []
 _warned: set[str] = set()
 
 
@@ -198,21 +206,22 @@ class PackageRecord(Record):
 
 
 @contextlib.contextmanager
-def capture(*, this_thread: bool = False) -> Iterator[list[Record]]:
+def capture(*kinds: type[Record], this_thread: bool = False) -> Iterator[list[Any]]:
     """Yield a list to which every record emitted in this process is appended meanwhile.
 
     Args:
+        kinds: only records of these classes; none given: all.
         this_thread: whether to leave out what other threads emit.
     """
-    records: list[Record] = []
+    thread = threading.get_ident() if this_thread else None
+    listener = _Listener([], kinds or (Record,), thread)
     with _lock:
-        _listeners.append((records, threading.get_ident() if this_thread else None))
+        _listeners.append(listener)
     try:
-        yield records
+        yield listener.records
     finally:
         with _lock:
-            # By identity: two empty lists are equal, and list.remove compares.
-            _listeners[:] = [listener for listener in _listeners if listener[0] is not records]
+            _listeners.remove(listener)
 
 
 def emit(record: Record, *, event_log: str | None = None) -> None:
@@ -224,9 +233,10 @@ def emit(record: Record, *, event_log: str | None = None) -> None:
     """
     log.log(record.level, "%s", record.describe())
     with _lock:
-        for records, thread in _listeners:
-            if thread in (None, threading.get_ident()):
-                records.append(record)
+        for listener in _listeners:
+            heard = listener.thread in (None, threading.get_ident())
+            if heard and isinstance(record, listener.kinds):
+                listener.records.append(record)
     line = json.dumps(record.as_json(), default=str)
     _trace(record, line)
     if event_log is not None:

@@ -172,7 +172,8 @@ def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
         buffer.get_name(): set(buffer.get_inputs_that_alias_output())
         for graph in graphs
         for buffer in graph.buffers
-        if not isinstance(buffer, ir.NoneAsConstantBuffer)
+        # The body of a template has no name: it is written into the kernel.
+        if buffer.name is not None
     }
     closed: dict[str, set[str]] = {}
 
@@ -935,6 +936,10 @@ class _Planner:
         self.before = _Reader(wrapper, by_stock).reading
         self.held = _held(self.reading, backward=kind == "backward")
         self.known = _first_uses(self.reading.storages)
+        # How large a size without a hint is going to be, nobody knows either.
+        self.rigid = self.reading.rigid.union(
+            *(range(s.start, s.end) for s in self.reading.storages if _unbacked(s.bytes))
+        )
         self.reuse = inductor_config.allow_buffer_reuse
         self.force = inductor_config.memory_planning or settings.memory_arenas == "always"
         self.place = (
@@ -998,6 +1003,10 @@ class _Planner:
     def _decide(self) -> schedule.Decision:
         pool = inductor_config.memory_pool
         decision = self._decide_for(pool if pool != "combined" else "outputs")
+        if decision.arenas and not self.force:
+            without = self._decide_for(pool, place=False)
+            if without.calls <= decision.calls:
+                return without
         if pool == "combined" and self.force:
             # An arena lives as long as one output in it: share one only where that keeps no more
             # than the outputs alive.
@@ -1012,14 +1021,15 @@ class _Planner:
                 return combined
         return decision
 
-    def _decide_for(self, pool: str) -> schedule.Decision:
+    def _decide_for(self, pool: str, *, place: bool | None = None) -> schedule.Decision:
+        place = self.place if place is None else place
         return schedule.decide(
-            _planned(self.reading, pool=pool, place=self.place, reuse=self.reuse, known=self.known),
+            _planned(self.reading, pool=pool, place=place, reuse=self.reuse, known=self.known),
             self.reading.steps,
             plan=self._place,
             held=self.held,
-            rigid=self.reading.rigid,
-            place=self.place,
+            rigid=self.rigid,
+            place=place,
             force=self.force,
             smallest=SMALLEST,
         )

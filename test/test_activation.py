@@ -58,7 +58,7 @@ def kinds(records: list[events.Record]) -> list[str]:
 
 
 def test_activate_holds_inside_and_not_outside(sinh_lowerings: list[Any]) -> None:
-    with events.capture() as records:
+    with events.capture(events.CompileRecord) as records:
         run()
         assert kinds(records) == []
         with inductor_ext.activate():
@@ -182,13 +182,13 @@ def test_two_threads_do_not_see_each_other(entry: str) -> None:
 
 def test_backward_compiled_after_the_block_is_ours() -> None:
     x = torch.randn(5, requires_grad=True)
-    with events.capture() as records, uncached():
+    with events.capture(events.CompileRecord) as records, uncached():
         with inductor_ext.activate(fallback_to_eager=False):
             out = torch.compile(lambda x: torch.sinh(x).sum())(x)
         assert kinds(records) == ["forward"]
         out.backward()
         assert kinds(records) == ["forward", "backward"]
-    assert records[1].settings == {"fallback_to_eager": False}  # type: ignore[attr-defined]
+    assert records[1].settings == {"fallback_to_eager": False}
     torch.testing.assert_close(x.grad, torch.cosh(x.detach()))
 
 
@@ -196,7 +196,7 @@ def test_backward_in_another_thread_is_ours() -> None:
     x = torch.randn(5, requires_grad=True)
     with uncached():
         out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
-    with events.capture() as records:
+    with events.capture(events.CompileRecord) as records:
         thread = threading.Thread(target=out.backward)
         thread.start()
         thread.join()
@@ -340,13 +340,11 @@ def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
 
 def test_patched_config_holds_for_the_backward_too() -> None:
     x = torch.randn(5, requires_grad=True)
-    with events.capture() as records, uncached():
+    with events.capture(events.CompileRecord) as records, uncached():
         with config.patch(fallback_to_eager=False):
             out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
         out.backward()
-    assert [record.settings for record in records] == [  # type: ignore[attr-defined]
-        {"fallback_to_eager": False}
-    ] * 2
+    assert [record.settings for record in records] == [{"fallback_to_eager": False}] * 2
 
 
 def test_bad_overrides_are_refused_before_anything_happens() -> None:
@@ -383,7 +381,7 @@ def test_supported_torch_is_accepted(version: str) -> None:
 def test_standalone_compile_follows_the_activation() -> None:
     x = torch.randn(5)
     graph = make_fx(lambda x: (torch.sinh(x),), tracing_mode="fake")(x)
-    with events.capture() as records, uncached():
+    with events.capture(events.CompileRecord) as records, uncached():
         with inductor_ext.activate():
             compiled = torch._inductor.standalone_compile(
                 graph, [x], dynamic_shapes="from_example_inputs"
@@ -395,7 +393,7 @@ def test_standalone_compile_follows_the_activation() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_compile_threads_and_worker_processes(threads: int) -> None:
     patches = {"compile_threads": threads, "worker_start_method": "subprocess"}
-    with events.capture() as records:
+    with events.capture(events.CompileRecord) as records:
         run("inductor_ext", options=patches)
     assert kinds(records) == ["inference"]
 

@@ -76,7 +76,7 @@ def package(program: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) 
     path = tmp_path_factory.mktemp("aot") / "net.pt2"
     configs = {"fallback_to_eager": False, "aot_inductor.use_runtime_constant_folding": False}
     given = dict(configs)
-    with events.capture() as records:
+    with events.capture(events.CompileRecord, events.PackageRecord) as records:
         result = inductor_ext.aoti_compile_and_package(
             program, package_path=path, inductor_configs=configs
         )
@@ -177,9 +177,9 @@ def test_stock_function_inside_an_activation(
     net: Net, loadable: None, program: ExportedProgram, tmp_path: pathlib.Path
 ) -> None:
     path = str(tmp_path / "net.pt2")
-    with events.capture() as records, inductor_ext.activate():
+    with events.capture(events.CompileRecord) as records, inductor_ext.activate():
         assert torch._inductor.aoti_compile_and_package(program, package_path=path) == path
-    assert [record.kind for record in records] == ["aot"]  # type: ignore[attr-defined]
+    assert [record.kind for record in records] == ["aot"]
     check(net, torch._inductor.aoti_load_package(path))
 
 
@@ -189,11 +189,11 @@ def test_stock_function_after_install_and_into_a_buffer(
     buffer = io.BytesIO()
     inductor_ext.install()
     try:
-        with events.capture() as records:
+        with events.capture(events.CompileRecord) as records:
             torch._inductor.aoti_compile_and_package(program, package_path=buffer)
     finally:
         inductor_ext.uninstall()
-    assert [record.kind for record in records] == ["aot"]  # type: ignore[attr-defined]
+    assert [record.kind for record in records] == ["aot"]
     buffer.seek(0)
     check(net, torch._inductor.aoti_load_package(buffer))
 
@@ -202,7 +202,7 @@ def test_disabled_is_stock(
     loadable: None, program: ExportedProgram, tmp_path: pathlib.Path, net: Net
 ) -> None:
     path = str(tmp_path / "net.pt2")
-    with events.capture() as records:
+    with events.capture(events.CompileRecord) as records:
         inductor_ext.aoti_compile_and_package(
             program, package_path=path, inductor_configs={"enabled": False}
         )

@@ -575,7 +575,7 @@ def test_regional_inductor() -> None:
     with (
         torch.fx.traceback.preserve_node_meta(),
         inductor_ext.activate(),
-        events.capture() as records,
+        events.capture(events.CompileRecord) as records,
     ):
         check(f, batch, backend=backend, fullgraph=True)
     assert [record.operators for record in records] == [len(("mul", "cos"))]

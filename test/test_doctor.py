@@ -425,10 +425,10 @@ class TestRegistration:
 class TestCommandLine:
     def test_no_argument_prints_help(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main([]) == 0
-        printed = capsys.readouterr().out
+        printed = " ".join(capsys.readouterr().out.split())
         assert printed.startswith("usage: inductor-ext")
         for command in cli.COMMANDS:
-            assert f"{command.name}  {command.summary}" in printed
+            assert f"{command.name} {command.summary}" in printed
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["--version"]) == 0

@@ -49,7 +49,7 @@ def test_training_matches_float64(dtype: torch.dtype, dynamic: bool) -> None:
     reference.load_state_dict(model.state_dict())
     model.to(dtype)
     compiled = torch.compile(model, backend="inductor_ext", dynamic=dynamic)
-    with events.capture() as records:
+    with events.capture(events.CompileRecord) as records:
         for batch in (33, 65):
             x = torch.randn(batch, 96, device="cuda", dtype=dtype, requires_grad=True)
             wide = x.detach().double().requires_grad_()
@@ -58,7 +58,7 @@ def test_training_matches_float64(dtype: torch.dtype, dynamic: bool) -> None:
             expected.square().mean().backward()
             assert relative_error(out, expected) < TOLERANCE[dtype]
             assert relative_error(x.grad, wide.grad) < 2 * TOLERANCE[dtype]
-    kinds = [record.kind for record in records]  # type: ignore[attr-defined]
+    kinds = [record.kind for record in records]
     # The backward graphs are compiled in autograd's thread of the device.
     assert kinds == ["forward", "backward"] * (1 if dynamic else 2)
 
@@ -66,10 +66,10 @@ def test_training_matches_float64(dtype: torch.dtype, dynamic: bool) -> None:
 def test_settings_reach_the_backward_thread() -> None:
     x = torch.randn(64, 96, device="cuda", requires_grad=True)
     options = {"fallback_to_eager": False}
-    with events.capture() as records:
+    with events.capture(events.CompileRecord) as records:
         out = torch.compile(MLP().cuda(), backend="inductor_ext", options=options)(x)
         out.sum().backward()
-    assert [record.settings for record in records] == [options, options]  # type: ignore[attr-defined]
+    assert [record.settings for record in records] == [options, options]
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
@@ -120,7 +120,7 @@ def test_ours_and_stocks_cache_entries_are_apart() -> None:
         with (
             inductor_config.patch(force_disable_caches=False),
             inductor_config.patch(fx_graph_cache=True),
-            torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+            torch.compiler.config.patch(cache_key_tag=tag),
             torch._functorch.config.patch(enable_autograd_cache=False),
             torch.no_grad(),
         ):
@@ -135,8 +135,8 @@ def test_ours_and_stocks_cache_entries_are_apart() -> None:
 def test_activation_and_install_reach_stock_entry_points() -> None:
     x = torch.randn(8, 96, device="cuda")
     model = MLP().cuda()
-    with events.capture() as records, torch.no_grad():
+    with events.capture(events.CompileRecord) as records, torch.no_grad():
         with inductor_ext.activate():
             out = torch.compile(model)(x)
         torch.testing.assert_close(out, model(x), rtol=1e-4, atol=1e-4)
-    assert [record.kind for record in records] == ["inference"]  # type: ignore[attr-defined]
+    assert [record.kind for record in records] == ["inference"]

@@ -216,7 +216,7 @@ def test_the_installed_wheel_is_a_dynamo_backend(installed: Path, tmp_path: Path
 
             import inductor_ext
 
-            with inductor_ext.events.capture() as records:
+            with inductor_ext.events.capture(inductor_ext.events.CompileRecord) as records:
                 torch.compile(lambda x: x.exp() + 1, backend="inductor_ext")(x)
 
             (entry,) = importlib.metadata.entry_points(
