@@ -962,6 +962,8 @@ class _Planner:
         bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
         after = decision.peaks[self.assumption]
         better = (sum(after.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
+        # Where sizes have no hint the comparison says little, and ours keeps the bound for any.
+        better |= bool(self.known)
         reading = self.reading
         shown: schedule.Decision | None = decision
         if self.force or not self.reuse or better:
