@@ -208,11 +208,11 @@ def _callers() -> tuple[set[_CodeId], list[Any]]:
     """The code and the modules that are being called in this thread."""
     import torch
 
-    call_module = torch.nn.Module.__call__.__code__
+    # What Module.__call__ is, and stays when a tool puts a function of its own before it.
+    call_module = torch.nn.Module._wrapped_call_impl.__code__
     codes: set[_CodeId] = set()
     modules: list[Any] = []
-    frame = sys._getframe(1)
-    caller: types.FrameType | None = frame
+    caller: types.FrameType | None = sys._getframe(1)
     while caller is not None:
         codes.add(_identity(caller.f_code))
         if caller.f_code is call_module:

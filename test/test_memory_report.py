@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import inductor_ext
 from inductor_ext import cli, events, exc, memory_plans
 from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.planning import peak
@@ -743,6 +744,7 @@ class TestCompiled:
 
     def test_graph_breaks_and_instances_that_share_code(self) -> None:
         import torch
+        import torch._functorch.config as autograd_config
 
         class Broken(torch.nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -759,6 +761,35 @@ class TestCompiled:
             second(x)
         assert records == []
         assert memory.memory_report(second) == report
+
+        torch._dynamo.reset()
+        with events.capture() as records, autograd_config.patch(enable_autograd_cache=False):
+            first(x)
+        assert [record.cache for record in records] == ["hit", "hit"]
+        assert memory.memory_report(first) == report
+
+    def test_functions_that_are_not_inlined_and_recompiles(self) -> None:
+        import torch
+
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            y = torch.sinh(x) + 1
+            torch._dynamo.graph_break()
+            return torch.cosh(y) * 2
+
+        def outer(x: torch.Tensor) -> torch.Tensor:
+            return inner(torch.tanh(x)) - 3
+
+        with inductor_ext.activate():
+            compiled = torch.compile(outer, dynamic=False)
+            compiled(torch.randn(64))
+        names = [record.storages[0].operator for record in memory.memory_report(compiled).records]
+        assert names == [
+            name for name in names if name in ("tanh", "add, sinh", "cosh, mul", "sub")
+        ]
+        assert len(set(names)) == 4
+        assert [
+            record.storages[0].operator for record in memory.memory_report(inner).records
+        ] == names[1:3]
 
     def test_a_function_outside_of_the_caches(self) -> None:
         import torch
