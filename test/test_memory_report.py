@@ -768,7 +768,7 @@ class TestCompiled:
         assert [record.cache for record in records] == ["hit", "hit"]
         assert memory.memory_report(first) == report
 
-    def test_functions_that_are_not_inlined_and_recompiles(self) -> None:
+    def test_functions_that_are_not_inlined(self) -> None:
         import torch
 
         def inner(x: torch.Tensor) -> torch.Tensor:
@@ -783,13 +783,9 @@ class TestCompiled:
             compiled = torch.compile(outer, dynamic=False)
             compiled(torch.randn(64))
         names = [record.storages[0].operator for record in memory.memory_report(compiled).records]
-        assert names == [
-            name for name in names if name in ("tanh", "add, sinh", "cosh, mul", "sub")
-        ]
-        assert len(set(names)) == 4
-        assert [
-            record.storages[0].operator for record in memory.memory_report(inner).records
-        ] == names[1:3]
+        assert names == ["tanh", "add, sinh", "cosh, mul", "sub"]
+        inside = [record.storages[0].operator for record in memory.memory_report(inner).records]
+        assert inside == names[1:3]
 
     def test_a_function_outside_of_the_caches(self) -> None:
         import torch
