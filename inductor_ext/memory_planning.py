@@ -40,7 +40,7 @@ from torch._inductor.utils import align as align64
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, Max
 
-from inductor_ext import events, exc
+from inductor_ext import events, exc, kernel_order
 from inductor_ext.arena_lines import (
     ArenaEndLine,
     ArenaLine,
@@ -781,13 +781,17 @@ def _arena_name(wrapper: Any) -> str:
 # --- the record ---------------------------------------------------------------------------------
 
 
+_ROOT = re.compile(r"^L\['\w+'\]\.?|^L__self___?|^self\.?")
+"""What dynamo and export write before the path of a module: the variable that holds the model."""
+
+
 def _module(node: Any) -> str:
     """Path of the model's module that a buffer was made in: the deepest that its origins share."""
     paths = []
     for origin in getattr(node, "origins", None) or ():
         stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack")
         if stack:
-            path = re.sub(r"^L\['self'\]\.?|^L__self___?|^self\.?", "", [*stack.values()][-1][0])
+            path = _ROOT.sub("", [*stack.values()][-1][0])
             paths.append(re.sub(r"\['?|'?\]", ".", path).replace("..", ".").strip("."))
     # The kernel writes what its last operator makes.
     return max(paths, key=lambda path: (path.count("."), path), default="")
@@ -996,7 +1000,7 @@ class _Planner:
             steps=reading.steps,
             calls_before=calls_before,
             calls=calls,
-            peak_reordered_from=None,
+            peak_reordered_from=kernel_order.peak_before_reorder(V.graph),
             seconds=round(time.process_time() - start, 4),
             arenas=drawn,
             storages=_rows(reading, shown, inputs=self.kind == "backward"),
