@@ -338,6 +338,8 @@ def _ensure_code_dispatchers() -> None:
     """
     from torch._inductor import lowering as module
 
+    from inductor_ext.lowerings import out_variants  # noqa: F401  # registers its lowerings
+
     with _dispatcher_lock:
         _ensure_order_dispatcher()
         _ensure_wrapper_dispatcher()
