@@ -5,10 +5,12 @@ peak it estimates lowest (`torch._inductor.memory.reorder_for_peak_memory`). `im
 that one and looks for a better one by `inductor_ext.planning.order`. It returns another order only
 if
 
-- the peak falls by `THRESHOLD` at least, with buffers counted as the code will have them: what
-  fusion removes is left out, a kernel that can work in place does, and on CPU the loops between two
-  external kernels are one kernel, inside of which nothing is freed;
-- stock's own estimate, which knows none of that, does not rise;
+- the peak falls by `THRESHOLD` at least, with buffers counted as the code will have them. Stock's
+  estimate does not do so: what fusion removes is left out, a kernel that can work in place does,
+  incoming gradients are freed, and on CPU the loops between two external kernels are one kernel,
+  inside of which nothing is freed;
+- it does not rise if every external kernel that allocates its outputs itself takes as much memory
+  again for a moment as it reads and makes, as convolutions may for copies in other layouts;
 - no more kernels, or CUDA graphs, are launched than before. Kernels are what they were, as fusion
   came first, and one stream runs them one after another, so that the critical path, their sum, does
   not grow.
@@ -114,27 +116,31 @@ def _improve(
     if not converted.follows_stock():
         return dataclasses.replace(same, why="stock counts memory in another way"), order
     start = range(len(order))
+    problem = converted.as_generated()
+    cautious = converted.with_workspaces(problem)
+    ceiling = profile(cautious, start).peak
     try:
-        found = find_order(converted.as_generated(), start)
+        found = find_order(problem, start)
+        same = dataclasses.replace(
+            same,
+            peak_before=found.peak_before,
+            peak=found.peak_before,
+            lower_bound=found.lower_bound,
+        )
+        if found.peak_before <= found.lower_bound:
+            return dataclasses.replace(same, why="it is as good as any"), order
+        chosen = found.order
+        if profile(cautious, chosen).peak > ceiling:
+            chosen = find_order(cautious, start).order
     except exc.OrderError:
         return dataclasses.replace(same, why="stock's order breaks a dependency"), order
-    same = dataclasses.replace(
-        same,
-        peak_before=found.peak_before,
-        peak=found.peak_before,
-        lower_bound=found.lower_bound,
-    )
-    if found.peak_before <= found.lower_bound:
-        return dataclasses.replace(same, why="it is as good as any"), order
-    if found.peak > found.peak_before * (1 - THRESHOLD):
+    peak = profile(problem, chosen).peak
+    if peak > found.peak_before * (1 - THRESHOLD):
         return dataclasses.replace(same, why="none better was found"), order
-    estimate = profile(converted.as_stock, start).peak
-    if profile(converted.as_stock, found.order).peak > estimate:
-        return dataclasses.replace(same, why="stock's estimate would rise"), order
-    if converted.launches(found.order) > converted.launches(start):
+    if converted.launches(chosen) > converted.launches(start):
         return dataclasses.replace(same, why="there would be more kernels"), order
-    better = [order[step] for step in found.order]
-    return dataclasses.replace(same, peak=found.peak, moved=True), better
+    better = [order[step] for step in chosen]
+    return dataclasses.replace(same, peak=peak, moved=True), better
 
 
 def _hands_off(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) -> str:
@@ -250,12 +256,53 @@ class _Converted:
                 and not buffers[numbers[source]].kept
             )
             buffers[numbers[name]] = dataclasses.replace(made, takes_over=takes_over)
+        buffers += self._incoming_gradients()
         return dataclasses.replace(
             self.as_stock,
             buffers=tuple(buffers),
             batched=self.batched,
             batch_frees_late=self._frees_late,
         )
+
+    def with_workspaces(self, problem: OrderProblem) -> OrderProblem:
+        """`problem` with memory that external kernels may need while they run, guessed high."""
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        made = [0] * len(self._order)
+        for buffer in problem.buffers:
+            if buffer.producer is not None:
+                made[buffer.producer] += buffer.size
+        workspaces: list[Buffer] = []
+        for step, node in enumerate(self._order):
+            if isinstance(node.node, ir.ExternKernelAlloc):
+                size = sum(V.graph.get_dep_size_hint(read) for read in node.read_writes.reads)
+                size += made[step]
+                workspaces.append(Buffer(size, step, ()))
+        return dataclasses.replace(problem, buffers=(*problem.buffers, *workspaces))
+
+    def _incoming_gradients(self) -> list[Buffer]:
+        """What autograd hands over to a backward graph, whose code frees it after its last use.
+
+        Stock's estimate takes it for memory that the caller keeps.
+        """
+        from torch._inductor.virtualized import V
+
+        sizes: dict[str, int] = {}
+        readers: dict[str, list[int]] = {}
+        for step, node in enumerate(self._order):
+            for name in {read.name: None for read in node.read_writes.reads}:
+                local = name.removeprefix(f"{V.graph.name}_") if V.graph.name else name
+                if local.startswith("tangents") and name in V.graph.graph_inputs:
+                    readers.setdefault(name, []).append(step)
+            for read in node.read_writes.reads:
+                if read.name in readers:
+                    size = V.graph.get_dep_size_hint(read)
+                    sizes[read.name] = max(size, sizes.get(read.name, 0))
+        return [
+            Buffer(sizes[name], None, tuple(steps), kept=name in self._outputs)
+            for name, steps in readers.items()
+        ]
 
     def _with_parts_in_place(self) -> list[Buffer]:
         """The buffers, where what is made within a concatenation is no second copy of it.
