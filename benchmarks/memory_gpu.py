@@ -23,7 +23,7 @@ from torch._inductor import config as inductor_config
 import inductor_ext
 from benchmarks import measure, memory_models, results
 from benchmarks.memory_peak import MIB, WAYS, Way
-from inductor_ext import events
+from inductor_ext import events, settings
 
 __all__ = ["measure_model"]
 
@@ -32,6 +32,8 @@ SHOWN = ("default", "pools", "no reuse", "ours", "arenas")
 MODELS = ("bert", "llama", "t5", "vit", "unet", "mixer", "densenet", "ragged_mlp")
 
 ROUNDS = 30
+
+_OWN = frozenset(settings.names())
 
 
 @contextlib.contextmanager
@@ -44,9 +46,6 @@ def _configured(way: Way) -> Iterator[list[events.MemoryPlanRecord]]:
         events.capture(events.MemoryPlanRecord) as records,
     ):
         yield records
-
-
-_OWN = frozenset(vars(inductor_ext.settings.Settings()))
 
 
 def _peak(call: Callable[[], Any]) -> int:

@@ -292,28 +292,29 @@ class _Reader:
         """Step -> buffers that a kernel allocates at it."""
         made: set[str] = set()
         wanted: dict[str, Any] = {}
-        freed: dict[str, Any]
+        used: dict[str, Any]
         for line in lines:
             if isinstance(line, stock_lines.AllocateLine):
                 made.add(line.node.get_name())
             elif isinstance(line, (stock_lines.ReuseLine, stock_lines.ReinterpretLine)):
                 made.add(line.reused_as.get_name())
-        freed = {
-            line.node.get_name(): line.node
-            for line in lines
-            if isinstance(line, stock_lines.FreeIfNotReusedLine)
-        }
+        kinds = (
+            stock_lines.FreeIfNotReusedLine,
+            stock_lines.ReuseLine,
+            stock_lines.ReinterpretLine,
+        )
+        used = {line.node.get_name(): line.node for line in lines if isinstance(line, kinds)}
         if not V.graph.cpp_wrapper:
             for line in lines:
                 # In Python the tuple of a kernel's outputs holds them as well.
-                if isinstance(line, stock_lines.MultiOutputLine) and line.arg_name in freed:
+                if isinstance(line, stock_lines.MultiOutputLine) and line.arg_name in used:
                     self.alias_of.setdefault(line.result_name, []).append(line.arg_name)
         for name in self.outputs:
             buffer = V.graph.try_get_buffer(name)
             if buffer is not None and not isinstance(buffer, ir.TorchBindObject):
-                freed.setdefault(name, buffer)
+                used.setdefault(name, buffer)
         inputs = set(self.wrapper.get_graph_inputs())
-        for name, node in freed.items():
+        for name, node in used.items():
             if isinstance(node, WorkspaceArg) or name in made or name in self.removed:
                 continue
             if name in V.graph.constants or name in self.aliases:
@@ -420,6 +421,8 @@ class _Reader:
                 storage.end, storage.last = step, line
 
     def _drop_input(self, node: Any, step: int) -> None:
+        if node.get_name().startswith(_HELD_INPUTS):
+            return
         if isinstance(node, ir.Buffer) and isinstance(node.layout, ir.Layout):
             storage = _Storage(node, "input", 0, 0, end=step)
             _set_size(storage, V.graph)
@@ -500,6 +503,10 @@ def _owns(node: Any) -> bool:
 
 def _is_comm(node: Any) -> bool:
     return isinstance(getattr(node, "layout", None), ir.CommBufferLayout)
+
+
+_HELD_INPUTS = ("primals_", "fwd_rng_state")
+"""Names of inputs of a backward that outlive it: the forward's own, above all parameters."""
 
 
 def _plain_layout(node: Any) -> bool:
@@ -804,7 +811,9 @@ def _operator(node: Any) -> str:
         if origin.op == "call_function"
         for target in (origin.target,)
     }
-    return ", ".join(sorted(names)) or type(node).__name__
+    return ", ".join(sorted(names)) or (
+        "" if isinstance(node, ir.InputBuffer) else type(node).__name__
+    )
 
 
 def _rows(
