@@ -18,8 +18,9 @@ if
 Every dependency that stock's memory pass knows is kept, weak ones too. What has an effect beside
 its outputs, draws random numbers, calls subgraphs or custom operators or defines a size that is
 known at run time only keeps its turn among its like. A graph with collectives, several streams or
-several devices is left alone: its order is about overlap. So is a graph in which our count of
-stock's estimate does not follow stock's, which is checked each time.
+several devices is left alone: its order is about overlap. So is one with the backward of a
+convolution on CPU, which takes much memory of its own, and one in which our count of stock's
+estimate does not follow stock's, which is checked each time.
 
 Settings: `memory_reorder`, and Inductor's `reorder_for_peak_memory`, without which nobody reorders.
 """
@@ -154,7 +155,20 @@ def _hands_off(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) -> str:
         return "there are several streams"
     if len({device for node in order if (device := node.get_device()) is not None}) > 1:
         return "there are several devices"
+    if any(map(_takes_columns, order)):
+        return "convolutions' backward on CPU takes memory that cannot be told beforehand"
     return ""
+
+
+def _takes_columns(node: BaseSchedulerNode) -> bool:
+    """Whether a kernel may lay out a sample's patches as columns for a matrix product (im2col).
+
+    ATen does so on CPU for what it has no better kernel for. That can be more than everything else
+    that is alive: the sample once for each element of the convolution's window.
+    """
+    device = node.get_device()
+    overload = getattr(node.node, "op_overload", None)
+    return device is not None and device.type == "cpu" and "convolution_backward" in str(overload)
 
 
 def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
