@@ -1,0 +1,169 @@
+"""By how much our order of kernels lowers the peak of every model in `memory_models`.
+
+Each graph (inference, the forward and the backward of a training step) is scheduled by Inductor.
+Its peak in stock's order and in ours is that of the schedule, before buffers share memory, counted
+as the code will have them (see `inductor_ext.kernel_order`); the floor is the lower bound of all
+orders. The search's CPU time is compared with that of the whole compile, without C++ kernels: they
+are replaced by empty ones, since only the order is looked at.
+
+    python -m benchmarks.kernel_order [--models NAME ...] [--json-out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks import memory_models, results
+from inductor_ext import kernel_order
+
+__all__ = ["Graph", "rows", "schedule"]
+
+MIB = 2**20
+
+Graph = tuple[str, kernel_order.Reordering, float]
+"""Kind of graph, what has become of its order, CPU seconds of all the model's compile."""
+
+
+@contextmanager
+def _noted() -> Iterator[list[kernel_order.Reordering]]:
+    """The outcomes of all graphs compiled inside, with kernels that do nothing."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.virtualized import V
+
+    found: list[kernel_order.Reordering] = []
+    improve = kernel_order.improve
+
+    def note(*args: Any) -> Any:
+        order = improve(*args)
+        outcome = kernel_order.reordering(V.graph)
+        if outcome is not None:
+            found.append(outcome)
+        return order
+
+    with (
+        mock.patch.object(kernel_order, "improve", note),
+        mock.patch.object(AsyncCompile, "cpp_pybinding", lambda *_args: lambda *_tensors: None),
+        config.patch(force_disable_caches=True, size_asserts=False),
+    ):
+        yield found
+
+
+def schedule(name: str) -> list[Graph]:
+    """Compile a model's graphs; a graph break gives several of a kind, numbered."""
+    import torch
+
+    model = memory_models.MODELS[name]
+    module, inputs = model.make()
+    graphs: list[Graph] = []
+
+    def add(kind: str, found: Sequence[kernel_order.Reordering], start: float) -> None:
+        seconds = time.process_time() - start
+        for number, outcome in enumerate(found):
+            graphs.append((kind if number == 0 else f"{kind} {number}", outcome, seconds))
+
+    torch._dynamo.reset()
+    with _noted() as found, torch.no_grad():
+        start = time.process_time()
+        torch.compile(module, backend="inductor_ext")(*inputs)
+    add("inference", found, start)
+    if not model.training:
+        return graphs
+    torch._dynamo.reset()
+    with _noted() as found:
+        start = time.process_time()
+        output = torch.compile(module.train(), backend="inductor_ext")(*inputs)
+    add("forward", found, start)
+    with _noted() as found:
+        start = time.process_time()
+        leaves = torch.utils._pytree.tree_leaves(output)
+        sum(leaf.sum() for leaf in leaves if leaf.requires_grad).backward()
+    add("backward", found, start)
+    return graphs
+
+
+def rows(name: str, graphs: Sequence[Graph]) -> list[results.Row]:
+    """Of one model: each graph's peak, and the search's CPU time beside the compile's."""
+    table: list[results.Row] = []
+    for kind, outcome, _ in graphs:
+        if not outcome.peak_before:
+            continue  # left alone
+        table.append(
+            {
+                "case": f"{name}, {kind}",
+                "metric": "peak of the schedule",
+                "unit": "MiB",
+                "better": "lower",
+                "ours": outcome.peak / MIB,
+                "stock": outcome.peak_before / MIB,
+                "eager": None,
+                "floor": outcome.lower_bound / MIB,
+                "spread": None,
+                "note": f"{outcome.steps} steps" + (f"; {outcome.why}" if outcome.why else ""),
+            }
+        )
+    table.append(
+        {
+            "case": name,
+            "metric": "CPU time of ordering, of all its graphs",
+            "unit": "s",
+            "better": "lower",
+            "ours": sum(outcome.seconds for _, outcome, _ in graphs),
+            "stock": None,
+            "eager": None,
+            "floor": None,
+            "spread": None,
+            "note": f"of {_compile_seconds(graphs):.1f} s of compiling without C++ kernels",
+        }
+    )
+    return table
+
+
+def _compile_seconds(graphs: Sequence[Graph]) -> float:
+    return sum({kind.split()[0]: seconds for kind, _, seconds in graphs}.values())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = sorted(memory_models.MODELS)
+    parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--json-out", type=Path, metavar="DIR")
+    args = parser.parse_args(argv)
+    header = results.collect_header(
+        "kernel-order", results.command_line(), results.hardware_slug("cpu")
+    )
+    table: list[results.Row] = []
+    ratios: list[float] = []
+    failed = 0
+    for name in args.models:
+        try:
+            graphs = schedule(name)
+        except Exception as error:  # a model that cannot run on values that no kernel has made
+            print(f"{name}: {type(error).__name__}: {error}")
+            failed += 1
+            continue
+        for kind, outcome, _ in graphs:
+            if outcome.peak_before:
+                ratios.append(outcome.peak / outcome.peak_before)
+            print(f"{name}, {kind}: {outcome}", flush=True)
+        table += rows(name, graphs)
+    document: results.Document = {**header, "rows": table}
+    print(results.render_table(document))
+    print(f"geometric mean of ours / stock: {statistics.geometric_mean(ratios):.4f}")
+    if args.json_out is not None:
+        results.write(args.json_out, document)
+    return int(failed == len(args.models))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
