@@ -19,14 +19,14 @@ several sizes, strides and element types. Not among them are:
 - Attention: _scaled_dot_product_flash_attention_for_cpu has no out variant at all.
 - Out variants by hand that compute elsewhere and copy; bytes of the functional form and of out:
   _fft_r2c (33,280, 66,560), cholesky_solve (20,501, 24,597), linalg_pinv (66,576, 82,960),
-  soft_margin_loss_backward (921,600, 1,228,800), special_ndtr (1,228,812, 1,536,012).
+  soft_margin_loss_backward (921,600, 1,228,800).
+- Operators that stock has code for on CPU (digamma, igamma, special functions).
 - Outputs whose size depends on the values (nonzero), and random ones (multinomial).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,20 +42,6 @@ __all__ = ["DEVICES", "OUT_VARIANTS", "SCRATCHLESS", "out_variant"]
 
 DEVICES = frozenset({"cpu"})
 """Device types on which the out variants were measured."""
-
-_POLYNOMIALS = (
-    *("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v"),
-    *("chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he"),
-    *("laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t"),
-    *("shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v"),
-    "shifted_chebyshev_polynomial_w",
-)
-
-_SPECIAL = (
-    *("airy_ai", "gammainc", "gammaincc", "i0e", "i1e", "log_ndtr", "modified_bessel_k0"),
-    *("modified_bessel_k1", "ndtri", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1"),
-    *("spherical_bessel_j0", "zeta"),
-)
 
 SCRATCHLESS: dict[str, str] = {
     "_addmm_activation.default": "out",
@@ -87,11 +73,8 @@ OUT_VARIANTS: dict[str, str] = {
     "cholesky_inverse.default": "out",
     "cumprod.default": "out",
     "cumsum.default": "out",
-    "digamma.default": "out",
     "gcd.default": "out",
     "geqrf.default": "a",
-    "igamma.default": "out",
-    "igammac.default": "out",
     "index_reduce.default": "out",
     "kthvalue.default": "values",
     "linalg_cholesky_ex.default": "L",
@@ -109,17 +92,9 @@ OUT_VARIANTS: dict[str, str] = {
     "mode.default": "values",
     "nanmedian.dim": "dim_values",
     "ormqr.default": "out",
-    "polygamma.default": "out",
     "sort.stable": "values_stable",
     "triangular_solve.default": "X",
     "upsample_bicubic2d_backward.default": "grad_input",
-    **{f"special_{name}.default": "out" for name in (*_SPECIAL, *_POLYNOMIALS)},
-    **{
-        f"special_{name}.{which}_scalar": f"{which}_scalar_out"
-        for name, which in itertools.product(_POLYNOMIALS, ("n", "x"))
-    },
-    "special_zeta.other_scalar": "other_scalar_out",
-    "special_zeta.self_scalar": "self_scalar_out",
 }
 """Operator of ATen -> its out variant's overload; names as in `str(operator)` without "aten."."""
 
