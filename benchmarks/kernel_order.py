@@ -51,7 +51,7 @@ def _noted() -> Iterator[list[kernel_order.Reordering]]:
 
     with (
         mock.patch.object(kernel_order, "improve", note),
-        mock.patch.object(AsyncCompile, "cpp_pybinding", lambda *_args: lambda *_tensors: None),
+        mock.patch.object(AsyncCompile, "cpp_pybinding", return_value=lambda *_tensors: None),
         config.patch(force_disable_caches=True, size_asserts=False),
     ):
         yield found
