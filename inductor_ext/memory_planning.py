@@ -27,7 +27,8 @@ import itertools
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -49,7 +50,7 @@ from inductor_ext.arena_lines import (
     MemberLine,
     MemberPlace,
 )
-from inductor_ext.planning import arenas, peak, schedule
+from inductor_ext.planning import arenas, peak, schedule, symbolic
 from inductor_ext.planning.problem import round_up
 from inductor_ext.settings import Settings, parse_bytes
 
@@ -358,6 +359,9 @@ class _Reader:
             self.scopes[self.stack.pop()].end = step
         elif isinstance(line, stock_lines.ExternKernelAllocLine):
             self._read_kernel(step, line.node)
+        elif isinstance(line, stock_lines.ExternKernelOutLine):
+            if _copies_operands(line.node):
+                self.reading.rigid.add(step)
         elif isinstance(line, _FALLBACKS) or (isinstance(line, str) and _OPERATOR.search(line)):
             self.reading.rigid.add(step)
         elif isinstance(line, str) and (call := _CALL.search(line)) is not None:
@@ -466,34 +470,29 @@ def scratch_bytes(node: Any) -> int | None:
     For attention on CPU in float32, from the allocations that at::native's flash attention makes:
     each thread has a tile of scores, two statistics a row, and a tile of the output.
     """
-    name = str(getattr(node, "op_overload", None) or getattr(node, "python_kernel_name", ""))
-    device = node.get_device()
-    on_cpu = device is not None and device.type == "cpu"
+    name = str(getattr(node, "op_overload", ""))
     if name.startswith("aten._scaled_dot_product_flash_attention_for_cpu.default"):
         query, key = (value.get_size() for value in node.inputs[:2])
-        if node.inputs[0].get_dtype() != torch.float32:
+        if node.inputs[0].get_dtype() != torch.float32 or len(node.inputs) > 3:
+            # A mask is copied; of other element types there are more tiles.
             return None
         length, keys, head = (_hint(size) for size in (query[2], key[2], query[3]))
         rows = min(256 if length >= 768 else 64 if length >= 192 else 32, length)
         columns = min(512, keys)
         return torch.get_num_threads() * (rows * columns + 2 * rows + rows * head) * 4
-    if on_cpu and name in _SCRATCHLESS_ON_CPU:
-        return 0
     return None
 
 
-_SCRATCHLESS_ON_CPU = frozenset(
-    {
-        "aten.convolution.default",
-        "extern_kernels.convolution",
-        "mkldnn._convolution_pointwise.default",
-        "mkldnn._convolution_pointwise.binary",
-        "mkldnn._linear_pointwise.default",
-        "mkldnn._linear_pointwise.binary",
-        "mkl._mkl_linear.default",
-    }
-)
-"""Kernels in which no allocation besides the output was seen by the profiler."""
+def _copies_operands(node: Any) -> bool:
+    """Whether a kernel may make an operand contiguous: a batched product on CPU does."""
+    if "bmm" not in (node.get_kernel_name() or "") or node.get_device().type != "cpu":
+        return False
+    for operand in node.inputs:
+        size, stride = operand.get_size(), operand.get_stride()
+        rows, columns = size[-2:]
+        if [*stride] not in ([rows * columns, columns, 1], [rows * columns, 1, rows]):
+            return True
+    return False
 
 
 def _owns(node: Any) -> bool:
@@ -550,6 +549,21 @@ def _first_uses(storages: Iterable[_Storage]) -> dict[Any, int]:
     return first
 
 
+SAMPLES = 9
+"""Values of the sizes' symbols, the hint among them, at which a plan must not need more memory than
+allocating one by one."""
+
+
+def _samples(storages: Iterable[_Storage]) -> list[dict[Any, int]]:
+    """The values beside the hint."""
+    symbols: dict[Any, int] = {}
+    for storage in storages:
+        if isinstance(storage.bytes, sympy.Expr):
+            for symbol in sorted(storage.bytes.free_symbols, key=str):
+                symbols.setdefault(symbol, max(_hint(symbol), 1))
+    return symbolic.samples(symbols)[1:SAMPLES] if symbols else []
+
+
 def _unbacked(expression: Any) -> set[Any]:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -557,10 +571,18 @@ def _unbacked(expression: Any) -> set[Any]:
 
 
 def _planned(
-    reading: _Reading, *, pool: str, place: bool, reuse: bool, known: dict[Any, int]
+    reading: _Reading,
+    *,
+    pool: str = "none",
+    place: bool = False,
+    reuse: bool = False,
+    known: Mapping[Any, int] = MappingProxyType({}),
+    samples: Sequence[Mapping[Any, int]] = (),
 ) -> list[schedule.Storage]:
     """The storages as the pure planner knows them; index by index."""
     found = []
+    program = symbolic.Program([storage.bytes for storage in reading.storages])
+    columns = [program(sample) for sample in samples]
     for index, storage in enumerate(reading.storages):
         device = storage.device
         name = storage.node.get_name()
@@ -593,6 +615,10 @@ def _planned(
                 group=group,
                 leaves=leaves,
                 wants=wants,
+                more=tuple(
+                    round_up(max(column[index], 0), ALIGNMENT.get(device.type, 1))
+                    for column in columns
+                ),
             )
         )
     return found
@@ -949,6 +975,7 @@ class _Planner:
         self.before = _Reader(wrapper, by_stock).reading
         self.held = _held(self.reading, backward=kind == "backward")
         self.known = _first_uses(self.reading.storages)
+        self.samples = _samples(self.reading.storages)
         # How large a size without a hint is going to be, nobody knows either.
         self.rigid = self.reading.rigid.union(
             *(range(s.start, s.end) for s in self.reading.storages if _unbacked(s.bytes))
@@ -967,16 +994,16 @@ class _Planner:
     def run(self, start: float) -> events.MemoryPlanRecord:
         """Replace the wrapper's lines, and say by what."""
         decision = self._decide()
-        stock = _planned(self.before, pool="none", place=False, reuse=False, known={})
+        stock = _planned(self.before)
         held = _held(self.before, backward=self.kind == "backward")
         peak_before = _peaks(stock, held, self.before.steps, self.assumption)
         calls_before = schedule.count_calls(stock)
-        plain = _planned(self.reading, pool="none", place=False, reuse=False, known={})
+        plain = _planned(self.reading)
         bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
         after = decision.peaks[self.assumption]
         better = (sum(after.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
-        # Where sizes have no hint the comparison says little, and ours keeps the bound for any.
-        better |= bool(self.known)
+        # Where sizes vary the comparison says little: it is at the hint, and ours holds beyond it.
+        better |= bool(self.known or self.samples)
         reading = self.reading
         shown: schedule.Decision | None = decision
         if self.force or not self.reuse or better:
@@ -1039,15 +1066,27 @@ class _Planner:
     def _decide_for(self, pool: str, *, place: bool | None = None) -> schedule.Decision:
         place = self.place if place is None else place
         return schedule.decide(
-            _planned(self.reading, pool=pool, place=place, reuse=self.reuse, known=self.known),
+            _planned(
+                self.reading,
+                pool=pool,
+                place=place,
+                reuse=self.reuse,
+                known=self.known,
+                samples=self.samples,
+            ),
             self.reading.steps,
             plan=self._place,
+            sizes=self._sizes,
             held=self.held,
             rigid=self.rigid,
             place=place,
             force=self.force,
             smallest=SMALLEST,
         )
+
+    def _sizes(self, arena: arenas.Arena) -> list[int]:
+        program = symbolic.Program([arena.size], arena.definitions)
+        return [program(sample)[0] for sample in self.samples]
 
     def _place(self, requests: Sequence[arenas.Request]) -> tuple[arenas.Arena, ...]:
         return arenas.plan_arenas(

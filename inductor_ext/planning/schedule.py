@@ -8,13 +8,16 @@ one is kept in between. `decide` does either only where the lower bound is kept,
 more than any other way, for as few allocator calls as it can find. It never fails: in the worst
 case every storage is allocated and freed on its own.
 
-All sizes are bytes as the allocator counts them (rounded up to its granularity), at the hint.
+All sizes are bytes as the allocator counts them (rounded up to its granularity), at the hint. Sizes
+that depend on symbols may be given at further samples of these: what is chosen then keeps the lower
+bound at every one of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from inductor_ext.planning import arenas as _arenas
@@ -44,6 +47,15 @@ class Storage:
     """What it leaves to a later storage when it ends; None: nothing that could be used."""
     wants: Hashable = None
     """It can take over the memory of an earlier storage that leaves an equal value; None: none."""
+    more: tuple[int, ...] = ()
+    """Sizes at the further samples."""
+
+    def at(self, sample: int) -> int:
+        """The size at a sample; 0 is the hint."""
+        return self.more[sample - 1] if sample else self.size
+
+
+Plan = Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +72,13 @@ class Decision:
     """Allocator calls of the generated code."""
 
 
-def load(storages: Iterable[Storage], steps: int, device: str) -> list[int]:
-    """Bytes alive on `device` at each of the `steps`."""
+def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) -> list[int]:
+    """Bytes alive on `device` at each of the `steps`, at a sample of the sizes."""
     change = [0] * (steps + 1)
     for storage in storages:
         if storage.device == device and storage.start < storage.end:
-            change[max(storage.start, 0)] += storage.size
-            change[min(storage.end, steps)] -= storage.size
+            change[max(storage.start, 0)] += storage.at(sample)
+            change[min(storage.end, steps)] -= storage.at(sample)
     alive, profile = 0, []
     for step in range(steps):
         alive += change[step]
@@ -94,23 +106,22 @@ def _limit(profile: Sequence[int], rigid: Collection[int]) -> list[int]:
 
 @dataclasses.dataclass
 class _Room:
-    """What is alive under one assumption about the callers, and how much may be."""
+    """What is alive under one assumption about the callers, at one sample, and how much may be."""
 
+    sample: int
     profile: list[int]
     limit: list[int]
     """By step."""
 
-    def left(self, start: int, own: Sequence[int]) -> int:
-        """Bytes that may be held throughout instead of `own[i]` at each step start + i."""
-        return min((room for room, _ in self._rooms(start, own)), default=0)
-
     def scarcest(self, start: int, own: Sequence[int]) -> tuple[int, int]:
-        """Those bytes, and the first step at which no more may be held."""
-        return min(self._rooms(start, own))
+        """Bytes that may be held throughout instead of `own[i]` at each step start + i.
 
-    def _rooms(self, start: int, own: Sequence[int]) -> Iterator[tuple[int, int]]:
-        for step, mine in enumerate(own, start):
-            yield self.limit[step] - self.profile[step] + mine, step
+        With the first step at which no more may.
+        """
+        return min(
+            (self.limit[step] - self.profile[step] + mine, step)
+            for step, mine in enumerate(own, start)
+        )
 
     def replace(self, start: int, size: int, own: Sequence[int]) -> None:
         for step, mine in enumerate(own, start):
@@ -121,7 +132,8 @@ def decide(
     storages: Sequence[Storage],
     steps: int,
     *,
-    plan: Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]],
+    plan: Plan,
+    sizes: Callable[[_arenas.Arena], Sequence[int]] = lambda arena: (),
     held: Mapping[str, Sequence[Sequence[int]]] | None = None,
     rigid: Collection[int] = (),
     place: bool = True,
@@ -134,6 +146,7 @@ def decide(
         storages: of one schedule.
         steps: its length.
         plan: places requests of one group in arenas (`arenas.plan_arenas` with its arguments).
+        sizes: an arena's bytes at the further samples.
         held: by device, what callers may keep alive besides, one profile of bytes a step for each
             assumption; every assumption's own lower bound is kept. None: nothing.
         rigid: steps at which kernels may need memory that nobody knows of: nothing is held there
@@ -144,12 +157,13 @@ def decide(
     """
     held = held or {}
     devices = dict.fromkeys([*(storage.device for storage in storages), *held])
-    rooms: dict[str, list[_Room]] = {}
-    for device in devices:
-        base = load(storages, steps, device)
-        profiles = held.get(device) or [[0] * steps]
-        summed = [[a + b for a, b in zip(base, more, strict=True)] for more in profiles]
-        rooms[device] = [_Room(profile, _limit(profile, rigid)) for profile in summed]
+    samples = 1 + max((len(storage.more) for storage in storages), default=0)
+    rooms: dict[str, list[_Room]] = {device: [] for device in devices}
+    for device, sample in itertools.product(devices, range(samples)):
+        base = load(storages, steps, device, sample)
+        for more in held.get(device) or [[0] * steps]:
+            profile = [a + b for a, b in zip(base, more, strict=True)]
+            rooms[device].append(_Room(sample, profile, _limit(profile, rigid)))
 
     placed: list[_arenas.Arena] = []
     members: set[int] = set()
@@ -159,10 +173,11 @@ def decide(
             if storage.request is not None and (force or storage.size >= smallest):
                 groups.setdefault((storage.device, storage.group), []).append(index)
         for (device, _), indices in groups.items():
-            for arena, inside in _fit(storages, indices, rooms[device], plan, force):
-                own = _own(storages, inside, arena)
+            for arena, inside in _fit(storages, indices, rooms[device], plan, sizes, force):
+                at = (arena.peak_hint, *sizes(arena))
                 for room in rooms[device]:
-                    room.replace(arena.start, arena.peak_hint, own)
+                    own = _own(storages, inside, arena, room.sample)
+                    room.replace(arena.start, at[room.sample], own)
                 placed.append(arena)
                 members.update(inside)
 
@@ -171,19 +186,23 @@ def decide(
         storage.counted and index not in members and index not in taken_over
         for index, storage in enumerate(storages)
     )
-    assumptions = max((len(found) for found in rooms.values()), default=1)
+    at_hint = {
+        device: [room for room in found if room.sample == 0] for device, found in rooms.items()
+    }
     peaks = tuple(
         # A device with fewer profiles has the same one under the further assumptions.
         {
             device: max(found[min(number, len(found) - 1)].profile, default=0)
-            for device, found in rooms.items()
+            for device, found in at_hint.items()
         }
-        for number in range(assumptions)
+        for number in range(max(map(len, at_hint.values()), default=1))
     )
     return Decision(tuple(placed), taken_over, peaks, calls)
 
 
-def _own(storages: Sequence[Storage], inside: Iterable[int], arena: _arenas.Arena) -> list[int]:
+def _own(
+    storages: Sequence[Storage], inside: Iterable[int], arena: _arenas.Arena, sample: int
+) -> list[int]:
     """Bytes of the arena's members alive at each step of its life, outside of an arena."""
     shifted = [
         dataclasses.replace(
@@ -191,14 +210,15 @@ def _own(storages: Sequence[Storage], inside: Iterable[int], arena: _arenas.Aren
         )
         for i in inside
     ]
-    return load(shifted, arena.end - arena.start, shifted[0].device)
+    return load(shifted, arena.end - arena.start, shifted[0].device, sample)
 
 
 def _fit(
     storages: Sequence[Storage],
     indices: list[int],
     rooms: Sequence[_Room],
-    plan: Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]],
+    plan: Plan,
+    sizes: Callable[[_arenas.Arena], Sequence[int]],
     force: bool,
 ) -> Iterator[tuple[_arenas.Arena, list[int]]]:
     """Yield arenas of one group's storages, each with its members; all keep the limit.
@@ -219,12 +239,21 @@ def _fit(
             if force:
                 yield arena, inside
             elif len(inside) > 1:
-                own = _own(storages, inside, arena)
-                allowed = min(room.left(arena.start, own) for room in rooms)
-                if arena.peak_hint <= allowed:
+                at = (arena.peak_hint, *sizes(arena))
+                own = [_own(storages, inside, arena, sample) for sample in range(len(at))]
+                # The worst violation is what the storages are divided by.
+                allowed, step, sample = max(
+                    (
+                        (left, step, room.sample)
+                        for room in rooms
+                        for left, step in [room.scarcest(arena.start, own[room.sample])]
+                    ),
+                    key=lambda found: (at[found[2]] - found[0]) / (at[found[2]] or 1),
+                )
+                if at[sample] <= allowed:
                     yield arena, inside
                 else:
-                    pending += _split(storages, inside, arena, rooms, own, allowed)
+                    pending += _split(storages, inside, own[sample], sample, step, allowed)
 
 
 _ATTEMPTS = 64
@@ -234,21 +263,20 @@ _ATTEMPTS = 64
 def _split(
     storages: Sequence[Storage],
     inside: list[int],
-    arena: _arenas.Arena,
-    rooms: Sequence[_Room],
     own: Sequence[int],
+    sample: int,
+    at: int,
     allowed: int,
 ) -> list[list[int]]:
     """Smaller sets to try, the first one last, where one arena of all does not keep the limit.
 
-    A whole arena may be of `allowed` bytes. If that holds a good part of the storages, those that
-    do not find room, and are gone where room is scarcest, are set apart: their own arena, which
-    ends earlier, leaves room for what comes then. Otherwise the time is split where room is
-    scarcest, and what is alive there left outside.
+    A whole arena may be of `allowed` bytes, since room is scarce at step `at`. If that holds a good
+    part of the storages, those that do not find room, and are gone where it is scarce, are set
+    apart: their own arena, which ends earlier, leaves room for what comes then. Otherwise the time
+    is split there, and what is alive then left outside.
     """
-    at = min(room.scarcest(arena.start, own) for room in rooms)[1]
-    if 2 * allowed >= arena.lower_bound:
-        kept, apart = _evict(storages, inside, at, allowed)
+    if 2 * allowed >= max(own):
+        kept, apart = _evict(storages, inside, sample, at, allowed)
         if apart and kept:
             return [apart, kept]
     before = [index for index in inside if storages[index].end <= at]
@@ -257,7 +285,7 @@ def _split(
 
 
 def _evict(
-    storages: Sequence[Storage], inside: list[int], at: int, allowed: int
+    storages: Sequence[Storage], inside: list[int], sample: int, at: int, allowed: int
 ) -> tuple[list[int], list[int]]:
     """Set storages apart until the others need no more than `allowed` bytes at any step.
 
@@ -267,30 +295,26 @@ def _evict(
     used = 0
     apart: dict[int, None] = {}
     ends: list[tuple[int, int]] = []
+
+    def preference(index: int) -> tuple[bool, bool, int, int, int]:
+        storage, size, over = storages[index], storages[index].at(sample), used - allowed
+        stays = storage.start <= at < storage.end
+        return stays, size < over, abs(size - over), -storage.end, index
+
     for index in sorted(inside, key=lambda index: (storages[index].start, index)):
         storage = storages[index]
         while ends and ends[0][0] <= storage.start:
             gone = heapq.heappop(ends)[1]
             if gone in alive:
                 del alive[gone]
-                used -= storages[gone].size
+                used -= storages[gone].at(sample)
         alive[index] = None
-        used += storage.size
+        used += storage.at(sample)
         heapq.heappush(ends, (storage.end, index))
-        while used > allowed:
-            over = used - allowed
-            chosen = min(
-                alive,
-                key=lambda other: (
-                    storages[other].start <= at < storages[other].end,
-                    storages[other].size < over,
-                    abs(storages[other].size - over),
-                    -storages[other].end,
-                    other,
-                ),
-            )
+        while used > allowed and alive:
+            chosen = min(alive, key=preference)
             del alive[chosen]
-            used -= storages[chosen].size
+            used -= storages[chosen].at(sample)
             apart[chosen] = None
     return [index for index in inside if index not in apart], list(apart)
 
@@ -322,13 +346,13 @@ def _take_over(
         gap = slice(earlier.end, storage.start)
         device_rooms = rooms[storage.device]
         if any(
-            held + storage.size > limit
+            held + storage.at(room.sample) > limit
             for room in device_rooms
             for held, limit in zip(room.profile[gap], room.limit[gap], strict=True)
         ):
             # Those that ended earlier have a longer gap, which holds this one.
             continue
         for room in device_rooms:
-            room.profile[gap] = [bytes_ + storage.size for bytes_ in room.profile[gap]]
+            room.profile[gap] = [held + storage.at(room.sample) for held in room.profile[gap]]
         taken[index] = waiting.pop()
     return taken
