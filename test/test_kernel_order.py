@@ -389,7 +389,10 @@ def test_another_threads_stock_compile_keeps_stocks_order(
 def test_random_numbers_are_drawn_in_stocks_order(
     reorderings: list[kernel_order.Reordering],
 ) -> None:
-    """Fallback random operators share one generator: each keeps its turn."""
+    """Fallback random operators share one generator: each keeps its turn.
+
+    Compared with stock's order and not with eager mode, whose order stock of torch 2.11 changes.
+    """
     function, inputs = branches()
 
     def noisy(x: Any, weights: list[Any]) -> Any:
@@ -409,8 +412,6 @@ def test_random_numbers_are_drawn_in_stocks_order(
             torch.manual_seed(3)
             results.append(compiled(*inputs))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-    torch.manual_seed(3)
-    torch.testing.assert_close(results[0], noisy(*inputs), rtol=1e-5, atol=1e-4)
     (outcome,) = reorderings
     assert outcome.moved
 
