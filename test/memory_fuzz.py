@@ -683,7 +683,19 @@ def generate(
         dynamic: whether it is to be compiled for several sizes.
         extern: of operators that need no kernel to be generated, as far as possible.
     """
-    draw = _Draw(seed, training, dynamic, extern)
+    for attempt in range(100):
+        program = _attempt(seed, _Draw(seed + 10**6 * attempt, training, dynamic, extern))
+        try:
+            _run(program.function(), program)
+        except Exception:
+            # A gradient that needs a value from before it was changed in place.
+            continue
+        return program
+    raise ValueError(f"nothing that eager mode runs was drawn for seed {seed}")
+
+
+def _attempt(seed: int, draw: _Draw) -> Program:
+    training, dynamic, extern = draw.training, draw.dynamic, draw.extern
     pick = draw.random
     sizes = {name: pick.choice(_SIDES[dynamic:]) for name in ("n", "m", "k")}
     shapes = [("n", "m"), ("m", "k"), ("n", "n"), ("k",), ("n", "k"), ("3", "n", "m"), ("2", "m")]
@@ -913,10 +925,9 @@ class _Compiled:
         )
 
     def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        entry: Any = compile_fx.compile_fx
         with inductor_config.patch({"fx_graph_cache": False}):
-            made: Callable[..., Any] = compile_fx.compile_fx(
-                gm, inputs, inner_compile=self._compile_graph
-            )
+            made: Callable[..., Any] = entry(gm, inputs, inner_compile=self._compile_graph)
         return made
 
     def _compile_graph(self, gm: Any, inputs: Any, **more: Any) -> Callable[..., Any]:
@@ -964,7 +975,8 @@ def _difference(found: Result, expected: Result, tolerance: float) -> str | None
         if (ours.shape, ours.dtype) != (right.shape, right.dtype):
             return f"value {index}: {ours.dtype}{[*ours.shape]}, not {right.dtype}{[*right.shape]}"
         allowed = max(tolerance, _TOLERANCES.get(right.dtype, 0.0) if tolerance > 1e-4 else 0)
-        scale = float(right.abs().max().double()) if right.numel() else 0.0
+        numeric = right.numel() > 0 and right.dtype != torch.bool
+        scale = float(right.abs().max().double()) if numeric else 0.0
         at_zero = allowed * min(max(scale, 1e-12), 1.0)
         equal = torch.isclose(ours, right, rtol=allowed, atol=at_zero, equal_nan=True)
         if not equal.all():
@@ -1066,11 +1078,12 @@ def _alone(program: Program, name: str) -> Callable[..., Any]:
 
 
 def _packaged(program: Program) -> Callable[..., Any]:
+    run = program.function()
+
     class Module(torch.nn.Module):
         def forward(self, *arguments: Tensor) -> Any:
-            return function(*arguments)
+            return run(*arguments)
 
-    function = program.function()
     with torch.no_grad():
         exported = torch.export.export(Module(), tuple(program.arguments(0)), strict=False)
         path = str(inductor_ext.aoti_compile_and_package(exported))
