@@ -921,9 +921,11 @@ def plan_wrapper(
         exc.MemoryBudgetError: the planned peak on a device is above `memory_budget`.
     """
     if inductor_config.test_configs.track_memory_lifecycle:
-        # Stock's debugging tool wants to see each buffer as an allocation.
+        _warn_unless_idle(settings, "test_configs.track_memory_lifecycle, which traces allocations")
         stock(wrapper, is_inference)
         return
+    if V.graph.fx_wrapper:
+        _warn_unless_idle(settings, "fx_wrapper, which has no code for them")
     start = time.process_time()
     lines = wrapper.lines
     wrapper.lines = [copy.copy(line) if _plans(line) else line for line in lines]
@@ -938,6 +940,16 @@ def plan_wrapper(
     if settings.memory_budget is not None:
         _check_budget(record, settings)
     events.emit(record, event_log=settings.event_log)
+
+
+def _warn_unless_idle(settings: Settings, what: str) -> None:
+    """Say once that arenas were asked for where there cannot be any."""
+    if _forced(settings):
+        events.warn_once(f"arenas:{what}", f"arenas were asked for, and are not made with {what}")
+
+
+def _forced(settings: Settings) -> bool:
+    return bool(inductor_config.memory_planning) or settings.memory_arenas == "always"
 
 
 def _check_budget(record: events.MemoryPlanRecord, settings: Settings) -> None:
@@ -981,7 +993,7 @@ class _Planner:
             *(range(s.start, s.end) for s in self.reading.storages if _unbacked(s.bytes))
         )
         self.reuse = inductor_config.allow_buffer_reuse
-        self.force = inductor_config.memory_planning or settings.memory_arenas == "always"
+        self.force = _forced(settings)
         self.place = (
             settings.memory_arenas != "never"
             and inductor_config.memory_pool != "none"

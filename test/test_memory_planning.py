@@ -17,6 +17,8 @@ import pytest
 import torch
 import torch._dynamo
 from torch._inductor import config as inductor_config
+from torch._inductor.codegen import common
+from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from torch.testing import FileCheck
 
@@ -281,6 +283,86 @@ class TestDecision:
         with planning(memory_arenas="always", memory_replan=False):
             _, (code,) = run_and_get_code(compiled(matmuls, dynamic=True), *squares(32))
         assert "Replanner" not in code
+
+
+class TestCombinations:
+    """With what else decides about memory."""
+
+    @torch.no_grad()
+    def test_freezing(self) -> None:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)
+        )
+        model.eval()
+        x = torch.randn(16, 32)
+        with planning(memory_arenas="always", memory_debug=True, freezing=True) as records:
+            torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-4)
+        assert [record.kind for record in records] == ["inference"]
+
+    @pytest.mark.parametrize("on_stack", [True, False])
+    def test_stack_allocation(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stack: bool
+    ) -> None:
+        """Stock gives it up for a graph with external kernels; then there are arenas."""
+        # Inductor looks at the setting once a process, when it first needs a wrapper for the CPU.
+        common.init_backend_registration()
+        array_ref = dataclasses.replace(
+            common.device_codegens["cpu"], cpp_wrapper_codegen=CppWrapperCpuArrayRef
+        )
+        monkeypatch.setitem(common.device_codegens, "cpu", array_ref)
+
+        class Module(torch.nn.Module):
+            def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+                if on_stack:
+                    return ((x - x.mean(0)) * y.sum(1)).softmax(-1).sum(0) * z.sum()
+                return matmuls(x, y, z)
+
+        inputs = squares(8)
+        program = torch.export.export(Module(), tuple(inputs))
+        path = str(tmp_path / "m.pt2")
+        with planning(memory_planning=True) as records:
+            inductor_ext.aoti_compile_and_package(
+                program,
+                package_path=path,
+                inductor_configs={"aot_inductor.allow_stack_allocation": True},
+            )
+        assert [bool(record.arenas) for record in records] == ([] if on_stack else [True])
+        if not crashes_at_load(path):
+            check(torch._inductor.aoti_load_package(path), Module(), *inputs)
+
+    @torch.no_grad()
+    def test_tracing_of_allocations_says_that_there_are_no_arenas(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "_warned", set())
+        track = {"test_configs.track_memory_lifecycle": "log"}
+        with planning(memory_arenas="always", **track) as records, caplog.at_level("WARNING"):
+            check(compiled(matmuls), matmuls, *squares(16))
+        assert records == []
+        assert "track_memory_lifecycle" in caplog.text
+
+    @torch.no_grad()
+    def test_conditions_and_loops_are_counted(self) -> None:
+        def branches(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            def left(x: torch.Tensor) -> torch.Tensor:
+                return ((x @ x) @ x).sin()
+
+            def right(x: torch.Tensor) -> torch.Tensor:
+                return x.cos()
+
+            y = x @ x
+            return torch.cond(flag, left, right, (y,)) @ y
+
+        x = squares(32, 1)[0]
+        with planning() as records:
+            run = compiled(branches)
+            for flag in (torch.tensor(True), torch.tensor(False)):
+                torch.testing.assert_close(run(flag, x), branches(flag, x), atol=1e-4, rtol=1e-4)
+        graphs = {record.graph: record for record in records}
+        square = 32 * 32 * 4
+        assert graphs["true_graph_0"].peak == 2 * square
+        # The operand, and what the branch needs while it is called.
+        assert graphs["call"].peak == graphs["call"].lower_bound == 3 * square
 
 
 class TestAliases:
