@@ -9,7 +9,7 @@ kernels.
 Memory is bytes as the CPU allocator hands them out, each allocation rounded up to 64, beyond what
 was held before the call. For a backward that is before its forward: what was saved for it counts.
 
-    python -m benchmarks.memory_peak [--quick] [--models NAME ...] [--json-out DIR]
+    python -m benchmarks.memory_peak [--quick] [--models NAME ...] [--jobs N] [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -450,6 +450,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--models", nargs="+", choices=sorted(memory_models.MODELS), metavar="NAME", default=None
     )
     parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="models measured at a time; bytes stay bytes",
+    )
+    parser.add_argument(
         "--json-out", metavar="DIR", help="keep the table as a result in this folder"
     )
     options = parser.parse_args(arguments)
@@ -468,9 +475,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     begin = time.perf_counter()
     graphs: list[Graph] = []
-    for name in options.models:
-        for training in (False, True)[: 1 + memory_models.MODELS[name].training]:
-            graphs += (found := _alone(name, training))
+    work = [
+        (name, training)
+        for name in options.models
+        for training in (False, True)[: 1 + memory_models.MODELS[name].training]
+    ]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for found in pool.map(_alone, *zip(*work, strict=True)):
+            graphs += found
             for graph in found:
                 peaks = ", ".join(f"{way} {peak / MIB:.2f}" for way, peak in graph.peaks.items())
                 print(f"[{time.perf_counter() - begin:5.0f} s] {graph.case}: {peaks} MiB")

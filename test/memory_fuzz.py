@@ -472,6 +472,21 @@ def _ordered(draw: _Draw) -> str:
 
 
 @_operator(2)
+def _selected(draw: _Draw) -> str:
+    """Sizes that are known only when the code runs."""
+    a = draw.wide(2, 2)
+    rows = f"{a}[({a}[:, 0] > {draw.random.choice(('0', '5', '-5'))}).nonzero()[:, 0]]"
+    how = draw.random.choice(
+        (
+            f"(({rows} @ {a}.mT).sin() @ {a}).sum(0)",
+            f"({rows}.cos() * 0.5 + {rows}).sum(0) / 8",
+            f"torch.masked_select({a}, {a} > 0).sin().sum()",
+        )
+    )
+    return f"{draw.new()} = {how}"
+
+
+@_operator(2)
 def _convolution(draw: _Draw) -> str:
     a = draw.wide(2, 2, side=4)
     new = draw.new()
@@ -800,6 +815,7 @@ def _outputs(draw: _Draw, inputs: list[str]) -> tuple[str, ...]:
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "always": {"memory_arenas": "always", "memory_debug": True},
+    "debug": {"memory_debug": True},
     "outputs": {"memory_planning": True, "memory_pool": "outputs"},
     "combined": {"memory_planning": True, "memory_pool": "combined", "memory_debug": True},
     "cpp": {"cpp_wrapper": True},
