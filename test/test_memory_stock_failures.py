@@ -276,6 +276,9 @@ def test_arenas_of_subgraphs_in_a_package(tmp_path: Any) -> None:
     assert_same(tuple(runner(*inputs)), Both()(*inputs))
 
 
+PARTITIONS = {"graph_partition": True, "custom_should_partition_ops": ["aten::sort"]}
+
+
 @pytest.fixture
 def _cut_at_kernels_of_aten(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU nothing is cut; the rule for a GPU is replaced by one that needs none."""
@@ -291,7 +294,7 @@ def _cut_at_kernels_of_aten(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pools", [{}, POOLS], ids=["auto", "pools"])
 def test_arenas_of_partitions(pools: dict[str, object]) -> None:
     graph = GRAPHS["partitioned"]
-    options = {**pools, "graph_partition": True}
+    options = {**pools, **PARTITIONS}
     with events.capture() as records, torch.no_grad():
         check(graph.function, graph.make_inputs, options=options)
     names = [record.graph for record in plans(records)]
@@ -305,7 +308,7 @@ def test_arenas_of_partitions(pools: dict[str, object]) -> None:
 @pytest.mark.usefixtures("_cut_at_kernels_of_aten")
 def test_stock_mixes_up_pools_of_partitions() -> None:
     graph = GRAPHS["partitioned"]
-    compiled = torch.compile(graph.function, options={**POOLS, "graph_partition": True})
+    compiled = torch.compile(graph.function, options={**POOLS, **PARTITIONS})
     expected = graph.function(*graph.make_inputs())
     with torch.no_grad():
         try:
