@@ -259,9 +259,13 @@ _CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))
 
 
 class _Reader:
-    """Walks over the lines once; `reading` is what it found."""
+    """Walks over the lines once; `reading` is what it found.
 
-    def __init__(self, wrapper: Any, lines: Sequence[Any]) -> None:
+    Stock drops the frees at the end of a function. `unplanned` are the lines from before that, which
+    tell of every buffer that a kernel allocates.
+    """
+
+    def __init__(self, wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> None:
         self.wrapper = wrapper
         graphs = [V.graph]
         for line in lines:
@@ -282,14 +286,14 @@ class _Reader:
         self.extracted = {
             line.result_name for line in lines if isinstance(line, stock_lines.MultiOutputLine)
         }
-        self.extern_starts = self._find_externs(lines)
+        self.extern_starts = self._find_externs(lines, unplanned)
         for step, line in enumerate(lines):
             self._read(step, line)
         self._finish()
 
     # -- kernels that allocate their outputs -----------------------------------------------------
 
-    def _find_externs(self, lines: Sequence[Any]) -> dict[int, list[Any]]:
+    def _find_externs(self, lines: Sequence[Any], unplanned: Sequence[Any]) -> dict[int, list[Any]]:
         """Step -> buffers that a kernel allocates at it."""
         made: set[str] = set()
         wanted: dict[str, Any] = {}
@@ -983,8 +987,8 @@ class _Planner:
         self.numbers = itertools.count()
         self.kind = kind
         self.settings = settings
-        self.reading = _Reader(wrapper, lines).reading
-        self.before = _Reader(wrapper, by_stock).reading
+        self.reading = _Reader(wrapper, lines, lines).reading
+        self.before = _Reader(wrapper, by_stock, lines).reading
         self.held = _held(self.reading, backward=kind == "backward")
         self.known = _first_uses(self.reading.storages)
         self.samples = _samples(self.reading.storages)
