@@ -261,7 +261,7 @@ _CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))
 class _Reader:
     """Walks over the lines once; `reading` is what it found.
 
-    Stock drops the frees at the end of a function. `unplanned` are the lines from before that, which
+    Stock drops the frees at the end of a function. `unplanned` are the lines from before that; they
     tell of every buffer that a kernel allocates.
     """
 
@@ -308,7 +308,7 @@ class _Reader:
             stock_lines.ReuseLine,
             stock_lines.ReinterpretLine,
         )
-        used = {line.node.get_name(): line.node for line in lines if isinstance(line, kinds)}
+        used = {line.node.get_name(): line.node for line in unplanned if isinstance(line, kinds)}
         if not V.graph.cpp_wrapper:
             for line in lines:
                 # In Python the tuple of a kernel's outputs holds them as well.
@@ -1018,8 +1018,9 @@ class _Planner:
         bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
         after = decision.peaks[self.assumption]
         better = (sum(after.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
-        # Where sizes vary the comparison says little: it is at the hint, and ours holds beyond it.
-        better |= bool(self.known or self.samples)
+        # Ours keeps the bound at other sizes than the hint, too, and leaves kernels of unknown needs
+        # their room; the comparison knows of neither.
+        better |= bool(self.known or self.samples or self.rigid)
         reading = self.reading
         shown: schedule.Decision | None = decision
         if self.force or not self.reuse or better:
