@@ -14,7 +14,7 @@ SAMPLE = (
     ("extern", 2002, ("default", "always")),
     ("extern_dynamic", 1001, ("default", "always")),
     ("inference", 2001, ("default", "always")),
-    ("training", 2003, ("default", "always")),
+    ("training", 3010, ("default", "always")),
 )
 """Mode, seed and settings. Those called extern need no C++ compiler, and so little time."""
 
