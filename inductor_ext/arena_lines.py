@@ -78,8 +78,11 @@ class MemberPlace:
 
 
 def _elements(nbytes: Any, itemsize: int) -> Any:
-    quotient = sympy.sympify(nbytes) / itemsize
-    return quotient if quotient.is_integer else FloorDiv(sympy.sympify(nbytes), itemsize)
+    size = sympy.sympify(nbytes)
+    quotient = size / itemsize
+    # sympy may know that half of an even maximum is an integer; printed as Python it is a float.
+    whole = all(number.is_Integer for number in quotient.atoms(sympy.Number))
+    return quotient if whole else FloorDiv(size, itemsize)
 
 
 class _Line(MemoryPlanningLine):

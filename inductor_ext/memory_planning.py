@@ -331,10 +331,16 @@ class _Reader:
         starts: dict[int, list[Any]] = {}
         for name in inputs & set(wanted):
             starts.setdefault(0, []).append(wanted.pop(name))
+        children: dict[str, list[str]] = {}
+        for line in lines:
+            if isinstance(line, stock_lines.MultiOutputLine):
+                children.setdefault(line.arg_name, []).append(line.result_name)
         for step, line in enumerate(lines):
-            for name in _mentions(line):
-                if name in wanted:
-                    starts.setdefault(step, []).append(wanted.pop(name))
+            for mention in _mentions(line):
+                # What a kernel returns in a tuple exists before it is taken out of it.
+                for name in (mention, *children.get(mention, ())):
+                    if name in wanted:
+                        starts.setdefault(step, []).append(wanted.pop(name))
         return starts
 
     # -- the walk --------------------------------------------------------------------------------
@@ -459,7 +465,10 @@ _FALLBACKS = (
     stock_lines.ScatterFallbackLine,
 )
 
-_OPERATOR = re.compile(r"\b(?:torch\.ops\.|aten\.|aoti_torch_proxy_executor)")
+_OPERATOR = re.compile(
+    r"^(?!\s*(?:assert_|#|//|del )).*\b(?:torch\.ops\.|aten\.|aoti_torch_proxy_executor)"
+)
+"""A line of text that calls an operator."""
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -1018,8 +1027,8 @@ class _Planner:
         bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
         after = decision.peaks[self.assumption]
         better = (sum(after.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
-        # Ours keeps the bound at other sizes than the hint, too, and leaves kernels of unknown needs
-        # their room; the comparison knows of neither.
+        # Ours keeps the bound beside the hint, too, and leaves kernels of unknown needs their room;
+        # the comparison knows of neither.
         better |= bool(self.known or self.samples or self.rigid)
         reading = self.reading
         shown: schedule.Decision | None = decision
