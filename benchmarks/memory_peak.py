@@ -227,8 +227,8 @@ def _difference(values: object, expected: object) -> float:
     worst = 0.0
     for value, right in zip(tree_leaves(values), tree_leaves(expected), strict=True):
         if isinstance(right, torch.Tensor) and right.numel():
-            scale = right.double().abs().max().clamp(min=1e-30)
-            found = float((value.detach() - right.detach()).double().abs().max() / scale)
+            scale = right.detach().double().abs().max().clamp(min=1e-30)
+            found = float((value - right).detach().double().abs().max() / scale)
             worst = max(worst, found if found == found else float("inf"))
     return worst
 
