@@ -20,6 +20,8 @@ several sizes, strides and element types. Not among them are:
 - Out variants by hand that compute elsewhere and copy; bytes of the functional form and of out:
   _fft_r2c (33,280, 66,560), cholesky_solve (20,501, 24,597), linalg_pinv (66,576, 82,960),
   soft_margin_loss_backward (921,600, 1,228,800).
+- linalg_qr: its kernel asks whether Q and R share a storage, which in an arena they do, and takes
+  that for sharing memory.
 - Operators that stock has code for on CPU (digamma, igamma, special functions).
 - Outputs whose size depends on the values (nonzero), and random ones (multinomial).
 """
@@ -85,7 +87,6 @@ OUT_VARIANTS: dict[str, str] = {
     "linalg_lu.default": "out",
     "linalg_lu_factor_ex.default": "out",
     "linalg_lu_solve.default": "out",
-    "linalg_qr.default": "out",
     "linalg_solve_triangular.default": "out",
     "lu_unpack.default": "out",
     "median.dim": "dim_values",
