@@ -3,7 +3,7 @@
 When a wrapper's lines are final, Inductor decides in `run_wrapper_ir_passes` how its buffers share
 memory. Inside our compiles `plan_wrapper` takes that place, for Python and C++ wrappers alike:
 
-1. `_read` finds the storages behind the lines: what allocates, which buffers take a storage over
+1. `_Reader` finds the storages behind the lines: what allocates, which buffers take a storage over
    (in-place reuse, views, aliasing fallbacks), what frees, and what kernels allocate themselves.
 2. Stock's reuse is applied to a copy of the lines and read the same way, for comparison.
 3. `planning.schedule.decide` chooses arenas and takeovers that keep the lower bound.
@@ -90,6 +90,8 @@ class _Storage:
     end: int = -1
     refs: set[str] = dataclasses.field(default_factory=set)
     """Variables that still hold it, and those that are going to."""
+    seen: set[str] = dataclasses.field(default_factory=set)
+    """All that ever did."""
     names: list[str] = dataclasses.field(default_factory=list)
     """Buffers that use it from its start, one after the other."""
     last: Any = None
@@ -388,9 +390,7 @@ class _Reader:
                 # In Python the tuple of the outputs holds it.
                 storage = self._begin(unused, "extern", step)
                 if not V.graph.cpp_wrapper:
-                    holder = node.get_name()
-                    storage.refs.add(holder)
-                    self.holders.setdefault(holder, []).append(storage)
+                    self._add_holder(storage, node.get_name())
                     self._drop(name, step, None)
         scratch = scratch_bytes(node)
         if scratch is None:
@@ -401,9 +401,8 @@ class _Reader:
     def _begin(self, node: Any, kind: str, step: int) -> _Storage:
         name = node.get_name()
         storage = _Storage(node, kind, self.stack[-1], step, names=[name])
-        storage.refs = {name, *self.alias_of.get(name, ())}
-        for holder in storage.refs:
-            self.holders.setdefault(holder, []).append(storage)
+        for holder in (name, *self.alias_of.get(name, ())):
+            self._add_holder(storage, holder)
         _set_size(storage, self.scopes[storage.scope].graph)
         self.reading.storages.append(storage)
         return storage
@@ -412,9 +411,14 @@ class _Reader:
         held = list(self.holders.get(name, ()))
         for storage in held:
             for holder in (by, *self.alias_of.get(by, ())):
-                storage.refs.add(holder)
-                self.holders.setdefault(holder, []).append(storage)
+                self._add_holder(storage, holder)
         return held
+
+    def _add_holder(self, storage: _Storage, name: str) -> None:
+        storage.refs.add(name)
+        if name not in storage.seen:
+            storage.seen.add(name)
+            self.holders.setdefault(name, []).append(storage)
 
     def _take_over(self, step: int, line: Any) -> None:
         old, new = line.node.get_name(), line.reused_as.get_name()
@@ -444,11 +448,10 @@ class _Reader:
 
     def _finish(self) -> None:
         for storage in self.reading.storages:
-            names = {*storage.names, *storage.refs}
-            storage.output = bool(names & self.outputs)
+            storage.output = bool(storage.seen & self.outputs)
             if storage.output:
                 storage.kind = "output" if storage.kind == "intermediate" else storage.kind
-            storage.regular &= not names & self.kept
+            storage.regular &= not storage.seen & self.kept
             storage.placeable = (
                 storage.placeable
                 and storage.regular
@@ -525,7 +528,12 @@ def _plain_layout(node: Any) -> bool:
     if isinstance(node, WorkspaceArg):
         return True
     layout = node.get_layout()
-    return layout.offset == 0 and not node.get_is_pinned()
+    viewable = not str(layout.dtype).startswith(_NO_VIEWS)
+    return layout.offset == 0 and viewable and not node.get_is_pinned()
+
+
+_NO_VIEWS = ("torch.q", "torch.bits", "torch.float4")
+"""Element types as which an arena cannot be viewed."""
 
 
 _WORD = re.compile(r"\w+")
