@@ -477,8 +477,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     graphs: list[Graph] = []
     work = [
         (name, training)
+        for training in (False, True)
         for name in options.models
-        for training in (False, True)[: 1 + memory_models.MODELS[name].training]
+        if memory_models.MODELS[name].training or not training
     ]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for found in pool.map(_alone, *zip(*work, strict=True)):
@@ -489,10 +490,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for way, failure in graph.failures.items():
                     print(f"         {way}: {failure}")
             sys.stdout.flush()
-    document: results.Document = {**header, "rows": table_rows(graphs)}
+            document: results.Document = {**header, "rows": table_rows(graphs)}
+            if options.json_out:
+                # After each, so that a run that is stopped has kept what it measured.
+                results.write(options.json_out, document)
     print(f"\n{results.render_table(document)}")
-    if options.json_out:
-        print(f"Written: {results.write(options.json_out, document)}")
     failed = regressions(graphs)
     for line in failed:
         print(line, file=sys.stderr)
