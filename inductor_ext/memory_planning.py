@@ -338,11 +338,13 @@ class _Reader:
             if isinstance(line, stock_lines.MultiOutputLine):
                 children.setdefault(line.arg_name, []).append(line.result_name)
         for step, line in enumerate(lines):
-            for mention in _mentions(line):
+            names = _mentions(line)
+            if isinstance(line, stock_lines.ExternKernelAllocLine):
                 # What a kernel returns in a tuple exists before it is taken out of it.
-                for name in (mention, *children.get(mention, ())):
-                    if name in wanted:
-                        starts.setdefault(step, []).append(wanted.pop(name))
+                names += children.get(line.node.get_name(), [])
+            for name in names:
+                if name in wanted:
+                    starts.setdefault(step, []).append(wanted.pop(name))
         return starts
 
     # -- the walk --------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
 
 __all__ = ["add_arguments", "run"]
 
-_FAR = 1.1
+_FAR = 1.002
 """Ratio of peak to lower bound above which more iterations than by default are worth the wait."""
 
-_PATIENT = 60_000
-"""Iterations then, if not asked for a number: some 10 s for 200 buffers."""
+_PATIENCE = 12_000_000
+"""Iterations times buffers up to which a command waits: some 10 to 20 s of CPU time."""
 
 
 def _power_of_two(text: str) -> int:
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_natural,
         metavar="N",
         help="how long to search for a better plan, where there may be one; the time grows with N "
-        f"and with the number of buffers (default: {DEFAULT_ITERATIONS}, and up to {_PATIENT} "
-        f"as long as the peak is more than {_FAR} of the lower bound)",
+        f"and with the number of buffers (default: {DEFAULT_ITERATIONS}, and more for some 20 s "
+        f"of CPU time as long as the peak is more than {_FAR} of the lower bound)",
     )
     parser.add_argument(
         "--seed", type=_natural, default=0, metavar="N", help="seed of the search (default: 0)"
@@ -73,8 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _plan(intervals: Sequence[Interval], iterations: int | None, seed: int) -> Placement:
     budget = DEFAULT_ITERATIONS if iterations is None else iterations
     plan = solve(intervals, iterations=budget, seed=seed)
-    while iterations is None and plan.ratio > _FAR and budget < _PATIENT:
-        budget = min(8 * budget, _PATIENT)
+    most = _PATIENCE // max(len(intervals), 1)
+    while iterations is None and plan.ratio > _FAR and budget < most:
+        budget = min(8 * budget, most)
         plan = min(
             plan, solve(intervals, iterations=budget, seed=seed), key=lambda found: found.peak
         )
