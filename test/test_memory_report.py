@@ -715,9 +715,12 @@ class TestCompiled:
         assert 32 * 256 * 4 in [row.bytes for row in rows]
         assert any(row.module.endswith("up") for row in rows)
 
+        # What other tests have set in this process may be part of its keys: a process of its own
+        # fills the cache for the next one.
+        filled = self.in_another_process(tmp_path)
         found = self.in_another_process(tmp_path)
         assert (found["events"], found["caches"]) == (["compile"], ["hit"])
-        assert found["report"] == report.to_json()
+        assert found["report"] == filled["report"]
         assert found["error"].startswith("A graph of Model came from a cache (key f")
         assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in found["error"]
 
