@@ -299,7 +299,6 @@ class _Reader:
         """Step -> buffers that a kernel allocates at it."""
         made: set[str] = set()
         wanted: dict[str, Any] = {}
-        used: dict[str, Any]
         for line in lines:
             if isinstance(line, stock_lines.AllocateLine):
                 made.add(line.node.get_name())
@@ -310,7 +309,9 @@ class _Reader:
             stock_lines.ReuseLine,
             stock_lines.ReinterpretLine,
         )
-        used = {line.node.get_name(): line.node for line in unplanned if isinstance(line, kinds)}
+        used: dict[str, Any] = {
+            line.node.get_name(): line.node for line in unplanned if isinstance(line, kinds)
+        }
         if not V.graph.cpp_wrapper:
             for line in lines:
                 # In Python the tuple of a kernel's outputs holds them as well.

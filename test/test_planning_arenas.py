@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
@@ -29,18 +29,7 @@ from inductor_ext.planning.arenas import (
     verify_arenas,
 )
 from inductor_ext.planning.symbolic import Program
-
-EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
-
-
-def examples(default: int) -> settings:
-    """The same examples in each run, unless there are to be many."""
-    return settings(
-        max_examples=int(EXAMPLES or default),
-        deadline=None,
-        derandomize=EXAMPLES is None,
-        database=None,
-    )
+from test.planner_examples import examples
 
 
 def symbols(names: str) -> tuple[sympy.Symbol, ...]:

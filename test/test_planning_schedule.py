@@ -6,30 +6,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from inductor_ext.planning import arenas
-from inductor_ext.planning.schedule import Decision, Storage, count_calls, decide, load, peak
+from inductor_ext.planning.schedule import Decision, Storage, count_calls, decide, load
+from test import planner_examples
 
-EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
 GRANULE = 64
 
 
-def examples(default: int) -> settings:
-    return settings(
-        max_examples=int(EXAMPLES or default),
-        deadline=None,
-        derandomize=EXAMPLES is None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+examples = functools.partial(planner_examples.examples, suppress=tuple(HealthCheck))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,10 +245,6 @@ class TestRandomSchedules:
     def test_random_loads(self, case: Case) -> None:
         for device in case.devices:
             assert load(case.storages, case.steps, device) == alive(case, plain(case), device)
-        assert peak(case.storages, case.steps) == {
-            device: max(alive(case, plain(case), device))
-            for device in {storage.device for storage in case.storages}
-        }
 
 
 def storage(size: int, start: int, end: int, **more: Any) -> Storage:

@@ -6,6 +6,7 @@ each test named so draws that many problems instead of its default.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
@@ -26,22 +27,15 @@ from inductor_ext.planning.placing import Part
 from inductor_ext.planning.problem import Interval, Placement, lower_bound, round_up, verify
 from inductor_ext.planning.search import Ejection, canonical
 from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
+from test import planner_examples
 
 CHECKOUT = Path(__file__).parent.parent
 INSTANCES = CHECKOUT / "benchmarks" / "instances"
 
-EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
 ALIGNMENTS = (1, 4, 64)
 
 
-def examples(default: int) -> settings:
-    return settings(
-        max_examples=int(EXAMPLES or default),
-        deadline=None,
-        derandomize=EXAMPLES is None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+examples = functools.partial(planner_examples.examples, suppress=tuple(HealthCheck))
 
 
 def intervals(

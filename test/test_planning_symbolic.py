@@ -7,14 +7,13 @@ is the long run.
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 import random
 import threading
 
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
@@ -30,19 +29,7 @@ from inductor_ext.planning.symbolic import (
     samples,
     stacking,
 )
-
-EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
-
-
-def examples(default: int) -> settings:
-    """The same examples in each run, unless there are to be many."""
-    return settings(
-        max_examples=int(EXAMPLES or default),
-        deadline=None,
-        derandomize=EXAMPLES is None,
-        database=None,
-    )
-
+from test.planner_examples import examples
 
 S, T, U = (sympy.Symbol(name, integer=True, positive=True) for name in "stu")
 UNKNOWN = sympy.Symbol("i0", integer=True)

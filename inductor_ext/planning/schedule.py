@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 
 from inductor_ext.planning import arenas as _arenas
 
-__all__ = ["Decision", "Storage", "count_calls", "decide", "load", "peak"]
+__all__ = ["Decision", "Storage", "count_calls", "decide", "load"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +84,6 @@ def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) 
         alive += change[step]
         profile.append(alive)
     return profile
-
-
-def peak(storages: Sequence[Storage], steps: int) -> dict[str, int]:
-    """The most bytes alive at once, by device."""
-    devices = dict.fromkeys(storage.device for storage in storages)
-    return {device: max(load(storages, steps, device), default=0) for device in devices}
 
 
 def count_calls(storages: Iterable[Storage]) -> int:

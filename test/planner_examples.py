@@ -1,0 +1,26 @@
+"""How many random problems the planner's tests draw: the same few in each run, or very many.
+
+`PLANNER_EXAMPLES=100000` makes every test that asks `examples` draw that many new ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from hypothesis import HealthCheck, settings
+
+__all__ = ["examples"]
+
+_EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
+
+
+def examples(default: int, suppress: Collection[HealthCheck] = ()) -> settings:
+    """The same `default` examples in each run, unless there are to be many."""
+    return settings(
+        max_examples=int(_EXAMPLES or default),
+        deadline=None,
+        derandomize=_EXAMPLES is None,
+        database=None,
+        suppress_health_check=list(suppress),
+    )
