@@ -14,6 +14,7 @@ __all__ = [
     "BadEnvironmentError",
     "BadIntervalError",
     "BadOptionError",
+    "BadPackageError",
     "BadPackagePathError",
     "BadProblemFileError",
     "BadReportFileError",
@@ -111,6 +112,13 @@ class BadPackagePathError(InductorExtError):
 
     template = "The package cannot be written to {path!r}: {why}."
     remedy = "Give a path that ends in .pt2 in an existing writable folder, or a writable buffer."
+
+
+class BadPackageError(InductorExtError):
+    """A package that cannot be read, is damaged, or has names that lead out of it."""
+
+    template = "The package {path} is damaged or unsafe: {why}."
+    remedy = "Nothing of it has been loaded. Copy it again from where it came, or compile it again."
 
 
 class UnsupportedCompileModeError(InductorExtError):

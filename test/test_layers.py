@@ -52,6 +52,8 @@ IMPORTERS: dict[str, frozenset[str]] = {
 
 PURE = (
     "arena_runtime",
+    "cpp_wrapper.archive",
+    "cpp_wrapper.isa",
     "cpp_wrapper.manifest",
     "planning.arenas",
     "planning.csv_problem",
