@@ -18,9 +18,11 @@ __all__ = [
     "BadPackagePathError",
     "BadProblemFileError",
     "BadReportFileError",
+    "IncompatibleArtifactError",
     "InductorExtError",
     "MemoryBudgetError",
     "MissingToolchainError",
+    "ModelNotFoundError",
     "NotAnExportedProgramError",
     "NotReportableError",
     "NothingCompiledError",
@@ -119,6 +121,20 @@ class BadPackageError(InductorExtError):
 
     template = "The package {path} is damaged or unsafe: {why}."
     remedy = "Nothing of it has been loaded. Copy it again from where it came, or compile it again."
+
+
+class IncompatibleArtifactError(InductorExtError):
+    """A package that is in order, and cannot run on this machine or with this torch."""
+
+    template = "The package {path} does not fit here: {why}."
+    remedy = "{mend}."
+
+
+class ModelNotFoundError(InductorExtError):
+    """A model name that a package does not have."""
+
+    template = "The package {path} has no model {name!r}; it has {models}."
+    remedy = "Give one of them as model_name."
 
 
 class UnsupportedCompileModeError(InductorExtError):

@@ -1,0 +1,94 @@
+"""The instruction sets of this machine's CPU, found without a compiler.
+
+Names are those of g++'s `__builtin_cpu_supports` ("avx512f", "sse4.2", "amx-tile"), on aarch64
+those of the kernel ("asimd", "sve2"). They come from the kernel's list, which leaves out what the
+CPU could do but the system has not enabled.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection
+
+__all__ = ["LEVELS", "features_of", "machine_features", "missing", "parse_cpuinfo"]
+
+_V2 = ("cmpxchg16b", "lahf_lm", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
+_V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "osxsave")
+_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+LEVELS: dict[str, frozenset[str]] = {
+    "x86-64": frozenset(),
+    "x86-64-v2": frozenset(_V2),
+    "x86-64-v3": frozenset(_V2 + _V3),
+    "x86-64-v4": frozenset(_V2 + _V3 + _V4),
+    "armv8-a": frozenset({"asimd", "fp"}),
+}
+"""The features that a baseline of the psABI or of Arm stands for."""
+
+_RENAMED = {
+    "abm": "lzcnt",
+    "avx_vnni": "avxvnni",
+    "avx_ifma": "avxifma",
+    "avx_vnni_int8": "avxvnniint8",
+    "bmi1": "bmi",
+    "cx16": "cmpxchg16b",
+    "pni": "sse3",
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+}
+"""The kernel's names that follow no rule."""
+
+_ENOUGH = 1 << 14
+"""Bytes of /proc/cpuinfo that hold its first processor. The kernel makes the text as it is read, on
+large machines in tens of milliseconds."""
+
+
+def _name(flag: str) -> str:
+    if flag.startswith("avx512_"):
+        return "avx512" + flag[len("avx512_") :]
+    if flag.startswith("amx_"):
+        return flag.replace("_", "-")
+    return _RENAMED.get(flag, flag)
+
+
+def parse_cpuinfo(text: str) -> frozenset[str]:
+    """The features of the first processor in the text of /proc/cpuinfo."""
+    found = re.search(r"^(flags|Features)\s*:(.*)\n", text, re.MULTILINE)
+    if found is None:
+        return frozenset()
+    flags = {_name(flag) for flag in found[2].split()}
+    if found[1] == "flags" and "avx" in flags:
+        # The kernel lists AVX only where it saves the wide registers, which is what osxsave says.
+        flags.add("osxsave")
+    return frozenset(flags)
+
+
+@functools.cache
+def machine_features() -> frozenset[str] | None:
+    """What this machine's CPU has and its kernel enables; None where the kernel does not tell."""
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            text = b""
+            while len(text) < _ENOUGH and (part := file.read(_ENOUGH - len(text))):
+                text += part
+    except OSError:
+        return None
+    return parse_cpuinfo(text.decode("ascii", "replace")) or None
+
+
+def features_of(level: str) -> frozenset[str]:
+    """The features that a baseline of `LEVELS` stands for.
+
+    Raises:
+        ValueError: there is no such baseline.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"unknown level {level!r}; there are {', '.join(LEVELS)}")
+    return LEVELS[level]
+
+
+def missing(needed: Collection[str]) -> list[str]:
+    """Those of `needed` that this machine is known to lack, sorted."""
+    available = machine_features()
+    return sorted(set(needed) - available) if available is not None else []
