@@ -294,6 +294,22 @@ class Case:
         self.model = as_module(self.model)
 
 
+class Cases(dict[str, Callable[[], Case]]):
+    """The makers of a bundle's cases by name, which is the function's; use it as decorator."""
+
+    def __call__(self, make: Callable[[], Case]) -> Callable[[], Case]:
+        assert make.__name__ not in self, f"two cases are called {make.__name__}"
+        self[make.__name__] = make
+        return make
+
+    def compile(self, device: str, **configs: Any) -> Bundle:
+        """Make the cases, with all that they create on `device`, and compile them as one."""
+        torch.manual_seed(0)
+        with torch.device(device):
+            cases = {name: make() for name, make in self.items()}
+        return Bundle(cases, **configs)
+
+
 class _Bundled(torch.nn.Module):
     def __init__(self, cases: Mapping[str, Case]) -> None:
         super().__init__()
