@@ -26,6 +26,9 @@ if _typing.TYPE_CHECKING:
     memory_replan: bool
     memory_budget: int | str | None
     memory_debug: bool
+    artifact_cache: bool
+    artifact_cache_dir: str | None
+    artifact_cache_size: int | str
     event_log: str | None
 
 

@@ -131,6 +131,25 @@ class Settings:
         "Find planning bugs: freed ranges of an arena are overwritten with a pattern, and every "
         "view is checked against its arena's bounds. Slow.",
     )
+    artifact_cache: bool = _setting(
+        True,
+        "Keep what AOT compilation made, and take it from there when the same program is compiled "
+        "again with the same options, weights, tools and machine.",
+        in_cache_key=False,
+    )
+    artifact_cache_dir: str | None = _setting(
+        None,
+        "Folder of that cache, for one user's use; by default a folder in Inductor's cache folder. "
+        "Where it cannot be used, artifacts are compiled anew, with one warning.",
+        in_cache_key=False,
+    )
+    artifact_cache_size: int | str = _setting(
+        "4GiB",
+        'Bytes, or text such as "512MiB", that the cache of artifacts holds at most. Beyond it the '
+        "artifacts used least recently are removed.",
+        in_cache_key=False,
+        reads=parse_bytes,
+    )
     event_log: str | None = _setting(
         None,
         "Path of a file to which every decision is appended as one JSON object a line. Processes "

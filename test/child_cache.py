@@ -1,0 +1,90 @@
+"""A process that starts users of a store, kills them at random moments and tells how many it has.
+
+    python child_cache.py FOLDER KILLS SEED
+
+Prints the number of users that died by the kill and not by an error. They fetch, read, build,
+damage nothing and collect; each checks what it reads.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from inductor_ext import cache
+
+KEYS = tuple(f"{index:032x}" for index in range(6))
+
+SIZES = {"small": 100, "nested/large": 300_000}
+
+MAX_BYTES = 4 * (sum(SIZES.values()) + 1000)
+"""Less than all keys need, so that entries are removed all the time."""
+
+
+def content(key: str, name: str) -> bytes:
+    """What a file of an entry holds."""
+    return random.Random(key + name).randbytes(SIZES[name])
+
+
+def check(folder: Path, key: str) -> None:
+    """Raise unless a folder holds an entry's files."""
+    for name in SIZES:
+        assert (folder / name).read_bytes() == content(key, name), f"{name} of {key} is broken"
+
+
+def use(store: cache.Store, key: str, outside: Path) -> None:
+    """Take an entry, or build it, in one of the two ways."""
+    with store.lock(key):
+        with store.get(key) as entry:
+            if entry is not None:
+                check(entry, key)
+                return
+        with store.publish(key) as folder:
+            for name in SIZES:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_bytes(content(key, name))
+    if store.fetch(key, {name: outside / Path(name).name for name in SIZES}):
+        for name in SIZES:
+            assert (outside / Path(name).name).read_bytes() == content(key, name)
+
+
+def live(folder: str, seed: int) -> None:
+    """Use a store until killed."""
+    choose = random.Random(seed)
+    store = cache.Store(folder, MAX_BYTES)
+    with tempfile.TemporaryDirectory() as outside:
+        while True:
+            use(store, choose.choice(KEYS), Path(outside))
+
+
+def main(folder: str, kills: int, seed: int) -> None:
+    choose = random.Random(seed)
+    died = 0
+    children: list[int] = []
+    for index in range(kills):
+        # Two at a time, so that what one leaves is met by another that is alive.
+        while len(children) < 2:
+            child = os.fork()
+            if child == 0:
+                try:
+                    live(folder, seed + index)
+                finally:
+                    os._exit(1)
+            children.append(child)
+        time.sleep(choose.uniform(0, 0.02))
+        victim = children.pop(0)
+        os.kill(victim, signal.SIGKILL)
+        died += os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1]) == -signal.SIGKILL
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    print(died)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
