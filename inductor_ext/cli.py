@@ -37,6 +37,11 @@ class Command:
 
 COMMANDS = (
     Command(
+        "cache",
+        "say what the cache of compiled artifacts holds, or empty it",
+        "inductor_ext.report.artifacts",
+    ),
+    Command(
         "doctor",
         "say what this machine can compile, and what is missing",
         "inductor_ext.report.doctor",

@@ -305,9 +305,9 @@ def _parse(text: str, annotation: Any) -> object:
         if text not in typing.get_args(annotation):
             raise ValueError(text)
         return text
-    args = typing.get_args(annotation)
-    if type(None) in args:
-        if text == "":
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        args = typing.get_args(annotation)
+        if type(None) in args and text == "":
             return None
         # Of several types, text is itself the one that loses nothing.
         kinds = [arg for arg in args if arg is not type(None)]
