@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 __all__ = [
     "ArenaBoundsError",
     "BadEnvironmentError",
+    "BadExpressionError",
     "BadIntervalError",
     "BadOptionError",
     "BadPackageError",
     "BadPackagePathError",
     "BadProblemFileError",
     "BadReportFileError",
+    "BadSignatureError",
     "IncompatibleArtifactError",
     "InductorExtError",
     "MemoryBudgetError",
@@ -30,6 +32,7 @@ __all__ = [
     "OrderError",
     "PlanError",
     "PlanNotFoundError",
+    "UncheckableInputError",
     "UnknownModeError",
     "UnknownOptionError",
     "UnsupportedCompileModeError",
@@ -135,6 +138,30 @@ class ModelNotFoundError(InductorExtError):
 
     template = "The package {path} has no model {name!r}; it has {models}."
     remedy = "Give one of them as model_name."
+
+
+class BadExpressionError(InductorExtError):
+    """A size, stride or constraint of a signature that is no integer expression."""
+
+    template = "{text!r} is no expression of a signature: {why}."
+    remedy = "Such expressions are whole numbers and symbols under Python's integer operators."
+
+
+class BadSignatureError(InductorExtError):
+    """JSON that is no signature of an artifact."""
+
+    template = "{where} is {found}; allowed is {allowed}."
+    remedy = "Take the signature from the manifest of an artifact that inductor_ext has written."
+
+
+class UncheckableInputError(InductorExtError):
+    """An input for which an artifact could not tell right from wrong."""
+
+    template = "Calls cannot be checked for {name!r}: {why}."
+    remedy = (
+        "Export the model so that each symbol is the size of some dimension or an argument, or "
+        "compile without checks (setting aot_check_inputs=False)."
+    )
 
 
 class UnsupportedCompileModeError(InductorExtError):

@@ -131,6 +131,16 @@ class Settings:
         "Find planning bugs: freed ranges of an arena are overwritten with a pattern, and every "
         "view is checked against its arena's bounds. Slow.",
     )
+    aot_isa: Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"] = _setting(
+        "auto",
+        "The CPU that AOT artifacts are compiled for: auto is the highest level that this machine "
+        "has. What an artifact needs is recorded in it, and a machine that lacks it is told so "
+        "instead of running it.",
+    )
+    aot_debug_info: bool = _setting(
+        False,
+        "Compile AOT artifacts with line tables, in a file of their own beside the shared object.",
+    )
     artifact_cache: bool = _setting(
         True,
         "Keep what AOT compilation made, and take it from there when the same program is compiled "
@@ -149,6 +159,12 @@ class Settings:
         "artifacts used least recently are removed.",
         in_cache_key=False,
         reads=parse_bytes,
+    )
+    aot_check_inputs: bool = _setting(
+        True,
+        "Compile into an artifact the checks of its inputs: number, dtype, sizes and their ranges "
+        "and constraints, strides, device and layout. They cost some tens of nanoseconds a tensor. "
+        "False leaves them out; wrong inputs then give wrong numbers or crash.",
     )
     event_log: str | None = _setting(
         None,

@@ -1,0 +1,314 @@
+"""What a call of an artifact has to look like, and what it returns.
+
+A `Signature` lists the inputs in flat order, with the names that the model gives them, and the
+outputs. Sizes and strides are numbers or expressions over symbols (see `expression`); symbols have
+ranges, and constraints are conditions that must hold among them. It is kept as JSON in the
+artifact's manifest, from where loaders and `inspect` read it; `checks` makes C++ of it.
+
+Pure: the standard library alone, so that loading an artifact stays cheap. What cannot be read as a
+signature is refused (`exc.BadSignatureError`), with the place in the JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeGuard
+
+from inductor_ext import exc
+
+__all__ = [
+    "Constant",
+    "ConstantInput",
+    "ConstantOutput",
+    "Extent",
+    "Input",
+    "Output",
+    "Range",
+    "Signature",
+    "SymbolInput",
+    "SymbolOutput",
+    "TensorInput",
+    "TensorOutput",
+]
+
+Extent = int | str
+"""A size or a stride, in elements: a number, or an expression over symbols."""
+
+Constant = int | float | bool | str | None
+"""A value that is no tensor and that export has built into the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInput:
+    """A tensor that the compiled code takes."""
+
+    name: str
+    """As the model calls it: `x`, or `batch['ids'][0]` within an argument."""
+    path: str
+    """Where it stands in a call: `args[0]`, `kwargs['batch']['ids'][0]`."""
+    dtype: str
+    """torch's name of it, `float32`."""
+    shape: tuple[Extent, ...]
+    stride: tuple[Extent, ...]
+    device: str
+    """torch's name of it, `cpu` or `cuda:0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantInput:
+    """An argument that has to be the value that the model was exported with.
+
+    It is compared by whoever is called with Python values: the compiled code does not take it.
+    """
+
+    name: str
+    path: str
+    value: Constant
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolInput:
+    """A number that may vary; compiled code takes it as a tensor of no dimensions on the CPU."""
+
+    name: str
+    path: str
+    type: Literal["int", "float", "bool"]
+    symbol: str
+    """The expression, most often a symbol, that it is in the program."""
+
+
+Input = TensorInput | ConstantInput | SymbolInput
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOutput:
+    """A tensor that the compiled code returns."""
+
+    path: str
+    """Where it stands in what the model returns: empty for the whole, `[1]['loss']` within."""
+    dtype: str
+    shape: tuple[Extent, ...]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolOutput:
+    """A number that depends on the inputs."""
+
+    path: str
+    type: Literal["int", "float", "bool"]
+    value: str
+    """An expression; its symbols may be such that only the compiled code knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantOutput:
+    """A value that is the same for every call; None is one."""
+
+    path: str
+    value: Constant
+
+
+Output = TensorOutput | SymbolOutput | ConstantOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a symbol takes, both ends included; None is no end."""
+
+    min: int | None = None
+    max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Inputs and outputs in flat order, and what holds among their sizes."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    symbols: Mapping[str, Range] = field(default_factory=dict)
+    """Those that sizes, strides and numbers of the inputs depend on."""
+    constraints: tuple[str, ...] = ()
+    """Conditions over the symbols."""
+    unchecked: tuple[str, ...] = ()
+    """Conditions that export states and that cannot be checked when the artifact is called."""
+    in_spec: str = ""
+    """The arguments' structure, `(args, kwargs)`, as torch.utils._pytree.treespec_dumps writes it.
+    """
+    out_spec: str = ""
+    """The result's structure, in the same way."""
+
+    @property
+    def tensors(self) -> tuple[TensorInput | SymbolInput, ...]:
+        """The inputs that the compiled code takes, in its order."""
+        return tuple(each for each in self.inputs if not isinstance(each, ConstantInput))
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` writes without `allow_nan`."""
+        return {
+            "inputs": [_write(each) for each in self.inputs],
+            "symbols": {
+                name: {"min": limits.min, "max": limits.max}
+                for name, limits in self.symbols.items()
+            },
+            "constraints": list(self.constraints),
+            "unchecked": list(self.unchecked),
+            "outputs": [_write(each) for each in self.outputs],
+            "in_spec": self.in_spec,
+            "out_spec": self.out_spec,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Signature:
+        """Read what `to_json` has written; keys that it does not know are left alone.
+
+        Raises:
+            exc.BadSignatureError: something is missing or of a wrong type.
+        """
+        top = _Reader(value, "signature")
+        symbols = top.reader("symbols")
+        return cls(
+            inputs=tuple(_read_input(each) for each in top.readers("inputs")),
+            outputs=tuple(_read_output(each) for each in top.readers("outputs")),
+            symbols={
+                name: Range(limits.limit("min"), limits.limit("max"))
+                for name in symbols.mapping()
+                for limits in [symbols.reader(name)]
+            },
+            constraints=top.texts("constraints"),
+            unchecked=top.texts("unchecked"),
+            in_spec=top.text("in_spec"),
+            out_spec=top.text("out_spec"),
+        )
+
+
+_KINDS: dict[type[Input | Output], str] = {
+    TensorInput: "tensor",
+    TensorOutput: "tensor",
+    ConstantInput: "constant",
+    ConstantOutput: "constant",
+    SymbolInput: "symbol",
+    SymbolOutput: "symbol",
+}
+
+
+def _write(each: Input | Output) -> dict[str, Any]:
+    if isinstance(each, ConstantOutput) and each.value is None:
+        return {"kind": "none", "path": each.path}
+    written: dict[str, Any] = {"kind": _KINDS[type(each)]}
+    for name in each.__slots__:
+        value = getattr(each, name)
+        if isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = {"float": str(value)}
+        written[name] = value
+    return written
+
+
+class _Reader:
+    """One value of the JSON, which knows where it stands."""
+
+    def __init__(self, value: object, where: str) -> None:
+        self.value = value
+        self.where = where
+
+    def bad(self, allowed: str) -> exc.BadSignatureError:
+        found = repr(self.value)
+        if len(found) > 60:
+            found = f"{found[:57]}..."
+        return exc.BadSignatureError(where=self.where, found=found, allowed=allowed)
+
+    def mapping(self) -> Mapping[str, object]:
+        if not isinstance(self.value, Mapping):
+            raise self.bad("an object")
+        return self.value
+
+    def reader(self, key: str) -> _Reader:
+        inside = self.mapping()
+        if key not in inside:
+            raise self.bad(f"an object with {key!r}")
+        return _Reader(inside[key], f"{self.where}.{key}")
+
+    def readers(self, key: str) -> list[_Reader]:
+        inner = self.reader(key)
+        if not isinstance(inner.value, Sequence) or isinstance(inner.value, str):
+            raise inner.bad("a list")
+        return [_Reader(each, f"{inner.where}[{i}]") for i, each in enumerate(inner.value)]
+
+    def own_text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.bad("a text")
+        return self.value
+
+    def text(self, key: str) -> str:
+        return self.reader(key).own_text()
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return tuple(each.own_text() for each in self.readers(key))
+
+    def limit(self, key: str) -> int | None:
+        inner = self.reader(key)
+        if inner.value is None or _whole(inner.value):
+            return inner.value
+        raise inner.bad("a whole number or null")
+
+    def extents(self, key: str) -> tuple[Extent, ...]:
+        found: list[Extent] = []
+        for each in self.readers(key):
+            if isinstance(each.value, str) or (_whole(each.value) and each.value >= 0):
+                found.append(each.value)
+            else:
+                raise each.bad("a whole number from 0 or an expression")
+        return tuple(found)
+
+    def constant(self, key: str) -> Constant:
+        inner = self.reader(key)
+        if isinstance(inner.value, Mapping):
+            text = inner.text("float")
+            if text not in ("nan", "inf", "-inf"):
+                raise inner.bad("nan, inf or -inf")
+            return float(text)
+        if inner.value is not None and not isinstance(inner.value, (int, float, str)):
+            raise inner.bad("a number, a text, true, false or null")
+        return inner.value
+
+    def number_type(self) -> Literal["int", "float", "bool"]:
+        match self.reader("type").value:
+            case "int" | "float" | "bool" as name:
+                return name
+        raise self.reader("type").bad("int, float or bool")
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _read_input(reader: _Reader) -> Input:
+    kind, name, path = reader.text("kind"), reader.text("name"), reader.text("path")
+    if kind == "tensor":
+        shape, stride = reader.extents("shape"), reader.extents("stride")
+        if len(shape) != len(stride):
+            raise reader.bad("an input with as many strides as sizes")
+        return TensorInput(name, path, reader.text("dtype"), shape, stride, reader.text("device"))
+    if kind == "constant":
+        return ConstantInput(name, path, reader.constant("value"))
+    if kind == "symbol":
+        return SymbolInput(name, path, reader.number_type(), reader.text("symbol"))
+    raise reader.bad("an input whose kind is tensor, constant or symbol")
+
+
+def _read_output(reader: _Reader) -> Output:
+    kind, path = reader.text("kind"), reader.text("path")
+    if kind == "tensor":
+        shape = reader.extents("shape")
+        return TensorOutput(path, reader.text("dtype"), shape, reader.text("device"))
+    if kind == "symbol":
+        return SymbolOutput(path, reader.number_type(), reader.text("value"))
+    if kind == "constant":
+        return ConstantOutput(path, reader.constant("value"))
+    if kind == "none":
+        return ConstantOutput(path, None)
+    raise reader.bad("an output whose kind is tensor, symbol, constant or none")
