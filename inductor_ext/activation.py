@@ -343,6 +343,7 @@ def _ensure_code_dispatchers() -> None:
     with _dispatcher_lock:
         _ensure_order_dispatcher()
         _ensure_wrapper_dispatcher()
+        _ensure_artifact_dispatchers()
         for operator in lowerings.registered():
             if operator not in _dispatched_lowerings:
                 _dispatched_lowerings[operator] = module.lowerings[operator]
@@ -373,6 +374,49 @@ def _wrapper_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
 
     setattr(run_wrapper_ir_passes, _SCOPED, True)
     return run_wrapper_ir_passes
+
+
+def _ensure_artifact_dispatchers() -> None:
+    """Put dispatchers before the choice of a generator of C++ and the compile of its code."""
+    from torch._inductor import codecache
+    from torch._inductor import graph as module
+
+    if not hasattr(module.get_wrapper_codegen_for_device, _SCOPED):
+        # Registering generators of ours would replace those of the device for the process, and the
+        # function that compiles artifacts has no hook at all.
+        module.get_wrapper_codegen_for_device = _generator_dispatcher(
+            module.get_wrapper_codegen_for_device
+        )
+        compiler = codecache.AotCodeCompiler
+        compiler.compile = _artifact_dispatcher(compiler.compile)  # type: ignore[method-assign]
+
+
+def _generator_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get_wrapper_codegen_for_device(*args: Any, **kwargs: Any) -> Any:
+        generator = stock(*args, **kwargs)
+        settings = current()
+        if settings is None:
+            return generator
+        from inductor_ext.cpp_wrapper import codegen
+
+        return codegen.generator(generator, settings)
+
+    setattr(get_wrapper_codegen_for_device, _SCOPED, True)
+    return get_wrapper_codegen_for_device
+
+
+def _artifact_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def compile_code(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        from inductor_ext.cpp_wrapper import build, codegen
+
+        settings = current()
+        if settings is None or not isinstance(graph.wrapper_code, codegen.AotWrapper):
+            return stock(graph, *args, **kwargs)
+        return build.compile_artifact(graph, *args, **kwargs, values=settings)
+
+    return compile_code
 
 
 def _ensure_order_dispatcher() -> None:

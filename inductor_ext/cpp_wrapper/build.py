@@ -1,0 +1,292 @@
+"""From generated C++ to an artifact: what stands in the place of torch's AotCodeCompiler.
+
+`compile_artifact` takes what Inductor has generated for a graph and returns what stock's compiler
+returns: the files that go into a package, or the path of a shared object. The weights are written
+once, from the model's own memory to a file of their own that the artifact maps; the model's units
+are compiled at the same time; and what was made is told to whoever collects it, for the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext import settings
+from inductor_ext.cpp_wrapper import codegen, compiler, weights
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Artifact", "collecting", "compile_artifact"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """What was compiled for one graph, for its manifest."""
+
+    shared_object: str
+    files: tuple[Any, ...]
+    """Paths, and `torch.export.pt2_archive._package_weights.Weights` if the user wants them."""
+    wrapper: Any
+    """The generator, with the signature and the places of the constants."""
+    constants: dict[str, torch.Tensor]
+    """Those with a value, by the name in the generated code."""
+    fqns: dict[str, str]
+    """Their names in the model."""
+    device_type: str
+    features: tuple[str, ...]
+    """Of the CPU, that the code needs."""
+    metadata: dict[str, str]
+
+
+_collected: ContextVar[list[Artifact] | None] = ContextVar("inductor_ext_artifacts", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Artifact]]:
+    """Collect what is compiled inside, in this thread."""
+    artifacts: list[Artifact] = []
+    token = _collected.set(artifacts)
+    try:
+        yield artifacts
+    finally:
+        _collected.reset(token)
+
+
+def compile_artifact(
+    graph: Any,
+    wrapper_code: str,
+    kernel_code: str,
+    serialized_extern_kernel_nodes: str | None,
+    *,
+    device_type: str,
+    additional_files: list[str],
+    values: settings.Settings,
+) -> list[Any] | str:
+    """Compile a graph's generated code.
+
+    Args:
+        graph: Inductor's GraphLowering, whose wrapper code is a `codegen.AotWrapper`.
+        wrapper_code: the host program.
+        kernel_code: its CPU kernels.
+        serialized_extern_kernel_nodes: JSON for the proxy executor, or nothing.
+        device_type: what the graph runs on.
+        additional_files: what code generation has already made, such as cubins.
+        values: the settings of the compile.
+
+    Returns:
+        The files for a package if `aot_inductor.package` is set, else the shared object's path.
+
+    Raises:
+        torch._inductor.exc.CppCompileError: the compiler refuses the code.
+    """
+    from torch._inductor import codecache, config
+
+    tools = compiler.Compiler(device_type, values)
+    folder, name = codecache.split_aot_inductor_output_path(config.aot_inductor.output_path)
+    write = _Writer(folder, repr(tools.link_command([], "")) + tools.identity("kernel"))
+    wrapper_path = write(wrapper_code, "wrapper.cpp")
+    kernel_path = write(kernel_code, "kernel.cpp")
+    stem = wrapper_path.removesuffix(".cpp")
+    _show(wrapper_path, wrapper_code, kernel_path, kernel_code)
+
+    files: list[Any] = [*additional_files, wrapper_path, kernel_path]
+    if serialized_extern_kernel_nodes:
+        files.append(_write_text(f"{stem}.json", serialized_extern_kernel_nodes))
+    # Inductor's own metadata is one dictionary for all compiles of the process.
+    metadata = {
+        **config.aot_inductor.metadata,
+        "AOTI_DEVICE_KEY": device_type,
+        **codecache.get_device_information(device_type),
+    }
+    for path in (stem, kernel_path.removesuffix(".cpp")):
+        files.append(_write_text(f"{path}_metadata.json", json.dumps(metadata)))
+    files += _custom_objects(graph, os.path.dirname(wrapper_path))
+
+    shared_object = config.aot_inductor.output_path if name else f"{stem}.so"
+    constants = codegen.constants_with_values(graph)
+    plan: weights.Plan = graph.wrapper_code.weights_plan
+    included = codegen.weights_included() and plan.bytes > 0
+    packaged = config.aot_inductor.package
+    with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=os.path.dirname(stem)) as place:
+        temporary = pathlib.Path(place)
+        units = [
+            compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper"),
+            compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel"),
+        ]
+        if not _has_code(kernel_code):
+            del units[1:]
+        with tools.fixed() as fixed:
+            tools.compile(units, fixed)
+            made = str(temporary / os.path.basename(shared_object))
+            objects = [unit.object for unit in units]
+            objects += [*_gpu_objects(graph, device_type, place), *fixed.objects]
+            tools.link(objects, made)
+        if included and not packaged:
+            weights.append(made, constants, plan)
+        os.replace(made, shared_object)
+        if os.path.exists(f"{made}.debug"):
+            os.replace(f"{made}.debug", f"{shared_object}.debug")
+    files.append(shared_object)
+    if included and packaged:
+        files.append(f"{stem}.weights")
+        with codecache_file(files[-1]) as file:
+            weights.write(file, constants, plan)
+    if config.aot_inductor.package_constants_on_disk_format == "pickle_weights":
+        files.append(_pickled_weights(graph))
+    files += _provenance(os.path.dirname(stem))
+    collected = _collected.get()
+    if collected is not None:
+        fqns = {name: codegen.original_name(graph, name) for name in constants}
+        collected.append(
+            Artifact(
+                shared_object,
+                tuple(files),
+                graph.wrapper_code,
+                constants,
+                fqns,
+                device_type,
+                tools.target.features,
+                metadata,
+            )
+        )
+    return files if packaged else shared_object
+
+
+class _Writer:
+    """Writes sources to Inductor's cache folder, or to the folder that the user has asked for."""
+
+    def __init__(self, folder: str, extra: str) -> None:
+        self.folder, self.extra = folder, extra
+
+    def __call__(self, code: str, extension: str) -> str:
+        from torch._inductor import codecache, config
+
+        key = config.aot_inductor.model_name_for_generated_files
+        _, path = codecache.write(
+            code, extension, extra=self.extra, specified_dir=self.folder, key=key
+        )
+        return str(path)
+
+
+@contextlib.contextmanager
+def codecache_file(path: str) -> Iterator[Any]:
+    """A file that appears at `path` when it is complete."""
+    from inductor_ext import cache
+
+    with cache.publish(path) as temporary, open(temporary, "wb") as file:
+        yield file
+
+
+def _write_text(path: str, text: str) -> str:
+    with codecache_file(path) as file:
+        file.write(text.encode())
+    return path
+
+
+def _has_code(kernel_code: str) -> bool:
+    lines = (line.strip() for line in kernel_code.splitlines())
+    return any(line and not line.startswith(("//", "#include")) for line in lines)
+
+
+def _show(wrapper_path: str, wrapper_code: str, kernel_path: str, kernel_code: str) -> None:
+    """Tell Inductor's debugging aids what they are told of stock's artifacts."""
+    from torch._inductor import codecache
+    from torch._inductor.virtualized import V
+    from torch._logging import trace_structured
+
+    V.debug.output_code(wrapper_path, extension="cpp")
+    for what, path, code in (
+        ("wrapper", wrapper_path, wrapper_code),
+        ("kernel", kernel_path, kernel_code),
+    ):
+        codecache.output_code_log.info("%s code written to: %s", what.capitalize(), path)
+        description = {"name": f"inductor_aot_{what}_code", "type": "cpp", "filename": path}
+        trace_structured("graph_dump", description.copy, payload_fn=functools.partial(str, code))
+
+
+def _custom_objects(graph: Any, folder: str) -> list[str]:
+    """Write the TorchBind objects that the graph uses, for the proxy executor."""
+    import torch
+    from torch._library.fake_class_registry import FakeScriptObject
+    from torch.export.pt2_archive.constants import CUSTOM_OBJ_FILENAME_PREFIX
+
+    paths: list[str] = []
+    places: dict[str, str] = {}
+    for index, (name, value) in enumerate(graph.torchbind_constants.items()):
+        real = value.real_obj if isinstance(value, FakeScriptObject) else value
+        places[name] = f"{CUSTOM_OBJ_FILENAME_PREFIX}{index}"
+        paths.append(os.path.join(folder, places[name]))
+        with codecache_file(paths[-1]) as file:
+            file.write(torch._C._pickle_save(real))
+    if places:
+        path = os.path.join(folder, "custom_objs_config.json")
+        paths.append(_write_text(path, json.dumps(places)))
+    return paths
+
+
+def _pickled_weights(graph: Any) -> Any:
+    """The weights as tensors, which stock's packaging pickles once for several models."""
+    from torch.export.pt2_archive._package_weights import TensorProperties, Weights
+
+    return Weights(
+        {
+            graph.allocated_constant_name[name]: (value, TensorProperties(graph.constants[name]))
+            for name, value in codegen.constants_with_values(graph).items()
+        }
+    )
+
+
+def _provenance(folder: str) -> list[str]:
+    import torch._inductor.debug
+    from torch._inductor import config
+
+    if config.trace.provenance_tracking_level == 0:
+        return []
+    path = os.path.join(folder, "kernel_information.json")
+    information = torch._inductor.debug.create_kernel_information_json()
+    return [_write_text(path, json.dumps(information, indent=4))]
+
+
+def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
+    """Objects with GPU code to link: CUTLASS kernels, and cubins if they are to be embedded."""
+    from torch._inductor import codecache, config
+    from torch._inductor.cpp_builder import convert_cubin_to_obj, get_ld_and_objcopy
+
+    if device_type != "cuda":
+        return []
+    kernels = codecache.CUDACodeCache()
+    objects = [str(path) for path in kernels.aot_kernels_o]
+    kernels.aot_kernels_o.clear()
+    names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
+    for name, parameters in codecache.CudaKernelParamCache.cache.items():
+        if name not in names:
+            # The cache is the process's: it holds kernels of other graphs as well.
+            continue
+        cubin = parameters[codecache.get_cpp_wrapper_cubin_path_name()]
+        if config.aot_inductor.emit_multi_arch_kernel:
+            _make_fatbin(parameters["asm"], cubin)
+        if config.aot_inductor.embed_kernel_binary:
+            own = shutil.copy(cubin, folder)
+            objects.append(str(convert_cubin_to_obj(own, name, *get_ld_and_objcopy(False))))
+    return objects
+
+
+def _make_fatbin(ptx: str, output: str) -> None:
+    """Machine code for this GPU and PTX for newer ones, in one file."""
+    from torch._inductor.codegen.cuda import compile_utils
+
+    arch = compile_utils._nvcc_arch_as_compile_option()
+    nvcc = compile_utils._cuda_compiler()
+    codes = [f"-gencode=arch=compute_{arch},code={kind}_{arch}" for kind in ("compute", "sm")]
+    subprocess.run([str(nvcc), "-fatbin", ptx, "-o", output, *codes], check=True)

@@ -1,0 +1,365 @@
+"""The C++ of an artifact's host program: torch's generator, with a model that checks its inputs.
+
+`generator` gives a subclass of torch's C++ wrapper generators for ahead-of-time compiles. Calls
+of kernels, fallbacks, control flow and memory come from upstream. What differs is the frame around
+them: instead of torch's interface and model classes, which it pastes into every model, a model's
+unit includes `runtime/model.h` and describes itself by constant data (`ModelInfo`); and before
+anything else a call checks its inputs against the signature.
+
+`supported` says which compiles it takes; the others are stock's, unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext.cpp_wrapper import target, weights
+from inductor_ext.cpp_wrapper.signature import Signature
+from inductor_ext.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "AotWrapper",
+    "constants_with_values",
+    "generator",
+    "original_name",
+    "signature_given",
+    "supported",
+    "weights_included",
+]
+
+_signature: ContextVar[Signature | None] = ContextVar("inductor_ext_signature", default=None)
+
+
+@contextlib.contextmanager
+def signature_given(signature: Signature | None) -> Iterator[None]:
+    """Inside, artifacts check their inputs against `signature`; None: against the graph alone."""
+    token = _signature.set(signature)
+    try:
+        yield
+    finally:
+        _signature.reset(token)
+
+
+def supported() -> bool:
+    """Whether the compile at hand gets our frame; asked while Inductor's graph is current."""
+    import torch
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    aot = config.aot_inductor
+    return bool(
+        V.graph.aot_mode
+        and V.graph.cpp_wrapper
+        and sys.platform == "linux"
+        and V.graph.device_type in ("cpu", "cuda")
+        and torch.version.hip is None
+        # Each of these asks for another shape of the generated code or of what is made from it.
+        and aot.dynamic_linkage
+        and not aot.package_cpp_only
+        and not aot.allow_stack_allocation
+        and not aot.use_minimal_arrayref_interface
+        and aot.cross_target_platform is None
+        and not getattr(aot, "enable_lto", False)
+    )
+
+
+def generator(stock: Any, settings: Settings) -> Any:
+    """What makes a generator of C++ for the graph at hand: ours over `stock`, or `stock` itself."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
+
+    # A subclass of somebody else's may generate another frame.
+    if stock not in (CppWrapperCpu, CppWrapperGpu) or not supported():
+        return stock
+    return _Constructor(_wrapper_class(stock), settings)
+
+
+@functools.cache
+def _wrapper_class(stock: type[Any]) -> type[Any]:
+    return type(f"Aot{stock.__name__}", (AotWrapper, stock), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constructor:
+    """In the place of the class whose `create` Inductor calls."""
+
+    cls: type[Any]
+    settings: Settings
+
+    def create(self, *_: object) -> Any:
+        """A generator; subgraphs are written into their graph's code, by the same class."""
+        wrapper = self.cls()
+        wrapper.settings = self.settings
+        return wrapper
+
+
+def constants_with_values(graph: Any) -> dict[str, torch.Tensor]:
+    """The constants whose values go into the artifact: all that are not folded at run time."""
+    return {
+        name: graph.get_original_value_of_constant(name)
+        for name in graph.constants
+        if name not in graph.folded_constants
+    }
+
+
+def c_string(text: str) -> str:
+    """A C++ string literal."""
+    return '"' + "".join(map(_octal, text.encode())) + '"'
+
+
+def _octal(byte: int) -> str:
+    # Octal escapes end after three digits; hexadecimal ones go on as long as digits follow.
+    plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
+    return chr(byte) if plain else f"\\{byte:03o}"
+
+
+class AotWrapper:
+    """Mixed in before one of torch's C++ wrapper generators."""
+
+    settings: Settings
+    weights_plan: weights.Plan
+    """Where the constants lie in the file of weights."""
+    model_signature: Signature | None
+    """What the artifact checks its inputs against; None if it does not."""
+
+    # --- the top of the file ----------------------------------------------------------------------
+
+    @staticmethod
+    def get_device_include_path_aot(device: str) -> str:
+        """The includes for a device: our model's, and the C shims of its operators."""
+        internal = "torch/csrc/inductor/cpp_wrapper/device_internal"
+        return f"#include <{internal}/{device}.h>"
+
+    @staticmethod
+    def get_device_include_path(device: str) -> str:
+        """torch 2.11's name of the same."""
+        return AotWrapper.get_device_include_path_aot(device)
+
+    def write_header(self: Any) -> None:
+        """Begin the file with our includes instead of torch's interface."""
+        from torch._inductor.virtualized import V
+
+        if V.graph.is_const_graph:
+            super().write_header()  # type: ignore[misc]
+            return
+        self.header.writeline('#include "model.h"')
+        super().write_header()  # type: ignore[misc]
+        _remove_interface(self.header)
+
+    def _write_aoti_interface_header(self) -> None:
+        """torch 2.13's place for its interface; that of torch 2.11 is taken out afterwards."""
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def generate_input_output_runtime_checks(self: Any) -> None:
+        """Define what every call of the model begins with."""
+        self.model_signature = None
+        call = ""
+        if self.model_signature is not None:
+            call = "inductor_ext::check_inputs(input_handles);"
+        self.prefix.splice(
+            f"""
+            static void __check_inputs_outputs(
+                AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {{
+                {call}
+            }}
+            // What torch's generator would do again, if an environment variable asked for it.
+            [[maybe_unused]] static constexpr bool _check_aoti_runtime_check_inputs_env() {{
+                return false;
+            }}
+            """
+        )
+
+    # --- the model's description ------------------------------------------------------------------
+
+    def codegen_model_constructor(self: Any) -> None:
+        """Describe the model by data, where torch's generator has it describe itself by code."""
+        from torch._inductor import config
+        from torch._inductor.virtualized import V
+
+        graph = V.graph
+        aot = config.aot_inductor
+        values = constants_with_values(graph)
+        self.weights_plan = weights.plan(values)
+        numbers = _Array("int64_t", "kNumbers")
+        opaque = _Array("uint8_t", "kOpaque")
+        rows = [self._constant_row(name, numbers, opaque) for name in graph.constants]
+        folded = _folded_constants(graph)
+        inputs, outputs = list(graph.graph_inputs), len(graph.graph_outputs)
+        self.prefix.writeline("namespace {")
+        for array in (numbers, opaque):
+            self.prefix.writeline(array.declaration())
+        _write_table(self.prefix, "const char* const", "kInputNames", map(c_string, inputs))
+        names = (c_string(f"output{index}") for index in range(outputs))
+        _write_table(self.prefix, "const char* const", "kOutputNames", names)
+        _write_table(self.prefix, "const size_t", "kFolded", map(str, folded))
+        _write_table(self.prefix, "const inductor_ext::Constant", "kConstants", rows)
+        self.prefix.splice(
+            """
+            std::unique_ptr<AOTInductorModelKernelsBase> make_kernels() {
+                return std::make_unique<AOTInductorModelKernels>();
+            }
+            }  // namespace
+            }  // namespace torch::aot_inductor
+            namespace inductor_ext {
+            using namespace torch::aot_inductor;
+            """
+        )
+        fields = (
+            "kInputNames",
+            len(inputs),
+            "kOutputNames",
+            outputs,
+            "kConstants",
+            len(rows),
+            "kFolded",
+            len(folded),
+            self.weights_plan.bytes,
+            "true" if weights_included() else "false",
+            "true" if aot.use_runtime_constant_folding else "false",
+            c_string(aot.serialized_in_spec),
+            c_string(aot.serialized_out_spec),
+            c_string(",".join(target.current().features)),
+            "make_kernels",
+        )
+        self.prefix.writeline("extern const ModelInfo model_info = {")
+        for field in fields:
+            self.prefix.writeline(f"    {field},")
+        self.prefix.splice(
+            """
+            };
+            }  // namespace inductor_ext
+            namespace torch::aot_inductor {
+            """
+        )
+
+    def _constant_row(self: Any, name: str, numbers: _Array, opaque: _Array) -> str:
+        import torch
+        from torch._inductor.virtualized import V
+
+        graph = V.graph
+        tensor = graph.get_original_value_of_constant(name)
+        folded = name in graph.folded_constants
+        metadata: list[int] = []
+        if tensor.is_mkldnn:
+            metadata = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist()
+        layout = str(tensor.layout).removeprefix("torch.")
+        fields = (
+            c_string(name),
+            c_string(original_name(graph, name)),
+            f"aoti_torch_dtype_{str(tensor.dtype).removeprefix('torch.')}",
+            f"aoti_torch_device_type_{tensor.device.type}",
+            f"aoti_torch_layout_{layout}",
+            numbers.add(tensor.size()),
+            # A tensor of an opaque layout has no strides.
+            numbers.add(() if tensor.is_mkldnn else tensor.stride()),
+            tensor.dim(),
+            0 if tensor.is_mkldnn else tensor.storage_offset(),
+            0 if folded else self.weights_plan.sizes[name],
+            0 if folded else self.weights_plan.offsets[name],
+            opaque.add(metadata) if metadata else "nullptr",
+            len(metadata),
+            f"torch::aot_inductor::ConstantType::{_kind(graph, name)}",
+            "true" if folded else "false",
+        )
+        return f"{{{', '.join(map(str, fields))}}}"
+
+    def codegen_const_run_driver(self: Any) -> None:
+        """The runtime drives the folding graph, by ModelInfo::folded."""
+
+
+class _Array:
+    """Numbers of many small arrays in one, which costs the compiler next to nothing."""
+
+    def __init__(self, element: str, name: str) -> None:
+        self.element, self.name = element, name
+        self.values: list[int] = []
+
+    def add(self, values: Iterable[int]) -> str:
+        """The expression for the address of `values`."""
+        start = len(self.values)
+        self.values.extend(map(int, values))
+        return f"{self.name} + {start}"
+
+    def declaration(self) -> str:
+        """The array; never empty, which C++ does not allow."""
+        values = ", ".join(map(str, self.values or [0]))
+        return f"[[maybe_unused]] constexpr {self.element} {self.name}[] = {{{values}}};"
+
+
+def _write_table(buffer: Any, element: str, name: str, rows: Iterable[str]) -> None:
+    rows = list(rows)
+    if not rows:
+        # The address of nothing.
+        buffer.writeline(f"{element}* {name} = nullptr;")
+        return
+    buffer.writeline(f"{element} {name}[] = {{")
+    for row in rows:
+        buffer.writeline(f"    {row},")
+    buffer.writeline("};")
+
+
+def weights_included() -> bool:
+    """Whether the artifact carries its weights, in whatever file."""
+    from torch._inductor import config
+
+    aot = config.aot_inductor
+    return bool(
+        aot.package_constants_in_so or aot.package_constants_on_disk_format == "binary_blob"
+    )
+
+
+def _folded_constants(graph: Any) -> list[int]:
+    """For each result of the folding graph, the index of the constant that it is."""
+    places = {name: index for index, name in enumerate(graph.constants)}
+    results = [0] * len(graph.const_output_index)
+    for name, output in graph.const_output_index.items():
+        results[output] = places[name]
+    return results
+
+
+def original_name(graph: Any, name: str) -> str:
+    """The constant's qualified name in the model."""
+    known: Mapping[str, str] = graph.dynamo_flat_name_to_original_fqn
+    return known.get(name) or str(graph.allocated_constant_name[name])
+
+
+def _kind(graph: Any, name: str) -> str:
+    """Which torch::aot_inductor::ConstantType the constant is of."""
+    from torch._inductor.utils import normalize_name
+
+    if name in graph.folded_constants:
+        return "FoldedConstant"
+    if name.startswith("_tensor_constant"):
+        return "TensorConstant"
+    if any(name == normalize_name(parameter) for parameter in graph.named_parameters):
+        return "Parameter"
+    if any(name == normalize_name(buffer) for buffer in graph.named_buffers):
+        return "Buffer"
+    return "Unknown"
+
+
+def _remove_interface(header: Any) -> None:
+    """Take out the text of torch's interface, which torch 2.11 pastes with no way to prevent it."""
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    path = pathlib.Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
+    pasted = [line.strip() for line in path.read_text().splitlines()]
+    pasted = [line for line in pasted if line]
+    present = [(index, str(line).strip()) for index, line in enumerate(header._lines)]
+    present = [(index, line) for index, line in present if line]
+    for start in range(len(present) - len(pasted) + 1):
+        window = present[start : start + len(pasted)]
+        if all(line == wanted for (_, line), wanted in zip(window, pasted, strict=True)):
+            del header._lines[window[0][0] : window[-1][0] + 1]
+            return

@@ -1,0 +1,530 @@
+#include "container.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "cpu_features.h"
+
+namespace torch::aot_inductor {
+
+AOTInductorModel::AOTInductorModel(
+    int32_t device_type,
+    int32_t device_idx,
+    std::optional<std::string> cubin_dir)
+    : cubin_dir_(std::move(cubin_dir)),
+      device_type_(device_type),
+      device_idx_(device_idx),
+      kernels_(inductor_ext::model_info.make_kernels()) {}
+
+} // namespace torch::aot_inductor
+
+namespace inductor_ext {
+
+using torch::aot_inductor::AOTInductorModel;
+using torch::aot_inductor::ConstantHandle;
+using torch::aot_inductor::ConstantType;
+using torch::aot_inductor::DeviceStreamType;
+using torch::aot_inductor::RAIIAtenTensorHandle;
+
+namespace {
+
+// Constants are placed at multiples of this, in bytes; see `weights.py`.
+constexpr int64_t kBytesAsTensor[] = {1};
+
+std::string quoted(const Constant& constant) {
+  return std::string("constant '") + constant.fqn + "'";
+}
+
+std::string shape_text(const int64_t* sizes, int64_t ndim) {
+  std::string text = "[";
+  for (int64_t d = 0; d < ndim; ++d) {
+    text += (d ? ", " : "") + std::to_string(sizes[d]);
+  }
+  return text + "]";
+}
+
+RAIIAtenTensorHandle bytes_tensor(uint64_t bytes, int32_t device_type, int32_t device_index) {
+  const int64_t size = static_cast<int64_t>(bytes);
+  AtenTensorHandle handle = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      1, &size, kBytesAsTensor, aoti_torch_dtype_uint8(), device_type, device_index, &handle));
+  return RAIIAtenTensorHandle(handle);
+}
+
+RAIIAtenTensorHandle view_bytes(void* data, uint64_t bytes, int32_t device_type, int32_t device_index) {
+  const int64_t size = static_cast<int64_t>(bytes);
+  AtenTensorHandle handle = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
+      data, 1, &size, kBytesAsTensor, 0, aoti_torch_dtype_uint8(), device_type, device_index, &handle));
+  return RAIIAtenTensorHandle(handle);
+}
+
+// "cpu", "cuda" or "cuda:1".
+void parse_device(const std::string& text, int32_t& type, int32_t& index) {
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  index = -1;
+  bool valid = name == "cpu" || name == "cuda";
+  if (colon != std::string::npos) {
+    const std::string digits = text.substr(colon + 1);
+    valid = valid && !digits.empty() && digits.size() < 5 &&
+        digits.find_first_not_of("0123456789") == std::string::npos;
+    index = valid ? std::stoi(digits) : -1;
+  }
+  if (!valid) {
+    throw std::runtime_error("There is no device '" + text + "': give cpu, cuda or cuda:N.");
+  }
+  type = name == "cpu" ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+  if (name == "cuda" && index < 0) {
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&index));
+  }
+}
+
+class RunnerGuard {
+ public:
+  explicit RunnerGuard(Runners& runners) : runners_(runners), model_(runners.acquire()) {}
+  RunnerGuard(const RunnerGuard&) = delete;
+  ~RunnerGuard() {
+    runners_.release(model_);
+  }
+  AOTInductorModel* operator->() const {
+    return model_;
+  }
+
+ private:
+  Runners& runners_;
+  AOTInductorModel* model_;
+};
+
+class AloneGuard {
+ public:
+  explicit AloneGuard(Runners& runners) : runners_(runners) {
+    runners_.acquire_all();
+#ifdef USE_CUDA
+    // Kernels that were launched before may still read the constants.
+    cudaDeviceSynchronize();
+#endif
+  }
+  AloneGuard(const AloneGuard&) = delete;
+  ~AloneGuard() {
+    runners_.release_all();
+  }
+
+ private:
+  Runners& runners_;
+};
+
+} // namespace
+
+// --- runners --------------------------------------------------------------------------------------
+
+AOTInductorModel* Runners::acquire() {
+  return wait(false);
+}
+
+void Runners::acquire_all() {
+  wait(true);
+}
+
+void Runners::release(AOTInductorModel* model) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(model);
+  admit_waiting();
+}
+
+void Runners::release_all() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  alone_ = false;
+  admit_waiting();
+}
+
+AOTInductorModel* Runners::wait(bool alone) {
+  Waiter waiter{alone};
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (waiting_.empty() && admit(waiter)) {
+    return waiter.model;
+  }
+  waiting_.push_back(&waiter);
+  waiter.changed.wait(lock, [&] { return waiter.admitted; });
+  return waiter.model;
+}
+
+bool Runners::admit(Waiter& waiter) {
+  if (alone_ || free_.empty() || (waiter.alone && free_.size() < count_)) {
+    return false;
+  }
+  if (waiter.alone) {
+    alone_ = true;
+  } else {
+    waiter.model = free_.back();
+    free_.pop_back();
+  }
+  waiter.admitted = true;
+  return true;
+}
+
+void Runners::admit_waiting() {
+  while (!waiting_.empty() && admit(*waiting_.front())) {
+    // Under the lock: as soon as the waiter can see that it is admitted, it may be gone.
+    waiting_.front()->changed.notify_one();
+    waiting_.pop_front();
+  }
+}
+
+// --- loading --------------------------------------------------------------------------------------
+
+Container::Container(size_t runners, const std::string& device, const char* cubin_dir, bool load) {
+  const std::string missing = missing_cpu_features(model_info.cpu_features);
+  if (!missing.empty()) {
+    throw std::runtime_error(
+        "The artifact was compiled for a CPU with " + missing + ", which this machine lacks. "
+        "Compile it for an older CPU (setting aot_isa), or run it on a newer one.");
+  }
+  if (runners == 0) {
+    throw std::runtime_error("num_models must be positive, but got 0");
+  }
+  parse_device(device, device_type_, device_index_);
+#ifdef USE_CUDA
+  if (device_type_ == aoti_torch_device_type_cuda()) {
+    AOTI_RUNTIME_CUDA_CHECK(cudaSetDevice(device_index_));
+  }
+#endif
+  for (Constants& set : sets_) {
+    set.tensors.resize(model_info.num_constants);
+    set.borrowed.resize(model_info.num_constants);
+    set.handles = std::make_shared<std::vector<ConstantHandle>>(model_info.num_constants);
+  }
+  std::vector<AOTInductorModel*> free;
+  for (size_t i = 0; i < runners; ++i) {
+    models_.push_back(std::make_unique<AOTInductorModel>(
+        device_type_,
+        device_index_,
+        cubin_dir == nullptr ? std::nullopt : std::optional<std::string>(cubin_dir)));
+    models_.back()->constants_ = sets_[0].handles;
+    free.push_back(models_.back().get());
+  }
+  runners_ = std::make_unique<Runners>(std::move(free));
+  if (load && model_info.has_weights) {
+    this->load(sets_[0]);
+  }
+}
+
+bool Container::on_cpu(const Constant& constant) const {
+  const int32_t type = constant.device_type();
+  if (type != device_type_ && type != aoti_torch_device_type_cpu()) {
+    throw std::runtime_error(
+        "The artifact was compiled for another type of device than the one it is loaded on: " +
+        quoted(constant) + " belongs there.");
+  }
+  return type == aoti_torch_device_type_cpu();
+}
+
+void Container::load(Constants& set) {
+  if (model_info.weights_bytes > 0) {
+    set.mapping = map_weights(model_info.weights_bytes);
+  }
+  load_from(set, set.mapping.data(), /*in_place=*/true);
+  bool needed = false;
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    needed = needed || (!model_info.constants[i].folded && on_cpu(model_info.constants[i]));
+  }
+  if (!needed) {
+    set.mapping = Mapping();
+  }
+}
+
+// Fills the set from the weights as they lie in the file; on the CPU in place, without a copy, if
+// the weights stay there and may be written to.
+void Container::load_from(Constants& set, const uint8_t* weights, bool in_place) {
+  bool on_device = false;
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    const Constant& constant = model_info.constants[i];
+    if (constant.folded) {
+      continue;
+    }
+    if (!on_cpu(constant)) {
+      on_device = true;
+    } else if (in_place) {
+      place(set, i, const_cast<uint8_t*>(weights) + constant.offset);
+    } else {
+      uint8_t* storage = own_storage(set, constant);
+      std::memcpy(storage, weights + constant.offset, constant.bytes);
+      place(set, i, storage);
+    }
+  }
+  if (on_device) {
+    set.device_blob = bytes_tensor(model_info.weights_bytes, device_type_, device_index_);
+    RAIIAtenTensorHandle source = view_bytes(
+        const_cast<uint8_t*>(weights), model_info.weights_bytes, aoti_torch_device_type_cpu(), 0);
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(set.device_blob, source, 0));
+    for (size_t i = 0; i < model_info.num_constants; ++i) {
+      const Constant& constant = model_info.constants[i];
+      if (!constant.folded && !on_cpu(constant)) {
+        place(set, i, own_storage(set, constant));
+      }
+    }
+  }
+  set.folded = false;
+}
+
+// Where the constant's storage lies in memory of the set's own, which has the weights' layout.
+uint8_t* Container::own_storage(Constants& set, const Constant& constant) {
+  const bool cpu = on_cpu(constant);
+  RAIIAtenTensorHandle& blob = cpu ? set.cpu_blob : set.device_blob;
+  if (blob.get() == nullptr) {
+    blob = bytes_tensor(
+        model_info.weights_bytes,
+        cpu ? aoti_torch_device_type_cpu() : device_type_,
+        cpu ? 0 : device_index_);
+  }
+  return static_cast<uint8_t*>(blob.data_ptr()) + constant.offset;
+}
+
+void Container::place(Constants& set, size_t index, uint8_t* storage) {
+  const Constant& constant = model_info.constants[index];
+  AtenTensorHandle tensor = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob_v2(
+      constant.bytes == 0 ? nullptr : storage,
+      constant.ndim,
+      constant.shape,
+      constant.stride,
+      constant.storage_offset,
+      constant.dtype(),
+      constant.device_type(),
+      on_cpu(constant) ? 0 : device_index_,
+      &tensor,
+      constant.layout(),
+      constant.opaque,
+      constant.opaque_bytes));
+  put(set, index, RAIIAtenTensorHandle(tensor), /*borrowed=*/false);
+}
+
+void Container::put(Constants& set, size_t index, RAIIAtenTensorHandle tensor, bool borrowed) {
+  set.tensors[index] = std::move(tensor);
+  set.borrowed[index] = borrowed;
+  (*set.handles)[index] = ConstantHandle(set.tensors[index].get());
+}
+
+// --- running --------------------------------------------------------------------------------------
+
+void Container::run(
+    AtenTensorHandle* inputs,
+    AtenTensorHandle* outputs,
+    DeviceStreamType stream,
+    AOTIProxyExecutorHandle proxy_executor,
+    bool single_threaded) {
+  if (single_threaded) {
+    Constants& set = constants(false);
+    if (!set.folded) {
+      fold_alone(set, stream, proxy_executor);
+    }
+    models_[0]->run_impl(inputs, outputs, stream, proxy_executor);
+    return;
+  }
+  for (;;) {
+    {
+      RunnerGuard model(*runners_);
+      if (constants(false).folded) {
+        model->run_impl(inputs, outputs, stream, proxy_executor);
+        return;
+      }
+    }
+    AloneGuard alone(*runners_);
+    Constants& set = constants(false);
+    if (!set.folded) {
+      fold_alone(set, stream, proxy_executor);
+    }
+  }
+}
+
+void Container::require_constants(const Constants& set) const {
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    if (!model_info.constants[i].folded && set.tensors[i].get() == nullptr) {
+      throw std::runtime_error(
+          quoted(model_info.constants[i]) + " has no value: the artifact carries no weights. "
+          "Give it one with load_constants.");
+    }
+  }
+}
+
+void Container::fold_alone(
+    Constants& set,
+    DeviceStreamType stream,
+    AOTIProxyExecutorHandle proxy_executor) {
+  require_constants(set);
+  if (model_info.folds) {
+    std::vector<AtenTensorHandle> results(model_info.num_folded);
+    for (size_t i = 0; i < model_info.num_folded; ++i) {
+      results[i] = (*set.handles)[model_info.folded[i]].get();
+    }
+    std::shared_ptr<std::vector<ConstantHandle>> active =
+        std::exchange(models_[0]->constants_, set.handles);
+    try {
+      models_[0]->_const_run_impl(results, stream, proxy_executor);
+    } catch (...) {
+      models_[0]->constants_ = active;
+      throw;
+    }
+    models_[0]->constants_ = active;
+    for (size_t i = 0; i < model_info.num_folded; ++i) {
+      put(set, model_info.folded[i], RAIIAtenTensorHandle(results[i]), /*borrowed=*/false);
+    }
+#ifdef USE_CUDA
+    // Later runs may be on other streams.
+    AOTI_RUNTIME_CUDA_CHECK(cudaStreamSynchronize(stream));
+#endif
+  }
+  set.folded = true;
+}
+
+// --- changing constants ---------------------------------------------------------------------------
+
+void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) const {
+  const Constant& constant = model_info.constants[index];
+  int32_t dtype = 0;
+  int32_t device_type = 0;
+  int64_t ndim = 0;
+  int64_t* sizes = nullptr;
+  int64_t* strides = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &device_type));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &ndim));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  if (dtype != constant.dtype()) {
+    throw std::runtime_error("The new value of " + quoted(constant) + " has another dtype.");
+  }
+  if (ndim != constant.ndim || !std::equal(sizes, sizes + ndim, constant.shape)) {
+    throw std::runtime_error(
+        "The new value of " + quoted(constant) + " has the shape " + shape_text(sizes, ndim) +
+        ", and the artifact takes " + shape_text(constant.shape, constant.ndim) + ".");
+  }
+  if (how.borrow) {
+    for (int64_t d = 0; d < ndim; ++d) {
+      if (sizes[d] > 1 && strides[d] != constant.stride[d]) {
+        throw std::runtime_error(
+            "The new value of " + quoted(constant) + " has the strides " + shape_text(strides, ndim) +
+            ", and to be used without a copy it needs " + shape_text(constant.stride, ndim) + ".");
+      }
+    }
+  }
+  const bool moved = how.from_cpu && device_type == aoti_torch_device_type_cpu();
+  if (device_type != constant.device_type() && !moved) {
+    throw std::runtime_error("The new value of " + quoted(constant) + " is on another device.");
+  }
+  if (constant.opaque != nullptr) {
+    throw std::runtime_error(
+        quoted(constant) + " was packed for this machine when the artifact was compiled, and cannot "
+        "be given a new value.");
+  }
+}
+
+void Container::copy_into(Constants& set, size_t index, AtenTensorHandle source) {
+  if (set.tensors[index].get() == nullptr || set.borrowed[index]) {
+    place(set, index, own_storage(set, model_info.constants[index]));
+  }
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(set.tensors[index], source, 0));
+}
+
+void Container::complete_from_active(Constants& set) {
+  Constants& active = constants(false);
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    if (model_info.constants[i].folded || set.tensors[i].get() != nullptr ||
+        active.tensors[i].get() == nullptr) {
+      continue;
+    }
+    if (model_info.constants[i].opaque != nullptr) {
+      AtenTensorHandle shared = nullptr;
+      AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(active.tensors[i], &shared));
+      put(set, i, RAIIAtenTensorHandle(shared), /*borrowed=*/false);
+    } else {
+      copy_into(set, i, active.tensors[i]);
+    }
+  }
+}
+
+void Container::update(const ConstantMap& tensors, const Update& how) {
+  if (how.borrow && how.from_cpu) {
+    throw std::runtime_error("A tensor cannot be both borrowed and copied to another device.");
+  }
+  std::vector<std::pair<size_t, AtenTensorHandle>> given;
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    const Constant& constant = model_info.constants[i];
+    if (constant.folded) {
+      continue;
+    }
+    auto found = tensors.find(constant.name);
+    if (found != tensors.end()) {
+      check(i, found->second, how);
+      given.emplace_back(i, found->second);
+    } else if (how.all && constant.type != ConstantType::TensorConstant &&
+               constant.type != ConstantType::Buffer && constant.bytes > 0) {
+      throw std::runtime_error("There is no new value of " + quoted(constant) + ".");
+    }
+  }
+  AloneGuard alone(*runners_);
+  Constants& set = constants(how.inactive);
+  for (const auto& [index, tensor] : given) {
+    if (how.borrow) {
+      AtenTensorHandle shared = nullptr;
+      AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &shared));
+      put(set, index, RAIIAtenTensorHandle(shared), /*borrowed=*/true);
+    } else {
+      copy_into(set, index, tensor);
+    }
+  }
+  set.folded = false;
+}
+
+void Container::update_from_blob(const uint8_t* blob) {
+  AloneGuard alone(*runners_);
+  load_from(constants(false), blob, /*in_place=*/false);
+}
+
+void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHandle proxy_executor) {
+  AloneGuard alone(*runners_);
+  Constants& set = constants(inactive);
+  if (inactive) {
+    complete_from_active(set);
+  }
+  fold_alone(set, stream, proxy_executor);
+}
+
+void Container::swap() {
+  AloneGuard alone(*runners_);
+  complete_from_active(constants(true));
+  active_ = 1 - active_;
+  for (auto& model : models_) {
+    model->constants_ = constants(false).handles;
+  }
+}
+
+void Container::free_inactive() {
+  AloneGuard alone(*runners_);
+  Constants& set = constants(true);
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    set.tensors[i] = RAIIAtenTensorHandle();
+    set.borrowed[i] = false;
+    (*set.handles)[i] = ConstantHandle();
+  }
+  set.device_blob = RAIIAtenTensorHandle();
+  set.cpu_blob = RAIIAtenTensorHandle();
+  set.mapping = Mapping();
+  set.folded = false;
+}
+
+ConstantMap Container::extract(bool inactive) const {
+  ConstantMap found;
+  const Constants& set = constants(inactive);
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    const Constant& constant = model_info.constants[i];
+    if (!constant.folded && set.tensors[i].get() != nullptr) {
+      found.emplace(constant.fqn, set.tensors[i].get());
+    }
+  }
+  return found;
+}
+
+} // namespace inductor_ext

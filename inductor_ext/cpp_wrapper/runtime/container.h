@@ -1,0 +1,123 @@
+// A loaded model: its runners, which threads share in the order in which they ask, and its
+// constants, held twice so that new ones can be made ready while the old ones are in use.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "model.h"
+#include "weights.h"
+
+namespace inductor_ext {
+
+using ConstantMap = std::unordered_map<std::string, AtenTensorHandle>;
+
+// How update() makes use of the tensors it is given.
+struct Update {
+  bool inactive = false; // into the constants that are not in use
+  bool all = false; // every parameter has to be among them
+  bool borrow = false; // keep the caller's tensors instead of copying them
+  bool from_cpu = false; // copy from the CPU to the model's device
+};
+
+// Lets at most as many threads in as there are runners, first come first served, or one alone.
+class Runners {
+ public:
+  explicit Runners(std::vector<torch::aot_inductor::AOTInductorModel*> models)
+      : free_(std::move(models)), count_(free_.size()) {}
+
+  torch::aot_inductor::AOTInductorModel* acquire();
+  void release(torch::aot_inductor::AOTInductorModel* model);
+  void acquire_all();
+  void release_all();
+
+ private:
+  struct Waiter {
+    bool alone;
+    bool admitted = false;
+    torch::aot_inductor::AOTInductorModel* model = nullptr;
+    std::condition_variable changed;
+  };
+
+  torch::aot_inductor::AOTInductorModel* wait(bool alone);
+  bool admit(Waiter& waiter);
+  void admit_waiting();
+
+  std::mutex mutex_;
+  std::deque<Waiter*> waiting_;
+  std::vector<torch::aot_inductor::AOTInductorModel*> free_;
+  size_t count_;
+  bool alone_ = false;
+};
+
+class Container {
+ public:
+  Container(size_t runners, const std::string& device, const char* cubin_dir, bool load = true);
+
+  void run(
+      AtenTensorHandle* inputs,
+      AtenTensorHandle* outputs,
+      torch::aot_inductor::DeviceStreamType stream,
+      AOTIProxyExecutorHandle proxy_executor,
+      bool single_threaded);
+
+  void update(const ConstantMap& tensors, const Update& how);
+  void update_from_blob(const uint8_t* blob);
+  void fold(
+      bool inactive,
+      torch::aot_inductor::DeviceStreamType stream,
+      AOTIProxyExecutorHandle proxy_executor);
+  void swap();
+  void free_inactive();
+
+  // The live tensors by the model's names for them; borrowed.
+  ConstantMap extract(bool inactive) const;
+
+ private:
+  // One set of constants. A slot without a tensor has not been given yet.
+  struct Constants {
+    Mapping mapping;
+    torch::aot_inductor::RAIIAtenTensorHandle device_blob;
+    torch::aot_inductor::RAIIAtenTensorHandle cpu_blob;
+    std::vector<torch::aot_inductor::RAIIAtenTensorHandle> tensors;
+    std::vector<bool> borrowed; // from the caller, who may not expect it to be written to
+    std::shared_ptr<std::vector<torch::aot_inductor::ConstantHandle>> handles;
+    bool folded = false;
+  };
+
+  Constants& constants(bool inactive) {
+    return sets_[inactive ? 1 - active_ : active_];
+  }
+  const Constants& constants(bool inactive) const {
+    return sets_[inactive ? 1 - active_ : active_];
+  }
+
+  bool on_cpu(const Constant& constant) const;
+  void load(Constants& set);
+  void load_from(Constants& set, const uint8_t* weights, bool in_place);
+  uint8_t* own_storage(Constants& set, const Constant& constant);
+  void place(Constants& set, size_t index, uint8_t* storage);
+  void put(Constants& set, size_t index, torch::aot_inductor::RAIIAtenTensorHandle tensor, bool borrowed);
+  void copy_into(Constants& set, size_t index, AtenTensorHandle source);
+  void complete_from_active(Constants& set);
+  void check(size_t index, AtenTensorHandle tensor, const Update& how) const;
+  void require_constants(const Constants& set) const;
+  void fold_alone(
+      Constants& set,
+      torch::aot_inductor::DeviceStreamType stream,
+      AOTIProxyExecutorHandle proxy_executor);
+
+  int32_t device_type_;
+  int32_t device_index_;
+  std::vector<std::unique_ptr<torch::aot_inductor::AOTInductorModel>> models_;
+  std::unique_ptr<Runners> runners_;
+  Constants sets_[2];
+  int active_ = 0;
+};
+
+} // namespace inductor_ext

@@ -1,0 +1,532 @@
+// The C interface of an artifact: that of torch's AOT Inductor, by which its loaders and C++ users
+// call models, and a few functions of our own.
+
+#include <torch/csrc/inductor/aoti_runtime/interface.h>
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+#include "container.h"
+#include "cpu_features.h"
+
+using inductor_ext::ConstantMap;
+using inductor_ext::Container;
+using inductor_ext::model_info;
+using inductor_ext::Update;
+using torch::aot_inductor::DeviceStreamType;
+
+namespace {
+
+thread_local std::string last_error;
+thread_local AOTInductorModelContainerHandle last_container = nullptr;
+std::atomic<bool> quiet{false};
+
+// Kernels write into tensors that may require gradients, which autograd would refuse.
+class NoGrad {
+ public:
+  NoGrad() : enabled_(aoti_torch_grad_mode_is_enabled()) {
+    aoti_torch_grad_mode_set_enabled(false);
+  }
+  NoGrad(const NoGrad&) = delete;
+  ~NoGrad() {
+    aoti_torch_grad_mode_set_enabled(enabled_);
+  }
+
+ private:
+  bool enabled_;
+};
+
+AOTIRuntimeError failed(const char* what) {
+  last_error = what;
+  if (!quiet) {
+    std::fprintf(stderr, "Error: %s\n", what);
+  }
+  return AOTI_RUNTIME_FAILURE;
+}
+
+// No exception may leave the shared object.
+template <typename Call>
+AOTIRuntimeError guarded(Call&& call) {
+  try {
+    last_error.clear();
+    call();
+    return AOTI_RUNTIME_SUCCESS;
+  } catch (const std::exception& error) {
+    return failed(error.what());
+  } catch (...) {
+    return failed("Unknown exception");
+  }
+}
+
+template <typename Handle>
+Container& container(Handle handle) {
+  return *reinterpret_cast<Container*>(handle);
+}
+
+const ConstantMap& constant_map(AOTInductorConstantMapHandle handle) {
+  return *reinterpret_cast<const ConstantMap*>(handle);
+}
+
+const inductor_ext::Constant& constant(size_t index) {
+  if (index >= model_info.num_constants) {
+    throw std::runtime_error("There is no constant " + std::to_string(index) + ".");
+  }
+  return model_info.constants[index];
+}
+
+AOTIRuntimeError run(
+    AOTInductorModelContainerHandle handle,
+    AtenTensorHandle* inputs,
+    size_t num_inputs,
+    AtenTensorHandle* outputs,
+    size_t num_outputs,
+    AOTInductorStreamHandle stream,
+    AOTIProxyExecutorHandle proxy_executor,
+    bool single_threaded) {
+  return guarded([&] {
+    try {
+      if (num_inputs != model_info.num_inputs) {
+        throw std::runtime_error(
+            "The artifact takes " + std::to_string(model_info.num_inputs) + " tensors, and was called with " +
+            std::to_string(num_inputs) + ".");
+      }
+      if (num_outputs != model_info.num_outputs) {
+        throw std::runtime_error(
+            "The artifact returns " + std::to_string(model_info.num_outputs) + " tensors, and there is room for " +
+            std::to_string(num_outputs) + ".");
+      }
+      NoGrad no_grad;
+      container(handle).run(
+          inputs, outputs, reinterpret_cast<DeviceStreamType>(stream), proxy_executor, single_threaded);
+    } catch (...) {
+      // Inputs belong to the callee; those that the model has not taken are left to us.
+      for (size_t i = 0; i < num_inputs; ++i) {
+        if (inputs[i] != nullptr) {
+          aoti_torch_delete_tensor_object(inputs[i]);
+          inputs[i] = nullptr;
+        }
+      }
+      throw;
+    }
+  });
+}
+
+AOTIRuntimeError update(AOTInductorModelContainerHandle handle, const ConstantMap& tensors, const Update& how) {
+  return guarded([&] {
+    NoGrad no_grad;
+    container(handle).update(tensors, how);
+  });
+}
+
+} // namespace
+
+extern "C" {
+
+// --- our own --------------------------------------------------------------------------------------
+
+AOTI_API void inductor_ext_set_weights(const char* path, uint64_t offset, uint64_t bytes) {
+  inductor_ext::set_weights(path, offset, bytes);
+}
+
+AOTI_API const char* inductor_ext_last_error() {
+  return last_error.c_str();
+}
+
+AOTI_API void inductor_ext_quiet(int on) {
+  quiet = on != 0;
+}
+
+AOTI_API const char* inductor_ext_missing_cpu_features() {
+  static const std::string missing = inductor_ext::missing_cpu_features(model_info.cpu_features);
+  return missing.c_str();
+}
+
+AOTI_API void* inductor_ext_last_container() {
+  return last_container;
+}
+
+// --- creating and running -------------------------------------------------------------------------
+
+AOTIRuntimeError AOTInductorModelContainerCreate(
+    AOTInductorModelContainerHandle* container_handle,
+    size_t num_models,
+    bool is_cpu,
+    const char* cubin_dir) {
+  return AOTInductorModelContainerCreateWithDevice(
+      container_handle, num_models, is_cpu ? "cpu" : "cuda", cubin_dir);
+}
+
+AOTIRuntimeError AOTInductorModelContainerCreateWithDevice(
+    AOTInductorModelContainerHandle* container_handle,
+    size_t num_models,
+    const char* device_str,
+    const char* cubin_dir) {
+  return guarded([&] {
+    NoGrad no_grad;
+    *container_handle = reinterpret_cast<AOTInductorModelContainerHandle>(
+        new Container(num_models, device_str, cubin_dir));
+    last_container = *container_handle;
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerDelete(AOTInductorModelContainerHandle container_handle) {
+  return guarded([&] { delete &container(container_handle); });
+}
+
+AOTIRuntimeError AOTInductorModelContainerRun(
+    AOTInductorModelContainerHandle container_handle,
+    AtenTensorHandle* input_handles,
+    size_t num_inputs,
+    AtenTensorHandle* output_handles,
+    size_t num_outputs,
+    AOTInductorStreamHandle stream_handle,
+    AOTIProxyExecutorHandle proxy_executor_handle) {
+  return run(
+      container_handle, input_handles, num_inputs, output_handles, num_outputs, stream_handle,
+      proxy_executor_handle, false);
+}
+
+AOTIRuntimeError AOTInductorModelContainerRunSingleThreaded(
+    AOTInductorModelContainerHandle container_handle,
+    AtenTensorHandle* input_handles,
+    size_t num_inputs,
+    AtenTensorHandle* output_handles,
+    size_t num_outputs,
+    AOTInductorStreamHandle stream_handle,
+    AOTIProxyExecutorHandle proxy_executor_handle) {
+  return run(
+      container_handle, input_handles, num_inputs, output_handles, num_outputs, stream_handle,
+      proxy_executor_handle, true);
+}
+
+// --- what the model is ----------------------------------------------------------------------------
+
+AOTIRuntimeError AOTInductorModelContainerGetNumInputs(AOTInductorModelContainerHandle, size_t* number) {
+  return guarded([&] { *number = model_info.num_inputs; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetInputName(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    const char** name) {
+  return guarded([&] {
+    if (index >= model_info.num_inputs) {
+      throw std::runtime_error("There is no input " + std::to_string(index) + ".");
+    }
+    *name = model_info.input_names[index];
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetNumOutputs(AOTInductorModelContainerHandle, size_t* number) {
+  return guarded([&] { *number = model_info.num_outputs; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetOutputName(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    const char** name) {
+  return guarded([&] {
+    if (index >= model_info.num_outputs) {
+      throw std::runtime_error("There is no output " + std::to_string(index) + ".");
+    }
+    *name = model_info.output_names[index];
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetCallSpec(
+    AOTInductorModelContainerHandle,
+    const char** in_spec,
+    const char** out_spec) {
+  return guarded([&] {
+    *in_spec = model_info.in_spec;
+    *out_spec = model_info.out_spec;
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetNumConstants(AOTInductorModelContainerHandle, size_t* number) {
+  return guarded([&] { *number = model_info.num_constants; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantName(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    const char** name) {
+  return guarded([&] { *name = constant(index).name; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantOriginalFQN(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    const char** fqn) {
+  return guarded([&] { *fqn = constant(index).fqn; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantFromFolded(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    bool* folded) {
+  return guarded([&] { *folded = constant(index).folded; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantType(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    int32_t* type) {
+  return guarded([&] { *type = constant(index).type; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantDtype(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    int32_t* dtype) {
+  return guarded([&] { *dtype = constant(index).dtype(); });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantDataSize(
+    AOTInductorModelContainerHandle,
+    size_t index,
+    size_t* bytes) {
+  return guarded([&] { *bytes = constant(index).bytes; });
+}
+
+AOTIRuntimeError AOTInductorModelContainerGetConstantsBlobSize(
+    AOTInductorModelContainerHandle,
+    uint64_t* bytes) {
+  return guarded([&] { *bytes = model_info.weights_bytes; });
+}
+
+// --- constants ------------------------------------------------------------------------------------
+
+AOTIRuntimeError AOTInductorModelContainerExtractConstantsMap(
+    AOTInductorModelContainerHandle container_handle,
+    AOTInductorConstantMapHandle constant_map_handle,
+    bool use_inactive) {
+  return guarded([&] {
+    auto& into = *reinterpret_cast<ConstantMap*>(constant_map_handle);
+    for (const auto& [name, tensor] : container(container_handle).extract(use_inactive)) {
+      into.emplace(name, tensor);
+    }
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateConstantBuffer(
+    AOTInductorModelContainerHandle container_handle,
+    AOTInductorConstantMapHandle constant_map_handle,
+    bool use_inactive,
+    bool validate_full_update) {
+  return update(
+      container_handle, constant_map(constant_map_handle), {.inactive = use_inactive, .all = validate_full_update});
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateUserManagedConstantBuffer(
+    AOTInductorModelContainerHandle container_handle,
+    AOTInductorConstantMapHandle constant_map_handle,
+    bool use_inactive,
+    bool validate_full_update) {
+  return update(
+      container_handle,
+      constant_map(constant_map_handle),
+      {.inactive = use_inactive, .all = validate_full_update, .borrow = true});
+}
+
+AOTI_API AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferFromCpu(
+    AOTInductorModelContainerHandle container_handle,
+    AOTInductorConstantMapHandle constant_map_handle,
+    bool use_inactive,
+    bool validate_full_update) {
+  return update(
+      container_handle,
+      constant_map(constant_map_handle),
+      {.inactive = use_inactive, .all = validate_full_update, .from_cpu = true});
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateInactiveConstantBuffer(
+    AOTInductorModelContainerHandle container_handle,
+    AOTInductorConstantMapHandle constant_map_handle) {
+  return update(container_handle, constant_map(constant_map_handle), {.inactive = true, .all = true});
+}
+
+AOTIRuntimeError AOTInductorModelContainerFreeInactiveConstantBuffer(
+    AOTInductorModelContainerHandle container_handle) {
+  return guarded([&] { container(container_handle).free_inactive(); });
+}
+
+AOTIRuntimeError AOTInductorModelContainerRunConstantFolding(
+    AOTInductorModelContainerHandle container_handle,
+    bool use_inactive,
+    AOTInductorStreamHandle stream_handle,
+    AOTIProxyExecutorHandle proxy_executor_handle) {
+  return guarded([&] {
+    NoGrad no_grad;
+    container(container_handle)
+        .fold(use_inactive, reinterpret_cast<DeviceStreamType>(stream_handle), proxy_executor_handle);
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerSwapConstantBuffer(AOTInductorModelContainerHandle container_handle) {
+  return guarded([&] {
+    NoGrad no_grad;
+    container(container_handle).swap();
+  });
+}
+
+AOTIRuntimeError AOTInductorModelUpdateConstantsFromBlob(
+    AOTInductorModelContainerHandle container_handle,
+    const uint8_t* weight_blob_ptr) {
+  return guarded([&] {
+    NoGrad no_grad;
+    container(container_handle).update_from_blob(weight_blob_ptr);
+  });
+}
+
+AOTI_API AOTIRuntimeError AOTInductorGetLastError(const char** message) {
+  *message = last_error.c_str();
+  return AOTI_RUNTIME_SUCCESS;
+}
+
+// --- a single model on the CPU, linked into a program ---------------------------------------------
+
+AOTIRuntimeError AOTInductorModelCreate(
+    AOTInductorModelHandle* model_handle,
+    AOTInductorConstantMapHandle constant_map_handle) {
+  return guarded([&] {
+    NoGrad no_grad;
+    auto model = std::make_unique<Container>(1, "cpu", nullptr, /*load=*/constant_map_handle == nullptr);
+    if (constant_map_handle != nullptr) {
+      model->update(constant_map(constant_map_handle), {.borrow = true});
+    }
+    *model_handle = reinterpret_cast<AOTInductorModelHandle>(model.release());
+  });
+}
+
+AOTIRuntimeError AOTInductorModelRun(
+    AOTInductorModelHandle model_handle,
+    AtenTensorHandle* input_handles,
+    AtenTensorHandle* output_handles) {
+  return run(
+      reinterpret_cast<AOTInductorModelContainerHandle>(model_handle), input_handles, model_info.num_inputs,
+      output_handles, model_info.num_outputs, nullptr, nullptr, true);
+}
+
+AOTIRuntimeError AOTInductorModelDelete(AOTInductorModelHandle model_handle) {
+  return guarded([&] { delete &container(model_handle); });
+}
+
+AOTIRuntimeError AOTInductorModelGetNumOutputs(AOTInductorModelHandle, size_t* number) {
+  return guarded([&] { *number = model_info.num_outputs; });
+}
+
+AOTIRuntimeError AOTInductorModelUpdateConstantsMap(
+    AOTInductorModelHandle model_handle,
+    AOTInductorConstantMapHandle constant_map_handle) {
+  return update(
+      reinterpret_cast<AOTInductorModelContainerHandle>(model_handle), constant_map(constant_map_handle),
+      {.borrow = true});
+}
+
+} // extern "C"
+
+#ifdef INDUCTOR_EXT_CONSTANT_PAIRS
+
+// From torch 2.13 on constants may also be passed as an array, which needs no C++ library in common.
+
+namespace {
+
+ConstantMap from_pairs(const AOTInductorConstantMapEntry* pairs, size_t number) {
+  ConstantMap tensors;
+  for (size_t i = 0; i < number; ++i) {
+    tensors.emplace(pairs[i].name, pairs[i].handle);
+  }
+  return tensors;
+}
+
+} // namespace
+
+extern "C" {
+
+AOTIRuntimeError AOTInductorModelContainerExtractConstantsMapEntries(
+    AOTInductorModelContainerHandle container_handle,
+    const AOTInductorConstantMapEntry** entries,
+    size_t* num_entries,
+    bool use_inactive) {
+  thread_local std::vector<AOTInductorConstantMapEntry> found;
+  return guarded([&] {
+    found.clear();
+    const ConstantMap tensors = container(container_handle).extract(use_inactive);
+    for (size_t i = 0; i < model_info.num_constants; ++i) {
+      auto tensor = tensors.find(model_info.constants[i].fqn);
+      if (!model_info.constants[i].folded && tensor != tensors.end()) {
+        found.push_back({model_info.constants[i].fqn, tensor->second});
+      }
+    }
+    *entries = found.empty() ? nullptr : found.data();
+    *num_entries = found.size();
+  });
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
+    AOTInductorModelContainerHandle container_handle,
+    const AOTInductorConstantMapEntry* pairs,
+    size_t num_pairs,
+    bool use_inactive,
+    bool validate_full_update) {
+  return update(
+      container_handle,
+      from_pairs(pairs, num_pairs),
+      {.inactive = use_inactive, .all = validate_full_update, .borrow = true});
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferPairs(
+    AOTInductorModelContainerHandle container_handle,
+    const AOTInductorConstantMapEntry* pairs,
+    size_t num_pairs,
+    bool use_inactive,
+    bool validate_full_update) {
+  return update(
+      container_handle, from_pairs(pairs, num_pairs), {.inactive = use_inactive, .all = validate_full_update});
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(
+    AOTInductorModelContainerHandle container_handle,
+    const AOTInductorConstantMapEntry* pairs,
+    size_t num_pairs,
+    bool use_inactive,
+    bool validate_full_update) {
+  return update(
+      container_handle,
+      from_pairs(pairs, num_pairs),
+      {.inactive = use_inactive, .all = validate_full_update, .from_cpu = true});
+}
+
+AOTIRuntimeError AOTInductorModelContainerUpdateInactiveConstantBufferPairs(
+    AOTInductorModelContainerHandle container_handle,
+    const AOTInductorConstantMapEntry* pairs,
+    size_t num_pairs) {
+  return update(container_handle, from_pairs(pairs, num_pairs), {.inactive = true, .all = true});
+}
+
+AOTIRuntimeError AOTInductorModelCreateV2(
+    AOTInductorModelHandle* model_handle,
+    const AOTInductorConstantMapEntry* pairs,
+    size_t num_pairs) {
+  if (pairs == nullptr || num_pairs == 0) {
+    return AOTInductorModelCreate(model_handle, nullptr);
+  }
+  ConstantMap tensors = from_pairs(pairs, num_pairs);
+  return AOTInductorModelCreate(model_handle, reinterpret_cast<AOTInductorConstantMapHandle>(&tensors));
+}
+
+AOTIRuntimeError AOTInductorModelUpdateConstantsMapV2(
+    AOTInductorModelHandle model_handle,
+    const AOTInductorConstantMapEntry* pairs,
+    int32_t num_pairs) {
+  return update(
+      reinterpret_cast<AOTInductorModelContainerHandle>(model_handle),
+      from_pairs(pairs, static_cast<size_t>(num_pairs)),
+      {.borrow = true});
+}
+
+} // extern "C"
+
+#endif // INDUCTOR_EXT_CONSTANT_PAIRS

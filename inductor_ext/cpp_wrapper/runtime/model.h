@@ -1,0 +1,122 @@
+// What every generated unit of a model includes: the model's class and the tables that describe it.
+//
+// A model's own code fills `inductor_ext::model_info` with constant-initialised data and defines
+// the member functions of AOTInductorModel; runtime.cpp, compiled once for all models, does the
+// rest. The namespace and the names that generated code uses are those of torch's own model.h,
+// which this file takes the place of: it carries no std::regex, iostream or hash table into an
+// artifact, and is read in a fraction of the time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/inductor/aoti_runtime/constant_type.h>
+#include <torch/csrc/inductor/aoti_runtime/device_utils.h>
+#include <torch/csrc/inductor/aoti_runtime/scalar_to_tensor.h>
+#include <torch/csrc/inductor/aoti_runtime/utils.h>
+#include <c10/util/generic_math.h>
+
+#ifdef USE_CUDA
+#include <filesystem>
+#endif
+
+// Generated code rounds the sizes of allocations with this.
+[[maybe_unused]] static inline int64_t align(int64_t bytes) {
+  return (bytes + 63) & -64;
+}
+
+namespace torch::aot_inductor {
+
+// Base of the generated table of kernels that are loaded at run time.
+struct AOTInductorModelKernelsBase {
+  virtual ~AOTInductorModelKernelsBase() {
+#ifdef USE_CUDA
+    for (CUmodule module : loaded_modules_) {
+      cuModuleUnload(module);
+    }
+#endif
+  }
+#ifdef USE_CUDA
+  std::vector<CUmodule> loaded_modules_;
+#endif
+};
+
+// One runner: it has kernels of its own and shares constants with the others of its container.
+class AOTInductorModel {
+ public:
+  AOTInductorModel(
+      int32_t device_type,
+      int32_t device_idx,
+      std::optional<std::string> cubin_dir);
+
+  // Steals the inputs and fills the outputs, which the caller owns.
+  void run_impl(
+      AtenTensorHandle* input_handles,
+      AtenTensorHandle* output_handles,
+      DeviceStreamType stream,
+      AOTIProxyExecutorHandle proxy_executor);
+
+  // Computes the folded constants, in the order of ModelInfo::folded.
+  void _const_run_impl(
+      std::vector<AtenTensorHandle>& output_handles,
+      DeviceStreamType stream,
+      AOTIProxyExecutorHandle proxy_executor);
+
+  std::shared_ptr<std::vector<ConstantHandle>> constants_;
+  std::optional<std::string> cubin_dir_;
+  int32_t device_type_;
+  int32_t device_idx_;
+  std::unique_ptr<AOTInductorModelKernelsBase> kernels_;
+};
+
+} // namespace torch::aot_inductor
+
+namespace inductor_ext {
+
+// A dtype, a device type or a layout: torch tells its number at run time.
+using Code = int32_t (*)();
+
+struct Constant {
+  const char* name;
+  const char* fqn; // in the model
+  Code dtype;
+  Code device_type;
+  Code layout;
+  const int64_t* shape;
+  const int64_t* stride;
+  int64_t ndim;
+  int64_t storage_offset; // elements
+  uint64_t bytes; // of its storage
+  uint64_t offset; // of its storage in the weights; constants may share one
+  const uint8_t* opaque; // metadata of an opaque layout
+  int64_t opaque_bytes;
+  int32_t type; // a torch::aot_inductor::ConstantType
+  bool folded; // computed from other constants at run time
+};
+
+struct ModelInfo {
+  const char* const* input_names;
+  size_t num_inputs;
+  const char* const* output_names;
+  size_t num_outputs;
+  const Constant* constants;
+  size_t num_constants;
+  const size_t* folded; // indices of the constants that the folding graph returns
+  size_t num_folded;
+  uint64_t weights_bytes;
+  bool has_weights; // else the caller provides all constants
+  bool folds; // whether there is a folding graph
+  const char* in_spec;
+  const char* out_spec;
+  const char* cpu_features; // that the code needs, separated by commas
+  std::unique_ptr<torch::aot_inductor::AOTInductorModelKernelsBase> (*make_kernels)();
+};
+
+// Defined by the generated code of each model.
+extern const ModelInfo model_info;
+
+} // namespace inductor_ext

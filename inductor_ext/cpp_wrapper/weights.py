@@ -1,0 +1,103 @@
+"""Where a model's constants lie in the file of its weights, and how the file is written.
+
+Constants that share a storage (tied weights, views of one buffer) share its place in the file, so
+that they share memory again when the file is mapped, and what one of them is changed to is seen
+through the other. Storages are written one after the other, straight from memory: the file is never
+held as a whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ALIGNMENT", "Plan", "append", "nbytes", "plan", "write"]
+
+ALIGNMENT = 64
+"""Bytes to which storages are aligned, as the CPU allocator of torch aligns its own."""
+
+PAGE = 65536
+"""Bytes to which weights at the end of a shared object are aligned: the largest page in use."""
+
+_FOOTER_MAGIC = b"inductor_weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The places of all constants that have a value when the model is compiled."""
+
+    offsets: Mapping[str, int]
+    """By constant: where its storage begins, in bytes."""
+    sizes: Mapping[str, int]
+    """By constant: bytes of its storage."""
+    bytes: int
+    """Of the whole file."""
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of the memory that has to be kept of a constant: that of its whole storage."""
+    import torch
+
+    if tensor.numel() == 0:
+        return 0
+    if tensor.is_mkldnn:
+        return int(torch.ops.mkldnn._nbytes(tensor))
+    return tensor.untyped_storage().nbytes()
+
+
+def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
+    """Place the storages of `constants`, in their order, each once."""
+    offsets: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    seen: dict[tuple[str, int, int], int] = {}
+    end = 0
+    for name, tensor in constants.items():
+        size = nbytes(tensor)
+        sizes[name] = size
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        if size and not tensor.is_mkldnn:
+            key = (str(tensor.device), tensor.untyped_storage().data_ptr(), size)
+            start = seen.setdefault(key, start)
+        offsets[name] = start if size else 0
+        end = max(end, start + size)
+    return Plan(offsets, sizes, end)
+
+
+def write(file: IO[bytes], constants: Mapping[str, torch.Tensor], places: Plan) -> None:
+    """Write the weights of `places` to `file` from its current position on."""
+    import torch
+
+    position = 0
+    for name, tensor in constants.items():
+        start, size = places.offsets[name], places.sizes[name]
+        if not size or start < position:
+            continue
+        file.write(b"\0" * (start - position))
+        if tensor.is_mkldnn:
+            address = int(torch.ops.mkldnn.data_ptr(tensor))
+            file.write(_view(address, size))
+        else:
+            # Kept until it is written: on a GPU this is a copy.
+            storage = tensor.untyped_storage().cpu()
+            file.write(_view(storage.data_ptr(), size))
+        position = start + size
+
+
+def append(path: str, constants: Mapping[str, torch.Tensor], places: Plan) -> None:
+    """Put the weights behind the end of a shared object, where its runtime looks for them."""
+    with open(path, "ab") as file:
+        offset = -(-file.tell() // PAGE) * PAGE
+        file.write(b"\0" * (offset - file.tell()))
+        write(file, constants, places)
+        for number in (offset, places.bytes):
+            file.write(number.to_bytes(8, "little"))
+        file.write(_FOOTER_MAGIC)
+
+
+def _view(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address))
