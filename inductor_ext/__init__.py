@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from inductor_ext import config, events, exc
     from inductor_ext.activation import activate, install, uninstall
     from inductor_ext.aot import aoti_compile_and_package
+    from inductor_ext.cpp_wrapper.loader import load
     from inductor_ext.options import list_mode_options, list_options
     from inductor_ext.report.memory import memory_report
 
@@ -24,6 +25,7 @@ _HOMES = {
     "install": "activation",
     "list_mode_options": "options",
     "list_options": "options",
+    "load": "cpp_wrapper.loader",
     "memory_report": "report.memory",
     "uninstall": "activation",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "install",
     "list_mode_options",
     "list_options",
+    "load",
     "memory_report",
     "uninstall",
 ]

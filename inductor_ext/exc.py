@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 __all__ = [
     "ArenaBoundsError",
+    "ArtifactLoadError",
+    "ArtifactRunError",
     "BadEnvironmentError",
     "BadExpressionError",
     "BadIntervalError",
@@ -20,8 +22,10 @@ __all__ = [
     "BadProblemFileError",
     "BadReportFileError",
     "BadSignatureError",
+    "ConstantMismatchError",
     "IncompatibleArtifactError",
     "InductorExtError",
+    "InputMismatchError",
     "MemoryBudgetError",
     "MissingToolchainError",
     "ModelNotFoundError",
@@ -34,7 +38,9 @@ __all__ = [
     "PlanNotFoundError",
     "UncheckableInputError",
     "UnknownModeError",
+    "UnknownNodeError",
     "UnknownOptionError",
+    "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
     "UnsupportedTorchError",
 ]
@@ -162,6 +168,51 @@ class UncheckableInputError(InductorExtError):
         "Export the model so that each symbol is the size of some dimension or an argument, or "
         "compile without checks (setting aot_check_inputs=False)."
     )
+
+
+class ArtifactLoadError(InductorExtError):
+    """A model whose library or weights the system or the library itself refuses to load."""
+
+    template = "Model {name!r} of the package {path} cannot be loaded: {why}."
+    remedy = "{mend}"
+
+
+class ArtifactRunError(InductorExtError):
+    """A call of an artifact that failed while it ran."""
+
+    template = "{why}."
+    remedy = ""
+
+
+class InputMismatchError(ArtifactRunError):
+    """A call of an artifact with other inputs than it was compiled for."""
+
+    template = "{why}."
+    remedy = ""
+
+
+class UnknownNodeError(InductorExtError):
+    """An artifact whose inputs or outputs have a class that this process does not know."""
+
+    template = "The package {path} takes or returns a class that is not registered here: {why}."
+    remedy = (
+        "Register it as before the export, with torch.export.register_dataclass or "
+        "torch.utils._pytree.register_pytree_node, before loading the package."
+    )
+
+
+class ConstantMismatchError(InductorExtError):
+    """Tensors that cannot become an artifact's constants."""
+
+    template = "The constants of the model cannot be updated: {why}."
+    remedy = "{mend}"
+
+
+class UnsupportedArtifactError(InductorExtError):
+    """Something that was asked of a package of stock's and that only ours can do."""
+
+    template = "{what} is not possible with the package {path}: {why}."
+    remedy = "Compile it with inductor_ext.aoti_compile_and_package."
 
 
 class UnsupportedCompileModeError(InductorExtError):

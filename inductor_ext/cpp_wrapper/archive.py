@@ -40,6 +40,7 @@ __all__ = [
     "Source",
     "Writer",
     "check_name",
+    "identity",
     "open_package",
 ]
 
@@ -337,11 +338,8 @@ class Writer:
         The archive's identity, which torch draws at random or derives from names alone, is derived
         from the content.
         """
-        digest = hashlib.sha256()
-        for entry in self.entries.values():
-            digest.update(f"{entry.name}\0{entry.sha256}\n".encode())
-        identity = f"{int.from_bytes(digest.digest(), 'big'):078d}"[-40:]
-        values = ("pt2", "0", sys.byteorder, "6\n", identity)
+        written = {name: entry.sha256 or "" for name, entry in self.entries.items()}
+        values = ("pt2", "0", sys.byteorder, "6\n", identity(written))
         for name, value in zip(BOOKKEEPING, values, strict=True):
             if name not in self.entries:
                 self.add(name, value.encode())
@@ -366,6 +364,17 @@ class Writer:
             )
         )
         self._file.flush()
+
+
+def identity(digests: Mapping[str, str]) -> str:
+    """What `.data/serialization_id` is for entries with these SHA-256: forty decimal digits.
+
+    The bookkeeping does not count, nor does the order.
+    """
+    total = hashlib.sha256()
+    for name in sorted(digests.keys() - set(BOOKKEEPING)):
+        total.update(f"{name}\0{digests[name]}\n".encode())
+    return f"{int.from_bytes(total.digest(), 'big'):078d}"[-40:]
 
 
 def _flags(path: bytes) -> int:
@@ -471,6 +480,19 @@ class Package(abc.ABC):
             sums.update(part)
         self._judge(entry, sums, None)
         return b"".join(parts)
+
+    def parts(self, name: str) -> Iterator[Buffer]:
+        """An entry's content piece by piece; a piece holds until the one after the next is read.
+
+        Raises:
+            exc.BadPackageError: there is no such entry, or, after its last piece, it is damaged.
+        """
+        entry = self._entry(name)
+        sums = _Sums()
+        for part in self._parts(entry):
+            sums.update(part)
+            yield part
+        self._judge(entry, sums, None)
 
     def sha256(self, name: str, expected: str | None = None) -> str:
         """The SHA-256 of an entry's content in hex; the CRC-32 is checked on the way.

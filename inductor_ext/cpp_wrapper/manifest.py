@@ -100,7 +100,9 @@ class Model:
     library: str
     """Entry of the shared library."""
     weights: str | None = None
-    """Entry of the constants' bytes; None if the library has them or the model has none."""
+    """Entry of the constants' bytes; None if there are none, or they are elsewhere."""
+    outside: File | None = None
+    """The constants' bytes, if they are kept outside of the package."""
     signature: _Json = dataclasses.field(default_factory=dict)
     """How it is called (`signature.Signature` as JSON)."""
     constants: tuple[Constant, ...] = ()
