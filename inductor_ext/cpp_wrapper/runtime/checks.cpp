@@ -625,8 +625,12 @@ void check_number(Call& call, const Input& input, AtenTensorHandle tensor) {
     const Extent& extent = input.sizes[0];
     if (extent.rule == Rule::define) {
       define(call, input, false, 0, extent.index, value, value);
-    } else if (extent.rule == Rule::same && value != call.values[extent.index]) {
+    } else if (
+        (extent.rule == Rule::fixed && value != extent.value) ||
+        (extent.rule == Rule::same && value != call.values[extent.index])) {
       refuse_size(call, input, 0, value);
+    } else if (extent.rule == Rule::solve) {
+      solve(call, input, false, 0, value);
     }
   }
 }

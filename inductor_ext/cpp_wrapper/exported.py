@@ -1,0 +1,555 @@
+"""From an exported program to the signature of its artifact.
+
+What export knows of a call and what its compiled form no longer asks is gathered here: the inputs'
+names, dtypes, shapes, strides and devices; the ranges of symbols; and the conditions under which
+the program was traced, which stand in four places: guards of the shape environment (lost when a
+program is saved), their text (kept then), asserts in the graph, and the ranges of dimensions that
+are expressions. A condition that the ranges imply is left out. One that cannot be expressed, or
+whose symbols no input tells, is recorded in `Signature.unchecked`.
+
+Reads torch.export's program and torch's symbolic expressions; it changes neither.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._sympy import functions
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper import expression
+from inductor_ext.cpp_wrapper.expression import Apply, Node
+from inductor_ext.cpp_wrapper.signature import (
+    ConstantInput,
+    ConstantOutput,
+    Extent,
+    Input,
+    Output,
+    Range,
+    Signature,
+    SymbolInput,
+    SymbolOutput,
+    TensorInput,
+    TensorOutput,
+)
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = ["node_of", "signature", "with_guards"]
+
+_NUMBERS: dict[type, Literal["int", "float", "bool"]] = {
+    SymIntArgument: "int",
+    SymFloatArgument: "float",
+    SymBoolArgument: "bool",
+}
+
+_NO_MAXIMUM = (1 << 63) - 2
+"""Export writes the ends of int64, give or take one, where there is no end."""
+
+
+def signature(program: ExportedProgram) -> Signature:
+    """What a call of a program's artifact has to look like, and what it returns.
+
+    Raises:
+        exc.UncheckableInputError: an input is of a kind that artifacts do not take, or a size of
+            it is no expression of integers.
+    """
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    users = [
+        (node, spec.arg)
+        for node, spec in zip(placeholders, specs, strict=True)
+        if spec.kind == InputKind.USER_INPUT
+    ]
+    names = _argument_names(program, [node.name for node, _ in users])
+    inputs = tuple(
+        _input(name, path, node.meta.get("val"), argument)
+        for (name, path), (node, argument) in zip(names, users, strict=True)
+    )
+    symbols = _symbols(program, inputs)
+    found = Signature(
+        inputs=inputs,
+        outputs=_outputs(program),
+        symbols=symbols,
+        in_spec=_dumped(program.call_spec.in_spec),
+        out_spec=_dumped(program.call_spec.out_spec),
+    )
+    environment = _shape_environment(node.meta.get("val") for node in placeholders)
+    unclear: list[str] = []
+    conditions = [
+        *_range_conditions(program, symbols),
+        *_guards(environment),
+        *_asserts(program, environment),
+        *_written_guards(program, found, unclear),
+    ]
+    known = _with_conditions(found, conditions)
+    if environment is None or not environment.guards:
+        known = replace(known, unchecked=(*known.unchecked, *unclear))
+    return known
+
+
+def with_guards(known: Signature, environment: ShapeEnv) -> Signature:
+    """A signature to which the guards are added that a shape environment holds.
+
+    Compiling may specialise the code further than export did, and says so by guards. Those over
+    symbols of other programs are left out.
+    """
+    return _with_conditions(known, _guards(environment))
+
+
+def _with_conditions(known: Signature, conditions: Iterable[sympy.Basic]) -> Signature:
+    ranges = {
+        sympy.Symbol(name, integer=True): ValueRanges(
+            -int_oo if limits.min is None else limits.min,
+            int_oo if limits.max is None else limits.max,
+        )
+        for name, limits in known.symbols.items()
+    }
+    constraints = list(known.constraints)
+    unchecked = list(known.unchecked)
+    for plain in _flattened(conditions):
+        names = {symbol.name for symbol in plain.free_symbols}
+        if not names or not names <= known.symbols.keys() or _implied(plain, ranges):
+            continue
+        try:
+            text = expression.show(node_of(plain))
+            target = constraints
+        except ValueError:
+            text = str(plain)
+            target = unchecked
+        if text not in target:
+            target.append(text)
+    return replace(known, constraints=tuple(constraints), unchecked=tuple(unchecked))
+
+
+def _flattened(conditions: Iterable[sympy.Basic]) -> Iterator[sympy.Basic]:
+    """Each condition's parts, with symbols that are told apart by their names alone."""
+    for condition in conditions:
+        plain = condition.xreplace(
+            {symbol: sympy.Symbol(symbol.name, integer=True) for symbol in condition.free_symbols}
+        )
+        yield from sympy.And.make_args(plain)
+
+
+def _implied(condition: sympy.Basic, ranges: dict[Any, ValueRanges[Any]]) -> bool:
+    """Whether a condition holds for all values within the ranges."""
+    if not isinstance(condition, sympy.core.relational.Relational):
+        return False
+    try:
+        bounds = bound_sympy(condition.lhs - condition.rhs, ranges)
+    except Exception:
+        # Functions that have no bounds raise whatever they do; the condition is checked then.
+        return False
+    lower, upper = bounds.lower, bounds.upper
+    match condition:
+        case sympy.Ge():
+            return bool(lower >= 0)
+        case sympy.Gt():
+            return bool(lower > 0)
+        case sympy.Le():
+            return bool(upper <= 0)
+        case sympy.Lt():
+            return bool(upper < 0)
+        case sympy.Ne():
+            return bool(lower > 0) or bool(upper < 0)
+    return False
+
+
+# --- inputs -----------------------------------------------------------------------------------
+
+
+def _argument_names(program: ExportedProgram, fallback: Sequence[str]) -> list[tuple[str, str]]:
+    """For each leaf of a call its name in the model and its path in `(args, kwargs)`."""
+    spec = program.call_spec.in_spec
+    paths = _leaf_paths(spec)
+    if paths is None or len(paths) != len(fallback):
+        return [(name, name) for name in fallback]
+    entry = program.module_call_graph[0].signature if program.module_call_graph else None
+    arguments = getattr(entry, "forward_arg_names", None) or []
+    found: list[tuple[str, str]] = []
+    for (side, first, *rest), name in zip(paths, fallback, strict=True):
+        inner = pytree.keystr(tuple(rest))
+        if side.idx == 1:
+            found.append((f"{first.key}{inner}", f"kwargs[{first.key!r}]{inner}"))
+        else:
+            outer = arguments[first.idx] if first.idx < len(arguments) else name
+            found.append((f"{outer}{inner}", f"args[{first.idx}]{inner}"))
+    return found
+
+
+def _leaf_paths(spec: Any) -> list[tuple[Any, ...]] | None:
+    """The key path of each leaf; None where a container's class does not let itself be rebuilt."""
+    if spec is None:
+        return None
+    try:
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        pairs, _ = pytree.tree_flatten_with_path(tree)
+    except Exception:
+        # Classes of users may check what they are made of; names are not worth an error.
+        return None
+    return [tuple(path) for path, _ in pairs]
+
+
+def _input(name: str, path: str, value: Any, argument: Any) -> Input:
+    if isinstance(argument, TensorArgument) and isinstance(value, torch.Tensor):
+        return TensorInput(
+            name=name,
+            path=path,
+            dtype=_dtype(value),
+            shape=tuple(_extent(name, size) for size in value.shape),
+            stride=tuple(_extent(name, stride) for stride in value.stride()),
+            device=str(value.device),
+        )
+    if isinstance(argument, ConstantArgument):
+        return ConstantInput(name, path, argument.value)
+    if type(argument) in _NUMBERS:
+        return SymbolInput(name, path, _NUMBERS[type(argument)], str(_extent(name, value)))
+    what = getattr(argument, "class_fqn", type(value).__name__)
+    raise exc.UncheckableInputError(name=name, why=f"it is an object of class {what}")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _extent(name: str, value: Any) -> Extent:
+    if isinstance(value, int):
+        return int(value)
+    try:
+        node = node_of(value.node.expr)
+    except ValueError as error:
+        raise exc.UncheckableInputError(name=name, why=f"{value} is {error}") from None
+    return node if isinstance(node, int) else expression.show(node)
+
+
+def _symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Range]:
+    limits = {
+        key.name: value
+        for key, value in program.range_constraints.items()
+        if isinstance(key, sympy.Symbol)
+    }
+    names: dict[str, Range] = {}
+    for each in inputs:
+        extents: tuple[Extent, ...] = ()
+        if isinstance(each, TensorInput):
+            extents = (*each.shape, *each.stride)
+        elif isinstance(each, SymbolInput):
+            extents = (each.symbol,)
+        for extent in extents:
+            if isinstance(extent, str):
+                for name in expression.symbols(expression.parse(extent)):
+                    names[name] = _range(limits.get(name))
+    return names
+
+
+def _range(limits: Any) -> Range:
+    if limits is None:
+        return Range()
+    low = int(limits.lower) if limits.lower > -_NO_MAXIMUM else None
+    high = int(limits.upper) if limits.upper < _NO_MAXIMUM else None
+    return Range(low, high)
+
+
+# --- conditions -------------------------------------------------------------------------------
+
+
+def _shape_environment(values: Iterable[Any]) -> ShapeEnv | None:
+    for value in values:
+        owner = value.node if isinstance(value, torch.SymInt) else getattr(value, "fake_mode", None)
+        environment: ShapeEnv | None = getattr(owner, "shape_env", None)
+        if environment is not None:
+            return environment
+    return None
+
+
+def _range_conditions(program: ExportedProgram, symbols: Mapping[str, Range]) -> list[sympy.Basic]:
+    """The ranges of dimensions that are expressions; most follow from those of their symbols."""
+    found: list[sympy.Basic] = []
+    for key, limits in program.range_constraints.items():
+        if not isinstance(key, sympy.Symbol) and isinstance(key, sympy.Expr):
+            known = _range(limits)
+            if known.min is not None:
+                found.append(sympy.Ge(key, known.min))
+            if known.max is not None:
+                found.append(sympy.Le(key, known.max))
+    return found
+
+
+def _guards(environment: ShapeEnv | None) -> list[sympy.Basic]:
+    if environment is None:
+        return []
+    # A guard may be written with a symbol that export has found to be another's expression.
+    return [environment.replace(guard.expr) for guard in environment.guards]
+
+
+def _asserts(program: ExportedProgram, environment: ShapeEnv | None) -> list[sympy.Basic]:
+    """What the graph asserts of sizes; the compiled code does too, in words of its own."""
+    found: list[sympy.Basic] = []
+    for node in program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._assert_scalar.default
+    ):
+        value = getattr(node.args[0], "meta", {}).get("val")
+        if isinstance(value, torch.SymBool):
+            found.append(value.node.expr)
+    if environment is not None:
+        for asserts in environment.deferred_runtime_asserts.values():
+            found += [environment.replace(each.expr) for each in asserts]
+    return found
+
+
+_SOURCE = re.compile(r"\.(size|stride)\(\)$")
+
+
+def _written_guards(
+    program: ExportedProgram, known: Signature, unclear: list[str]
+) -> list[sympy.Basic]:
+    """The guards that export keeps as Python text over `L['x'].size()[0]`.
+
+    Args:
+        unclear: takes those that cannot be read.
+    """
+    found: list[sympy.Basic] = []
+    sources = _Sources(known)
+    for text in getattr(program, "_guards_code", None) or []:
+        try:
+            tree = sources.visit(ast.parse(text, mode="eval"))
+            found.append(_condition(expression.parse(ast.unparse(tree))))
+        except (ValueError, SyntaxError, exc.BadExpressionError):
+            unclear.append(text)
+    return found
+
+
+class _Sources(ast.NodeTransformer):
+    """Puts symbols' expressions in the place of where export says that they come from.
+
+    Raises:
+        ValueError: a source is no input's size, stride or value.
+    """
+
+    def __init__(self, known: Signature) -> None:
+        self.tensors: dict[str, TensorInput] = {}
+        self.numbers: dict[str, SymbolInput] = {}
+        for position, each in enumerate(known.inputs):
+            names = {*_spellings(each.name), f"L['flat_args'][{position}]"}
+            if isinstance(each, TensorInput):
+                self.tensors.update(dict.fromkeys(names, each))
+            elif isinstance(each, SymbolInput):
+                self.numbers.update(dict.fromkeys(names, each))
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        text = ast.unparse(node)
+        if text in self.numbers:
+            return ast.parse(self.numbers[text].symbol, mode="eval").body
+        call = ast.unparse(node.value)
+        kind = _SOURCE.search(call)
+        owner = self.tensors.get(_SOURCE.sub("", call))
+        if kind is None or owner is None or not isinstance(node.slice, ast.Constant):
+            raise ValueError(text)
+        extents = owner.shape if kind[1] == "size" else owner.stride
+        return ast.parse(str(extents[int(str(node.slice.value))]), mode="eval").body
+
+
+def _spellings(name: str) -> list[str]:
+    """How a guard may write an input: `x`, `rest_0` as `rest[0]`."""
+    first, bracket, rest = name.partition("[")
+    spellings = [f"L['{first}']{bracket}{rest}"]
+    varied = re.fullmatch(r"(.+)_(\d+)", first)
+    if varied:
+        spellings.append(f"L['{varied[1]}'][{varied[2]}]{bracket}{rest}")
+    return [ast.unparse(ast.parse(each, mode="eval")) for each in spellings]
+
+
+# --- outputs ----------------------------------------------------------------------------------
+
+
+def _outputs(program: ExportedProgram) -> tuple[Output, ...]:
+    returned = program.graph.output_node().args[0]
+    users = [
+        (value, spec.arg)
+        for value, spec in zip(returned, program.graph_signature.output_specs, strict=True)
+        if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    ]
+    paths = _leaf_paths(program.call_spec.out_spec)
+    if paths is None or len(paths) != len(users):
+        paths = [(pytree.SequenceKey(index),) for index in range(len(users))]
+    return tuple(
+        _output(pytree.keystr(path), value, argument)
+        for path, (value, argument) in zip(paths, users, strict=True)
+    )
+
+
+def _output(path: str, returned: Any, argument: Any) -> Output:
+    value = getattr(returned, "meta", {}).get("val", returned)
+    if isinstance(value, torch.Tensor):
+        shape = tuple(_shown(size) for size in value.shape)
+        return TensorOutput(path, _dtype(value), shape, str(value.device))
+    if isinstance(argument, ConstantArgument):
+        return ConstantOutput(path, argument.value)
+    if type(argument) in _NUMBERS:
+        return SymbolOutput(path, _NUMBERS[type(argument)], str(_shown(value)))
+    return ConstantOutput(path, value if isinstance(value, (int, float, str)) else None)
+
+
+def _shown(value: Any) -> Extent:
+    """An expression as our text, or as torch's: nobody computes an output's."""
+    if isinstance(value, int):
+        return int(value)
+    inner = getattr(getattr(value, "node", None), "expr", value)
+    try:
+        node = node_of(inner)
+    except ValueError:
+        return str(inner)
+    return node if isinstance(node, int) else expression.show(node)
+
+
+def _dumped(spec: Any) -> str:
+    return "" if spec is None else pytree.treespec_dumps(spec)
+
+
+# --- expressions ------------------------------------------------------------------------------
+
+
+_RELATIONS: dict[type, str] = {
+    sympy.Eq: "==",
+    sympy.Ne: "!=",
+    sympy.Lt: "<",
+    sympy.Le: "<=",
+    sympy.Gt: ">",
+    sympy.Ge: ">=",
+}
+
+_FUNCTIONS: dict[str, str] = {
+    "FloorDiv": "//",
+    "CleanDiv": "//",
+    "Mod": "%",
+    "PythonMod": "%",
+    "PowByNatural": "**",
+    "LShift": "<<",
+    "RShift": ">>",
+    "BitwiseFn_bitwise_and": "&",
+    "BitwiseFn_bitwise_or": "|",
+    "BitwiseFn_bitwise_xor": "^",
+    "Max": "max",
+    "Min": "min",
+    "And": "and",
+    "Or": "or",
+}
+"""The names of sympy's and torch's functions that have an operator of ours."""
+
+
+def node_of(expr: sympy.Basic) -> Node:
+    """A symbolic expression of torch as an expression of a signature.
+
+    Raises:
+        ValueError: it contains what is no operation on integers; the text says what.
+    """
+    if expr in (sympy.true, sympy.false):
+        return int(expr == sympy.true)
+    if isinstance(expr, sympy.Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Symbol):
+        return str(expr.name)
+    if isinstance(expr, sympy.Add):
+        return _sum(expr)
+    if isinstance(expr, sympy.Mul):
+        return _folded("*", expr.as_ordered_factors())
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+        return Apply("**", (node_of(expr.base), int(expr.exp)))
+    if type(expr) in _RELATIONS:
+        return Apply(_RELATIONS[type(expr)], (node_of(expr.lhs), node_of(expr.rhs)))
+    if isinstance(expr, sympy.Not):
+        return Apply("not", (node_of(expr.args[0]),))
+    if isinstance(expr, sympy.Abs):
+        return Apply("abs", (node_of(expr.args[0]),))
+    name = type(expr).__name__
+    if name in _FUNCTIONS:
+        return _folded(_FUNCTIONS[name], expr.args)
+    if name == "Identity":
+        return node_of(expr.args[0])
+    if name == "Where":
+        return Apply("if", tuple(node_of(part) for part in expr.args))
+    if name == "ModularIndexing":
+        base, divisor, modulus = map(node_of, expr.args)
+        return Apply("%", (Apply("//", (base, divisor)), modulus))
+    if name in ("FloorToInt", "CeilToInt") and type(expr.args[0]).__name__ == "IntTrueDiv":
+        above, below = map(node_of, expr.args[0].args)
+        if name == "FloorToInt":
+            return Apply("//", (above, below))
+        return Apply("neg", (Apply("//", (Apply("neg", (above,)), below)),))
+    raise ValueError(f"no operation on integers: {name}")
+
+
+def _sum(expr: sympy.Add) -> Node:
+    positive: list[Node] = []
+    negative: list[Node] = []
+    for term in expr.as_ordered_terms():
+        if term.could_extract_minus_sign() and term.as_coeff_Mul()[0].is_negative:
+            negative.append(node_of(-term))
+        else:
+            positive.append(node_of(term))
+    result: Node = positive[0] if positive else Apply("neg", (negative.pop(0),))
+    for part in positive[1:]:
+        result = Apply("+", (result, part))
+    for part in negative:
+        result = Apply("-", (result, part))
+    return result
+
+
+def _folded(sign: str, arguments: Iterable[sympy.Basic]) -> Node:
+    first, *rest = map(node_of, arguments)
+    for part in rest:
+        first = Apply(sign, (first, part))
+    return first
+
+
+_BUILT: dict[str, Callable[..., sympy.Basic]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "**": lambda a, b: a**b,
+    "//": functions.FloorDiv,
+    "%": functions.Mod,
+    "max": functions.Max,
+    "min": functions.Min,
+    "neg": lambda a: -a,
+    "abs": sympy.Abs,
+    "not": sympy.Not,
+    "and": sympy.And,
+    "or": sympy.Or,
+    **{sign: relation for relation, sign in _RELATIONS.items()},
+}
+
+
+def _condition(node: Node) -> sympy.Basic:
+    """The reverse of `node_of`, so that the same guard from two places is one.
+
+    Raises:
+        ValueError: it has an operator that export's text does not use.
+    """
+    if isinstance(node, int):
+        return sympy.Integer(node)
+    if isinstance(node, str):
+        return sympy.Symbol(node, integer=True)
+    if node.operator not in _BUILT:
+        raise ValueError(node.operator)
+    return _BUILT[node.operator](*map(_condition, node.arguments))
