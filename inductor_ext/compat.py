@@ -6,7 +6,7 @@ Differences are found by feature, not by version number, where that is possible.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "in_range",
     "peek_choices",
     "serializable",
+    "symbol_hints",
     "torch_version",
 ]
 
@@ -108,3 +109,13 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
         return compiled
     wrapped: Callable[..., Any] = aot_compile_types.BundledAOTAutogradSerializableCallable(compiled)
     return wrapped
+
+
+def symbol_hints(shape_env: Any) -> Mapping[Any, Any]:
+    """The sizes that backed symbols had in the example inputs.
+
+    The attribute was renamed after torch 2.11, and its old name warns since.
+    """
+    name = "backed_var_to_val" if "backed_var_to_val" in vars(shape_env) else "var_to_val"
+    hints: Mapping[Any, Any] = getattr(shape_env, name)
+    return hints

@@ -60,12 +60,19 @@ def registered() -> Mapping[Any, Lowering]:
     return MappingProxyType(_lowerings)
 
 
-def registry_key() -> str:
+def registry_key(*, own: bool = True) -> str:
     """Hex digest over what is registered, for the cache key.
 
     The package's own source is in the key anyway; this covers lowerings registered elsewhere.
+
+    Args:
+        own: whether to count the package's, which are registered when the first compile begins.
     """
-    items = sorted((str(operator), key) for operator, key in _keys.items())
+    items = sorted(
+        (str(operator), key)
+        for operator, key in _keys.items()
+        if own or _lowerings[operator].__module__.split(".")[0] != "inductor_ext"
+    )
     return hashlib.sha256(repr(items).encode()).hexdigest()[:16]
 
 
