@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.cpp_wrapper import target, weights
+from inductor_ext.cpp_wrapper import checks, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.settings import Settings
 
@@ -129,8 +129,8 @@ class AotWrapper:
     settings: Settings
     weights_plan: weights.Plan
     """Where the constants lie in the file of weights."""
-    model_signature: Signature | None
-    """What the artifact checks its inputs against; None if it does not."""
+    model_signature: Signature
+    """What the artifact checks its inputs against, unless the settings say not to."""
 
     # --- the top of the file ----------------------------------------------------------------------
 
@@ -162,21 +162,16 @@ class AotWrapper:
     # --- checks -----------------------------------------------------------------------------------
 
     def generate_input_output_runtime_checks(self: Any) -> None:
-        """Define what every call of the model begins with."""
-        self.model_signature = None
-        call = ""
-        if self.model_signature is not None:
-            call = "inductor_ext::check_inputs(input_handles);"
+        """Leave out torch's checks, which an environment variable would turn on: ours are more.
+
+        The runtime makes them, by ModelInfo::check.
+        """
         self.prefix.splice(
-            f"""
-            static void __check_inputs_outputs(
-                AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {{
-                {call}
-            }}
-            // What torch's generator would do again, if an environment variable asked for it.
-            [[maybe_unused]] static constexpr bool _check_aoti_runtime_check_inputs_env() {{
+            """
+            static inline void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
+            [[maybe_unused]] static constexpr bool _check_aoti_runtime_check_inputs_env() {
                 return false;
-            }}
+            }
             """
         )
 
@@ -211,6 +206,14 @@ class AotWrapper:
             }
             }  // namespace
             }  // namespace torch::aot_inductor
+            """
+        )
+        self.model_signature = _signature_at_hand()
+        if self.settings.aot_check_inputs:
+            self.prefix.writeline('#include "checks.h"')
+            self.prefix.splice(checks.render(self.model_signature))
+        self.prefix.splice(
+            """
             namespace inductor_ext {
             using namespace torch::aot_inductor;
             """
@@ -231,6 +234,7 @@ class AotWrapper:
             c_string(aot.serialized_out_spec),
             c_string(",".join(target.current().features)),
             "make_kernels",
+            "check_inputs" if self.settings.aot_check_inputs else "nullptr",
         )
         self.prefix.writeline("extern const ModelInfo model_info = {")
         for field in fields:
@@ -276,6 +280,25 @@ class AotWrapper:
 
     def codegen_const_run_driver(self: Any) -> None:
         """The runtime drives the folding graph, by ModelInfo::folded."""
+
+
+def _signature_at_hand() -> Signature:
+    """The exported program's signature, or what can be told from the graph alone.
+
+    Without an exported program (`torch._inductor.aot_compile` inside an activation) inputs have the
+    graph's names, and export's guards are not known.
+    """
+    from torch._inductor.virtualized import V
+
+    given = _signature.get()
+    if given is not None and _fits(given, V.graph):
+        return given
+    return graph_signature.signature(V.graph)
+
+
+def _fits(signature: Signature, graph: Any) -> bool:
+    """Whether the graph takes the signature's tensors: it may be another graph's by mistake."""
+    return len(signature.tensors) == len(graph.graph_inputs)
 
 
 class _Array:

@@ -248,7 +248,7 @@ class Compiler:
         header = folder / "prefix.h"
         internal = "torch/csrc/inductor/cpp_wrapper/device_internal"
         included = {
-            "wrapper": ['"model.h"', f"<{internal}/{self.device_type}.h>"],
+            "wrapper": ['"model.h"', '"checks.h"', f"<{internal}/{self.device_type}.h>"],
             "kernel": ["<torch/csrc/inductor/cpp_prefix.h>"],
         }[purpose]
         header.write_text("".join(f"#include {name}\n" for name in included))

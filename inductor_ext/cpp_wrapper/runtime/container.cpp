@@ -141,7 +141,7 @@ void Runners::release_all() {
 }
 
 AOTInductorModel* Runners::wait(bool alone) {
-  Waiter waiter{alone};
+  Waiter waiter(alone);
   std::unique_lock<std::mutex> lock(mutex_);
   if (waiting_.empty() && admit(waiter)) {
     return waiter.model;
@@ -315,6 +315,10 @@ void Container::run(
     DeviceStreamType stream,
     AOTIProxyExecutorHandle proxy_executor,
     bool single_threaded) {
+  if (model_info.check != nullptr) {
+    model_info.check(
+        inputs, static_cast<int64_t>(model_info.num_inputs), device_index_);
+  }
   if (single_threaded) {
     Constants& set = constants(false);
     if (!set.folded) {

@@ -38,6 +38,7 @@ class Runners {
 
  private:
   struct Waiter {
+    explicit Waiter(bool alone) : alone(alone) {}
     bool alone;
     bool admitted = false;
     torch::aot_inductor::AOTInductorModel* model = nullptr;

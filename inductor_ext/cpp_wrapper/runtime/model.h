@@ -114,6 +114,8 @@ struct ModelInfo {
   const char* out_spec;
   const char* cpu_features; // that the code needs, separated by commas
   std::unique_ptr<torch::aot_inductor::AOTInductorModelKernelsBase> (*make_kernels)();
+  // Throws unless the tensors are what the model takes; null if nothing is to be checked.
+  void (*check)(AtenTensorHandle const* inputs, int64_t count, int32_t device_index);
 };
 
 // Defined by the generated code of each model.

@@ -1,0 +1,115 @@
+"""A signature from Inductor's graph alone, where no exported program is at hand.
+
+`torch._inductor.aot_compile` takes a graph without saying where it came from. Its inputs have the
+graph's own names; the ranges of symbols are those of the shape environment, and so are the guards.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import sympy  # type: ignore[import-untyped]
+
+from inductor_ext.cpp_wrapper import exported, expression
+from inductor_ext.cpp_wrapper.signature import (
+    ConstantOutput,
+    Extent,
+    Output,
+    Range,
+    Signature,
+    SymbolInput,
+    SymbolOutput,
+    TensorInput,
+    TensorOutput,
+)
+
+__all__ = ["signature"]
+
+_INT64_ENDS = (1 << 63) - 2
+"""Limits beyond are no limits: torch writes the ends of int64, give or take one."""
+
+
+def signature(graph: Any) -> Signature:
+    """What the graph's compiled code takes and returns; `graph` is a GraphLowering.
+
+    Raises:
+        exc.UncheckableInputError: see `exported.signature`.
+    """
+    from torch._inductor import config
+
+    inputs = tuple(
+        _input(name, index, value) for index, (name, value) in enumerate(graph.graph_inputs.items())
+    )
+    symbols: dict[str, Range] = {}
+    known = {str(symbol): limits for symbol, limits in _ranges(graph)}
+    for each in inputs:
+        extents: tuple[Extent, ...] = (
+            (*each.shape, *each.stride) if isinstance(each, TensorInput) else (each.symbol,)
+        )
+        for extent in extents:
+            if isinstance(extent, str):
+                for name in expression.symbols(expression.parse(extent)):
+                    symbols[name] = _range(known.get(name))
+    found = Signature(
+        inputs=inputs,
+        outputs=tuple(_output(index, value) for index, value in enumerate(graph.graph_outputs)),
+        symbols=symbols,
+        in_spec=config.aot_inductor.serialized_in_spec,
+        out_spec=config.aot_inductor.serialized_out_spec,
+    )
+    return exported.with_guards(found, graph.sizevars.shape_env)
+
+
+def _ranges(graph: Any) -> Any:
+    return graph.sizevars.shape_env.var_to_range.items()
+
+
+def _range(limits: Any) -> Range:
+    if limits is None:
+        return Range()
+    low = int(limits.lower) if limits.lower > -_INT64_ENDS else None
+    high = int(limits.upper) if limits.upper < _INT64_ENDS else None
+    return Range(low, high)
+
+
+def _extent(value: Any) -> Extent:
+    if isinstance(value, int) or value.is_number:
+        return int(value)
+    node = exported.node_of(value)
+    return node if isinstance(node, int) else expression.show(node)
+
+
+def _input(name: str, index: int, value: Any) -> TensorInput | SymbolInput:
+    path = f"args[{index}]"
+    if isinstance(value, sympy.Expr):
+        kind: Literal["int", "float"] = "int" if value.is_integer else "float"
+        return SymbolInput(name, path, kind, str(_extent(value)))
+    return TensorInput(
+        name=name,
+        path=path,
+        dtype=str(value.get_dtype()).removeprefix("torch."),
+        shape=tuple(map(_extent, value.get_size())),
+        stride=tuple(map(_extent, value.get_stride())),
+        device=str(value.get_device()),
+    )
+
+
+def _output(index: int, value: Any) -> Output:
+    path = f"[{index}]"
+    if isinstance(value, sympy.Expr):
+        return SymbolOutput(path, "int" if value.is_integer else "float", str(value))
+    get_size = getattr(value, "maybe_get_size", None)
+    size = get_size() if get_size is not None else None
+    if size is None:
+        return ConstantOutput(path, None)
+    try:
+        shape = tuple(map(_extent, size))
+    except ValueError:
+        # A size that only the compiled code knows; it is written as Inductor has it.
+        shape = tuple(map(str, size))
+    return TensorOutput(
+        path,
+        str(value.get_dtype()).removeprefix("torch."),
+        shape,
+        str(value.get_device()),
+    )
