@@ -1,39 +1,50 @@
 """Ahead-of-time compilation of exported programs into `.pt2` packages.
 
 The front end is stock's, run inside an activation; what is ours is what surrounds it: options are
-checked before the compile and not after, a missing compiler is said by name, and the package
-appears at its path complete or not at all. The package is loaded by stock's loaders.
+checked before the compile and not after, a missing compiler is said by name, the inputs' signature
+is taken from the exported program, and the package appears at its path complete or not at all. It
+is loaded by `inductor_ext.load` and by stock's loaders.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import activation, cache, config, events, exc, options, toolchain
+from inductor_ext.settings import Settings
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+    from inductor_ext.cpp_wrapper.build import Artifact
+
 __all__ = ["aoti_compile_and_package"]
+
+_compiling = threading.RLock()
+"""Inductor keeps kernels, and torch 2.11 its configuration, for the process: one compile at a time,
+so that each gives what it gives alone."""
 
 
 def aoti_compile_and_package(
-    exported_program: ExportedProgram,
+    exported_program: ExportedProgram | Mapping[str, ExportedProgram],
     *,
     package_path: str | os.PathLike[str] | IO[bytes] | None = None,
     inductor_configs: Mapping[str, Any] | None = None,
 ) -> str | IO[bytes]:
-    """Compile an exported program and write it as a `.pt2` package.
+    """Compile an exported program, or several, and write them as a `.pt2` package.
 
     Takes what `torch._inductor.aoti_compile_and_package` takes, ours among `inductor_configs`, and
     never changes that mapping.
 
     Args:
-        exported_program: made by `torch.export.export`, with its example inputs.
+        exported_program: made by `torch.export.export`, with its example inputs; or several of
+            them by the names that they get in the package. One alone is named "model".
         package_path: where to write; a path that ends in .pt2, or a writable and seekable buffer.
             None chooses a path in Inductor's cache folder.
         inductor_configs: Inductor's options and ours by name.
@@ -42,35 +53,25 @@ def aoti_compile_and_package(
         The package's path, or the buffer.
 
     Raises:
-        exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.UnknownOptionError,
-        exc.BadOptionError, exc.UnsupportedTorchError, exc.MissingToolchainError: before anything
-            is compiled or written.
+        exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadModelNameError,
+        exc.UnknownOptionError, exc.BadOptionError, exc.UnsupportedTorchError,
+        exc.UncheckableInputError, exc.MissingToolchainError: before anything is compiled or
+            written.
     """
-    import torch._inductor
-    from torch.export import ExportedProgram
-
-    if not isinstance(exported_program, ExportedProgram):
-        raise exc.NotAnExportedProgramError(found=type(exported_program).__name__)
+    programs = _programs(exported_program)
     _check_path(package_path)
     ours, patches = options.split(None, inductor_configs)
     with activation.activate(**ours):
         settings = config.snapshot(activation.requested())
-        if settings.enabled:
-            missing = toolchain.missing("aot", _device_types(exported_program))
-            if missing is not None:
-                missing.require()
+        if not settings.enabled:
+            return _stock(programs, package_path, patches)
+        devices = set().union(*map(_device_types, programs.values()))
+        missing = toolchain.missing("aot", devices)
+        if missing is not None:
+            missing.require()
         start = time.perf_counter()
-        if isinstance(package_path, (str, os.PathLike)):
-            with cache.publish(package_path) as temporary:
-                torch._inductor.aoti_compile_and_package(
-                    exported_program, package_path=temporary, inductor_configs=patches
-                )
-            result: str | IO[bytes] = os.fspath(package_path)
-        else:
-            result = torch._inductor.aoti_compile_and_package(
-                exported_program, package_path=package_path, inductor_configs=patches
-            )
-        if settings.enabled and isinstance(result, str):
+        result = _package(programs, package_path, patches, settings)
+        if isinstance(result, str):
             record = events.PackageRecord(
                 path=result,
                 bytes=os.path.getsize(result),
@@ -78,6 +79,140 @@ def aoti_compile_and_package(
             )
             events.emit(record, event_log=settings.event_log)
         return result
+
+
+def _programs(given: Any) -> dict[str, ExportedProgram]:
+    from torch.export import ExportedProgram
+
+    programs = dict(given) if isinstance(given, Mapping) and given else {"model": given}
+    for name, program in programs.items():
+        if not isinstance(program, ExportedProgram):
+            raise exc.NotAnExportedProgramError(found=type(program).__name__)
+        # The name is a folder in the package.
+        if not isinstance(name, str) or not name.replace("-", "_").replace(".", "_").isidentifier():
+            raise exc.BadModelNameError(name=name)
+    return programs
+
+
+def _stock(
+    programs: Mapping[str, ExportedProgram],
+    package_path: str | os.PathLike[str] | IO[bytes] | None,
+    patches: Mapping[str, Any],
+) -> str | IO[bytes]:
+    """What stock does: the extension is switched off."""
+    import torch._inductor
+    from torch._inductor.package import package_aoti
+
+    if len(programs) == 1 and "model" in programs:
+        made: str | IO[bytes] = torch._inductor.aoti_compile_and_package(
+            programs["model"], package_path=package_path, inductor_configs=dict(patches)
+        )
+        return made
+    files = {name: _files(program, patches) for name, program in programs.items()}
+    path = package_path if package_path is not None else _default_path(files)
+    return package_aoti(path, files)  # type: ignore[return-value]
+
+
+def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
+    """Compile one program; the files that a package of it holds."""
+    import torch._inductor
+    from torch._inductor.debug import aot_inductor_minifier_wrapper
+
+    made: list[Any] = []
+
+    def compile_module(module: Any, args: Any, kwargs: Any = None, **rest: Any) -> str:
+        files = torch._inductor.aot_compile(
+            module, args, kwargs or {}, options={**rest["inductor_configs"]}
+        )
+        assert isinstance(files, list)
+        made[:] = files
+        return ""
+
+    # Dumps a reproducer of what fails, if Inductor's settings ask for that.
+    aot_inductor_minifier_wrapper(
+        compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
+    )
+    return made
+
+
+def _default_path(files: Mapping[str, list[Any]]) -> str:
+    first = next(iter(files.values()))
+    (library, *_) = [file for file in first if isinstance(file, str) and file.endswith(".so")]
+    return f"{library.removesuffix('.so')}.pt2"
+
+
+def _package(
+    programs: Mapping[str, ExportedProgram],
+    package_path: str | os.PathLike[str] | IO[bytes] | None,
+    patches: Mapping[str, Any],
+    settings: Settings,
+) -> str | IO[bytes]:
+    from inductor_ext.cpp_wrapper import build, codegen, exported, package, target
+
+    patches = {**target.inductor_options(settings.aot_isa), **patches}
+    signatures = {name: exported.signature(program) for name, program in programs.items()}
+    files: dict[str, list[Any]] = {}
+    artifacts: dict[str, Artifact] = {}
+    plans: dict[str, events.MemoryPlanRecord] = {}
+    with _compiling:
+        for name, program in programs.items():
+            with (
+                build.collecting() as collected,
+                codegen.signature_given(signatures[name]),
+                events.capture(events.MemoryPlanRecord, this_thread=True) as records,
+            ):
+                files[name] = _files(program, patches)
+            if collected:
+                artifacts[name] = collected[-1]
+            if records:
+                plans[name] = records[-1]
+    path = package_path if package_path is not None else _default_path(files)
+    if len(artifacts) < len(files):
+        # Options that only stock's code generation serves.
+        return _write_stock(path, files)
+    with _opened(path) as file:
+        package.write(
+            file,
+            _root(path),
+            artifacts,
+            options={**patches, **settings.non_default()},
+            plans=plans,
+            compiler=_compiler(),
+        )
+    return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+
+
+def _write_stock(path: str | os.PathLike[str] | IO[bytes], files: Any) -> str | IO[bytes]:
+    from torch._inductor.package import package_aoti
+
+    if not isinstance(path, (str, os.PathLike)):
+        package_aoti(path, files)
+        return path
+    with cache.publish(path) as temporary:
+        package_aoti(temporary, files)
+    return os.fspath(path)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
+    if not isinstance(path, (str, os.PathLike)):
+        yield path
+        return
+    with cache.publish(path) as temporary, open(temporary, "wb") as file:
+        yield file
+
+
+def _root(path: str | os.PathLike[str] | IO[bytes]) -> str:
+    """Name of the folder in the package: the file's, as torch's writer has it."""
+    if not isinstance(path, (str, os.PathLike)):
+        return "archive"
+    return os.path.basename(os.fspath(path)).removesuffix(".pt2") or "archive"
+
+
+def _compiler() -> str:
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
 
 
 def _device_types(program: ExportedProgram) -> set[str]:

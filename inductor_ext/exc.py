@@ -16,6 +16,7 @@ __all__ = [
     "BadEnvironmentError",
     "BadExpressionError",
     "BadIntervalError",
+    "BadModelNameError",
     "BadOptionError",
     "BadPackageError",
     "BadPackagePathError",
@@ -42,6 +43,7 @@ __all__ = [
     "UnknownOptionError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
+    "UnsupportedLevelError",
     "UnsupportedTorchError",
 ]
 
@@ -74,6 +76,13 @@ class UnsupportedTorchError(InductorExtError):
     remedy = (
         "Install a torch within that range, or set {variable}=1 to try this one at your own risk."
     )
+
+
+class UnsupportedLevelError(InductorExtError):
+    """An `aot_isa` that this machine cannot compile for."""
+
+    template = "This machine cannot compile for {level}: it lacks {lacking}."
+    remedy = 'Choose a lower level, or leave the setting aot_isa at "auto".'
 
 
 class UnknownOptionError(InductorExtError):
@@ -109,6 +118,13 @@ class MissingToolchainError(InductorExtError):
 
     template = "{part} is missing: {why}."
     remedy = "To mend it: {install}."
+
+
+class BadModelNameError(InductorExtError):
+    """A model's name that cannot be a folder in a package."""
+
+    template = "A model in a package cannot be named {name!r}."
+    remedy = "Use letters, digits, underscores, hyphens and dots, and begin with a letter."
 
 
 class NotAnExportedProgramError(InductorExtError):

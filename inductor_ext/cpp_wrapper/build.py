@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import settings
 from inductor_ext.cpp_wrapper import codegen, compiler, weights
+from inductor_ext.cpp_wrapper.signature import Signature
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +31,20 @@ if TYPE_CHECKING:
 __all__ = ["Artifact", "collecting", "compile_artifact"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Artifact:
     """What was compiled for one graph, for its manifest."""
 
     shared_object: str
     files: tuple[Any, ...]
     """Paths, and `torch.export.pt2_archive._package_weights.Weights` if the user wants them."""
-    wrapper: Any
-    """The generator, with the signature and the places of the constants."""
+    weights_path: str | None
+    """The path that the weights' file has among `files`; it is for the collector to be made."""
+    plan: weights.Plan
+    """Where the constants lie in it."""
+    signature: Signature
+    kernels: tuple[str, ...]
+    """Names of the generated kernels."""
     constants: dict[str, torch.Tensor]
     """Those with a value, by the name in the generated code."""
     fqns: dict[str, str]
@@ -54,7 +60,7 @@ _collected: ContextVar[list[Artifact] | None] = ContextVar("inductor_ext_artifac
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[Artifact]]:
-    """Collect what is compiled inside, in this thread."""
+    """Collect what is compiled inside, in this thread, without writing weights to files."""
     artifacts: list[Artifact] = []
     token = _collected.set(artifacts)
     try:
@@ -138,26 +144,30 @@ def compile_artifact(
         if os.path.exists(f"{made}.debug"):
             os.replace(f"{made}.debug", f"{shared_object}.debug")
     files.append(shared_object)
-    if included and packaged:
-        files.append(f"{stem}.weights")
-        with codecache_file(files[-1]) as file:
-            weights.write(file, constants, plan)
+    collected = _collected.get()
+    weights_path = f"{stem}.weights" if included and packaged else None
+    if weights_path is not None:
+        files.append(weights_path)
+        if collected is None:
+            with codecache_file(weights_path) as file:
+                weights.write(file, constants, plan)
     if config.aot_inductor.package_constants_on_disk_format == "pickle_weights":
         files.append(_pickled_weights(graph))
     files += _provenance(os.path.dirname(stem))
-    collected = _collected.get()
     if collected is not None:
-        fqns = {name: codegen.original_name(graph, name) for name in constants}
         collected.append(
             Artifact(
-                shared_object,
-                tuple(files),
-                graph.wrapper_code,
-                constants,
-                fqns,
-                device_type,
-                tools.target.features,
-                metadata,
+                shared_object=shared_object,
+                files=tuple(files),
+                weights_path=weights_path,
+                plan=plan,
+                signature=graph.wrapper_code.model_signature,
+                kernels=tuple(sorted(map(str, graph.wrapper_code.src_to_kernel.values()))),
+                constants=constants,
+                fqns={name: codegen.original_name(graph, name) for name in constants},
+                device_type=device_type,
+                features=tools.target.features,
+                metadata=metadata,
             )
         )
     return files if packaged else shared_object

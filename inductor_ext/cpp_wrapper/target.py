@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import platform
 
+from inductor_ext import exc
 from inductor_ext.cpp_wrapper import isa
 
-__all__ = ["SIMD_LENGTHS", "Target", "current", "of"]
+__all__ = ["SIMD_LENGTHS", "Target", "current", "inductor_options", "of"]
 
-SIMD_LENGTHS: dict[str, int] = {"x86-64-v2": 0, "x86-64-v3": 256, "x86-64-v4": 512}
-"""The widest vectors, in bits, that Inductor may use for a level; 0: none."""
+SIMD_LENGTHS: dict[str, int] = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
+"""The widest vectors, in bits, that Inductor may use for a level; 1: none."""
 
 _BEYOND = ("avx512vnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16", "amx-fp16")
 """What Inductor's kernels may use and no level has."""
@@ -55,6 +56,26 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
     beyond = {name for name in _BEYOND if f"-m{name}" in flags}
     needed = isa.features_of(level) | beyond
     return Target((f"-march={level}", "-mtune=native", *flags), tuple(sorted(needed)))
+
+
+def inductor_options(level: str) -> dict[str, object]:
+    """Inductor's options for compiling for a level, or for this machine if it is "auto".
+
+    Raises:
+        exc.UnsupportedLevelError: this machine is of another kind, or lacks what the level has, so
+            that kernels could not be tried out on it.
+    """
+    options: dict[str, object] = {}
+    if platform.machine() == "x86_64":
+        # What stock finds out by compiling and running a probe, 10 CPU seconds for a new cache
+        # folder, the CPU itself tells; that torch's headers suit the compiler it does not doubt.
+        options["cpp.vec_isa_ok"] = True
+    if level == "auto":
+        return options
+    lacking = isa.missing(isa.features_of(level)) if platform.machine() == "x86_64" else [level]
+    if lacking:
+        raise exc.UnsupportedLevelError(level=level, lacking=", ".join(lacking))
+    return {**options, "cpp.simdlen": SIMD_LENGTHS[level]}
 
 
 def current() -> Target:

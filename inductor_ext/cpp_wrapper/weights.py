@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALIGNMENT", "Plan", "append", "nbytes", "plan", "write"]
+__all__ = [
+    "ALIGNMENT",
+    "Plan",
+    "StorageBytes",
+    "append",
+    "nbytes",
+    "parts",
+    "plan",
+    "storage_bytes",
+    "write",
+]
 
 ALIGNMENT = 64
 """Bytes to which storages are aligned, as the CPU allocator of torch aligns its own."""
@@ -70,22 +80,41 @@ def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
 
 def write(file: IO[bytes], constants: Mapping[str, torch.Tensor], places: Plan) -> None:
     """Write the weights of `places` to `file` from its current position on."""
-    import torch
+    for part in parts(constants, places):
+        file.write(part)
 
+
+def parts(constants: Mapping[str, torch.Tensor], places: Plan) -> Iterator[bytes | memoryview]:
+    """The bytes of the file of weights, piece by piece, as they lie in memory."""
     position = 0
+    kept: tuple[StorageBytes, ...] = ()
     for name, tensor in constants.items():
         start, size = places.offsets[name], places.sizes[name]
         if not size or start < position:
             continue
-        file.write(b"\0" * (start - position))
-        if tensor.is_mkldnn:
-            address = int(torch.ops.mkldnn.data_ptr(tensor))
-            file.write(_view(address, size))
-        else:
-            # Kept until it is written: on a GPU this is a copy.
-            storage = tensor.untyped_storage().cpu()
-            file.write(_view(storage.data_ptr(), size))
+        yield b"\0" * (start - position)
+        # A reader may still be at work on a piece when it asks for the next but one.
+        kept = (*kept[-1:], storage_bytes(tensor, size))
+        yield kept[-1].view
         position = start + size
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageBytes:
+    """The bytes of a storage, as long as this object lives."""
+
+    view: memoryview
+    owner: object
+
+
+def storage_bytes(tensor: torch.Tensor, size: int) -> StorageBytes:
+    """The `size` bytes of a tensor's storage; of one on a GPU a copy."""
+    import torch
+
+    if tensor.is_mkldnn:
+        return StorageBytes(_view(int(torch.ops.mkldnn.data_ptr(tensor)), size), tensor)
+    storage = tensor.untyped_storage().cpu()
+    return StorageBytes(_view(storage.data_ptr(), size), storage)
 
 
 def append(path: str, constants: Mapping[str, torch.Tensor], places: Plan) -> None:

@@ -1,0 +1,199 @@
+"""From compiled artifacts to the .pt2 package: its layout, which stock's loaders read, and ours.
+
+A package holds the models' files where stock's packaging puts them, the weights where they can be
+mapped, and a manifest of all of it (see `manifest`), by which our loader knows what it loads.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from inductor_ext import cache, events, parts
+from inductor_ext.cpp_wrapper import archive, manifest, weights
+
+if TYPE_CHECKING:
+    from inductor_ext.cpp_wrapper.build import Artifact
+
+__all__ = ["write"]
+
+
+def write(
+    file: IO[bytes],
+    root: str,
+    artifacts: Mapping[str, Artifact],
+    *,
+    options: Mapping[str, Any],
+    plans: Mapping[str, events.MemoryPlanRecord],
+    compiler: str,
+) -> None:
+    """Write the package of one or several models.
+
+    Args:
+        file: writable and seekable, at its beginning.
+        root: name of the folder that holds all entries.
+        artifacts: by the models' names.
+        options: Inductor's and ours that differ from their defaults.
+        plans: how the models' buffers share memory, by the models' names, where it is known.
+        compiler: name and version.
+    """
+    writer = archive.Writer(file, root)
+    adapter = _Adapter(writer, artifacts)
+    # Stock's own packaging knows where which file belongs, and how to pickle weights.
+    from torch.export.pt2_archive import _package
+
+    _package._package_aoti_files(
+        adapter,  # type: ignore[arg-type]
+        {name: list(artifact.files) for name, artifact in artifacts.items()},
+    )
+    content = manifest.Manifest(
+        models={
+            name: _model(writer, name, artifact, options, plans.get(name))
+            for name, artifact in artifacts.items()
+        },
+        files={
+            name: manifest.File(bytes=entry.size, sha256=str(entry.sha256))
+            for name, entry in writer.entries.items()
+        },
+        versions=_versions(compiler),
+        platform={"system": sys.platform, "machine": platform.machine()},
+    )
+    writer.add(manifest.PATH, manifest.dumps(content))
+    writer.finish()
+
+
+class _Adapter:
+    """In the place of torch's PT2ArchiveWriter."""
+
+    def __init__(self, writer: archive.Writer, artifacts: Mapping[str, Artifact]) -> None:
+        self._writer = writer
+        self._weights = {
+            artifact.weights_path: artifact
+            for artifact in artifacts.values()
+            if artifact.weights_path is not None
+        }
+
+    def write_file(self, name: str, file_path: str) -> None:
+        """Add a file, or the weights of which it would have been the file."""
+        artifact = self._weights.get(file_path)
+        if artifact is None:
+            self._writer.add(name, file_path)
+            return
+        pieces = weights.parts(artifact.constants, artifact.plan)
+        source = archive.Chunks(artifact.plan.bytes, pieces)
+        self._writer.add(name, source, aligned=True)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Add an entry."""
+        self._writer.add(name, data)
+
+    def write_string(self, name: str, data: str) -> None:
+        """Add an entry of text."""
+        self._writer.add(name, data.encode())
+
+
+def _model(
+    writer: archive.Writer,
+    name: str,
+    artifact: Artifact,
+    options: Mapping[str, Any],
+    plan: events.MemoryPlanRecord | None,
+) -> manifest.Model:
+    def entry(path: str) -> str:
+        return f"data/aotinductor/{name}/{os.path.basename(path)}"
+
+    summary: dict[str, Any] = {}
+    if plan is not None:
+        summary = {
+            "peak": plan.peak,
+            "lower_bound": plan.lower_bound,
+            "allocator_calls": plan.calls,
+            "arenas": [{"bytes": arena.bytes, "device": arena.device} for arena in plan.arenas],
+        }
+    return manifest.Model(
+        device=artifact.device_type,
+        library=entry(artifact.shared_object),
+        weights=entry(artifact.weights_path) if artifact.weights_path is not None else None,
+        signature=artifact.signature.to_json(),
+        constants=_constants(artifact),
+        kernels=tuple(
+            manifest.Kernel(name=kernel, operators=_operators(kernel), device=artifact.device_type)
+            for kernel in artifact.kernels
+        ),
+        cpu_features=artifact.features,
+        cuda_architectures=_architectures(artifact),
+        options={key: _plain(value) for key, value in sorted(options.items())},
+        memory=summary,
+    )
+
+
+def _constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
+    plan = artifact.plan
+
+    def digest(name: str) -> str:
+        content = weights.storage_bytes(artifact.constants[name], plan.sizes[name])
+        return hashlib.sha256(content.view).hexdigest()
+
+    stored = [name for name in artifact.constants if plan.sizes[name]]
+    # Constants that share a storage share its digest; hashing lets other threads run.
+    first = {plan.offsets[name]: name for name in reversed(stored)}
+    with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        digests = dict(zip(first, pool.map(digest, first.values()), strict=True))
+    return tuple(
+        manifest.Constant(
+            name=name,
+            fqn=artifact.fqns[name],
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stride=() if tensor.is_mkldnn else tensor.stride(),
+            bytes=plan.sizes[name],
+            offset=plan.offsets[name] if artifact.weights_path is not None else None,
+            sha256=digests.get(plan.offsets[name]) if plan.sizes[name] else None,
+            device=tensor.device.type,
+        )
+        for name, tensor in artifact.constants.items()
+    )
+
+
+def _operators(kernel: str) -> tuple[str, ...]:
+    """What a kernel's name says of the operators in it."""
+    found = re.search(r"fused_(\w+?)_\d+$", kernel)
+    return (found[1],) if found else ()
+
+
+def _architectures(artifact: Artifact) -> tuple[str, ...]:
+    if artifact.device_type != "cuda":
+        return ()
+    capability = artifact.metadata.get("AOTI_COMPUTE_CAPABILITY", "")
+    digits = re.sub(r"\D", "", capability)
+    return (f"sm_{digits}",) if digits else ()
+
+
+def _versions(compiler: str) -> dict[str, str | None]:
+    import torch
+
+    import inductor_ext
+
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": parts.probe("triton").version,
+        "compiler": compiler,
+        "inductor_ext": inductor_ext.__version__,
+        "source_key": cache.source_key(),
+    }
+
+
+def _plain(value: object) -> Any:
+    """What JSON can hold of an option's value."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return repr(value)
