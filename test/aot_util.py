@@ -54,14 +54,11 @@ _numbers = itertools.count()
 
 
 class Function(torch.nn.Module):
-    """A plain function as a model."""
+    """A plain function as a model, with the function's argument names."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
+        self.forward = function
 
 
 def as_module(model: Callable[..., Any]) -> torch.nn.Module:
