@@ -125,7 +125,7 @@ def _tree_digest(size: int, hash_blocks: Callable[[range, list[bytes]], None]) -
     """SHA-256 over block digests that `hash_blocks(which, where to)` finds, in several threads."""
     count = -(-size // _BLOCK)
     found = [b""] * count
-    workers = min(count // 4, len(os.sched_getaffinity(0)), 8)
+    workers = min(count // 2, len(os.sched_getaffinity(0)), 8)
     if workers < 2:
         hash_blocks(range(count), found)
     else:
