@@ -133,10 +133,9 @@ class TestGeneratedCode:
             )
         assert [(record.kind, len(record.arenas)) for record in records] == [("aot", 1)]
         self.check_cpp(code)
-        if not crashes_at_load(str(tmp_path / "m.pt2")):
-            run = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
-            for n in (2, 32, 65):
-                check(run, matmuls, *squares(n))
+        run = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
+        for n in (2, 32, 65):
+            check(run, matmuls, *squares(n))
 
     @torch.no_grad()
     def test_stock_backend_is_left_alone(self) -> None:
@@ -343,6 +342,7 @@ class TestCombinations:
                 inductor_configs={"aot_inductor.allow_stack_allocation": True},
             )
         assert [bool(record.arenas) for record in records] == ([] if on_stack else [True])
+        # Stack allocation is stock's frame, whose packages crash at load on some machines.
         if not crashes_at_load(path):
             check(torch._inductor.aoti_load_package(path), Module(), *inputs)
 

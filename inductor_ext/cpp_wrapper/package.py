@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import cache, events, parts
+from inductor_ext import __version__, cache, events, parts
 from inductor_ext.cpp_wrapper import archive, manifest, weights
 
 if TYPE_CHECKING:
@@ -178,14 +178,12 @@ def _architectures(artifact: Artifact) -> tuple[str, ...]:
 def _versions(compiler: str) -> dict[str, str | None]:
     import torch
 
-    import inductor_ext
-
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": parts.probe("triton").version,
         "compiler": compiler,
-        "inductor_ext": inductor_ext.__version__,
+        "inductor_ext": __version__,
         "source_key": cache.source_key(),
     }
 
