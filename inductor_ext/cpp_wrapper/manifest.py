@@ -67,7 +67,7 @@ class Constant:
     """As in "float32"."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    """In elements."""
+    """In elements; empty if the layout knows no strides."""
     bytes: int
     """Of its storage."""
     offset: int | None
@@ -271,7 +271,7 @@ def _check_values(manifest: Manifest) -> None:
             where = f"models[{name!r}].constants: {constant.name}"
             if constant.sha256 is not None:
                 _check_digest(f"{where}.sha256", constant.sha256)
-            if len(constant.shape) != len(constant.stride):
+            if constant.stride and len(constant.shape) != len(constant.stride):
                 raise ValueError(f"{where} has a shape and a stride of different lengths")
             offset = constant.offset
             if offset is not None and room is not None and offset + constant.bytes > room:
