@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import activation, cache, config, events, exc, options, toolchain
+from inductor_ext.cpp_wrapper import artifact_cache
 from inductor_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,24 +62,30 @@ def aoti_compile_and_package(
     programs = _programs(exported_program)
     _check_path(package_path)
     ours, patches = options.split(None, inductor_configs)
-    with activation.activate(**ours):
-        settings = config.snapshot(activation.requested())
-        if not settings.enabled:
+    settings = config.snapshot({**(activation.requested() or {}), **ours})
+    if not settings.enabled:
+        with activation.activate(**ours):
             return _stock(programs, package_path, patches)
-        devices = set().union(*map(_device_types, programs.values()))
-        missing = toolchain.missing("aot", devices)
-        if missing is not None:
-            missing.require()
-        start = time.perf_counter()
-        result = _package(programs, package_path, patches, settings)
-        if isinstance(result, str):
-            record = events.PackageRecord(
-                path=result,
-                bytes=os.path.getsize(result),
-                seconds=round(time.perf_counter() - start, 3),
-            )
-            events.emit(record, event_log=settings.event_log)
-        return result
+
+    def compile_(path: str | os.PathLike[str] | IO[bytes] | None) -> str | IO[bytes]:
+        with activation.activate(**ours):
+            devices = set().union(*map(_device_types, programs.values()))
+            missing = toolchain.missing("aot", devices)
+            if missing is not None:
+                missing.require()
+            return _package(programs, path, patches, settings)
+
+    start = time.perf_counter()
+    # An activation imports the compiler, which a package from the cache does not need.
+    result = artifact_cache.compiled(programs, package_path, patches, settings, compile_)
+    if isinstance(result, str):
+        record = events.PackageRecord(
+            path=result,
+            bytes=os.path.getsize(result),
+            seconds=round(time.perf_counter() - start, 3),
+        )
+        events.emit(record, event_log=settings.event_log)
+    return result
 
 
 def _programs(given: Any) -> dict[str, ExportedProgram]:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 __all__ = [
+    "ArtifactCacheRecord",
     "CompileRecord",
     "EagerFallbackRecord",
     "MemoryPlanRecord",
@@ -203,6 +204,21 @@ class PackageRecord(Record):
     bytes: int
     seconds: float
     """Wall time of the whole compile and packaging."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArtifactCacheRecord(Record):
+    """Whether an AOT package was copied from the cache of artifacts instead of being compiled."""
+
+    name: ClassVar[str] = "artifact_cache"
+
+    state: str
+    """"hit", "miss", "bypass" (the program has no key) or "off"."""
+    key: str | None
+    why: str | None
+    """For "bypass" and "off"."""
+    seconds: float
+    """Wall time up to the decision: of the key, and of the copy of a hit."""
 
 
 @contextlib.contextmanager

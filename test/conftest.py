@@ -22,6 +22,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if _CACHE_VARIABLE not in os.environ:
         folder = tempfile.mkdtemp(prefix="inductor_ext-test-")
         config.stash[_made_cache] = os.environ[_CACHE_VARIABLE] = folder
+    elif not hasattr(config, "workerinput"):
+        # What an earlier run has compiled must not keep the tests from compiling.
+        artifacts = os.path.join(os.environ[_CACHE_VARIABLE], "inductor_ext", "artifacts")
+        shutil.rmtree(artifacts, ignore_errors=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

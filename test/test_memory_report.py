@@ -815,7 +815,7 @@ class TestCompiled:
         program = torch.export.export(Model(), (torch.randn(32, 64),))
         path = tmp_path / "program.pt2"
         torch.export.save(program, path)
-        with events.capture() as records:
+        with events.capture(events.MemoryPlanRecord, events.CompileRecord) as records:
             report = memory.read(str(path))
         assert [type(record) for record in records] == [
             events.MemoryPlanRecord,

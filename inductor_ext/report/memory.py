@@ -210,6 +210,8 @@ def _plan(
         "aot_inductor.package_cpp_only": True,
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_constants_on_disk_format": None,
+        # A package from there has no plan made.
+        "artifact_cache": False,
     }
     with events.capture(this_thread=True) as records:
         aot.aoti_compile_and_package(program, package_path=io.BytesIO(), inductor_configs=configs)
