@@ -155,6 +155,8 @@ class Artifact:
             torch.manual_seed(0)
             with torch.no_grad():
                 outputs = function(*inputs[0], **inputs[1])
+            # Which of its results are parameters is nothing that an artifact tells.
+            outputs = pytree.tree_map_only(torch.nn.Parameter, torch.Tensor.detach, outputs)
             seen.append((outputs, inputs))
         return seen[0], seen[1]
 
