@@ -472,6 +472,8 @@ def node_of(expr: sympy.Basic) -> Node:
     if isinstance(expr, sympy.Add):
         return _sum(expr)
     if isinstance(expr, sympy.Mul):
+        if expr.args[0] == -1:
+            return Apply("neg", (node_of(-expr),))
         return _folded("*", expr.as_ordered_factors())
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
         return Apply("**", (node_of(expr.base), int(expr.exp)))
