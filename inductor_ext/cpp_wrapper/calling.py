@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -356,6 +356,8 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
         at for at, each in enumerate(outputs or ()) if isinstance(each, signatures.TensorOutput)
     ]
 
+    build = _builder(spec, iter(range(count)))
+
     def restore(results: Sequence[Any]) -> Any:
         values = list(results)
         if len(values) != count:
@@ -364,9 +366,25 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
             values = [given.get(at) for at in range(count)]
         for at, make in convert:
             values[at] = make(values[at])
-        return pytree.tree_unflatten(values, spec)
+        return build(values)
 
     return restore
+
+
+def _builder(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
+    """What makes a node of the results, whose leaves stand at the next places, of all of them."""
+    if spec.is_leaf():
+        return operator.itemgetter(next(places))
+    parts = [_builder(child, places) for child in spec.children()]
+    if spec.type is tuple:
+        return lambda values: tuple([part(values) for part in parts])
+    if spec.type is list:
+        return lambda values: [part(values) for part in parts]
+    if spec.type is dict:
+        items = list(zip(spec.context, parts, strict=True))
+        return lambda values: {key: part(values) for key, part in items}
+    unflatten, context = pytree.SUPPORTED_NODES[spec.type].unflatten_fn, spec.context
+    return lambda values: unflatten([part(values) for part in parts], context)
 
 
 def _always(value: signatures.Constant) -> Callable[[Any], Any]:
