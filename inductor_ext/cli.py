@@ -42,9 +42,19 @@ COMMANDS = (
         "inductor_ext.report.artifacts",
     ),
     Command(
+        "diff",
+        "say what differs between two packages",
+        "inductor_ext.report.artifact_diff",
+    ),
+    Command(
         "doctor",
         "say what this machine can compile, and what is missing",
         "inductor_ext.report.doctor",
+    ),
+    Command(
+        "inspect",
+        "show what a package holds, how its models are called and where they run",
+        "inductor_ext.report.artifact_inspect",
     ),
     Command(
         "memory",
@@ -55,6 +65,11 @@ COMMANDS = (
         "plan",
         "place the buffers of a CSV file in memory, near the lower bound",
         "inductor_ext.report.plan",
+    ),
+    Command(
+        "verify",
+        "check that a package is what it was when it was written",
+        "inductor_ext.report.artifact_verify",
     ),
 )
 

@@ -445,8 +445,13 @@ class Package(abc.ABC):
     def _parts(self, entry: Entry) -> Iterator[Buffer]:
         """The content, piece by piece; a piece holds until the one after the next is read."""
 
+    @property
+    def where(self) -> str:
+        """The package as messages name it."""
+        return self.path or "in a buffer"
+
     def _fail(self, why: str) -> NoReturn:
-        raise exc.BadPackageError(path=self.path or "given as a buffer", why=why)
+        raise exc.BadPackageError(path=self.where, why=why)
 
     def _entry(self, name: str) -> Entry:
         if name not in self.entries:

@@ -40,7 +40,6 @@ _ALIGNMENT = 64
 _SOURCES = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
 """What a package may have and running it does not need."""
 
-_MANIFEST_LIMIT = 1 << 28
 _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
 
 
@@ -500,16 +499,16 @@ def load(
             default=1,
         )
     with archive.open_package(path) as package:
-        where = package.path or "in a buffer"
-        if manifest.PATH not in package.entries:
+        where = package.where
+        found = manifest.read(package)
+        if found is None:
             if weights is not None:
                 why = "it is one of stock Inductor's, which have their weights inside"
                 raise exc.ArtifactLoadError(path=where, name=model_name, why=why, mend="")
             return _load_stock(
                 package, where, model_name, run_single_threaded, num_runners, device_index
             )
-        data = package.read(manifest.PATH, limit=_MANIFEST_LIMIT)
-        content = manifest.loads(data, where)
+        content, data = found
         model = content.model(model_name, where)
         manifest.check_machine(content, model, _machine(model.device, device_index), where)
         try:
@@ -519,7 +518,7 @@ def load(
             raise exc.BadPackageError(path=where, why=why.rstrip(".")) from None
         convention = calling.Convention(signature.in_spec, signature.out_spec, signature, where)
         if verify:
-            _check_seal(package, content, data, where)
+            manifest.check_seal(package, content, data)
         loading = _Loading(package, content, model_name, where, verify)
         return loading.load(
             signature, convention, num_runners, run_single_threaded, device_index, weights
@@ -538,25 +537,6 @@ def _machine(device: str, index: int) -> manifest.Machine:
         cpu_features=isa.machine_features(),
         capability=capability,
     )
-
-
-def _check_seal(
-    package: archive.Package, content: manifest.Manifest, data: bytes, where: str
-) -> None:
-    """Whether the manifest is the one that the package was written with."""
-    import hashlib
-
-    digests = {**content.digests(), manifest.PATH: hashlib.sha256(data).hexdigest()}
-    identity = archive.identity(digests)
-    if package.read(".data/serialization_id", limit=64).decode(errors="replace") != identity:
-        why = "its manifest is not the one that it was written with"
-        raise exc.BadPackageError(path=where, why=why)
-    listed = {name for name in content.files if name.startswith(_AOTI)}
-    stray = sorted(name for name in package.entries if name.startswith(_AOTI))
-    for name in stray:
-        if name not in listed:
-            why = f"it has an entry {name!r} that its manifest does not list"
-            raise exc.BadPackageError(path=where, why=why)
 
 
 class _Loading:

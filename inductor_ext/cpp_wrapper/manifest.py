@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import re
 import types
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper import archive
 
 __all__ = [
     "FORMAT",
@@ -32,8 +34,10 @@ __all__ = [
     "Manifest",
     "Model",
     "check_machine",
+    "check_seal",
     "dumps",
     "loads",
+    "read",
 ]
 
 FORMAT = 1
@@ -41,6 +45,9 @@ FORMAT = 1
 
 PATH = "extra/inductor_ext/manifest.json"
 """The manifest's place below the package's root folder."""
+
+_LIMIT = 1 << 28
+"""Bytes that a manifest may have."""
 
 _Json = Mapping[str, Any]
 
@@ -281,6 +288,42 @@ def _check_values(manifest: Manifest) -> None:
 def _check_digest(where: str, digest: str) -> None:
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError(f"{where} is no SHA-256")
+
+
+def read(package: archive.Package) -> tuple[Manifest, bytes] | None:
+    """A package's manifest and the bytes that it was read from; None for a package of stock's.
+
+    Raises:
+        exc.BadPackageError, exc.IncompatibleArtifactError: see `loads`.
+    """
+    if PATH not in package.entries:
+        return None
+    data = package.read(PATH, limit=_LIMIT)
+    return loads(data, package.where), data
+
+
+def check_seal(package: archive.Package, content: Manifest, data: bytes) -> None:
+    """Whether the manifest is the one that the package was written with.
+
+    The archive's identity is derived from the SHA-256 of all files, the manifest's among them.
+
+    Args:
+        package: the package.
+        content, data: its manifest, as `read` returns it.
+
+    Raises:
+        exc.BadPackageError: it is another one, or there are files that it does not list where
+            stock's loaders would pick them up.
+    """
+    digests = {**content.digests(), PATH: hashlib.sha256(data).hexdigest()}
+    found = package.read(".data/serialization_id", limit=64).decode(errors="replace")
+    if found != archive.identity(digests):
+        why = "its manifest is not the one that it was written with"
+        raise exc.BadPackageError(path=package.where, why=why)
+    for name in package.entries:
+        if name.startswith("data/") and name not in content.files:
+            why = f"it has an entry {name!r} that its manifest does not list"
+            raise exc.BadPackageError(path=package.where, why=why)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
