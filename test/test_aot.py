@@ -46,6 +46,8 @@ def program(net: Net) -> ExportedProgram:
     return torch.export.export(net, (torch.randn(3, 8),), dynamic_shapes=({0: batch},))
 
 
+EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "cpp"
+
 LOAD = (
     "import sys, torch; torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'model', False, 1, -1)"
 )
@@ -87,54 +89,47 @@ def test_stock_cpp_loader_binding_loads_it(net: Net, package: tuple[str, Any]) -
     check(net, lambda x: loader.run([x]))
 
 
-CPP_LOADER = """
-#include <ATen/ops/ones.h>
-#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <iostream>
+def header_of(package: str, folder: pathlib.Path) -> pathlib.Path:
+    """The C header that lies in a package, written into a folder."""
+    with zipfile.ZipFile(package) as file:
+        (name,) = [name for name in file.namelist() if name.endswith("/model.h")]
+        (folder / "model.h").write_bytes(file.read(name))
+    return folder
 
-int main(int argc, char** argv) {
-  torch::inductor::AOTIModelPackageLoader loader(argv[1]);
-  auto outputs = loader.run({at::ones({5, 8})});
-  std::cout << outputs.size() << " " << outputs[0].sum().item<float>() << " "
-            << outputs[1].sum().item<float>() << std::endl;
-}
-"""
+
+def check_program(net: Net, program: pathlib.Path, package: str) -> None:
+    done = subprocess.run([program, package], capture_output=True, text=True, check=True)
+    sums = [output.sum().item() for output in net(torch.ones(5, 8))]
+    assert [float(line) for line in done.stdout.split()] == pytest.approx(sums, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_a_cpp_program_loads_it(net: Net, package: tuple[str, Any], tmp_path: pathlib.Path) -> None:
     from torch.utils import cpp_extension
 
-    source, program = tmp_path / "main.cpp", tmp_path / "main"
-    source.write_text(CPP_LOADER)
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    subprocess.run(
-        [
-            os.environ.get("CXX", "g++"),
-            "-std=c++20",
-            "-O0",
-            f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-            *(f"-I{path}" for path in cpp_extension.include_paths()),
-            str(source),
-            *(
-                flag
-                for path in cpp_extension.library_paths()
-                for flag in (f"-L{path}", f"-Wl,-rpath,{path}")
-            ),
-            "-ltorch",
-            "-ltorch_cpu",
-            "-lc10",
-            "-o",
-            str(program),
-        ],
-        check=True,
-    )
-    done = subprocess.run([program, package[0]], capture_output=True, text=True, check=True)
-    count, first, second = done.stdout.split()
-    expected = net(torch.ones(5, 8))
-    assert int(count) == 2
-    assert float(first) == pytest.approx(expected[0].sum().item(), rel=1e-4)
-    assert float(second) == pytest.approx(expected[1].sum().item(), rel=1e-4)
+    folders = [*cpp_extension.include_paths(), header_of(package[0], tmp_path)]
+    libraries = cpp_extension.library_paths()
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0"]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *(f"-I{path}" for path in folders)]
+    command += [str(EXAMPLE / "main.cpp"), "-o", str(tmp_path / "main")]
+    command += [flag for path in libraries for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    subprocess.run([*command, "-ltorch", "-ltorch_cpu", "-lc10"], check=True)
+    check_program(net, tmp_path / "main", package[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
+def test_a_cmake_project_loads_it(
+    net: Net, package: tuple[str, Any], tmp_path: pathlib.Path
+) -> None:
+    build = tmp_path / "build"
+    configure = ["cmake", "-S", str(EXAMPLE), "-B", str(build), "-DCMAKE_BUILD_TYPE=Debug"]
+    configure += [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"]
+    configure += [f"-DMODEL_HEADERS={header_of(package[0], tmp_path)}"]
+    subprocess.run(configure, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(build)], check=True, capture_output=True)
+    check_program(net, build / "run_model", package[0])
 
 
 def test_records_say_what_was_made(package: tuple[str, Any]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, cache, events, parts
-from inductor_ext.cpp_wrapper import archive, manifest, weights
+from inductor_ext.cpp_wrapper import archive, header, manifest, weights
 
 if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.build import Artifact
@@ -52,6 +52,8 @@ def write(
         adapter,  # type: ignore[arg-type]
         {name: list(artifact.files) for name, artifact in artifacts.items()},
     )
+    for name, artifact in artifacts.items():
+        writer.add(header.path(name), header.render(name, artifact.signature).encode())
     content = manifest.Manifest(
         models={
             name: _model(writer, name, artifact, options, plans.get(name))
