@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.cpp_wrapper import checks, graph_signature, target, weights
+from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.settings import Settings
 
@@ -292,7 +292,8 @@ def _signature_at_hand() -> Signature:
 
     given = _signature.get()
     if given is not None and _fits(given, V.graph):
-        return given
+        # By now all code is generated, and what it has assumed of sizes is known.
+        return exported.with_guards(given, V.graph.sizevars.shape_env)
     return graph_signature.signature(V.graph)
 
 

@@ -2,10 +2,13 @@
 
 What export knows of a call and what its compiled form no longer asks is gathered here: the inputs'
 names, dtypes, shapes, strides and devices; the ranges of symbols; and the conditions under which
-the program was traced, which stand in four places: guards of the shape environment (lost when a
-program is saved), their text (kept then), asserts in the graph, and the ranges of dimensions that
-are expressions. A condition that the ranges imply is left out. One that cannot be expressed, or
-whose symbols no input tells, is recorded in `Signature.unchecked`.
+the program was traced: guards, which export keeps as text, asserts in the graph, and the ranges of
+dimensions that are expressions. The shape environment's own guards are asked only where the text
+cannot be read: saving a program loses them, and compiling it adds to them.
+
+A condition that the ranges imply is left out. One that cannot be expressed, or whose symbols no
+input tells, is recorded in `Signature.unchecked`. `with_guards` adds what compiling has assumed
+beyond export.
 
 Reads torch.export's program and torch's symbolic expressions; it changes neither.
 """
@@ -98,23 +101,29 @@ def signature(program: ExportedProgram) -> Signature:
     unclear: list[str] = []
     conditions = [
         *_range_conditions(program, symbols),
-        *_guards(environment),
-        *_asserts(program, environment),
         *_written_guards(program, found, unclear),
+        *_asserts(program, environment),
     ]
+    if environment is not None and environment.guards and unclear:
+        conditions += _guards(environment)
+        unclear = []
     known = _with_conditions(found, conditions)
-    if environment is None or not environment.guards:
-        known = replace(known, unchecked=(*known.unchecked, *unclear))
-    return known
+    return replace(known, unchecked=(*known.unchecked, *unclear))
 
 
 def with_guards(known: Signature, environment: ShapeEnv) -> Signature:
     """A signature to which the guards are added that a shape environment holds.
 
-    Compiling may specialise the code further than export did, and says so by guards. Those over
-    symbols of other programs are left out.
+    Compiling may specialise the code further than export did, and says so by guards: a size is
+    taken for a number, an index for one of 32 bits. Guards by which the compiler has only chosen
+    the faster of two right ways are left out, and those over symbols of other programs.
     """
-    return _with_conditions(known, _guards(environment))
+    specialised = [
+        sympy.Eq(symbol, environment.replace(symbol), evaluate=False)
+        for symbol in environment.replacements
+        if symbol.name in known.symbols
+    ]
+    return _with_conditions(known, [*specialised, *_guards(environment)])
 
 
 def _with_conditions(known: Signature, conditions: Iterable[sympy.Basic]) -> Signature:
@@ -295,11 +304,30 @@ def _range_conditions(program: ExportedProgram, symbols: Mapping[str, Range]) ->
     return found
 
 
-def _guards(environment: ShapeEnv | None) -> list[sympy.Basic]:
-    if environment is None:
-        return []
-    # A guard may be written with a symbol that export has found to be another's expression.
-    return [environment.replace(guard.expr) for guard in environment.guards]
+_PREFERENCES = re.compile(
+    r"torch/(_subclasses/|_prims_common/|_inductor/("
+    r"choices|codegen/cpp|decomposition|fx_passes/|kernel/(conv|mm)|pattern_matcher|scheduler"
+    r"|select_algorithm|template_heuristics|utils\.py:(cmp|evaluate)))"
+)
+"""Where torch asks of sizes only what is faster, or what strides a result would have in eager mode.
+
+For instance, whether a sum is long enough to be made in parts, or whether a batch is large enough
+for another convolution. The code is right for the other answer too, and refusing it would take away
+sizes that the program was exported for.
+"""
+
+
+def _guards(environment: ShapeEnv) -> list[sympy.Basic]:
+    found: list[sympy.Basic] = []
+    for guard in environment.guards:
+        frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+        place = frame if isinstance(frame, str) else ""
+        if hasattr(frame, "filename"):
+            place = f"{frame.filename}:{frame.name}"
+        if not _PREFERENCES.search(place):
+            # It may be written with a symbol that has been found to be another's expression.
+            found.append(environment.replace(guard.expr))
+    return found
 
 
 def _asserts(program: ExportedProgram, environment: ShapeEnv | None) -> list[sympy.Basic]:
