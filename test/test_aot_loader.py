@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import copy
+import gc
 import io
 import json
 import os
@@ -415,6 +416,20 @@ def test_constants_are_those_of_the_model(model: LoadedModel, plain: Plain) -> N
     assert sorted(live) == sorted(state)
     for name, tensor in state.items():
         assert torch.equal(live[name], tensor)
+
+
+def test_constants_outlive_the_model_and_are_its_memory(path: str, plain: Plain) -> None:
+    model = inductor_ext.load(path)
+    row = model.constants()["linear.weight"][3]
+    before = model(X)
+    row.zero_()
+    assert not torch.equal(model(X), before)
+    del model
+    gc.collect()
+    assert torch.equal(row, torch.zeros(8))
+    row = inductor_ext.load(path).constants()["linear.weight"].t()[3]
+    gc.collect()
+    assert torch.equal(row, plain.linear.weight.t()[3])
 
 
 def test_constants_are_updated_swapped_and_freed(path: str, plain: Plain) -> None:

@@ -231,7 +231,10 @@ class LoadedModel:
         raise NotImplementedError
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
-        """The tensors that the model uses, by name: not copies, and alive as long as the model."""
+        """The tensors that the model uses, by name: what is written to them, the model sees.
+
+        They are its own until its constants are next updated or freed.
+        """
         raise NotImplementedError
 
 
@@ -249,6 +252,7 @@ class _Model(LoadedModel):
         runner: Any,
         library: _Library,
         metadata: dict[str, str],
+        device: str,
     ) -> None:
         self.path = path
         self.model_name = name
@@ -263,6 +267,7 @@ class _Model(LoadedModel):
         self._library = library
         self._container = library.last_container()
         self._metadata = metadata
+        self._device = device
         self._names: dict[str, list[str]] = {}
         for constant, fqn in runner.get_constant_names_to_original_fqns().items():
             self._names.setdefault(fqn or constant, []).append(constant)
@@ -286,7 +291,20 @@ class _Model(LoadedModel):
         return list(self._names)
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
-        return dict(self._runner.extract_constants_map(inactive))
+        found = self._runner.extract_constants_map(inactive)
+        return {name: self._kept_alive(tensor) for name, tensor in found.items()}
+
+    def _kept_alive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory as a tensor whose storage, and so every view of it, holds the model."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
+            return tensor
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((size - 1) * step for size, step in steps)
+        size = (last + 1) * tensor.element_size()
+        memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+        memory.holder = self  # type: ignore[attr-defined]
+        flat = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride())
 
     def load_constants(
         self,
@@ -357,7 +375,10 @@ class _Model(LoadedModel):
                     f"({record.dtype}, {list(record.shape)})",
                     "",
                 )
-        device = record.device if record is not None else self._model.device
+        # A model on a GPU may have constants that stay on the CPU.
+        device = self._device
+        if record is not None and torch.device(record.device).type == "cpu":
+            device = "cpu"
         if tensor.device.type != torch.device(device).type:
             if managed or not copies or tensor.device.type != "cpu":
                 _refuse(f"{fqn!r} is on {tensor.device}, and the model's is on {device}", "")
@@ -591,6 +612,7 @@ class _Loading:
                     runner=runner,
                     library=library,
                     metadata=_metadata(library_path),
+                    device=self._device(device_index),
                 )
             except BaseException:
                 library.close()
@@ -716,11 +738,15 @@ class _Loading:
             library.prepare(place, single_threaded)
             if self._model.device == "cpu":
                 return kind(path, num_runners)
-            device = "cuda" if device_index < 0 else f"cuda:{device_index}"
+            device = self._device(device_index)
             return kind(path, num_runners, device, os.path.dirname(path))
         except (RuntimeError, AttributeError) as error:
             why = library.last_error().decode(errors="replace") or str(error).splitlines()[0]
             self._fail(why.rstrip(".\n"), "")
+
+    def _device(self, index: int) -> str:
+        kind = self._model.device
+        return kind if kind == "cpu" or index < 0 else f"{kind}:{index}"
 
     def _compare(self, runner: Any, signature: Signature) -> None:
         """Whether manifest and library are of the same model."""
