@@ -1,0 +1,90 @@
+"""The models that are compiled ahead of time to be measured: full size, random weights.
+
+Of the architectures of `memory_models`, in the sizes in which they are known. Nothing is
+downloaded; equal values in every process.
+"""
+
+# A module's call returns Any to the type checker.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import memory_models
+
+__all__ = ["MODELS", "Model"]
+
+Inputs = tuple[Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """One entry."""
+
+    name: str
+    build: Callable[[], tuple[nn.Module, Inputs]]
+    batch: int
+    """Calls that are timed together, since one of a small model is shorter than a clock's tick."""
+
+    def make(self) -> tuple[nn.Module, Inputs]:
+        """The module in evaluation mode, without gradients, and positional inputs."""
+        torch.manual_seed(0)
+        module, inputs = self.build()
+        return module.eval().requires_grad_(False), inputs
+
+
+class Pointwise(nn.Module):
+    """One fused kernel on few elements: what is left is the cost of a call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x * 2 + 1)
+
+
+class Eight(nn.Module):
+    """The same on eight inputs, for the cost of an input."""
+
+    def forward(
+        self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor, g: Tensor, h: Tensor
+    ) -> Tensor:
+        return torch.relu(a + b + c + d + e + f + g + h)
+
+
+def _mlp() -> tuple[nn.Module, Inputs]:
+    layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 16))
+    return layers, (torch.randn(8, 64),)
+
+
+def _bert() -> tuple[nn.Module, Inputs]:
+    module = memory_models.Bert(768, 12, 12, 30522, 512)
+    return module, (
+        torch.randint(30522, (1, 128)),
+        torch.zeros(1, 128, dtype=torch.int64),
+        torch.tensor([128]),
+    )
+
+
+def _resnet() -> tuple[nn.Module, Inputs]:
+    return memory_models.ResNet(64, (3, 4, 6, 3)), (torch.randn(1, 3, 224, 224),)
+
+
+def _llama() -> tuple[nn.Module, Inputs]:
+    return memory_models.Llama(576, 9, 3, 24, 32000), (torch.randint(32000, (1, 128)),)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("pointwise", lambda: (Pointwise(), (torch.randn(8),)), 1000),
+        Model("eight inputs", lambda: (Eight(), tuple(torch.randn(8, 8))), 1000),
+        Model("mlp", _mlp, 1000),
+        Model("bert", _bert, 1),
+        Model("resnet", _resnet, 1),
+        Model("llama", _llama, 1),
+    )
+}
+"""By name: one kernel, eight inputs, two layers, BERT-base, ResNet-50, 24 layers of a Llama."""

@@ -1,0 +1,129 @@
+"""The benchmark of AOT artifacts: what it counts, and how it names what it counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import aoti, aoti_child, aoti_models, results
+
+
+def spin(seconds: float) -> str:
+    return f"import time\nwhile time.process_time() < {seconds}: pass"
+
+
+def test_cpu_seconds_count_processes_that_ended_and_that_live() -> None:
+    before = aoti_child.cpu_seconds()
+    subprocess.run([sys.executable, "-c", spin(0.3)], check=True)
+    ended = aoti_child.cpu_seconds()
+    assert 0.3 <= ended - before < 1
+    code = spin(0.3) + "\nprint('spun', flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == b"spun\n"
+        assert 0.25 <= aoti_child.cpu_seconds() - ended < 1
+        living.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("-O3 /c/ab/cab.wrapper.cpp -c -o x.o", "wrapper"),
+        ("-O3 /c/ab/cab.kernel.cpp -c -o x.o", "kernels"),
+        ("-x c++-header /c/ab/cab.h -o cab.h.gch", "fixed part"),
+        ("/s/inductor_ext/cpp_wrapper/runtime/interface.cpp -c", "fixed part"),
+        ("a.o b.o -shared -o c.so", "linking"),
+        ("--version", "probing and the rest"),
+        ("/c/ab/cabcdef.cpp -shared -o y.so", "probing and the rest"),
+    ],
+)
+def test_a_compilers_call_is_counted_where_it_belongs(command: str, part: str) -> None:
+    assert part in aoti.PARTS
+    assert aoti._part(command.split()) == part
+
+
+def test_the_compiler_is_timed_and_does_what_it_does(tmp_path: Path) -> None:
+    bench = aoti.Bench(tmp_path)
+    source = tmp_path / "wrapper.cpp"
+    source.write_text("int main() { return 3; }")
+    run = subprocess.run(
+        ["g++", str(source), "-o", str(tmp_path / "program")], env=bench._environment
+    )
+    assert run.returncode == 0
+    assert subprocess.run([str(tmp_path / "program")]).returncode == 3
+    source.write_text("no program")
+    run = subprocess.run(["g++", str(source)], env=bench._environment, capture_output=True)
+    assert run.returncode != 0
+    assert b"error" in run.stderr
+    lines = [path.read_text().split() for path in bench.log.iterdir()]
+    assert len(lines) == 2
+    for user, system, *command in lines:
+        assert float(user) + float(system) > 0
+        assert aoti._part(command) == "wrapper"
+
+
+def test_rows_have_units_medians_and_follow_the_schema() -> None:
+    taken: aoti.Taken = defaultdict(lambda: defaultdict(list))
+    taken["compile, cold"] |= {"ours": [1.0, 3.0, 2.0], "stock": [9.0, 9.0, 9.0]}
+    taken["compile, cold, C++ of kernels"] |= {"ours": [0.0], "stock": [0.0]}
+    taken["compile, memory"] |= {"ours": [4.0 * aoti.MIB], "stock": [8.0 * aoti.MIB]}
+    taken["call from Python"] |= {"ours": [4e-6], "stock": [4e-5], "eager": [2e-5]}
+    rows = list(aoti._rows("mlp", taken, 2.0 * aoti.MIB))
+    assert [(row["metric"], row["unit"], row["ours"], row["stock"]) for row in rows] == [
+        ("compile, cold", "s", 2.0, 9.0),
+        ("compile, memory", "MiB", 4.0, 8.0),
+        ("call from Python", "us", pytest.approx(4), pytest.approx(40)),
+    ]
+    assert rows[1]["floor"] == 2
+    assert rows[2]["eager"] == pytest.approx(20)
+    header = results.collect_header("aoti", "python -m benchmarks.aoti", "some-hardware")
+    results.validate({**header, "rows": rows})
+
+
+def test_what_is_measured_has_a_model() -> None:
+    assert {*aoti.MODELS, aoti.WARMING} <= aoti_models.MODELS.keys()
+    for name in ("pointwise", "eight inputs", "mlp"):
+        module, inputs = aoti_models.MODELS[name].make()
+        again = aoti_models.MODELS[name].make()
+        assert torch.equal(module(*inputs), again[0](*again[1]))
+
+
+@pytest.mark.parametrize("kind", aoti_child.DAMAGES)
+def test_damage_is_done_where_it_says(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.pt2"
+    code = b"\x7fELF" + os.urandom(30_000)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data/aotinductor/model/x.so", code)
+        archive.writestr("model/version", "1")
+    size = path.stat().st_size
+    aoti_child.damage(str(path), kind)
+    if kind == "a truncated file":
+        assert path.stat().st_size == size * 2 // 3
+        return
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        if kind == "an entry outside":
+            assert any("../" in name for name in archive.namelist())
+            return
+        start = data.index(code[:100])
+        damaged = data[start : start + len(code)]
+        assert sum(left != right for left, right in zip(damaged, code, strict=True)) == 1
+        assert path.stat().st_size == size
+
+
+def test_the_weights_in_a_shared_object_are_not_its_code(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("m/x.so", bytes(1000))
+    assert aoti_child._code_bytes(str(path), 600) == 400
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("m/x.weights", bytes(600))
+    assert aoti_child._code_bytes(str(path), 600) == 1000
