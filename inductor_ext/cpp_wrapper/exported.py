@@ -127,18 +127,29 @@ def with_guards(known: Signature, environment: ShapeEnv) -> Signature:
 
 
 def _with_conditions(known: Signature, conditions: Iterable[sympy.Basic]) -> Signature:
+    symbols = dict(known.symbols)
+    wider: list[sympy.Basic] = []
+    for plain in _flattened(conditions):
+        names = {symbol.name for symbol in plain.free_symbols}
+        if names and names <= symbols.keys():
+            limits = _limits(plain)
+            if limits is None:
+                wider.append(plain)
+            else:
+                (name,) = names
+                symbols[name] = _both(symbols[name], limits)
     ranges = {
         sympy.Symbol(name, integer=True): ValueRanges(
             -int_oo if limits.min is None else limits.min,
             int_oo if limits.max is None else limits.max,
         )
-        for name, limits in known.symbols.items()
+        for name, limits in symbols.items()
+        if not _is_empty(limits)
     }
     constraints = list(known.constraints)
     unchecked = list(known.unchecked)
-    for plain in _flattened(conditions):
-        names = {symbol.name for symbol in plain.free_symbols}
-        if not names or not names <= known.symbols.keys() or _implied(plain, ranges):
+    for plain in wider:
+        if _implied(plain, ranges):
             continue
         try:
             text = expression.show(node_of(plain))
@@ -148,7 +159,50 @@ def _with_conditions(known: Signature, conditions: Iterable[sympy.Basic]) -> Sig
             target = unchecked
         if text not in target:
             target.append(text)
-    return replace(known, constraints=tuple(constraints), unchecked=tuple(unchecked))
+    return replace(
+        known, symbols=symbols, constraints=tuple(constraints), unchecked=tuple(unchecked)
+    )
+
+
+def _limits(condition: sympy.Basic) -> Range | None:
+    """The range that a condition is, if it compares a symbol with a number."""
+    match condition:
+        case (
+            sympy.Eq(lhs=sympy.Symbol(), rhs=sympy.Integer() as number)
+            | sympy.Eq(lhs=sympy.Integer() as number, rhs=sympy.Symbol())
+        ):
+            return Range(int(number), int(number))
+        case (
+            sympy.Ge(lhs=sympy.Symbol(), rhs=sympy.Integer() as number)
+            | sympy.Le(lhs=sympy.Integer() as number, rhs=sympy.Symbol())
+        ):
+            return Range(int(number), None)
+        case (
+            sympy.Gt(lhs=sympy.Symbol(), rhs=sympy.Integer() as number)
+            | sympy.Lt(lhs=sympy.Integer() as number, rhs=sympy.Symbol())
+        ):
+            return Range(int(number) + 1, None)
+        case (
+            sympy.Le(lhs=sympy.Symbol(), rhs=sympy.Integer() as number)
+            | sympy.Ge(lhs=sympy.Integer() as number, rhs=sympy.Symbol())
+        ):
+            return Range(None, int(number))
+        case (
+            sympy.Lt(lhs=sympy.Symbol(), rhs=sympy.Integer() as number)
+            | sympy.Gt(lhs=sympy.Integer() as number, rhs=sympy.Symbol())
+        ):
+            return Range(None, int(number) - 1)
+    return None
+
+
+def _both(left: Range, right: Range) -> Range:
+    lows = [each for each in (left.min, right.min) if each is not None]
+    highs = [each for each in (left.max, right.max) if each is not None]
+    return Range(max(lows, default=None), min(highs, default=None))
+
+
+def _is_empty(limits: Range) -> bool:
+    return limits.min is not None and limits.max is not None and limits.min > limits.max
 
 
 def _flattened(conditions: Iterable[sympy.Basic]) -> Iterator[sympy.Basic]:

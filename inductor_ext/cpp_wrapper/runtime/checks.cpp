@@ -457,22 +457,26 @@ Result expected_stride(const Call& call, const Extent& extent, int64_t found) {
         std::to_string(constraint.multiple));
   }
   std::string where;
-  const int64_t* word = checks.programs + constraint.program;
+  std::string whose;
   bool named[64] = {};
-  for (; *word != kEnd; ++word) {
+  for (const int64_t* word = checks.programs + constraint.program; *word != kEnd; ++word) {
     if (*word == kNumber) {
       ++word;
     } else if (*word == kSymbol) {
-      const int64_t symbol = *++word;
-      if (symbol < 64 && !named[symbol]) {
-        named[symbol] = true;
-        where += (where.empty() ? ", and " : ", ");
-        where += checks.symbols[symbol].text;
-        where += " is " + std::to_string(call.values[symbol]);
+      const int64_t index = *++word;
+      const Symbol& symbol = checks.symbols[index];
+      if (whose.empty()) {
+        whose = quoted(checks.inputs[symbol.input].name);
+      }
+      if (index < 64 && !named[index]) {
+        named[index] = true;
+        where += where.empty() ? ", and " : ", ";
+        where += symbol.text;
+        where += " is " + std::to_string(call.values[index]);
       }
     }
   }
-  refuse(std::string("the inputs have to satisfy ") + constraint.text + where);
+  refuse(whose + ": the artifact takes inputs with " + constraint.text + where);
 }
 
 [[gnu::cold, gnu::noinline]] bool dispatched(const char* op, AtenTensorHandle tensor) {
