@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper import archive, manifest
+from inductor_ext.cpp_wrapper import archive, loader, manifest
 from inductor_ext.cpp_wrapper.loader import LoadedModel
 from test import artifact_fuzz
 
@@ -596,6 +596,27 @@ def test_a_flipped_bit_is_found(path: str, temporary: pathlib.Path, ending: str)
     assert list(temporary.iterdir()) == []
 
 
+def test_large_weights_are_verified_by_their_constants(
+    path: str, plain: Plain, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "_LARGE", 0)
+    check(inductor_ext.load(path), plain)
+    damaged = tmp_path / "damaged.pt2"
+    with archive.open_package(path) as package:
+        found = manifest.read(package)
+        assert found is not None
+        model = found[0].models["model"]
+        place = package.locate(str(model.weights))
+    assert place is not None
+    for constant in model.constants:
+        for at in (0, constant.bytes - 1):
+            data = bytearray(pathlib.Path(path).read_bytes())
+            data[place[1] + (constant.offset or 0) + at] ^= 1
+            damaged.write_bytes(data)
+            with pytest.raises(exc.BadPackageError, match="does not fit its SHA-256"):
+                inductor_ext.load(damaged)
+
+
 def test_verification_can_be_left_out(path: str, plain: Plain, tmp_path: pathlib.Path) -> None:
     """Then weights are not even read before they are used."""
     damaged = tmp_path / "damaged.pt2"
@@ -664,8 +685,8 @@ def test_classes_that_are_not_registered_are_named(path: str) -> None:
 
 def test_stock_loads_ours(path: str, plain: Plain) -> None:
     check(torch._inductor.aoti_load_package(path), plain)
-    loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
-    check(lambda x: loader.run([x])[0], plain)
+    stock = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
+    check(lambda x: stock.run([x])[0], plain)
 
 
 def test_stock_loads_its_own_files_from_our_archive(
@@ -680,8 +701,8 @@ def test_stock_loads_its_own_files_from_our_archive(
                 writer.add(name, parts, aligned=name.endswith(".so"))
         writer.finish()
     check(torch._inductor.aoti_load_package(str(target)), plain, (4,))
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(target), "model", False, 1, -1)
-    check(lambda x: loader.run([x])[0], plain, (4,))
+    stock = torch._C._aoti.AOTIModelPackageLoader(str(target), "model", False, 1, -1)
+    check(lambda x: stock.run([x])[0], plain, (4,))
 
 
 def test_it_loads_packages_of_stocks(

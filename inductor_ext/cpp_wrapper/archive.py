@@ -40,6 +40,7 @@ __all__ = [
     "Source",
     "Writer",
     "check_name",
+    "file_sha256",
     "identity",
     "open_package",
 ]
@@ -412,6 +413,25 @@ def _file_parts(descriptor: int, offset: int, size: int) -> Iterator[memoryview]
         yield view[:count]
         offset += count
         turn = 1 - turn
+
+
+def file_sha256(path: str, offset: int = 0, size: int | None = None) -> str:
+    """The SHA-256 in hex of a part of a file, which is read in pieces.
+
+    Args:
+        path: the file's.
+        offset: in bytes.
+        size: bytes, fewer if the file ends before; None reaches to its end.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        whole = os.fstat(file.fileno()).st_size
+        for part in _file_parts(file.fileno(), offset, whole - offset if size is None else size):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 class Package(abc.ABC):

@@ -10,6 +10,7 @@ of stock's is loaded by torch's own loader, once its names have been checked.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -36,6 +37,9 @@ _AOTI = "data/aotinductor/"
 _CONSTANTS = "data/constants/"
 _ALIGNMENT = 64
 """Bytes to which compiled code relies on weights being aligned."""
+
+_LARGE = 64 << 20
+"""Bytes from which on weights are worth reading by several threads."""
 
 _SOURCES = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
 """What a package may have and running it does not need."""
@@ -673,8 +677,8 @@ class _Loading:
         name = self._model.weights
         place = self._package.locate(name)
         if place is not None and place[1] % _ALIGNMENT == 0:
-            if self._verify:
-                self._package.sha256(name, self._digest(name))
+            if self._verify and not self._intact(place, str(self._digest(name))):
+                self._bad(f"{name} is damaged: its content does not fit its SHA-256")
             return place
         # Of a buffer, or of an archive that has been written anew by somebody else.
         target = os.path.join(folder, "weights")
@@ -694,9 +698,10 @@ class _Loading:
             size = os.stat(path).st_size
         except OSError as error:
             self._fail(f"its weights in {path} cannot be read ({error.strerror})", "")
-        if size != known.bytes or (self._verify and _sha256(path) != known.sha256):
+        place = path, 0, size
+        if size != known.bytes or (self._verify and not self._intact(place, known.sha256)):
             self._fail(f"{path} does not have its weights", "Give the file that does.")
-        return path, 0, size
+        return place
 
     def _in_package(
         self, package: archive.Package, known: manifest.File
@@ -705,9 +710,42 @@ class _Loading:
             place = package.locate(name)
             if entry.size != known.bytes or place is None or place[1] % _ALIGNMENT:
                 continue
-            if not self._verify or package.sha256(name) == known.sha256:
+            if not self._verify or self._intact(place, known.sha256):
                 return place
         return None
+
+    def _intact(self, place: tuple[str, int, int], expected: str) -> bool:
+        """Whether weights are what they were: constant by constant in several threads if large."""
+        path, begin, size = place
+        parts = self._parts(size) if size >= _LARGE else None
+        if parts is None:
+            return archive.file_sha256(path, begin, size) == expected
+
+        def check(part: tuple[int, int, str]) -> bool:
+            return archive.file_sha256(path, begin + part[0], part[1]) == part[2]
+
+        workers = min(8, len(os.sched_getaffinity(0)))
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            return all(pool.map(check, parts))
+
+    def _parts(self, size: int) -> list[tuple[int, int, str]] | None:
+        """Offset, size and SHA-256 of all constants in the weights; None where they do not tell.
+
+        What lies between two constants is padding, less than a page, and read by nobody.
+        """
+        parts = set()
+        for constant in self._model.constants:
+            if constant.offset is not None and constant.bytes:
+                if constant.sha256 is None:
+                    return None
+                parts.add((constant.offset, constant.bytes, constant.sha256))
+        end = 0
+        for offset, count, _ in [*sorted(parts), (size, 0, "")]:
+            if offset - end >= archive.PAGE:
+                return None
+            end = max(end, offset + count)
+        # By size, so that no thread is left alone with the largest.
+        return sorted(parts, key=lambda part: -part[1])
 
     def _open(self, path: str) -> _Library:
         try:
@@ -775,16 +813,6 @@ def _metadata(library_path: str) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in content.items()}
-
-
-def _sha256(path: str) -> str:
-    import hashlib
-
-    with open(path, "rb", buffering=0) as file:
-        digest = hashlib.sha256()
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def _load_stock(
