@@ -1,0 +1,352 @@
+"""How artifacts are built: what the shared object is, where weights lie, for which CPU, and why."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor
+from torch._inductor.utils import run_and_get_cpp_code
+
+import inductor_ext
+from inductor_ext import activation, exc
+from inductor_ext.cpp_wrapper import build, compiler, isa, target, weights
+
+LIBRARY_BYTES = 350_000
+"""What a small model's shared object may have; stock's has 1.5 million."""
+
+
+class Tied(torch.nn.Module):
+    """Parameters that share memory, a view into a buffer, an empty one, and a mutated counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(16, 16)
+        self.second = torch.nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.register_buffer("table", torch.rand(40, 16))
+        self.register_buffer("rows", self.table[3:7])
+        self.register_buffer("empty", torch.empty(0, 16))
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        hidden = torch.relu(self.first(x)) + self.table.sum(0)
+        both = torch.cat([self.second(hidden), self.rows, self.empty])
+        return both * self.calls[0]
+
+
+class Built:
+    """A package, with its library and sources taken out."""
+
+    def __init__(self, folder: pathlib.Path, model: torch.nn.Module, *inputs: torch.Tensor) -> None:
+        self.model, self.inputs = model, inputs
+        self.path = str(folder / "m.pt2")
+        with build.collecting() as artifacts:
+            program = torch.export.export(model, inputs)
+            _, self.code = run_and_get_cpp_code(
+                inductor_ext.aoti_compile_and_package,
+                program,
+                package_path=self.path,
+                inductor_configs={"artifact_cache": False},
+            )
+        assert artifacts == []
+        self.loaded = inductor_ext.load(self.path)
+        with zipfile.ZipFile(self.path) as file:
+            (name,) = [name for name in file.namelist() if name.endswith(".so")]
+            self.library = folder / "model.so"
+            self.library.write_bytes(file.read(name))
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("tied"), Tied().eval(), torch.randn(3, 16))
+
+
+def elf(*arguments: str) -> str:
+    return subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+
+
+class TestSharedObject:
+    def test_only_the_c_interface_is_visible(self, tied: Built) -> None:
+        lines = elf("nm", "-D", "--defined-only", str(tied.library)).splitlines()
+        names = {line.split()[-1] for line in lines}
+        assert all(name.startswith(("AOTInductor", "inductor_ext_")) for name in names)
+        assert {"AOTInductorModelContainerRun", "inductor_ext_last_error"} <= names
+
+    def test_the_stack_is_not_executable(self, tied: Built) -> None:
+        (line,) = [
+            line
+            for line in elf("readelf", "-lW", str(tied.library)).splitlines()
+            if "STACK" in line
+        ]
+        assert line.split()[-2] == "RW"
+
+    def test_it_is_small_and_has_no_line_tables(self, tied: Built) -> None:
+        assert tied.library.stat().st_size < LIBRARY_BYTES
+        assert ".debug" not in elf("readelf", "-SW", str(tied.library))
+
+    def test_nothing_heavy_of_the_standard_library_is_in_it(self, tied: Built) -> None:
+        # Bound against libtorch's own copies, these crashed stock's artifacts at load.
+        assert "basic_regex" not in elf("strings", "-a", str(tied.library))
+        assert "regex" not in tied.code
+        assert "AOTInductorModelContainerCreate" not in tied.code
+
+    def test_a_machine_without_the_features_is_told(self, tied: Built) -> None:
+        library = ctypes.CDLL(str(tied.library))
+        library.inductor_ext_missing_cpu_features.restype = ctypes.c_char_p
+        assert library.inductor_ext_missing_cpu_features() == b""
+
+
+class TestConstants:
+    def test_results_and_state(self, tied: Built) -> None:
+        eager = Tied().eval()
+        eager.load_state_dict(tied.model.state_dict())
+        eager.calls.zero_()
+        loaded = inductor_ext.load(tied.path)
+        for _ in range(2):
+            x = torch.randn(3, 16)
+            torch.testing.assert_close(loaded(x), eager(x))
+
+    def test_tied_weights_are_stored_once(self, tied: Built) -> None:
+        (model,) = tied.loaded.manifest.models.values()
+        stored = {c.fqn: c.bytes for c in model.constants}
+        assert len({"first.weight", "second.weight"} & stored.keys()) == 1
+        size = tied.loaded.manifest.files[model.weights].bytes
+        assert sum(stored.values()) <= size < sum(stored.values()) + 64 * len(stored)
+
+    def test_processes_do_not_see_each_others_changes(self, tied: Built) -> None:
+        first, second = inductor_ext.load(tied.path), inductor_ext.load(tied.path)
+        x = torch.randn(3, 16)
+        before = second(x)
+        for _ in range(3):
+            first(x)
+        torch.testing.assert_close(second(x), before * 2)
+
+
+class TestPlanOfWeights:
+    def test_offsets(self) -> None:
+        base = torch.arange(10, dtype=torch.int64)
+        constants = {
+            "a": torch.rand(3),
+            "b": base[2:5],
+            "c": torch.empty(0, 4),
+            "d": base,
+            "e": torch.rand(33, 2),
+        }
+        plan = weights.plan(constants)
+        assert plan.sizes == {"a": 12, "b": 80, "c": 0, "d": 80, "e": 264}
+        assert plan.offsets == {"a": 0, "b": 64, "c": 0, "d": 64, "e": 192}
+        assert plan.bytes == 192 + 264
+
+    def test_written_bytes(self) -> None:
+        constants = {"a": torch.rand(5), "b": torch.arange(3), "c": torch.rand(7).bfloat16()}
+        plan = weights.plan(constants)
+        file = io.BytesIO()
+        weights.write(file, constants, plan)
+        data = file.getvalue()
+        assert len(data) == plan.bytes
+        for name, tensor in constants.items():
+            raw = bytearray(data[plan.offsets[name] :][: plan.sizes[name]])
+            assert torch.frombuffer(raw, dtype=tensor.dtype).equal(tensor)
+
+    def test_no_constants(self) -> None:
+        assert weights.plan({}) == weights.Plan({}, {}, 0)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
+class TestTarget:
+    @pytest.mark.parametrize(
+        ("flags", "level", "beyond"),
+        [
+            ("", "x86-64-v2", set()),
+            ("-mavx2 -mfma -mf16c", "x86-64-v3", set()),
+            ("-mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma", "x86-64-v4", set()),
+            ("-mavx512f -mfma -mavx512vnni -mavx512vl", "x86-64-v4", {"avx512vnni"}),
+            ("-mavx512f -mamx-tile -mamx-int8", "x86-64-v4", {"amx-tile", "amx-int8"}),
+        ],
+    )
+    def test_flags(self, flags: str, level: str, beyond: set[str]) -> None:
+        found = target.of(flags, "x86_64", frozenset())
+        assert found.flags[0] == f"-march={level}"
+        assert "-march=native" not in found.flags
+        assert set(found.features) == isa.features_of(level) | beyond
+
+    def test_every_feature_is_known_to_the_artifact(self) -> None:
+        source = (compiler.RUNTIME / "cpu_features.cpp").read_text()
+        names = {name for level in ("x86-64-v2", "x86-64-v4") for name in isa.features_of(level)}
+        for name in {*names, *target._BEYOND}:
+            assert f'{{"{name}", ' in source, name
+
+    def test_a_level_that_this_machine_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(isa, "machine_features", lambda: frozenset({"sse3"}))
+        with pytest.raises(exc.UnsupportedLevelError, match=r"lacks .*avx2"):
+            target.inductor_options("x86-64-v3")
+
+    def test_a_lower_level(self, tmp_path: pathlib.Path) -> None:
+        model, x = torch.nn.Softmax(-1), torch.randn(5, 33)
+        path = str(tmp_path / "m.pt2")
+        inductor_ext.aoti_compile_and_package(
+            torch.export.export(model, (x,)),
+            package_path=path,
+            inductor_configs={"aot_isa": "x86-64-v3"},
+        )
+        loaded = inductor_ext.load(path)
+        torch.testing.assert_close(loaded(x), model(x))
+        (entry,) = loaded.manifest.models.values()
+        assert set(entry.cpu_features) == isa.features_of("x86-64-v3")
+
+
+FEATURES = """
+#include "cpu_features.h"
+#include <cstdio>
+int main(int, char** argv) { std::puts(inductor_ext::missing_cpu_features(argv[1]).c_str()); }
+"""
+
+
+def test_the_artifact_and_the_kernel_agree_on_this_cpu(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "main.cpp").write_text(FEATURES)
+    sources = [str(tmp_path / "main.cpp"), str(compiler.RUNTIME / "cpu_features.cpp")]
+    program = str(tmp_path / "main")
+    command = ["g++", "-std=c++20", f"-I{compiler.RUNTIME}", *sources, "-o", program]
+    subprocess.run(command, check=True)
+    asked = sorted({*isa.features_of("x86-64-v4"), *target._BEYOND})
+    missing = elf(program, ",".join([*asked, "no-such-thing"])).strip().split(",")
+    assert missing == [*isa.missing(asked), "no-such-thing"]
+
+
+class TestOtherWaysToCompile:
+    def test_a_shared_object_carries_its_weights(self, tmp_path: pathlib.Path) -> None:
+        model, x = torch.nn.Linear(300, 70).eval(), torch.randn(4, 300)
+        path = str(tmp_path / "model.so")
+        program = torch.export.export(model, (x,))
+        with activation.activate():
+            made = torch._inductor.aot_compile(
+                program.module(check_guards=False),
+                (x,),
+                options={"aot_inductor.output_path": path},
+            )
+        assert made == path
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+        torch.testing.assert_close(runner.run([x])[0], model(x))
+        moved = shutil.copy(path, tmp_path / "elsewhere.so")
+        os.remove(path)
+        again = torch._C._aoti.AOTIModelContainerRunnerCpu(str(moved), 1)
+        torch.testing.assert_close(again.run([x])[0], model(x))
+
+    def test_line_tables_apart(self, tmp_path: pathlib.Path) -> None:
+        model, x = torch.nn.ReLU(), torch.randn(9)
+        path = str(tmp_path / "model.so")
+        with activation.activate(aot_debug_info=True):
+            torch._inductor.aot_compile(
+                torch.export.export(model, (x,)).module(check_guards=False),
+                (x,),
+                options={"aot_inductor.output_path": path},
+            )
+        sections = elf("readelf", "-SW", path)
+        assert ".gnu_debuglink" in sections
+        assert ".debug_line" not in sections
+        assert ".debug_line" in elf("readelf", "-SW", f"{path}.debug")
+
+    def test_metadata_of_the_process_is_left_alone(self, tmp_path: pathlib.Path) -> None:
+        from torch._inductor import config
+
+        before = dict(config.aot_inductor.metadata)
+        inductor_ext.aoti_compile_and_package(
+            torch.export.export(torch.nn.Tanh(), (torch.randn(3),)),
+            package_path=tmp_path / "m.pt2",
+        )
+        assert config.aot_inductor.metadata == before
+
+    def test_several_models_in_one_package(self, tmp_path: pathlib.Path) -> None:
+        x = torch.randn(6)
+        models = {"up": torch.nn.Softplus(), "down.v2": torch.nn.LogSigmoid()}
+        path = str(tmp_path / "two.pt2")
+        inductor_ext.aoti_compile_and_package(
+            {name: torch.export.export(model, (x,)) for name, model in models.items()},
+            package_path=path,
+        )
+        for name, model in models.items():
+            torch.testing.assert_close(inductor_ext.load(path, name)(x), model(x))
+            stock = torch._C._aoti.AOTIModelPackageLoader(path, name, False, 1, -1)
+            torch.testing.assert_close(stock.run([x])[0], model(x))
+
+    @pytest.mark.parametrize("name", ["", "../up", "a b", 3])
+    def test_a_models_name_that_is_none(self, name: Any, tmp_path: pathlib.Path) -> None:
+        program = torch.export.export(torch.nn.ReLU(), (torch.randn(2),))
+        with pytest.raises(exc.BadModelNameError):
+            inductor_ext.aoti_compile_and_package({name: program}, package_path=tmp_path / "m.pt2")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_runners_are_shared_by_threads_in_turn(tied: Built) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval()
+    buffer = io.BytesIO()
+    inputs = [torch.randn(8, 64) for _ in range(6)]
+    inductor_ext.aoti_compile_and_package(
+        torch.export.export(model, (inputs[0],)), package_path=buffer
+    )
+    loaded = inductor_ext.load(buffer, num_runners=2)
+    rounds, errors = 200, []
+
+    def work(index: int) -> None:
+        try:
+            expected = model(inputs[index])
+            for _ in range(rounds):
+                torch.testing.assert_close(loaded(inputs[index]), expected)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    # Whoever wants all runners for himself gets his turn as well.
+    for _ in range(20):
+        loaded.update_constants({"0.bias": model[0].bias.detach().clone()})
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+LOADS: dict[str, Callable[[str], str]] = {
+    "ours": lambda path: f"import inductor_ext; run = inductor_ext.load({path!r})",
+    "stock": lambda path: (
+        f"l = torch._C._aoti.AOTIModelPackageLoader({path!r}, 'model', False, 1, -1)\n"
+        "run = lambda x: l.run([x])[0]"
+    ),
+}
+
+
+@pytest.mark.parametrize("loader", LOADS)
+def test_a_fresh_process_loads_it_without_a_compiler(
+    tied: Built, loader: str, tmp_path: pathlib.Path
+) -> None:
+    code = f"""
+import sys, torch
+{LOADS[loader](tied.path)}
+print(run(torch.ones(3, 16)).sum().item())
+print([name for name in sys.modules if name.startswith("torch._inductor")])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    value, modules = done.stdout.splitlines()
+    expected = inductor_ext.load(tied.path)(torch.ones(3, 16)).sum().item()
+    assert float(value) == pytest.approx(expected, rel=1e-4)
+    assert modules == "[]"
