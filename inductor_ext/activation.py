@@ -377,8 +377,10 @@ def _wrapper_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ensure_artifact_dispatchers() -> None:
-    """Put dispatchers before the choice of a generator of C++ and the compile of its code."""
+    """Put dispatchers before the choice of a generator of C++ and the compile of its code, and
+    before what an exported program's compile takes for its inputs."""
     from torch._inductor import codecache
+    from torch._inductor import compile_fx as entry
     from torch._inductor import graph as module
 
     if not hasattr(module.get_wrapper_codegen_for_device, _SCOPED):
@@ -389,6 +391,23 @@ def _ensure_artifact_dispatchers() -> None:
         )
         compiler = codecache.AotCodeCompiler
         compiler.compile = _artifact_dispatcher(compiler.compile)  # type: ignore[method-assign]
+        entry._extract_inputs_from_exported_gm = _inputs_dispatcher(
+            entry._extract_inputs_from_exported_gm
+        )
+
+
+def _inputs_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # Stock replaces by None what is no tensor, and fails where the graph uses it.
+    @functools.wraps(stock)
+    def extract_inputs(gm: Any, example_inputs: Any) -> Any:
+        inputs = stock(gm, example_inputs)
+        if current() is None:
+            return inputs
+        from inductor_ext.cpp_wrapper import exported
+
+        return exported.with_numbers(gm, inputs)
+
+    return extract_inputs
 
 
 def _generator_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["node_of", "signature", "with_guards"]
+__all__ = ["node_of", "signature", "with_guards", "with_numbers"]
 
 _NUMBERS: dict[type, Literal["int", "float", "bool"]] = {
     SymIntArgument: "int",
@@ -124,6 +124,19 @@ def with_guards(known: Signature, environment: ShapeEnv) -> Signature:
         if symbol.name in known.symbols
     ]
     return _with_conditions(known, [*specialised, *_guards(environment)])
+
+
+def with_numbers(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The example inputs of a program's compile, with the numbers that vary as they are exported.
+
+    Torch's code generation has such inputs, as tensors of no dimensions that it takes apart; what
+    leads an exported program there gives None in their place.
+    """
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    return [
+        value if isinstance(value, torch.SymInt) else given
+        for value, given in zip(values, inputs, strict=True)
+    ]
 
 
 def _with_conditions(known: Signature, conditions: Iterable[sympy.Basic]) -> Signature:
