@@ -15,7 +15,6 @@ Every capability is a function of the device: `DEVICES` are the parameters of a 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -114,6 +113,18 @@ def clone(tree: Any) -> Any:
         return copy.deepcopy(tree)
 
 
+def call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> tuple[Any, Any]:
+    """Call with clones of the inputs; return the outputs, and the inputs as they are afterwards."""
+    inputs = clone((args, dict(kwargs or {})))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        outputs = function(*inputs[0], **inputs[1])
+    # Which of its results are parameters is nothing that an artifact tells.
+    return pytree.tree_map_only(torch.nn.Parameter, torch.Tensor.detach, outputs), inputs
+
+
 def load(path: Any, model_name: str = "model", **options: Any) -> Any:
     """Load a model of a package: by our loader, or by stock's where there is none."""
     ours = getattr(inductor_ext, "load", None)
@@ -148,17 +159,8 @@ class Artifact:
 
     def observe(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Call both on clones of the inputs; all that can be seen of each call, artifact first."""
-        seen = []
-        for function in (self.loaded, self.eager):
-            # Kept until compared: memory given back could be given out again and look shared.
-            inputs = clone((args, kwargs))
-            torch.manual_seed(0)
-            with torch.no_grad():
-                outputs = function(*inputs[0], **inputs[1])
-            # Which of its results are parameters is nothing that an artifact tells.
-            outputs = pytree.tree_map_only(torch.nn.Parameter, torch.Tensor.detach, outputs)
-            seen.append((outputs, inputs))
-        return seen[0], seen[1]
+        actual, expected = (call(f, args, kwargs) for f in (self.loaded, self.eager))
+        return actual, expected
 
     def check(self, *args: Any, **kwargs: Any) -> Any:
         """Assert that the artifact does what the eager model does; return its outputs."""
@@ -281,6 +283,7 @@ class Case:
         dynamic: the dynamic shapes of `args`, a tuple of the same length.
         calls: further inputs to be called with.
         tolerance: relative and absolute, instead of that of each dtype.
+        aliases: whether to compare which tensors share memory.
     """
 
     model: Callable[..., Any]
@@ -288,6 +291,7 @@ class Case:
     dynamic: tuple[Any, ...] | None = None
     calls: tuple[tuple[Any, ...], ...] = ()
     tolerance: float | None = None
+    aliases: bool = True
 
     def __post_init__(self) -> None:
         self.model = as_module(self.model)
@@ -327,14 +331,15 @@ class Bundle:
         self._configs = configs
         self._examples = {name: case.args for name, case in cases.items()}
         self._alone: dict[str, Artifact] = {}
-        self._models = {name: clone(case.model) for name, case in cases.items()}
+        self._eager = {name: clone(case.model) for name, case in cases.items()}
+        # Each call of the artifact changes the state of all that have one.
+        self._stateful = {name for name, case in cases.items() if [*case.model.buffers()]}
         self.error: Exception | None = None
         shapes = {name: case.dynamic or (None,) * len(case.args) for name, case in cases.items()}
         try:
-            self.whole = compile_model(
-                _Bundled(cases), (self._examples,), None, (shapes,), **configs
-            )
-            self._seen = self.whole.observe(self._examples)
+            program = export(_Bundled(cases), (self._examples,), None, (shapes,))
+            self._loaded = load(compile_program(program, **configs))
+            self._seen = self._observe(self._examples, set(cases))
         except Exception as error:
             self.error = error
 
@@ -347,38 +352,33 @@ class Bundle:
         """Assert that the case's outputs and changed inputs are eager mode's, in all its calls."""
         case = self.cases[name]
         if self.error is not None:
-            artifact = self.alone(name)
+            artifact = self._compiled_alone(name)
             for args in (case.args, *case.calls):
-                artifact.check(*args)
+                self._compare(name, artifact.observe(*args))
             return
-        self._compare(name, *self._seen)
+        self._compare(name, self._seen[name])
         for args in case.calls:
-            self._compare(name, *self.whole.observe({**self._examples, name: args}))
+            inputs = {**self._examples, name: args}
+            self._compare(name, self._observe(inputs, {name} | self._stateful)[name])
 
-    def alone(self, name: str) -> Artifact:
-        """The case compiled by itself."""
+    def _observe(self, inputs: Mapping[str, Any], names: set[str]) -> dict[str, tuple[Any, Any]]:
+        """What can be seen of a call of the artifact, and beside it of eager models by name."""
+        outputs, changed = call(self._loaded, (inputs,))
+        return {
+            name: ((outputs[name], (changed[0][0][name], {})), call(model, inputs[name]))
+            for name, model in self._eager.items()
+            if name in names
+        }
+
+    def _compare(self, name: str, seen: tuple[Any, Any]) -> None:
+        actual, expected = seen
+        assert_same(actual, expected, tolerance=self.cases[name].tolerance)
+        assert not self.cases[name].aliases or sharing(actual) == sharing(expected)
+
+    def _compiled_alone(self, name: str) -> Artifact:
         if name not in self._alone:
             case = self.cases[name]
             self._alone[name] = compile_model(
-                self._models[name],
-                case.args,
-                None,
-                case.dynamic,
-                tolerance=case.tolerance,
-                **self._configs,
+                self._eager[name], case.args, None, case.dynamic, **self._configs
             )
         return self._alone[name]
-
-    def _compare(self, name: str, actual: Any, expected: Any) -> None:
-        ours, eager = (
-            (outputs[name], inputs[0][0][name]) for outputs, inputs in (actual, expected)
-        )
-        assert_same(ours, eager, tolerance=self.cases[name].tolerance)
-        assert sharing(ours) == sharing(eager)
-
-
-@contextlib.contextmanager
-def unpacked(artifact: Artifact) -> Iterator[pathlib.Path]:
-    """The path of the artifact's `.so`, in a folder that is removed afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield artifact.unpack(folder)
