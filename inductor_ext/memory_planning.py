@@ -578,14 +578,25 @@ SAMPLES = 9
 allocating one by one."""
 
 
-def _samples(storages: Iterable[_Storage]) -> list[dict[Any, int]]:
-    """The values beside the hint."""
+def _samples(storages: Sequence[_Storage]) -> list[dict[Any, int]]:
+    """The values beside the hint, of those at which all storages have a size."""
     symbols: dict[Any, int] = {}
     for storage in storages:
         if isinstance(storage.bytes, sympy.Expr):
             for symbol in sorted(storage.bytes.free_symbols, key=str):
                 symbols.setdefault(symbol, max(_hint(symbol), 1))
-    return symbolic.samples(symbols)[1:SAMPLES] if symbols else []
+    if not symbols:
+        return []
+    program = symbolic.Program([storage.bytes for storage in storages])
+
+    def has_sizes(sample: Mapping[Any, int]) -> bool:
+        try:
+            return min(program(sample)) >= 0
+        except ValueError:
+            # Such as `x.view(n // 2, 2, -1)` where n is 1: divided by zero.
+            return False
+
+    return [sample for sample in symbolic.samples(symbols)[1:SAMPLES] if has_sizes(sample)]
 
 
 def _unbacked(expression: Any) -> set[Any]:
