@@ -185,6 +185,7 @@ def _package(
             options={**patches, **settings.non_default()},
             plans=plans,
             compiler=_compiler(),
+            weights_file=settings.aot_weights_file,
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
 

@@ -26,6 +26,10 @@ if _typing.TYPE_CHECKING:
     memory_replan: bool
     memory_budget: int | str | None
     memory_debug: bool
+    aot_check_inputs: bool
+    aot_debug_info: bool
+    aot_isa: Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
+    aot_weights_file: str | None
     artifact_cache: bool
     artifact_cache_dir: str | None
     artifact_cache_size: int | str

@@ -37,6 +37,7 @@ __all__ = [
     "OrderError",
     "PlanError",
     "PlanNotFoundError",
+    "SharedWeightsFileError",
     "UncheckableInputError",
     "UnknownModeError",
     "UnknownNodeError",
@@ -76,6 +77,13 @@ class UnsupportedTorchError(InductorExtError):
     remedy = (
         "Install a torch within that range, or set {variable}=1 to try this one at your own risk."
     )
+
+
+class SharedWeightsFileError(InductorExtError):
+    """One file for the weights of several models."""
+
+    template = "The weights of {models} cannot all be written to {path!r}."
+    remedy = "Compile the models one by one, or leave the weights in the package."
 
 
 class UnsupportedLevelError(InductorExtError):

@@ -137,6 +137,13 @@ class Settings:
         "has. What an artifact needs is recorded in it, and a machine that lacks it is told so "
         "instead of running it.",
     )
+    aot_weights_file: str | None = _setting(
+        None,
+        "Path of a file for the weights of AOT packages, which then are left out of the package; "
+        "packages of the same weights may share one. `inductor_ext.load(..., weights=...)` takes "
+        "it. The file is replaced unless it has these very weights.",
+        in_cache_key=False,
+    )
     aot_debug_info: bool = _setting(
         False,
         "Compile AOT artifacts with line tables, in a file of their own beside the shared object.",

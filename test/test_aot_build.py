@@ -136,6 +136,51 @@ class TestConstants:
         torch.testing.assert_close(second(x), before * 2)
 
 
+class TestWeightsOutside:
+    def test_packages_share_one_file(self, tmp_path: pathlib.Path) -> None:
+        model = torch.nn.Linear(40, 30).eval()
+        file = tmp_path / "linear.weights"
+        inputs = [torch.randn(3, 40), torch.randn(7, 40)]
+        times = set()
+        for index, x in enumerate(inputs):
+            path = str(tmp_path / f"{index}.pt2")
+            inductor_ext.aoti_compile_and_package(
+                torch.export.export(model, (x,)),
+                package_path=path,
+                inductor_configs={"aot_weights_file": str(file)},
+            )
+            times.add(file.stat().st_mtime_ns)
+            assert os.path.getsize(path) < LIBRARY_BYTES + file.stat().st_size
+            with zipfile.ZipFile(path) as package:
+                assert not [name for name in package.namelist() if name.endswith(".weights")]
+            loaded = inductor_ext.load(path, weights=file)
+            torch.testing.assert_close(loaded(x), model(x))
+        assert len(times) == 1, "the second compile has written the same weights again"
+
+    def test_not_given(self, tmp_path: pathlib.Path) -> None:
+        path, file = str(tmp_path / "m.pt2"), tmp_path / "m.weights"
+        inductor_ext.aoti_compile_and_package(
+            torch.export.export(torch.nn.Linear(40, 30).eval(), (torch.randn(3, 40),)),
+            package_path=path,
+            inductor_configs={"aot_weights_file": str(file)},
+        )
+        with pytest.raises(exc.ArtifactLoadError, match="outside of the package"):
+            inductor_ext.load(path)
+        file.write_bytes(file.read_bytes()[::-1])
+        with pytest.raises(exc.InductorExtError, match="weights"):
+            inductor_ext.load(path, weights=file)
+
+    def test_several_models(self, tmp_path: pathlib.Path) -> None:
+        program = torch.export.export(torch.nn.Linear(4, 3).eval(), (torch.randn(3, 4),))
+        with pytest.raises(exc.SharedWeightsFileError, match="a, b"):
+            inductor_ext.aoti_compile_and_package(
+                {"a": program, "b": program},
+                package_path=tmp_path / "m.pt2",
+                inductor_configs={"aot_weights_file": str(tmp_path / "w")},
+            )
+        assert list(tmp_path.iterdir()) == []
+
+
 class TestPlanOfWeights:
     def test_offsets(self) -> None:
         base = torch.arange(10, dtype=torch.int64)

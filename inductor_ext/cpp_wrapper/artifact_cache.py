@@ -98,6 +98,8 @@ def _switched_off(patches: Mapping[str, Any], settings: Settings) -> str | None:
     if torch.compiler.config.force_disable_caches:
         return "torch's caches are disabled"
     # What is left beside the package a copy would lack.
+    if settings.aot_weights_file is not None:
+        return "the weights stay outside the package"
     if settings.aot_debug_info:
         return "debug information is wanted, which stays outside the package"
     for name in ("trace.enabled", "aot_inductor.output_path", "aot_inductor.dump_aoti_minifier"):

@@ -22,8 +22,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from inductor_ext import cache, events, settings
-from inductor_ext.cpp_wrapper import target
+from inductor_ext import settings
+from inductor_ext.cpp_wrapper import artifact_cache, target
 
 __all__ = ["RUNTIME", "Compiler", "Fixed", "Unit"]
 
@@ -208,8 +208,8 @@ class Compiler:
         sources = "" if what == "kernel" else _runtime_key()
         parts = (what, _FORMAT, sources, self.device_type, self.identity(purpose))
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        store = open_store(self.settings)
-        if store is not None:
+        if self.settings.artifact_cache:
+            store = artifact_cache.store(self.settings)
             with store.get(key) as folder:
                 if folder is not None:
                     yield folder
@@ -255,15 +255,6 @@ class Compiler:
         flags = self.compile_flags(purpose)
         command = [*self.program, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
         _run(command)
-
-
-def open_store(values: settings.Settings) -> cache.Store | None:
-    """The store of artifacts that the settings ask for; None for none."""
-    if not values.artifact_cache:
-        return None
-    folder = cache.artifact_folder(values.artifact_cache_dir)
-    limit = settings.parse_bytes(values.artifact_cache_size)
-    return cache.Store(folder, limit, events.warn_once)
 
 
 @functools.cache

@@ -7,15 +7,16 @@ mapped, and a manifest of all of it (see `manifest`), by which our loader knows 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import hashlib
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import __version__, cache, events, parts
+from inductor_ext import __version__, cache, events, exc, parts
 from inductor_ext.cpp_wrapper import archive, header, manifest, weights
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def write(
     options: Mapping[str, Any],
     plans: Mapping[str, events.MemoryPlanRecord],
     compiler: str,
+    weights_file: str | None = None,
 ) -> None:
     """Write the package of one or several models.
 
@@ -42,7 +44,13 @@ def write(
         options: Inductor's and ours that differ from their defaults.
         plans: how the models' buffers share memory, by the models' names, where it is known.
         compiler: name and version.
+        weights_file: where the weights go instead of into the package; of one model at most.
+
+    Raises:
+        exc.SharedWeightsFileError: there are weights of several models for one file.
     """
+    if weights_file is not None and len(artifacts) > 1:
+        raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
     writer = archive.Writer(file, root)
     adapter = _Adapter(writer, artifacts)
     # Stock's own packaging knows where which file belongs, and how to pickle weights.
@@ -50,13 +58,25 @@ def write(
 
     _package._package_aoti_files(
         adapter,  # type: ignore[arg-type]
-        {name: list(artifact.files) for name, artifact in artifacts.items()},
+        {
+            name: [
+                file
+                for file in artifact.files
+                if weights_file is None or file != artifact.weights_path
+            ]
+            for name, artifact in artifacts.items()
+        },
     )
+    outside = {
+        name: _write_weights(weights_file, artifact)
+        for name, artifact in artifacts.items()
+        if weights_file is not None and artifact.weights_path is not None
+    }
     for name, artifact in artifacts.items():
         writer.add(header.path(name), header.render(name, artifact.signature).encode())
     content = manifest.Manifest(
         models={
-            name: _model(writer, name, artifact, options, plans.get(name))
+            name: _model(name, artifact, options, plans.get(name), outside.get(name))
             for name, artifact in artifacts.items()
         },
         files={
@@ -100,12 +120,32 @@ class _Adapter:
         self._writer.add(name, data.encode())
 
 
+def _write_weights(path: str, artifact: Artifact) -> manifest.File:
+    """Write the weights to a file of their own, unless it holds them already."""
+    digest = _sha256(weights.parts(artifact.constants, artifact.plan))
+    known = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
+    if os.path.isfile(path) and os.path.getsize(path) == known.bytes:
+        with open(path, "rb") as file:
+            if _sha256(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
+                return known
+    with cache.publish(path) as temporary, open(temporary, "wb") as file:
+        weights.write(file, artifact.constants, artifact.plan)
+    return known
+
+
+def _sha256(parts: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def _model(
-    writer: archive.Writer,
     name: str,
     artifact: Artifact,
     options: Mapping[str, Any],
     plan: events.MemoryPlanRecord | None,
+    outside: manifest.File | None,
 ) -> manifest.Model:
     def entry(path: str) -> str:
         return f"data/aotinductor/{name}/{os.path.basename(path)}"
@@ -121,7 +161,8 @@ def _model(
     return manifest.Model(
         device=artifact.device_type,
         library=entry(artifact.shared_object),
-        weights=entry(artifact.weights_path) if artifact.weights_path is not None else None,
+        weights=entry(artifact.weights_path) if artifact.weights_path and not outside else None,
+        outside=outside,
         signature=artifact.signature.to_json(),
         constants=_constants(artifact),
         kernels=tuple(
