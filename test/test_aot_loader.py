@@ -643,6 +643,19 @@ def test_a_manifest_without_its_seal_is_refused(path: str, tmp_path: pathlib.Pat
         inductor_ext.load(copied)
 
 
+def test_a_package_without_its_manifest_is_no_package_of_stocks(
+    path: str, tmp_path: pathlib.Path, temporary: pathlib.Path
+) -> None:
+    copied = tmp_path / "bare.pt2"
+    with zipfile.ZipFile(path) as given, zipfile.ZipFile(copied, "w") as made:
+        for name in given.namelist():
+            if not name.endswith(manifest.PATH):
+                made.writestr(name, given.read(name))
+    with pytest.raises(exc.BadPackageError, match="its manifest is missing"):
+        inductor_ext.load(copied)
+    assert list(temporary.iterdir()) == []
+
+
 def test_libraries_that_the_system_refuses_are_told_of(
     path: str, temporary: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -718,6 +731,17 @@ def test_it_loads_packages_of_stocks(
         model.update_constants({"none": torch.ones(1)})
     with pytest.raises(exc.ModelNotFoundError, match="no model 'other'; it has model"):
         inductor_ext.load(stock_path, "other")
+
+
+def test_damage_to_packages_of_stocks_is_found(stock_path: str, tmp_path: pathlib.Path) -> None:
+    damaged = tmp_path / "damaged.pt2"
+    data = bytearray(pathlib.Path(stock_path).read_bytes())
+    with archive.open_package(stock_path) as package:
+        (library,) = [each for name, each in package.entries.items() if name.endswith(".so")]
+    data[library.offset + library.size // 2] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(exc.BadPackageError, match="does not fit its CRC-32"):
+        inductor_ext.load(damaged)
 
 
 def test_unsafe_names_never_reach_stocks_loader(stock_path: str, tmp_path: pathlib.Path) -> None:

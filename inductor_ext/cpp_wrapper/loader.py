@@ -44,6 +44,9 @@ _LARGE = 64 << 20
 _SOURCES = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
 """What a package may have and running it does not need."""
 
+_MARK = b"inductor_ext_last_error"
+"""A name that is in every library of ours."""
+
 _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
 
 
@@ -503,7 +506,8 @@ def load(
         num_runners: how many threads may run the model at the same time.
         run_single_threaded: whether to leave out what lets several threads in; for CUDA graphs.
         device_index: of the CUDA device; -1 for the current one.
-        verify: whether to check the SHA-256 of every file that is used, some 0.6 s a GB.
+        verify: whether to check the SHA-256 of every file that is used, some 0.6 s a GB; of a
+            package of stock's, which has none, the CRC-32.
         weights: for a package that has been made without its weights, the file that has them, or
             another package that does.
 
@@ -530,6 +534,8 @@ def load(
             if weights is not None:
                 why = "it is one of stock Inductor's, which have their weights inside"
                 raise exc.ArtifactLoadError(path=where, name=model_name, why=why, mend="")
+            if verify:
+                package.verify({})
             return _load_stock(
                 package, where, model_name, run_single_threaded, num_runners, device_index
             )
@@ -831,6 +837,10 @@ def _load_stock(
     if name not in models:
         shown = ", ".join(sorted(models)) or "none"
         raise exc.ModelNotFoundError(path=where, name=name, models=shown)
+    for entry in package.entries:
+        if entry.endswith(".so") and _contains(package, entry, _MARK):
+            why = "it is one of inductor_ext's, and its manifest is missing"
+            raise exc.BadPackageError(path=where, why=why)
     with _as_file(package) as path:
         try:
             loader = torch._C._aoti.AOTIModelPackageLoader(
@@ -840,6 +850,17 @@ def _load_stock(
             why = str(error).splitlines()[0].rstrip(".")
             raise exc.ArtifactLoadError(path=where, name=name, why=why, mend="") from None
     return _StockModel(package.path, name, loader)
+
+
+def _contains(package: archive.Package, name: str, wanted: bytes) -> bool:
+    """Whether an entry has these bytes somewhere."""
+    tail = b""
+    for part in package.parts(name):
+        data = tail + bytes(part)
+        if wanted in data:
+            return True
+        tail = data[-len(wanted) :]
+    return False
 
 
 @contextlib.contextmanager
