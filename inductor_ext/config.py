@@ -28,7 +28,7 @@ if _typing.TYPE_CHECKING:
     memory_debug: bool
     aot_check_inputs: bool
     aot_debug_info: bool
-    aot_isa: Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
+    aot_isa: _typing.Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
     aot_weights_file: str | None
     artifact_cache: bool
     artifact_cache_dir: str | None

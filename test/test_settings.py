@@ -36,7 +36,7 @@ def test_every_setting_is_declared_in_full() -> None:
 
 def test_config_module_declares_every_setting_for_type_checkers() -> None:
     source = (ROOT / "inductor_ext" / "config.py").read_text()
-    declared = dict(re.findall(r"^    (\w+): ([\w|., \[\]\"]+)$", source, flags=re.M))
+    declared = dict(re.findall(r"^    (\w+): ([\w|., \[\]\"-]+)$", source, flags=re.M))
     for name, kind in declared.items():
         declared[name] = kind.replace("_typing.", "").replace('"', "'")
     annotations = settings.types_of()
