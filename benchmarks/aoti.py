@@ -140,12 +140,14 @@ class Bench:
 
 
 def _part(command: Sequence[str]) -> str:
-    """What a call of the compiler was for, by the names of its files."""
-    sources = [word for word in command if re.search(r"\.(cpp|cc|c|h|hpp|S|s)$", word)]
+    """What a call of the compiler was for, by the names of the files that it compiles."""
+    pairs = zip(["", *command], command, strict=False)
+    words = [word for before, word in pairs if before not in ("-include", "-o")]
+    sources = [word for word in words if re.search(r"\.(cpp|cc|c|h|hpp|S|s)$", word)]
     names = " ".join(os.path.basename(word) for word in sources)
     if "c++-header" in command or re.search(r"\.(h|hpp)\b", names):
         return "fixed part"
-    if any("inductor_ext/cpp_wrapper/runtime" in word for word in sources):
+    if any("cpp_wrapper/runtime" in word for word in sources):
         return "fixed part"
     if "wrapper" in names:
         return "wrapper"

@@ -37,6 +37,7 @@ def test_cpu_seconds_count_processes_that_ended_and_that_live() -> None:
     ("command", "part"),
     [
         ("-O3 /c/ab/cab.wrapper.cpp -c -o x.o", "wrapper"),
+        ("-include /c/ab/prefix.h -c /c/ab/cab.wrapper.cpp -o wrapper.o", "wrapper"),
         ("-O3 /c/ab/cab.kernel.cpp -c -o x.o", "kernels"),
         ("-x c++-header /c/ab/cab.h -o cab.h.gch", "fixed part"),
         ("/s/inductor_ext/cpp_wrapper/runtime/interface.cpp -c", "fixed part"),
