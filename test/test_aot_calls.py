@@ -174,17 +174,20 @@ def test_a_wrong_call_is_refused_by_the_input_s_name(loaded: Callable[..., Any],
     assert message in str(raised.value)
 
 
-def test_the_artifact_itself_refuses_it(package: str) -> None:
+def test_the_artifact_itself_refuses_it(package: str, capfd: pytest.CaptureFixture[str]) -> None:
     runner = torch._inductor.aoti_load_package(package)
     args, kwargs = arguments()
     flat = [args[0], args[1], *args[2]["ids"], torch.tensor(4), kwargs["gated"]]
     results = runner.loader.run(flat)
     torch.testing.assert_close(results[0], args[0] * 3)
-    flat[0] = torch.ones(16, 4)
-    with pytest.raises(RuntimeError, match="'fixed': dimension 0 is 16, and the artifact takes 8"):
-        runner.loader.run(flat)
-    with pytest.raises(RuntimeError, match="takes 6 tensors"):
-        runner.loader.run(flat[1:])
+    for wrong, message in (
+        ([torch.ones(16, 4), *flat[1:]], "'fixed': dimension 0 is 16, and the artifact takes 8"),
+        (flat[1:], "takes 6 tensors"),
+    ):
+        # torch 2.11's runner has no message of its own; the artifact writes it to stderr.
+        with pytest.raises(RuntimeError) as raised:
+            runner.loader.run(wrong)
+        assert message in str(raised.value) + capfd.readouterr().err
 
 
 def test_checks_can_be_left_out(tmp_path: pathlib.Path) -> None:
