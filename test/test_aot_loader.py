@@ -755,6 +755,35 @@ def test_unsafe_names_never_reach_stocks_loader(stock_path: str, tmp_path: pathl
         inductor_ext.load(evil)
 
 
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_keeps_its_kernels_until_it_goes(
+    tmp_path: pathlib.Path, temporary: pathlib.Path
+) -> None:
+    plain = Plain().eval().cuda()
+    rows = {0: Dim("rows", min=2, max=64)}
+    x = torch.randn(4, 8, device="cuda")
+    program = torch.export.export(plain, (x,), dynamic_shapes=(rows,))
+    target = tmp_path / "gpu.pt2"
+    inductor_ext.aoti_compile_and_package(program, package_path=target)
+    for index in (-1, 0):
+        model = inductor_ext.load(target, device_index=index)
+        assert len(list(temporary.iterdir())) == 1
+        for count in (2, 5, 64):
+            x = torch.randn(count, 8, device="cuda")
+            torch.testing.assert_close(model(x), plain(x))
+        with pytest.raises(exc.InputMismatchError, match="cpu"):
+            model(x.cpu())
+        assert all(each.is_cuda for each in model.constants().values())
+        model.update_constants({"scale": torch.zeros(16)})
+        assert not model(x).any()
+        del model
+        gc.collect()
+        assert list(temporary.iterdir()) == []
+
+
 # Damaged and forged packages
 
 
