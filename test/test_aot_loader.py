@@ -232,6 +232,17 @@ def test_weights_are_mapped_where_they_lie(path: str, model: LoadedModel) -> Non
     assert all(line[1][3] == "p" for line in mapped if line[-1] == path)
 
 
+def test_libraries_go_with_their_models(path: str) -> None:
+    def libraries() -> int:
+        return pathlib.Path("/proc/self/maps").read_text().count("wrapper.so")
+
+    before = libraries()
+    models = [inductor_ext.load(path) for _ in range(3)]
+    assert libraries() > before
+    del models
+    assert libraries() == before
+
+
 # Calls
 
 
@@ -374,6 +385,59 @@ def test_threads_share_a_model(path: str, plain: Plain) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(1, 9)))
+
+
+CALLBACK = """
+import concurrent.futures, sys, threading
+import torch
+import inductor_ext
+
+entered, go_on = threading.Event(), threading.Event()
+
+@torch.library.custom_op("test_aot_loader::wait", mutates_args=())
+def wait(x: torch.Tensor) -> torch.Tensor:
+    entered.set()
+    go_on.wait()
+    return x + 1
+
+@wait.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+class Waits(torch.nn.Module):
+    def forward(self, x):
+        return wait(x) * 2
+
+x = torch.ones(4)
+program = torch.export.export(Waits(), (x,))
+inductor_ext.aoti_compile_and_package(program, package_path=sys.argv[1])
+for runners in (1, 2):
+    model = inductor_ext.load(sys.argv[1], num_runners=runners)
+    entered.clear(), go_on.clear()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        first = pool.submit(model, x)
+        entered.wait()
+        others = [pool.submit(model, x + at) for at in (1, 2)]
+        go_on.set()
+        for at, each in enumerate([first, *others]):
+            assert torch.equal(each.result(), (x + at + 1) * 2)
+"""
+
+
+def test_a_model_may_call_back_into_python_while_threads_wait_for_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Waiting for a runner with the interpreter's lock held would never end."""
+    run = subprocess.run(
+        [sys.executable, "-c", CALLBACK, str(tmp_path / "waits.pt2")],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_without_what_lets_threads_in_results_are_the_same(path: str, plain: Plain) -> None:
+    check(inductor_ext.load(path, run_single_threaded=True), plain)
 
 
 def test_gradients_are_not_recorded(model: LoadedModel) -> None:

@@ -18,9 +18,36 @@ using torch::aot_inductor::DeviceStreamType;
 
 namespace {
 
-thread_local std::string last_error;
+// What a thread keeps has no destructors: they would hold the library in memory until the thread
+// ends, long after the model has gone.
+thread_local char last_error[8192];
 thread_local AOTInductorModelContainerHandle last_container = nullptr;
 std::atomic<bool> quiet{false};
+std::atomic<bool> always_single_threaded{false};
+
+// Python's PyEval_SaveThread and PyEval_RestoreThread, where every caller holds its lock.
+std::atomic<void* (*)()> save_python{nullptr};
+std::atomic<void (*)(void*)> restore_python{nullptr};
+
+// Lets other Python threads run while a model does. Besides being slow, to wait for a runner with
+// the lock held is a deadlock when the model that has the runner calls back into Python.
+class WithoutPython {
+ public:
+  WithoutPython() {
+    if (auto* save = save_python.load(std::memory_order_relaxed)) {
+      state_ = save();
+    }
+  }
+  WithoutPython(const WithoutPython&) = delete;
+  ~WithoutPython() {
+    if (state_ != nullptr) {
+      restore_python.load(std::memory_order_relaxed)(state_);
+    }
+  }
+
+ private:
+  void* state_ = nullptr;
+};
 
 // Kernels write into tensors that may require gradients, which autograd would refuse.
 class NoGrad {
@@ -38,7 +65,7 @@ class NoGrad {
 };
 
 AOTIRuntimeError failed(const char* what) {
-  last_error = what;
+  std::snprintf(last_error, sizeof(last_error), "%s", what);
   if (!quiet) {
     std::fprintf(stderr, "Error: %s\n", what);
   }
@@ -49,7 +76,7 @@ AOTIRuntimeError failed(const char* what) {
 template <typename Call>
 AOTIRuntimeError guarded(Call&& call) {
   try {
-    last_error.clear();
+    last_error[0] = '\0';
     call();
     return AOTI_RUNTIME_SUCCESS;
   } catch (const std::exception& error) {
@@ -96,9 +123,11 @@ AOTIRuntimeError run(
             "The artifact returns " + std::to_string(model_info.num_outputs) + " tensors, and there is room for " +
             std::to_string(num_outputs) + ".");
       }
+      WithoutPython without_python;
       NoGrad no_grad;
       container(handle).run(
-          inputs, outputs, reinterpret_cast<DeviceStreamType>(stream), proxy_executor, single_threaded);
+          inputs, outputs, reinterpret_cast<DeviceStreamType>(stream), proxy_executor,
+          single_threaded || always_single_threaded);
     } catch (...) {
       // Inputs belong to the callee; those that the model has not taken are left to us.
       for (size_t i = 0; i < num_inputs; ++i) {
@@ -130,7 +159,7 @@ AOTI_API void inductor_ext_set_weights(const char* path, uint64_t offset, uint64
 }
 
 AOTI_API const char* inductor_ext_last_error() {
-  return last_error.c_str();
+  return last_error;
 }
 
 AOTI_API void inductor_ext_quiet(int on) {
@@ -140,6 +169,19 @@ AOTI_API void inductor_ext_quiet(int on) {
 AOTI_API const char* inductor_ext_missing_cpu_features() {
   static const std::string missing = inductor_ext::missing_cpu_features(model_info.cpu_features);
   return missing.c_str();
+}
+
+// Makes AOTInductorModelContainerRun do what AOTInductorModelContainerRunSingleThreaded does, for
+// callers that cannot choose between the two.
+AOTI_API void inductor_ext_set_single_threaded(int on) {
+  always_single_threaded = on != 0;
+}
+
+// From now on every caller of AOTInductorModelContainerRun holds Python's lock, which is given back
+// while the model runs. The arguments are PyEval_SaveThread and PyEval_RestoreThread.
+AOTI_API void inductor_ext_release_gil(void* save, void* restore) {
+  restore_python = reinterpret_cast<void (*)(void*)>(restore);
+  save_python = reinterpret_cast<void* (*)()>(save);
 }
 
 AOTI_API void* inductor_ext_last_container() {
@@ -381,7 +423,7 @@ AOTIRuntimeError AOTInductorModelUpdateConstantsFromBlob(
 }
 
 AOTI_API AOTIRuntimeError AOTInductorGetLastError(const char** message) {
-  *message = last_error.c_str();
+  *message = last_error;
   return AOTI_RUNTIME_SUCCESS;
 }
 

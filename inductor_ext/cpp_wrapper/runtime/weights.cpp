@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -21,7 +22,8 @@ struct Place {
   uint64_t bytes = 0;
 };
 
-thread_local Place next_place;
+// Without a destructor, which would hold the library in memory until the thread ends.
+thread_local Place* next_place = nullptr;
 
 // Last bytes of a shared object that carries its weights; see `append_weights` in build.py.
 struct Footer {
@@ -75,9 +77,9 @@ std::string own_path() {
 }
 
 Place find(uint64_t bytes) {
-  Place named = std::exchange(next_place, Place());
-  if (!named.path.empty()) {
-    return named;
+  const std::unique_ptr<Place> named(std::exchange(next_place, nullptr));
+  if (named != nullptr) {
+    return *named;
   }
   const std::string own = own_path();
   const std::string beside = own.substr(0, own.rfind(".so")) + ".weights";
@@ -136,7 +138,10 @@ Mapping::~Mapping() {
 }
 
 void set_weights(const char* path, uint64_t offset, uint64_t bytes) {
-  next_place = Place{path == nullptr ? "" : path, offset, bytes};
+  delete std::exchange(next_place, nullptr);
+  if (path != nullptr && *path != '\0') {
+    next_place = new Place{path, offset, bytes};
+  }
 }
 
 Mapping map_weights(uint64_t bytes) {
