@@ -7,7 +7,6 @@ numbers that vary, not at all.
 from __future__ import annotations
 
 import copy
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -15,84 +14,37 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.package
-from torch.export import Dim
 
 import inductor_ext
 from inductor_ext import exc
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class Strict(torch.nn.Module):
-    """Takes one input of each kind."""
-
-    def forward(
-        self,
-        fixed: torch.Tensor,
-        rows: torch.Tensor,
-        batch: dict[str, list[torch.Tensor]],
-        n: int,
-        *,
-        gated: torch.Tensor,
-        k: int = 3,
-        mode: str = "sum",
-    ) -> dict[str, Any]:
-        first, second = batch["ids"]
-        if rows.shape[0] % 2:
-            raise ValueError("an odd number of rows")
-        return {
-            "fixed": fixed * k,
-            "pairs": rows.view(rows.shape[0] // 2, 2, -1).sum(1),
-            "ids": (first.sum() if mode == "sum" else first) + second,
-            "first": rows[:n] * n,
-            "gated": torch.nn.functional.glu(gated),
-            "n": n + 1,
-        }
-
-
-def arguments() -> Arguments:
-    """What the model is exported with."""
-    generator = torch.Generator().manual_seed(0)
-    random = functools.partial(torch.randn, generator=generator)
-    ids = [torch.arange(5), torch.arange(11)]
-    return (random(8, 4), random(6, 3), {"ids": ids}, 4), {"gated": random(2, 10)}
+from test import aot_input_fuzz
+from test.aot_input_fuzz import Call, strict_call
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> str:
-    args, kwargs = arguments()
-    ids = Dim("ids", min=2, max=40)
-    shapes = {
-        "fixed": None,
-        "rows": {0: Dim.DYNAMIC},
-        "batch": {"ids": [{0: ids}, {0: 2 * ids + 1}]},
-        "n": Dim.DYNAMIC,
-        "gated": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC},
-    }
-    program = torch.export.export(Strict(), args, kwargs, dynamic_shapes=shapes)
-    path = tmp_path_factory.mktemp("calls") / "strict.pt2"
-    return str(inductor_ext.aoti_compile_and_package(program, package_path=path))
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Any]:
+    return aot_input_fuzz.EXAMPLES["strict"].compile(tmp_path_factory.mktemp("calls"))
 
 
 @pytest.fixture(scope="module")
-def loaded(package: str) -> Callable[..., Any]:
-    return inductor_ext.load(package)
+def loaded(compiled: tuple[torch.nn.Module, Any]) -> Any:
+    return compiled[1]
 
 
-def changed(change: Callable[[list[Any], dict[str, Any]], object]) -> Arguments:
-    args, kwargs = copy.deepcopy(arguments())
+def changed(change: Callable[[list[Any], dict[str, Any]], object]) -> Call:
+    args, kwargs = copy.deepcopy(strict_call())
     values = list(args)
     change(values, kwargs)
     return tuple(values), kwargs
 
 
-def put(place: int, value: Any) -> Arguments:
+def put(place: int, value: Any) -> Call:
     """The right call with another positional argument."""
     return changed(lambda args, kwargs: args.__setitem__(place, value))
 
 
-RIGHT: dict[str, Arguments] = {
-    "the example": arguments(),
+RIGHT: dict[str, Call] = {
+    "the example": strict_call(),
     "another number of rows": put(1, torch.ones(8, 3)),
     "another number": put(3, 2),
     "all rows": put(3, 6),
@@ -102,14 +54,17 @@ RIGHT: dict[str, Arguments] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_call_gives_eager_s_result(loaded: Callable[..., Any], name: str) -> None:
+def test_a_right_call_gives_eager_s_result(
+    compiled: tuple[torch.nn.Module, Any], name: str
+) -> None:
+    model, loaded = compiled
     args, kwargs = RIGHT[name]
     # export keeps those arguments out of the call that were left at their defaults.
     given = {key: value for key, value in kwargs.items() if key == "gated"}
-    torch.testing.assert_close(loaded(*args, **given), Strict()(*args, **kwargs))
+    torch.testing.assert_close(loaded(*args, **given), model(*args, **kwargs))
 
 
-WRONG: dict[str, tuple[Arguments, str]] = {
+WRONG: dict[str, tuple[Call, str]] = {
     "more rows than the static size": (
         put(0, torch.ones(16, 4)),
         "input 'fixed': dimension 0 is 16, and the artifact takes 8",
@@ -142,8 +97,8 @@ WRONG: dict[str, tuple[Arguments, str]] = {
     "sizes that do not belong together": (
         put(2, {"ids": [torch.arange(5), torch.arange(10)]}),
         (
-            "input 'batch['ids'][1]': dimension 0 is 10, and it has to be 2*batch['ids'][0].size(0) "
-            "+ 1, which is 11"
+            "input 'batch['ids'][1]': dimension 0 is 10, and it has to be "
+            "2*batch['ids'][0].size(0) + 1, which is 11"
         ),
     ),
     "out of range": (
@@ -174,9 +129,9 @@ def test_a_wrong_call_is_refused_by_the_input_s_name(loaded: Callable[..., Any],
     assert message in str(raised.value)
 
 
-def test_the_artifact_itself_refuses_it(package: str, capfd: pytest.CaptureFixture[str]) -> None:
-    runner = torch._inductor.aoti_load_package(package)
-    args, kwargs = arguments()
+def test_the_artifact_itself_refuses_it(loaded: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    runner = torch._inductor.aoti_load_package(loaded.path)
+    args, kwargs = strict_call()
     flat = [args[0], args[1], *args[2]["ids"], torch.tensor(4), kwargs["gated"]]
     results = runner.loader.run(flat)
     torch.testing.assert_close(results[0], args[0] * 3)
@@ -203,3 +158,18 @@ def test_checks_can_be_left_out(tmp_path: pathlib.Path) -> None:
     )
     loaded = inductor_ext.load(path)
     assert loaded(torch.ones(16)).shape == (8,)
+
+
+def test_random_calls_are_right_or_refused(compiled: tuple[torch.nn.Module, Any]) -> None:
+    tally = aot_input_fuzz.run(*compiled, calls=500, seed=0)
+    assert tally.failures == []
+    assert tally.right > 100
+    assert tally.wrong > 100
+
+
+def test_random_calls_with_other_strides_are_right_or_refused(tmp_path: pathlib.Path) -> None:
+    compiled = aot_input_fuzz.EXAMPLES["strided"].compile(tmp_path)
+    tally = aot_input_fuzz.run(*compiled, calls=500, seed=0)
+    assert tally.failures == []
+    assert tally.right > 100
+    assert tally.wrong > 100
