@@ -128,6 +128,7 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
     made: list[Any] = []
 
     def compile_module(module: Any, args: Any, kwargs: Any = None, **rest: Any) -> str:
+        _leave_out_constant_results(module)
         files = torch._inductor.aot_compile(
             module, args, kwargs or {}, options={**rest["inductor_configs"]}
         )
@@ -140,6 +141,19 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
         compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
     )
     return made
+
+
+def _leave_out_constant_results(module: Any) -> None:
+    """Let a module return None for results that are the same floats, bools and strings always.
+
+    Inductor refuses them. Our loader knows their values from the signature; stock's gives None.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    (results,) = output.args
+    kept = tuple(None if isinstance(each, (float, bool, str)) else each for each in results)
+    if kept != tuple(results):
+        output.args = (kept,)
+        module.recompile()
 
 
 def _default_path(files: Mapping[str, list[Any]]) -> str:
