@@ -23,10 +23,10 @@ Verdict = Callable[..., str]
 
 _ENTRY = """
 extern "C" int check(int64_t which, AtenTensorHandle const* tensors, int64_t count,
-                     int64_t repetitions, char* text, int64_t room) {
+                     int64_t repetitions, int32_t device, char* text, int64_t room) {
   try {
     for (int64_t i = 0; i < repetitions; ++i) {
-      entries[which](tensors, count, -1);
+      entries[which](tensors, count, device);
     }
   } catch (const std::runtime_error& error) {
     std::strncpy(text, error.what(), room);
@@ -68,7 +68,11 @@ class Library:
         self.entry = ctypes.CDLL(str(output)).check
 
     def __call__(
-        self, number: int, tensors: Sequence[torch.Tensor | None], repetitions: int = 1
+        self,
+        number: int,
+        tensors: Sequence[torch.Tensor | None],
+        repetitions: int = 1,
+        device_index: int = -1,
     ) -> str:
         """What the checks of signature `number` say; empty if nothing is wrong."""
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(
@@ -78,10 +82,10 @@ class Library:
         handles = [None if tensor is None else next(given) for tensor in tensors]
         array = (ctypes.c_void_p * max(1, len(handles)))(*handles)
         text = ctypes.create_string_buffer(4096)
-        room = len(text) - 1
-        count, times = ctypes.c_int64(len(handles)), ctypes.c_int64(repetitions)
+        which, count, times = map(ctypes.c_int64, (number, len(handles), repetitions))
+        room = ctypes.c_int64(len(text) - 1)
         try:
-            wrong = self.entry(ctypes.c_int64(number), array, count, times, text, room)
+            wrong = self.entry(which, array, count, times, device_index, text, room)
         finally:
             # Frees the handles.
             torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)

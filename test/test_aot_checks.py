@@ -556,3 +556,21 @@ def test_a_device_index_counts_where_there_are_several() -> None:
     both = Signature((tensor_input("y", (3,), device="cuda:0"), *one.inputs), ())
     assert "1, 6, 1, -1, Number::none" in checks.render(one)
     assert "1, 6, 1, 1, Number::none" in checks.render(both)
+
+
+@pytest.mark.gpu
+def test_tensors_have_to_be_on_the_model_s_device(tmp_path: pathlib.Path) -> None:
+    inputs = (tensor_input("x", (3,), device="cuda:0"), tensor_input("y", (3,)))
+    check = Library([Signature(inputs, ())], tmp_path)
+    host, device = torch.zeros(3), torch.zeros(3, device="cuda")
+    assert check(0, [device, host]) == ""
+    assert check(0, [host, host]) == (
+        "input 'x' is on cpu, and the artifact takes cuda: call .to('cuda') on it"
+    )
+    assert check(0, [device, device]) == (
+        "input 'y' is on cuda, and the artifact takes cpu: call .to('cpu') on it"
+    )
+    assert check(0, [device, host], device_index=0) == ""
+    assert check(0, [device, host], device_index=1) == (
+        "input 'x' is on cuda:0, and the artifact takes cuda:1: call .to('cuda:1') on it"
+    )
