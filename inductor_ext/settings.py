@@ -83,6 +83,12 @@ def parse_bytes(value: int | str) -> int:
     return size
 
 
+def _count(value: int) -> int:
+    if value < 0:
+        raise ValueError("an integer from 0")
+    return value
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The values that hold for one compile, frozen when it begins and kept for its backward."""
@@ -143,6 +149,13 @@ class Settings:
         "packages of the same weights may share one. `inductor_ext.load(..., weights=...)` takes "
         "it. The file is replaced unless it has these very weights.",
         in_cache_key=False,
+    )
+    aot_unit_size: int = _setting(
+        1000,
+        "Statements of an AOT artifact's host program that are compiled in one C++ unit, about. A "
+        "program of more is compiled in several, at the same time and each in bounded memory. 0 "
+        "compiles every program whole, as it was generated, which takes several times as long.",
+        reads=_count,
     )
     aot_debug_info: bool = _setting(
         False,

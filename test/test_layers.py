@@ -58,6 +58,7 @@ PURE = (
     "cpp_wrapper.expression",
     "cpp_wrapper.manifest",
     "cpp_wrapper.signature",
+    "cpp_wrapper.split",
     "planning.arenas",
     "planning.csv_problem",
     "planning.placing",

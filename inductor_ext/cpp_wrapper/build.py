@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import settings
-from inductor_ext.cpp_wrapper import codegen, compiler, weights
+from inductor_ext import events, settings
+from inductor_ext.cpp_wrapper import codegen, compiler, split, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 
 if TYPE_CHECKING:
@@ -126,14 +126,12 @@ def compile_artifact(
     packaged = config.aot_inductor.package
     with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=os.path.dirname(stem)) as place:
         temporary = pathlib.Path(place)
-        units = [
-            compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper"),
-            compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel"),
-        ]
-        if not _has_code(kernel_code):
-            del units[1:]
+        whole = compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper")
+        parts = _split(wrapper_code, whole, values.aot_unit_size)
+        kernel = compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel")
+        others = [kernel] if _has_code(kernel_code) else []
         with tools.fixed() as fixed:
-            tools.compile(units, fixed)
+            units = _compile(tools, fixed, whole, parts, others)
             made = str(temporary / os.path.basename(shared_object))
             objects = [unit.object for unit in units]
             objects += [*_gpu_objects(graph, device_type, place), *fixed.objects]
@@ -171,6 +169,47 @@ def compile_artifact(
             )
         )
     return files if packaged else shared_object
+
+
+def _split(code: str, whole: compiler.Unit, size: int) -> list[compiler.Unit]:
+    """The units of a wrapper: `whole`, or those that it is split into, beside its object."""
+    texts = split.split(code, size, path=whole.source)
+    if texts == [code]:
+        return [whole]
+    folder = pathlib.Path(whole.object).parent
+    units = []
+    for number, text in enumerate(texts):
+        source = folder / f"wrapper{number}.cpp"
+        source.write_text(text)
+        units.append(dataclasses.replace(whole, source=str(source), object=f"{source}.o"))
+    return units
+
+
+def _compile(
+    tools: compiler.Compiler,
+    fixed: compiler.Fixed,
+    whole: compiler.Unit,
+    parts: list[compiler.Unit],
+    others: list[compiler.Unit],
+) -> list[compiler.Unit]:
+    """Compile a model's units, its wrapper in parts if they can be had, and return them."""
+    from torch._inductor.exc import CppCompileError
+
+    try:
+        tools.compile([*others, *parts], fixed)
+    except CppCompileError as error:
+        if parts == [whole]:
+            raise
+        # What the generator writes may change in a way that the splitter does not know. If the
+        # whole is wrong as well, its message is the one that is about code that the user can see.
+        events.warn_once(
+            "aot-split",
+            f"the C++ of {whole.source} was split in a way that does not compile; it is compiled "
+            f"whole, which takes longer (aot_unit_size=0 never splits): {error}",
+        )
+        tools.compile([*others, whole], fixed)
+        return [whole, *others]
+    return [*parts, *others]
 
 
 class _Writer:

@@ -60,6 +60,15 @@ class AOTInductorModel {
       DeviceStreamType stream,
       AOTIProxyExecutorHandle proxy_executor);
 
+  // A stretch of a big run_impl, which may stand in another unit: a specialisation for each.
+  template <int Part, typename Frame>
+  void run_part(
+      Frame& frame,
+      AtenTensorHandle* input_handles,
+      AtenTensorHandle* output_handles,
+      DeviceStreamType stream,
+      AOTIProxyExecutorHandle proxy_executor);
+
   // Computes the folded constants, in the order of ModelInfo::folded.
   void _const_run_impl(
       std::vector<AtenTensorHandle>& output_handles,
