@@ -136,11 +136,23 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
         made[:] = files
         return ""
 
+    if _has_small_state(program):
+        # Stock computes with their first values for ever: one pass folds single numbers, and the
+        # lowering writes short constants into the code, both also where the program changes them.
+        keeping = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
+        patches = {**patches, **keeping}
     # Dumps a reproducer of what fails, if Inductor's settings ask for that.
     aot_inductor_minifier_wrapper(
         compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
     )
     return made
+
+
+def _has_small_state(program: ExportedProgram) -> bool:
+    """Whether the program changes a buffer of so few elements that Inductor takes it for fixed."""
+    changed = set(program.graph_signature.buffers_to_mutate.values())
+    tensors = {**program.state_dict, **program.constants}
+    return any(tensors[name].numel() <= 8 for name in changed if name in tensors)
 
 
 def _leave_out_constant_results(module: Any) -> None:
