@@ -149,10 +149,20 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_small_state(program: ExportedProgram) -> bool:
-    """Whether the program changes a buffer of so few elements that Inductor takes it for fixed."""
-    changed = set(program.graph_signature.buffers_to_mutate.values())
+    """Whether the program may change a buffer of so few elements that it is taken for fixed."""
     tensors = {**program.state_dict, **program.constants}
-    return any(tensors[name].numel() <= 8 for name in changed if name in tensors)
+    signature = program.graph_signature
+    names = {*signature.buffers, *signature.lifted_tensor_constants}
+    if not any(tensors[name].numel() <= 8 for name in names if name in tensors):
+        return False
+    # Which buffer an operator in place changes, through views and subgraphs, export does not say
+    # before the program is decomposed.
+    return bool(signature.buffers_to_mutate) or any(
+        getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        for module in program.graph_module.modules()
+        if hasattr(module, "graph")
+        for node in module.graph.nodes
+    )
 
 
 def _leave_out_constant_results(module: Any) -> None:
@@ -192,6 +202,7 @@ def _package(
             with (
                 build.collecting() as collected,
                 codegen.signature_given(signatures[name]),
+                exported.without_preferences(program),
                 events.capture(events.MemoryPlanRecord, this_thread=True) as records,
             ):
                 files[name] = _files(program, patches)
