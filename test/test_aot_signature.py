@@ -562,6 +562,32 @@ def test_guards_that_come_later_are_added_once() -> None:
     assert exported.with_guards(later, environment) == later
 
 
+def asker(file: str) -> Callable[[Any], bool]:
+    """A question about a size as a file of torch's asks it."""
+    scope: dict[str, Any] = {}
+    exec(compile("def ask(size): return bool(size < 16)", file, "exec"), scope)
+    ask: Callable[[Any], bool] = scope["ask"]
+    return ask
+
+
+def test_what_is_only_faster_restricts_no_size() -> None:
+    program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
+    found = exported.signature(program)
+    (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
+    environment = size.node.shape_env
+    limits = dict(environment.var_to_range)
+    with exported.without_preferences(program):
+        assert asker("/python/torch/_subclasses/fake_impls.py")(size)
+        assert asker("/python/torch/_inductor/codegen/cpp.py")(size)
+        assert environment.guards == []
+        assert dict(environment.var_to_range) == limits
+        assert exported.with_guards(found, environment) == found
+        assert asker("/python/torch/_inductor/lowering.py")(size)
+    assert "evaluate_expr" not in vars(environment)
+    (symbol,) = found.symbols
+    assert exported.with_guards(found, environment).symbols == {symbol: Range(2, 15)}
+
+
 def test_a_condition_that_cannot_be_expressed_is_recorded() -> None:
     symbol = sympy.Symbol("s0", integer=True)
     known = Signature((tensor_input("x", ("s0",)),), (), {"s0": Range(2)})

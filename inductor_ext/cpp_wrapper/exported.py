@@ -16,7 +16,10 @@ Reads torch.export's program and torch's symbolic expressions; it changes neithe
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["node_of", "signature", "with_guards", "with_numbers"]
+__all__ = ["node_of", "signature", "with_guards", "with_numbers", "without_preferences"]
 
 _NUMBERS: dict[type, Literal["int", "float", "bool"]] = {
     SymIntArgument: "int",
@@ -380,8 +383,12 @@ _PREFERENCES = re.compile(
 
 For instance, whether a sum is long enough to be made in parts, or whether a batch is large enough
 for another convolution. The code is right for the other answer too, and refusing it would take away
-sizes that the program was exported for.
+sizes that the program was exported for. That is so of answers by which a size is larger or smaller
+than something; where two are said to be equal, code may rely on it.
 """
+
+_PASSED_ON = re.compile(r"torch/(__init__\.py|fx/|_inductor/sizevars\.py|utils/)|<string>")
+"""What stands between a question about sizes and who asks it."""
 
 
 def _guards(environment: ShapeEnv) -> list[sympy.Basic]:
@@ -391,10 +398,49 @@ def _guards(environment: ShapeEnv) -> list[sympy.Basic]:
         place = frame if isinstance(frame, str) else ""
         if hasattr(frame, "filename"):
             place = f"{frame.filename}:{frame.name}"
-        if not _PREFERENCES.search(place):
+        if isinstance(guard.expr, sympy.Eq) or not _PREFERENCES.search(place):
             # It may be written with a symbol that has been found to be another's expression.
             found.append(environment.replace(guard.expr))
     return found
+
+
+@contextlib.contextmanager
+def without_preferences(program: ExportedProgram) -> Iterator[None]:
+    """Keep a program's compile from learning sizes by questions about what is faster.
+
+    With the answer that a size is below 16 its range ends there, and what is decided afterwards
+    may rely on it without a guard of its own: the guard could not be left out any more. Such
+    questions are answered by the example's sizes, as ever, and nothing is recorded.
+    """
+    environment: Any = _shape_environment(
+        node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")
+    )
+    if environment is None:
+        yield
+        return
+    stock = environment.evaluate_expr
+
+    @functools.wraps(stock)
+    def evaluate_expr(asked: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(asked, (sympy.Eq, sympy.Ne)) or not _PREFERENCES.search(_asker()):
+            return stock(asked, *args, **kwargs)
+        with environment.suppress_guards():
+            return stock(asked, *args, **kwargs)
+
+    # The object alone is changed, so that other programs are compiled as ever.
+    environment.evaluate_expr = evaluate_expr
+    try:
+        yield
+    finally:
+        del environment.evaluate_expr
+
+
+def _asker() -> str:
+    """File and function of who asks about a size."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and _PASSED_ON.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_code.co_name}" if frame is not None else ""
 
 
 def _asserts(program: ExportedProgram, environment: ShapeEnv | None) -> list[sympy.Basic]:
