@@ -74,13 +74,16 @@ class _Token(NamedTuple):
 
 _TOKEN = re.compile(
     r"""
-    (?P<skip> \s+ | //[^\n]* | /\*.*?\*/ )
-    | R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"
-    | "(?:[^"\\\n]|\\.)*"
-    | '(?:[^'\\\n]|\\.)+'
-    | [A-Za-z_]\w*
-    | \.?\d(?:[eEpP][+-]|[\w.'])*
-    | :: | -> | [^\s"']
+    (?: \s+ | //[^\n]* | /\*.*?\*/ )*
+    (
+        R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"
+        | "(?:[^"\\\n]|\\.)*"
+        | '(?:[^'\\\n]|\\.)+'
+        | [A-Za-z_]\w*
+        | \.?\d(?:[eEpP][+-]|[\w.'])*
+        | :: | -> | [^\s"']
+        | \Z
+    )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -92,13 +95,15 @@ def _tokens(text: str, start: int, end: int) -> list[_Token]:
     """The text's tokens without spaces and comments."""
     found: list[_Token] = []
     position = start
-    while position < end:
-        match = _TOKEN.match(text, position, end)
-        if match is None:
-            raise _NotUnderstoodError
-        if match.lastgroup != "skip":
-            found.append(_Token(match.group(), position, match.end()))
+    for match in _TOKEN.finditer(text[:end], start):
+        if match.start() != position:
+            break
         position = match.end()
+        if match[1]:
+            found.append(_Token(match[1], match.start(1), position))
+    if position != end:
+        # A quote without its end.
+        raise _NotUnderstoodError
     return found
 
 
@@ -134,7 +139,7 @@ class _Reader:
                 return self.statement(index + 1) if self.text(index, "") == "else" else index
             case "while" | "for" | "switch":
                 return self.statement(self.condition(index + 1))
-            case "do" | "try" | "else" | "case" | "default" | "#":
+            case "do" | "try" | "else" | "case" | "default":
                 raise _NotUnderstoodError
         while self.text(index) != ";":
             index = self.pairs.get(index, index) + 1
@@ -208,7 +213,7 @@ _TABLE = r"(?:static constexpr|static const|constexpr|const)"
 _REPEATED = [
     re.compile(pattern)
     for pattern in (
-        rf"{_UNUSED}auto & (\w+) = constants_ -> at \( \w+ \) ;",
+        rf"{_UNUSED}auto & (\w+) = constants_ -> at \( \d+ \) ;",
         rf"{_UNUSED}auto & (\w+) = static_cast < \w+ & > \( \* this -> kernels_ \. get \( \) \) ;",
         rf"{_TABLE} {_NUMBER} (\w+) \[ (?:\d+ )?\] = \{{ {_LITERALS}\}} ;",
         rf"{_TABLE} {_NUMBER} \* (\w+) = nullptr ;",
@@ -232,36 +237,10 @@ _ASSIGNMENT = re.compile(r"(\w+) (?:[-+*/]?=|\[|\.|->)")
 _CHECKS = frozenset({"AOTI_TORCH_ERROR_CODE_CHECK", "AOTI_TORCH_CHECK"})
 _COMPOUND = frozenset({"{", "if", "while", "for", "switch"})
 _LEAVING = frozenset({"return", "goto", "co_return", "co_await", "co_yield", "asm"})
-_KEYWORDS = frozenset(
-    {
-        "alignas",
-        "auto",
-        "class",
-        "const",
-        "constexpr",
-        "decltype",
-        "delete",
-        "enum",
-        "extern",
-        "friend",
-        "namespace",
-        "new",
-        "operator",
-        "register",
-        "sizeof",
-        "static",
-        "struct",
-        "template",
-        "thread_local",
-        "typedef",
-        "typename",
-        "union",
-        "using",
-        "volatile",
-        "throw",
-        "RAIIAtenTensorHandle",
-        "AtenTensorHandle",
-    }
+_KEYWORD = re.compile(
+    "alignas|auto|class|const|constexpr|decltype|delete|enum|extern|friend|namespace|new|operator|"
+    "register|sizeof|static|struct|template|thread_local|throw|typedef|typename|union|using|"
+    "volatile|RAIIAtenTensorHandle|AtenTensorHandle"
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -299,26 +278,18 @@ class _Classifier:
         first = tokens[0].text
         if first in _COMPOUND or first == ";" or line.startswith("throw "):
             statement.kind = _Kind.PLAIN
-        elif any(
-            (match := pattern.fullmatch(line)) is not None and self._declare(statement, match[1])
-            for pattern in _REPEATED
-        ):
-            statement.kind, statement.weight = _Kind.REPEATED, 0
+        elif name := _repeated_name(line):
+            statement.kind, statement.weight, statement.name = _Kind.REPEATED, 0, name
         elif self._owner(statement, tokens, line) or self._value(statement, tokens, line):
             pass
         elif (match := _POINTER.match(line)) and not _several(tokens):
-            statement.kind = _Kind.LOCAL
-            self._declare(statement, match[1])
-        elif self._declares_nothing(line):
+            statement.kind, statement.name = _Kind.LOCAL, match[1]
+        elif _declares_nothing(line):
             statement.kind = _Kind.PLAIN
         else:
-            self._declare(statement, _likely_name(tokens))
+            statement.name = _likely_name(tokens)
             if "= steal_from_raw_handles_to_raii_handles (" in line:
                 self.stolen.add(statement.name)
-
-    def _declare(self, statement: _Statement, name: str) -> bool:
-        statement.name = name
-        return True
 
     def _owner(self, statement: _Statement, tokens: Sequence[_Token], line: str) -> bool:
         """Whether it declares a tensor's owner."""
@@ -350,8 +321,8 @@ class _Classifier:
                 return False
         else:
             return False
-        statement.kind, statement.value = _Kind.TENSOR, value
-        return self._declare(statement, match[1])
+        statement.kind, statement.value, statement.name = _Kind.TENSOR, value, match[1]
+        return True
 
     def _value(self, statement: _Statement, tokens: Sequence[_Token], line: str) -> bool:
         """Whether it declares something that may be copied."""
@@ -383,21 +354,28 @@ class _Classifier:
         else:
             return False
         statement.kind = _Kind.VALUE
-        name = match[3] if match.re in (_ARRAY, _VALUE) else match[1]
-        return self._declare(statement, name)
+        statement.name = match[3] if match.re in (_ARRAY, _VALUE) else match[1]
+        return True
 
     def _is(self, name: str | None, kind: _Kind) -> bool:
         return name in self.declared and self.declared[name].kind is kind
 
-    def _declares_nothing(self, line: str) -> bool:
-        match = _CALL.match(line)
-        if match is not None:
-            # Macros may expand to declarations.
-            if match[1] in _CHECKS:
-                return True
-            return match[1] not in _KEYWORDS and not match[1].isupper()
+
+def _repeated_name(line: str) -> str | None:
+    """What a statement declares that may be repeated, if it is one."""
+    matches = (pattern.fullmatch(line) for pattern in _REPEATED)
+    return next((match[1] for match in matches if match), None)
+
+
+def _declares_nothing(line: str) -> bool:
+    """Whether it is a call or an assignment."""
+    match = _CALL.match(line)
+    if match is None:
         match = _ASSIGNMENT.match(line)
-        return match is not None and match[1] not in _KEYWORDS
+        return match is not None and not _KEYWORD.fullmatch(match[1])
+    # Other macros may expand to declarations.
+    known = match[1] in _CHECKS or not match[1].isupper()
+    return known and not _KEYWORD.fullmatch(match[1])
 
 
 def _is_call(tokens: Sequence[_Token], index: int) -> bool:
@@ -437,7 +415,7 @@ def _likely_name(tokens: Sequence[_Token]) -> str:
     """What a declaration of an unknown kind declares: the name before the first of its value."""
     for before, token in itertools.pairwise(tokens):
         if token.text in ("=", "(", "{", "[", ";") and _WORD.match(before.text):
-            if before.text in _KEYWORDS:
+            if _KEYWORD.fullmatch(before.text):
                 break
             return before.text
     raise _NotUnderstoodError
@@ -491,10 +469,12 @@ class _Program:
             raise _NotUnderstoodError
         statements = _statements(text, body, end)
         kernels = _kernels_item(text, items)
-        private = set().union(*(item.names for item in items if not item.shared))
-        if kernels is not None:
-            private -= kernels.names
+        private = _private_names(items, kernels)
         _keep(statements, private)
+        items = [
+            dataclasses.replace(item, shared=item.shared and private.isdisjoint(item.words))
+            for item in items
+        ]
         return cls(text, items, body, end, statements, kernels)
 
 
@@ -512,14 +492,17 @@ def _statements(text: str, start: int, end: int) -> list[_Statement]:
 
 
 def _check_types(tokens: Sequence[_Token]) -> None:
-    """Refuse code that can tell a reference from what it refers to."""
+    """Refuse directives, and code that can tell a reference from what it refers to."""
     for index, token in enumerate(tokens):
+        if token.text == "#":
+            raise _NotUnderstoodError
         if token.text == "decltype":
             before = [tokens[place].text for place in range(max(0, index - 4), index)]
             if before != ["std", "::", "decay_t", "<"]:
                 raise _NotUnderstoodError
 
 
+_DIRECTIVE = re.compile(r"\s*#\s*(?:include\b|define [A-Z_]+\()")
 _MACRO = re.compile(r"CACHE_TORCH_[A-Z_]+ \( (\w+) \) ;")
 _FUNCTION = re.compile(
     r"(?:\[ \[ maybe_unused \] \] )?(?:template < .* > )?(?:static|inline|constexpr) [^{}=;]*\("
@@ -536,7 +519,7 @@ def _items(text: str, end: int) -> tuple[list[_Item], tuple[str, ...]]:
         tokens = _tokens(text, position, stop)
         _read_items(text, tokens, namespaces, items)
         if directive is not None:
-            if not directive.group().strip().startswith("#include"):
+            if not _DIRECTIVE.match(directive.group()):
                 # Conditions and macros could change what the text around them means.
                 raise _NotUnderstoodError
             items.append(
@@ -610,7 +593,7 @@ def _item(text: str, tokens: Sequence[_Token], namespaces: tuple[str, ...]) -> _
     elif match := _MACRO.fullmatch(line):
         # Names end with what the macro is given: cached_torch_dtype_float32.
         names = frozenset({match[1]})
-    elif line.startswith('extern "C" ') and tokens[-1].text == ";":
+    elif tokens[0].text == "extern" and tokens[-1].text == ";" and "=" not in line:
         names = frozenset({_likely_name(tokens)})
     elif tokens[0].text in ("class", "struct"):
         names, shared = frozenset({tokens[1].text}), False
@@ -649,6 +632,21 @@ def _kernels_item(text: str, items: Sequence[_Item]) -> _Item | None:
             if before.endswith("namespace {") and re.match(r"\s*\}", text[item.end :]):
                 return item
     return None
+
+
+def _private_names(items: Iterable[_Item], kernels: _Item | None) -> set[str]:
+    """Names from before `run_impl` that mean something in its own unit alone."""
+    private: set[str] = set()
+    waiting = [item for item in items if item is not kernels]
+    while True:
+        found = [item for item in waiting if not item.shared or item.words & private]
+        if not found:
+            return private
+        waiting = [item for item in waiting if item not in found]
+        for item in found:
+            # From elsewhere it is reached through its namespace.
+            outside = item.namespaces[:1] not in ((), (_NAMESPACE,), ("",))
+            private |= set(item.namespaces[:1]) if outside else item.names
 
 
 def _keep(statements: Iterable[_Statement], names: set[str]) -> None:
@@ -816,7 +814,8 @@ class _Writer:
         if not self.path:
             return ""
         number = self.program.text.count("\n", 0, position) + 1
-        return f'#line {number} "{self.path}"\n'
+        path = self.path.replace("\\", "\\\\").replace('"', '\\"')
+        return f'#line {number} "{path}"\n'
 
     # --- units ---
 
