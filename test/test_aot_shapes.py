@@ -77,7 +77,7 @@ def derived_without_a_plain_occurrence() -> Case:
         lambda x: (x.view(4, -1).sum(1), x.view(-1, 2).t()),
         (torch.randn(12),),
         dynamic=({0: 4 * size},),
-        calls=((torch.randn(4),), (torch.randn(64),)),
+        calls=((torch.randn(8),), (torch.randn(64),)),
     )
 
 

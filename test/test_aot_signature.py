@@ -408,6 +408,16 @@ def test_a_size_that_is_derived_alone_can_be_solved_for() -> None:
     assert "Rule::solve" in checks.render(found)
 
 
+def test_the_least_size_that_is_derived_alone_is_the_user_s() -> None:
+    base = Dim("base", min=1, max=9)
+    program = export(lambda x: x + 1, torch.zeros(13), shapes=({0: 4 * base + 1},))
+    found = exported.signature(program)
+    assert list(found.symbols.values()) == [Range(1, 9)]
+    for size in (1, 4, 5, 9, 37, 41):
+        right = size % 4 == 1 and 5 <= size <= 37
+        assert accepts(found, [torch.zeros(size)]) == right
+
+
 GUARDED: dict[str, tuple[Callable[..., Any], list[torch.Tensor], Any, list[Any]]] = {
     "divisible": (
         lambda x: x.view(x.shape[0] // 4, 4, -1) if x.shape[0] % 4 == 0 else x,

@@ -328,6 +328,7 @@ def _symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Ran
         if isinstance(key, sympy.Symbol)
     }
     names: dict[str, Range] = {}
+    plain: set[str] = set()
     for each in inputs:
         extents: tuple[Extent, ...] = ()
         if isinstance(each, TensorInput):
@@ -338,7 +339,31 @@ def _symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Ran
             if isinstance(extent, str):
                 for name in expression.symbols(expression.parse(extent)):
                     names[name] = _range(limits.get(name))
+                    if name == extent:
+                        plain.add(name)
+    for name in names.keys() - plain:
+        names[name] = _range_behind(program, name) or names[name]
     return names
+
+
+def _range_behind(program: ExportedProgram, name: str) -> Range | None:
+    """The range of a symbol that stands nowhere alone, from those of dimensions made of it.
+
+    Export narrows its own one to 2 or more, whatever the user has given, and does not check it.
+    """
+    found = Range()
+    for key, value in program.range_constraints.items():
+        if isinstance(key, sympy.Symbol) or {each.name for each in key.free_symbols} != {name}:
+            continue
+        (symbol,) = key.free_symbols
+        terms = sympy.Poly(key, symbol).all_coeffs() if key.is_polynomial(symbol) else []
+        if len(terms) == 2 and terms[0].is_Integer and terms[0] > 0 and terms[1].is_Integer:
+            scale, shift = map(int, terms)
+            limits = _range(value)
+            low = None if limits.min is None else -((shift - limits.min) // scale)
+            high = None if limits.max is None else (limits.max - shift) // scale
+            found = _both(found, Range(low, high))
+    return None if found == Range() else found
 
 
 def _range(limits: Any) -> Range:
