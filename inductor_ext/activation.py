@@ -344,6 +344,7 @@ def _ensure_code_dispatchers() -> None:
         _ensure_order_dispatcher()
         _ensure_wrapper_dispatcher()
         _ensure_artifact_dispatchers()
+        _ensure_predicate_dispatcher()
         for operator in lowerings.registered():
             if operator not in _dispatched_lowerings:
                 _dispatched_lowerings[operator] = module.lowerings[operator]
@@ -408,6 +409,39 @@ def _inputs_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
         return exported.with_numbers(gm, inputs)
 
     return extract_inputs
+
+
+def _ensure_predicate_dispatcher() -> None:
+    """Let a cond say that it needs the numbers in its predicate, which stock forgets.
+
+    A condition such as u0 > 2 is no sympy expression but a relation, in which stock looks for no
+    symbols: the code that computes u0 is then taken for dead, and the branch asks for a variable
+    that nobody declares.
+    """
+    from torch._inductor import ir
+
+    stock = ir.Conditional.get_free_symbol_uses
+    if hasattr(stock, _SCOPED):
+        return
+
+    @functools.wraps(stock)
+    def get_free_symbol_uses(self: Any, unbacked_only: bool = False) -> Any:
+        found = stock(self, unbacked_only)
+        if current() is None:
+            return found
+        from torch._inductor.utils import OrderedSet
+        from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+        unbacked = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+        symbols = getattr(getattr(self.predicate, "expr", None), "free_symbols", ())
+        return found | OrderedSet(
+            symbol
+            for symbol in sorted(symbols, key=str)
+            if not unbacked_only or symbol_is_type(symbol, unbacked)
+        )
+
+    setattr(get_free_symbol_uses, _SCOPED, True)
+    ir.Conditional.get_free_symbol_uses = get_free_symbol_uses  # type: ignore[method-assign]
 
 
 def _generator_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:

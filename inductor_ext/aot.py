@@ -136,9 +136,9 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
         made[:] = files
         return ""
 
-    if _has_small_state(program):
-        # Stock computes with their first values for ever: one pass folds single numbers, and the
-        # lowering writes short constants into the code, both also where the program changes them.
+    if _has_small_state(program) or _has_few_numbers_of_float8(program):
+        # One of stock's passes folds single numbers, and the lowering writes short constants into
+        # the code: also where the program changes them, and where the code cannot hold them.
         keeping = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
         patches = {**patches, **keeping}
     # Dumps a reproducer of what fails, if Inductor's settings ask for that.
@@ -162,6 +162,16 @@ def _has_small_state(program: ExportedProgram) -> bool:
         for module in program.graph_module.modules()
         if hasattr(module, "graph")
         for node in module.graph.nodes
+    )
+
+
+def _has_few_numbers_of_float8(program: ExportedProgram) -> bool:
+    """Whether there is a constant that would be written into code which cannot be made of it."""
+    tensors = {**program.state_dict, **program.constants}.values()
+    return any(
+        value.numel() <= 8 and str(value.dtype).startswith("torch.float8")
+        for value in tensors
+        if hasattr(value, "numel")
     )
 
 
