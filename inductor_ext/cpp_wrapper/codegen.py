@@ -373,9 +373,15 @@ def _kind(graph: Any, name: str) -> str:
     return "Unknown"
 
 
+_STOCK_MODEL = "#include <torch/csrc/inductor/aoti_include/common.h>"
+"""What torch 2.13 includes for a graph that computes on no device; it has torch's model classes."""
+
+
 def _remove_interface(header: Any) -> None:
-    """Take out the text of torch's interface, which torch 2.11 pastes with no way to prevent it."""
+    """Take out torch's classes, and the interface that torch 2.11 pastes: nothing prevents either."""
     from torch._inductor.codegen import cpp_wrapper_cpu
+
+    header._lines[:] = [line for line in header._lines if str(line).strip() != _STOCK_MODEL]
 
     path = pathlib.Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
     pasted = [line.strip() for line in path.read_text().splitlines()]
