@@ -378,7 +378,7 @@ _STOCK_MODEL = "#include <torch/csrc/inductor/aoti_include/common.h>"
 
 
 def _remove_interface(header: Any) -> None:
-    """Take out torch's classes, and the interface that torch 2.11 pastes: nothing keeps them off."""
+    """Take out torch's classes, and the interface that torch 2.11 pastes into every model."""
     from torch._inductor.codegen import cpp_wrapper_cpu
 
     header._lines[:] = [line for line in header._lines if str(line).strip() != _STOCK_MODEL]
