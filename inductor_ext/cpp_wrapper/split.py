@@ -47,11 +47,11 @@ def split(text: str, unit: int, *, function: int = FUNCTION, path: str = "") -> 
     Returns:
         The units, first the one with all that is no function's; `[text]` if it stays whole.
     """
-    if not unit or text.count(";") < 2 * function:
+    if not unit or text.count(";") < 2 * min(function, unit):
         return [text]
     try:
         program = _Program.read(text)
-        plan = _plan(program.statements, function)
+        plan = _plan(program.statements, min(function, unit))
         if not plan:
             return [text]
         return _Writer(program, plan, path).units(unit)
