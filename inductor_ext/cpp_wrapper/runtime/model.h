@@ -7,6 +7,7 @@
 // artifact, and is read in a fraction of the time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
