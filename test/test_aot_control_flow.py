@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
-from test import aot_util
+from test import aot_util, compile_util
 from test.aot_util import DEVICES, Bundle, Case, Cases
 
 COND = Cases()
@@ -499,10 +499,17 @@ def scans(device: str) -> Bundle:
     return SCANS.compile(device)
 
 
+scans_work = pytest.mark.skipif(
+    compile_util.TORCH < (2, 13), reason="no scan under AOT: Inductor loses the body's inputs"
+)
+
+
+@scans_work
 def test_scans_compile_as_one(scans: Bundle) -> None:
     scans.check_whole()
 
 
+@scans_work
 @pytest.mark.parametrize("name", SCANS)
 def test_scan(scans: Bundle, name: str) -> None:
     scans.check(name)
