@@ -56,7 +56,7 @@ class Buffers(nn.Module):
 
 @CONSTANTS
 def small() -> Case:
-    model = Buffers(lambda x, w, b: x @ w + b, w=torch.randn(3, 3), b=torch.randn(()))
+    model = Buffers(lambda x, w, b: (x @ w, x * b), w=torch.randn(3, 3), b=torch.randn(()))
     return Case(model, (torch.randn(2, 3),))
 
 
