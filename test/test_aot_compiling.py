@@ -160,6 +160,10 @@ def test_profiler_ranges(device: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@pytest.mark.skipif(
+    torch.version.cuda is not None and shutil.which("nvcc") is None,
+    reason="torch's cmake files look for the CUDA toolkit that torch was built with",
+)
 @pytest.mark.slow
 def test_sources_that_cmake_builds(device: str, tmp_path: pathlib.Path) -> None:
     model, x = layers(device)
