@@ -147,12 +147,16 @@ class AotWrapper:
 
     def write_header(self: Any) -> None:
         """Begin the file with our includes instead of torch's interface."""
+        from torch._inductor import config
         from torch._inductor.virtualized import V
 
         if V.graph.is_const_graph:
             super().write_header()  # type: ignore[misc]
             return
         self.header.writeline('#include "model.h"')
+        if config.cpp.enable_kernel_profile:
+            # Profiled kernels tell their arguments in one.
+            self.header.writeline("#include <unordered_map>")
         super().write_header()  # type: ignore[misc]
         _remove_interface(self.header)
 

@@ -44,8 +44,8 @@ _LARGE = 64 << 20
 _SOURCES = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
 """What a package may have and running it does not need."""
 
-_MARK = b"inductor_ext_last_error"
-"""A name that is in every library of ours."""
+_OURS = "extra/inductor_ext/"
+"""The folder of a package that ours alone have."""
 
 _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
 
@@ -837,10 +837,9 @@ def _load_stock(
     if name not in models:
         shown = ", ".join(sorted(models)) or "none"
         raise exc.ModelNotFoundError(path=where, name=name, models=shown)
-    for entry in package.entries:
-        if entry.endswith(".so") and _contains(package, entry, _MARK):
-            why = "it is one of inductor_ext's, and its manifest is missing"
-            raise exc.BadPackageError(path=where, why=why)
+    if any(entry.startswith(_OURS) for entry in package.entries):
+        why = "it is one of inductor_ext's, and its manifest is missing"
+        raise exc.BadPackageError(path=where, why=why)
     with _as_file(package) as path:
         try:
             loader = torch._C._aoti.AOTIModelPackageLoader(
@@ -850,17 +849,6 @@ def _load_stock(
             why = str(error).splitlines()[0].rstrip(".")
             raise exc.ArtifactLoadError(path=where, name=name, why=why, mend="") from None
     return _StockModel(package.path, name, loader)
-
-
-def _contains(package: archive.Package, name: str, wanted: bytes) -> bool:
-    """Whether an entry has these bytes somewhere."""
-    tail = b""
-    for part in package.parts(name):
-        data = tail + bytes(part)
-        if wanted in data:
-            return True
-        tail = data[-len(wanted) :]
-    return False
 
 
 @contextlib.contextmanager
