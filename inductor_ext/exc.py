@@ -25,6 +25,7 @@ __all__ = [
     "BadSignatureError",
     "ConstantMismatchError",
     "IncompatibleArtifactError",
+    "ForeignConstantError",
     "InductorExtError",
     "InputMismatchError",
     "MemoryBudgetError",
@@ -84,6 +85,15 @@ class SharedWeightsFileError(InductorExtError):
 
     template = "The weights of {models} cannot all be written to {path!r}."
     remedy = "Compile the models one by one, or leave the weights in the package."
+
+
+class ForeignConstantError(InductorExtError):
+    """A constant on a device that nothing of the graph runs on."""
+
+    template = (
+        "Constant {name!r} is on {found}, and nothing in the graph runs there but on {device}."
+    )
+    remedy = "Move it to the CPU, or use it in the model."
 
 
 class UnsupportedLevelError(InductorExtError):

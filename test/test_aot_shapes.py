@@ -369,6 +369,8 @@ class NothingButAWeight(Weight):
 
 @pytest.mark.parametrize("kind", [NoArgument, NoOperator, NothingButAWeight])
 def test_graphs_of_almost_nothing(device: str, kind: type[Weight]) -> None:
+    if kind is NothingButAWeight and device != "cpu":
+        pytest.skip("a graph without operators runs nowhere, and its weight is on a GPU")
     torch.manual_seed(0)
     args = (torch.randn(3, device=device),) if kind is NoOperator else ()
     artifact = aot_util.compile_model(kind().to(device), args)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from inductor_ext import exc
 from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.settings import Settings
@@ -257,6 +258,10 @@ class AotWrapper:
 
         graph = V.graph
         tensor = graph.get_original_value_of_constant(name)
+        if tensor.device.type not in (self.device, "cpu"):
+            raise exc.ForeignConstantError(
+                name=original_name(graph, name), found=tensor.device, device=self.device
+            )
         folded = name in graph.folded_constants
         metadata: list[int] = []
         if tensor.is_mkldnn:
