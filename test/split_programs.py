@@ -155,6 +155,8 @@ MAIN = r"""
 using namespace torch::aot_inductor;
 
 extern "C" void kernel_of_all(const int64_t* data, int64_t number) { use(data, number); }
+extern "C" const unsigned char __first_start[] = "one";
+extern "C" const unsigned char __second_start[] = "second";
 extern "C" void kernel_of_none(int64_t number) { step("none", number); }
 
 int main() {
@@ -192,15 +194,38 @@ TOP = """
 extern "C"  void  kernel_of_all(const int64_t* data,
                        int64_t number);
 extern "C"  void  kernel_of_none(int64_t number);
+#define DRIVER_CHECK(EXPR)                      \\
+    do {                                        \\
+        if (!(EXPR)) {                          \\
+            throw std::runtime_error(#EXPR);    \\
+        }                                       \\
+    } while (0);
+
+static inline int64_t loadKernel(
+        std::string name,
+        std::vector<int64_t>* loaded = nullptr) {
+    DRIVER_CHECK(!name.empty());
+    step("load");
+    if (loaded) {
+        loaded->push_back(1);
+    }
+    return int64_t(name.size());
+}
+
 CACHE_TORCH_DTYPE(float32);
 CACHE_TORCH_DTYPE(float8_e4m3fn);
 namespace torch::aot_inductor {
 namespace {
 class AOTInductorModelKernels : public AOTInductorModelKernelsBase {
   public:
-    int64_t launches{0};
+    int64_t kernel{0};
+    std::vector<int64_t> loaded_modules_;
 };
 }  // namespace
+extern "C" {
+    extern const unsigned char __first_start[];
+    extern const unsigned char __second_start[];
+}
 
 // A launcher as there is one for each kernel on a GPU.
 template <typename data_type_, typename kernels_type_>
@@ -209,8 +234,10 @@ static inline void call_launched(
     int64_t number,
     kernels_type_& kernels_
 ){
-    kernels_.launches += 1;
-    use(data.data_ptr(), number + kernels_.launches);
+    if (kernels_.kernel == 0) {
+        kernels_.kernel = loadKernel((const char*)__second_start, &kernels_.loaded_modules_);
+    }
+    use(data.data_ptr(), number + kernels_.kernel);
 }
 
 namespace {

@@ -266,8 +266,10 @@ class TestKinds:
         assert "void  kernel_of_all(" in calling
         assert "CACHE_TORCH_DTYPE(float8_e4m3fn);" in calling
         assert "call_launched" not in calling
+        assert "loadKernel" not in calling
         assert "class AOTInductorModelKernels " in launching
         assert "static inline void call_launched(" in launching
+        assert "static inline int64_t loadKernel(" in launching
         for unit in (calling, launching):
             assert '#include "model.h"' in unit
             for absent in ("kernel_of_none", "dtype_float32", "kNames", "_check_env"):
@@ -380,6 +382,20 @@ def test_every_statement_runs_once_and_in_order(
     needed = [i for i, text in enumerate(made.statements) if not repeated.match(text)]
     assert [number for number in found if number in set(needed)] == needed
     assert found == sorted(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 20), st.data())
+def test_a_damaged_program_is_no_error(seed: int, data: st.DataObject) -> None:
+    text = split_programs.Program(seed, 60).text
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 40)))
+        text = (
+            text[:start] + data.draw(st.sampled_from(["", "}", "(", '"', ";", "auto"])) + text[end:]
+        )
+    units = small(text)
+    assert units == [text] or functions(units)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,8 @@ def split(text: str, unit: int, *, function: int = FUNCTION, path: str = "") -> 
 
     Args:
         text: the program, as the AOT generator writes it.
-        unit: statements a unit, about; a program below twice as many is one unit. 0: never split.
+        unit: statements a unit, about; a program of less than one and a half times as many is one
+            unit. 0: the program stays whole.
         function: statements a function, about.
         path: where `text` stands, for debuggers and the compiler's messages; "" for nowhere.
 
@@ -595,6 +596,12 @@ def _item(text: str, tokens: Sequence[_Token], namespaces: tuple[str, ...]) -> _
         names = frozenset({match[1]})
     elif tokens[0].text == "extern" and tokens[-1].text == ";" and "=" not in line:
         names = frozenset({_likely_name(tokens)})
+    elif line.startswith('extern "C" {'):
+        names = frozenset(
+            before.text
+            for before, token in itertools.pairwise(tokens)
+            if token.text in ("[", "(") and _WORD.match(before.text)
+        )
     elif tokens[0].text in ("class", "struct"):
         names, shared = frozenset({tokens[1].text}), False
     else:
@@ -826,10 +833,13 @@ class _Writer:
             _, indices = self.parts[number]
             for index in [*indices, *self._needed(indices)]:
                 words |= self.statements[index].words
+        kernels = self.program.kernels
+        if kernels is not None and not kernels.names.isdisjoint(words):
+            words |= kernels.words
         used = self._used_items(words)
         inside = [item.text for item in used if item.namespaces]
-        if self.program.kernels is not None and "AOTInductorModelKernels" in words:
-            inside.append(self.program.kernels.text)
+        if kernels is not None and not kernels.names.isdisjoint(words):
+            inside.append(kernels.text)
         top = "".join(f"{item.text}\n" for item in used if not item.namespaces)
         body = "".join(f"{text}\n" for text in inside) + declarations
         heads = "".join(f"{self.signature(number)};\n" for number in numbers)
