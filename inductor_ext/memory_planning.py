@@ -962,6 +962,7 @@ def plan_wrapper(
     if V.graph.fx_wrapper:
         _warn_unless_idle(settings, "fx_wrapper, which has no code for them")
     start = time.process_time()
+    V.graph.never_reuse_buffers.update(_objects())
     lines = wrapper.lines
     wrapper.lines = [copy.copy(line) if _plans(line) else line for line in lines]
     if inductor_config.allow_buffer_reuse:
@@ -975,6 +976,24 @@ def plan_wrapper(
     if settings.memory_budget is not None:
         _check_budget(record, settings)
     events.emit(record, event_log=settings.event_log)
+
+
+_PACKING = (
+    "_quantized::_wrapped_linear_prepack",
+    "_quantized::wrapped_fbgemm_pack_gemm_matrix_fp16",
+)
+"""Operators whose result's memory holds an object, which is destroyed when the tensor goes."""
+
+
+def _objects() -> set[str]:
+    """The buffers that hold such objects; what is written over one is a crash, in stock too."""
+    names: set[str] = set()
+    for buffer in V.graph.buffers:
+        operator = getattr(buffer, "op_overload", None)
+        made = operator is not None and operator.name().split(".")[0] in _PACKING
+        if made or (isinstance(buffer, ir.MultiOutput) and buffer.input_name(0) in names):
+            names.add(buffer.get_name())
+    return names
 
 
 def _warn_unless_idle(settings: Settings, what: str) -> None:
