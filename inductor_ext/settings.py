@@ -151,7 +151,7 @@ class Settings:
         in_cache_key=False,
     )
     aot_unit_size: int = _setting(
-        1000,
+        1500,
         "Statements of an AOT artifact's host program that are compiled in one C++ unit, about. A "
         "program of more is compiled in several, at the same time and each in bounded memory. 0 "
         "compiles every program whole, as it was generated, which takes several times as long.",

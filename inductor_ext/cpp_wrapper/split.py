@@ -18,11 +18,21 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import enum
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+from inductor_ext.cpp_wrapper.statements import (
+    OPENING,
+    WORD,
+    Kind,
+    NotUnderstoodError,
+    Statement,
+    Token,
+    likely_name,
+    read_statements,
+    tokenize,
+)
 
 __all__ = ["FUNCTION", "split"]
 
@@ -56,370 +66,8 @@ def split(text: str, unit: int, *, function: int = FUNCTION, path: str = "") -> 
         if not plan:
             return [text]
         return _Writer(program, plan, path).units(unit)
-    except _NotUnderstoodError:
+    except NotUnderstoodError:
         return [text]
-
-
-class _NotUnderstoodError(Exception):
-    """The text is not one that can be split for certain."""
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
-class _Token(NamedTuple):
-    text: str
-    start: int
-    end: int
-
-
-_TOKEN = re.compile(
-    r"""
-    (?: \s+ | //[^\n]* | /\*.*?\*/ )*
-    (
-        R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"
-        | "(?:[^"\\\n]|\\.)*"
-        | '(?:[^'\\\n]|\\.)+'
-        | [A-Za-z_]\w*
-        | \.?\d(?:[eEpP][+-]|[\w.'])*
-        | :: | -> | [^\s"']
-        | \Z
-    )
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-_OPENING = {"(": ")", "[": "]", "{": "}"}
-
-
-def _tokens(text: str, start: int, end: int) -> list[_Token]:
-    """The text's tokens without spaces and comments."""
-    found: list[_Token] = []
-    position = start
-    for match in _TOKEN.finditer(text[:end], start):
-        if match.start() != position:
-            break
-        position = match.end()
-        if match[1]:
-            found.append(_Token(match[1], match.start(1), position))
-    if position != end:
-        # A quote without its end.
-        raise _NotUnderstoodError
-    return found
-
-
-def _pairs(tokens: Sequence[_Token]) -> dict[int, int]:
-    """Index of each opening bracket -> index of the one that closes it."""
-    pairs: dict[int, int] = {}
-    open_: list[int] = []
-    for index, token in enumerate(tokens):
-        if token.text in _OPENING:
-            open_.append(index)
-        elif token.text in _OPENING.values():
-            if not open_ or _OPENING[tokens[open_[-1]].text] != token.text:
-                raise _NotUnderstoodError
-            pairs[open_.pop()] = index
-    if open_:
-        raise _NotUnderstoodError
-    return pairs
-
-
-class _Reader:
-    """Finds where statements end."""
-
-    def __init__(self, tokens: Sequence[_Token]) -> None:
-        self.tokens, self.pairs = tokens, _pairs(tokens)
-
-    def statement(self, index: int) -> int:
-        """The index behind the statement that begins at `index`."""
-        match self.text(index):
-            case "{":
-                return self.pairs[index] + 1
-            case "if":
-                index = self.statement(self.condition(index + (self.text(index + 1) != "(") + 1))
-                return self.statement(index + 1) if self.text(index, "") == "else" else index
-            case "while" | "for" | "switch":
-                return self.statement(self.condition(index + 1))
-            case "do" | "try" | "else" | "case" | "default":
-                raise _NotUnderstoodError
-        while self.text(index) != ";":
-            index = self.pairs.get(index, index) + 1
-        return index + 1
-
-    def condition(self, index: int) -> int:
-        """The index behind the parenthesis that opens at `index`."""
-        if self.text(index) != "(":
-            raise _NotUnderstoodError
-        return self.pairs[index] + 1
-
-    def text(self, index: int, default: str | None = None) -> str:
-        """The token at `index`."""
-        if index < len(self.tokens):
-            return self.tokens[index].text
-        if default is None:
-            raise _NotUnderstoodError
-        return default
-
-
-class _Kind(enum.Enum):
-    PLAIN = enum.auto()
-    """It declares nothing."""
-    TENSOR = enum.auto()
-    """It declares a tensor's owner."""
-    VALUE = enum.auto()
-    """It declares a number or a handle, or an array of them, which may be copied."""
-    LOCAL = enum.auto()
-    """It declares something that is not destroyed, but has to stay where it is."""
-    REPEATED = enum.auto()
-    """It declares what may be declared again wherever it is needed."""
-    OTHER = enum.auto()
-    """It may declare anything, and has to stay in the function it is in."""
-
-
-@dataclasses.dataclass
-class _Statement:
-    """A statement of `run_impl` that is in no other."""
-
-    start: int
-    """Where its text begins, with the comments before it."""
-    first: int
-    """Where its own text begins."""
-    end: int
-    kind: _Kind
-    words: frozenset[str]
-    """Its identifiers."""
-    weight: int
-    """How many statements it consists of."""
-    name: str = ""
-    type: str = ""
-    """Of a VALUE, without const."""
-    count: int | None = None
-    """Of the elements, if it is an array."""
-    value: str | None = None
-    """What a TENSOR or a VALUE is initialised with, if anything."""
-    constant: bool = False
-    """Declared const."""
-    stays: bool = False
-    """It is left in `run_impl`."""
-
-
-_NUMBER = (
-    r"(?:(?:std :: )?u?int(?:8|16|32|64)_t|(?:std :: )?size_t|double|float|bool|int|long|char)"
-)
-_UNUSED = r"(?:\[ \[ maybe_unused \] \] )?"
-_LITERALS = r"(?:[-+{},] |\.?\d[\w.+-]* |true |false )*"
-
-_TABLE = r"(?:static constexpr|static const|constexpr|const)"
-
-_REPEATED = [
-    re.compile(pattern)
-    for pattern in (
-        rf"{_UNUSED}auto & (\w+) = constants_ -> at \( \d+ \) ;",
-        rf"{_UNUSED}auto & (\w+) = static_cast < \w+ & > \( \* this -> kernels_ \. get \( \) \) ;",
-        rf"{_TABLE} {_NUMBER} (\w+) \[ (?:\d+ )?\] = \{{ {_LITERALS}\}} ;",
-        rf"{_TABLE} {_NUMBER} \* (\w+) = nullptr ;",
-    )
-]
-
-_OWNER = re.compile(r"RAIIAtenTensorHandle (\w+) (;|=|\()")
-_DEDUCED = re.compile(r"auto (\w+) = (.*) ;")
-_VALUE = re.compile(rf"(const )?({_NUMBER}|AtenTensorHandle) (\w+) (;|=)")
-_ARRAY = re.compile(rf"(const )?({_NUMBER}|AtenTensorHandle) (\w+) \[ (?:\d+ )?\] = \{{")
-_POINTER = re.compile(
-    rf"(?:const )?(?:{_NUMBER}|AtenTensorHandle|void|auto) (?:const )?(?:\* (?:const )?)+(\w+) "
-    r"(?:\[ (?:\d+ )?\] )?[;=]"
-)
-_DATA = re.compile(r"auto \* (\w+) = (get_data_ptr_wrapper \( \w+ \)) ;")
-_MOVED = re.compile(r"std :: move \( (?:(\w+)|(\w+) \[ \d+ \]) \)")
-_MEMBER = re.compile(r"(\w+) \. (size|stride|storage_offset|sizes|strides) \( (?:\w+ )?\)")
-
-_CALL = re.compile(r"(\w+)(?: :: \w+)* \(")
-_ASSIGNMENT = re.compile(r"(\w+) (?:[-+*/]?=|\[|\.|->)")
-_CHECKS = frozenset({"AOTI_TORCH_ERROR_CODE_CHECK", "AOTI_TORCH_CHECK"})
-_COMPOUND = frozenset({"{", "if", "while", "for", "switch"})
-_LEAVING = frozenset({"return", "goto", "co_return", "co_await", "co_yield", "asm"})
-_KEYWORD = re.compile(
-    "alignas|auto|class|const|constexpr|decltype|delete|enum|extern|friend|namespace|new|operator|"
-    "register|sizeof|static|struct|template|thread_local|throw|typedef|typename|union|using|"
-    "volatile|RAIIAtenTensorHandle|AtenTensorHandle"
-)
-_WORD = re.compile(r"[A-Za-z_]\w*")
-
-
-class _Classifier:
-    """Tells of statement after statement what kind it is of, knowing what was declared before."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.declared: dict[str, _Statement] = {}
-        self.stolen: set[str] = set()
-        """Vectors of tensors' owners."""
-
-    def __call__(self, tokens: Sequence[_Token], start: int) -> _Statement:
-        """The statement of these tokens, of which the text begins at `start`."""
-        line = " ".join(token.text for token in tokens)
-        statement = _Statement(
-            start=start,
-            first=tokens[0].start,
-            end=tokens[-1].end,
-            kind=_Kind.OTHER,
-            words=frozenset(word for word in (t.text for t in tokens) if _WORD.match(word)),
-            weight=max(1, sum(token.text == ";" for token in tokens)),
-        )
-        self._classify(statement, tokens, line)
-        if statement.kind is _Kind.OTHER or not _LEAVING.isdisjoint(statement.words):
-            statement.stays = True
-        if statement.name:
-            if statement.name in self.declared:
-                raise _NotUnderstoodError
-            self.declared[statement.name] = statement
-        return statement
-
-    def _classify(self, statement: _Statement, tokens: Sequence[_Token], line: str) -> None:
-        first = tokens[0].text
-        if first in _COMPOUND or first == ";" or line.startswith("throw "):
-            statement.kind = _Kind.PLAIN
-        elif name := _repeated_name(line):
-            statement.kind, statement.weight, statement.name = _Kind.REPEATED, 0, name
-        elif self._owner(statement, tokens, line) or self._value(statement, tokens, line):
-            pass
-        elif (match := _POINTER.match(line)) and not _several(tokens):
-            statement.kind, statement.name = _Kind.LOCAL, match[1]
-        elif _declares_nothing(line):
-            statement.kind = _Kind.PLAIN
-        else:
-            statement.name = _likely_name(tokens)
-            if "= steal_from_raw_handles_to_raii_handles (" in line:
-                self.stolen.add(statement.name)
-
-    def _owner(self, statement: _Statement, tokens: Sequence[_Token], line: str) -> bool:
-        """Whether it declares a tensor's owner."""
-        value: str | None
-        if match := _OWNER.match(line):
-            value = None
-            if match[2] == "(":
-                if not _is_call(tokens, 1):
-                    return False
-                value = self.text[tokens[2].end : tokens[-2].start]
-            elif match[2] == "=":
-                if _several(tokens):
-                    return False
-                value = self.text[tokens[2].end : tokens[-1].start].strip()
-        elif match := _DEDUCED.fullmatch(line):
-            value = self.text[tokens[2].end : tokens[-1].start].strip()
-            if moved := _MOVED.fullmatch(match[2]):
-                if not (self._is(moved[1], _Kind.TENSOR) or moved[2] in self.stolen):
-                    return False
-            elif tokens[3].text == "RAIIAtenTensorHandle":
-                if not _is_call(tokens, 3):
-                    return False
-            elif not (
-                tokens[3].text == "wrap_with_raii_handle_if_needed"
-                and _is_call(tokens, 3)
-                and tokens[5].text == "reinterpret_tensor_wrapper"
-                and _is_call([*tokens[:-2], tokens[-1]], 5)
-            ):
-                return False
-        else:
-            return False
-        statement.kind, statement.value, statement.name = _Kind.TENSOR, value, match[1]
-        return True
-
-    def _value(self, statement: _Statement, tokens: Sequence[_Token], line: str) -> bool:
-        """Whether it declares something that may be copied."""
-        if _several(tokens):
-            return False
-        if match := _ARRAY.match(line):
-            opening = next(index for index, token in enumerate(tokens) if token.text == "{")
-            statement.count = _elements(tokens[opening + 1 : -2])
-            if tokens[-2].text != "}" or not statement.count:
-                statement.count = None
-                return False
-            statement.type, statement.constant = match[2], bool(match[1])
-        elif match := _VALUE.match(line):
-            statement.type, statement.constant = match[2], bool(match[1])
-            if match[4] == "=":
-                equals = next(token for token in tokens if token.text == "=")
-                statement.value = self.text[equals.end : tokens[-1].start].strip()
-        elif match := _DATA.fullmatch(line):
-            statement.type, statement.value = "void*", match[2]
-        elif match := _DEDUCED.fullmatch(line):
-            statement.value = self.text[tokens[2].end : tokens[-1].start].strip()
-            if self._is(match[2], _Kind.VALUE) and self.declared[match[2]].count is None:
-                statement.type = self.declared[match[2]].type
-            elif (member := _MEMBER.fullmatch(match[2])) and self._is(member[1], _Kind.TENSOR):
-                statement.type = "int64_t*" if member[2] in ("sizes", "strides") else "int64_t"
-            else:
-                statement.value = None
-                return False
-        else:
-            return False
-        statement.kind = _Kind.VALUE
-        statement.name = match[3] if match.re in (_ARRAY, _VALUE) else match[1]
-        return True
-
-    def _is(self, name: str | None, kind: _Kind) -> bool:
-        return name in self.declared and self.declared[name].kind is kind
-
-
-def _repeated_name(line: str) -> str | None:
-    """What a statement declares that may be repeated, if it is one."""
-    matches = (pattern.fullmatch(line) for pattern in _REPEATED)
-    return next((match[1] for match in matches if match), None)
-
-
-def _declares_nothing(line: str) -> bool:
-    """Whether it is a call or an assignment."""
-    match = _CALL.match(line)
-    if match is None:
-        match = _ASSIGNMENT.match(line)
-        return match is not None and not _KEYWORD.fullmatch(match[1])
-    # Other macros may expand to declarations.
-    known = match[1] in _CHECKS or not match[1].isupper()
-    return known and not _KEYWORD.fullmatch(match[1])
-
-
-def _is_call(tokens: Sequence[_Token], index: int) -> bool:
-    """Whether the tokens from `index` to the last are a name, arguments and a semicolon."""
-    if tokens[index + 1].text != "(":
-        return False
-    depth = 0
-    for position in range(index + 1, len(tokens)):
-        depth += (tokens[position].text in _OPENING) - (tokens[position].text in _OPENING.values())
-        if depth == 0:
-            return position == len(tokens) - 2
-    return False
-
-
-def _several(tokens: Sequence[_Token]) -> bool:
-    """Whether there are commas outside all brackets, as between several declarations."""
-    depth = 0
-    for token in tokens:
-        depth += (token.text in _OPENING) - (token.text in _OPENING.values())
-        if depth == 0 and token.text == ",":
-            return True
-    return False
-
-
-def _elements(tokens: Sequence[_Token]) -> int:
-    """How many elements an initialiser has."""
-    if not tokens:
-        return 0
-    depth, commas = 0, 0
-    for token in tokens:
-        depth += (token.text in _OPENING) - (token.text in _OPENING.values())
-        commas += depth == 0 and token.text == ","
-    return commas + (tokens[-1].text != ",")
-
-
-def _likely_name(tokens: Sequence[_Token]) -> str:
-    """What a declaration of an unknown kind declares: the name before the first of its value."""
-    for before, token in itertools.pairwise(tokens):
-        if token.text in ("=", "(", "{", "[", ";") and _WORD.match(before.text):
-            if _KEYWORD.fullmatch(before.text):
-                break
-            return before.text
-    raise _NotUnderstoodError
 
 
 # --- the program ---------------------------------------------------------------------------------
@@ -451,24 +99,25 @@ class _Program:
     """Where the body of `run_impl` begins, behind the brace."""
     end: int
     """Where the brace that closes it stands."""
-    statements: list[_Statement]
+    statements: list[Statement]
     kernels: _Item | None
     """The class of the kernels, where it may be taken out of its unnamed namespace."""
 
     @classmethod
     def read(cls, text: str) -> _Program:
         if text.count(_RUN) != 1 or text.count(_END) != 1 or _FRAME in text:
-            raise _NotUnderstoodError
+            raise NotUnderstoodError
         if "ArrayRefTensor" in text:
             # The same names have other types there.
-            raise _NotUnderstoodError
+            raise NotUnderstoodError
         head = text.index(_RUN)
-        body = text.index(") {", head) + 3
-        end = text.index(_END)
+        body, end = text.find(") {", head) + 3, text.index(_END)
+        if not head < body < end:
+            raise NotUnderstoodError
         items, namespaces = _items(text, head)
         if namespaces != (_NAMESPACE,):
-            raise _NotUnderstoodError
-        statements = _statements(text, body, end)
+            raise NotUnderstoodError
+        statements = read_statements(text, body, end)
         kernels = _kernels_item(text, items)
         private = _private_names(items, kernels)
         _keep(statements, private)
@@ -477,30 +126,6 @@ class _Program:
             for item in items
         ]
         return cls(text, items, body, end, statements, kernels)
-
-
-def _statements(text: str, start: int, end: int) -> list[_Statement]:
-    tokens = _tokens(text, start, end)
-    _check_types(tokens)
-    reader, classify = _Reader(tokens), _Classifier(text)
-    found: list[_Statement] = []
-    index = 0
-    while index < len(tokens):
-        behind = reader.statement(index)
-        found.append(classify(tokens[index:behind], found[-1].end if found else start))
-        index = behind
-    return found
-
-
-def _check_types(tokens: Sequence[_Token]) -> None:
-    """Refuse directives, and code that can tell a reference from what it refers to."""
-    for index, token in enumerate(tokens):
-        if token.text == "#":
-            raise _NotUnderstoodError
-        if token.text == "decltype":
-            before = [tokens[place].text for place in range(max(0, index - 4), index)]
-            if before != ["std", "::", "decay_t", "<"]:
-                raise _NotUnderstoodError
 
 
 _DIRECTIVE = re.compile(r"\s*#\s*(?:include\b|define [A-Z_]+\()")
@@ -517,12 +142,12 @@ def _items(text: str, end: int) -> tuple[list[_Item], tuple[str, ...]]:
     position = 0
     for directive in [*re.finditer(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", text[:end], re.M), None]:
         stop = directive.start() if directive else end
-        tokens = _tokens(text, position, stop)
+        tokens = tokenize(text, position, stop)
         _read_items(text, tokens, namespaces, items)
         if directive is not None:
             if not _DIRECTIVE.match(directive.group()):
                 # Conditions and macros could change what the text around them means.
-                raise _NotUnderstoodError
+                raise NotUnderstoodError
             items.append(
                 _Item(
                     directive.group(),
@@ -539,13 +164,13 @@ def _items(text: str, end: int) -> tuple[list[_Item], tuple[str, ...]]:
 
 
 def _read_items(
-    text: str, tokens: Sequence[_Token], namespaces: list[str], items: list[_Item]
+    text: str, tokens: Sequence[Token], namespaces: list[str], items: list[_Item]
 ) -> None:
     index = 0
     while index < len(tokens):
         if tokens[index].text == "}":
             if not namespaces:
-                raise _NotUnderstoodError
+                raise NotUnderstoodError
             namespaces.pop()
             index += 1
             continue
@@ -555,7 +180,7 @@ def _read_items(
         if tokens[index].text == "namespace":
             opening = next((i for i in range(index, len(tokens)) if tokens[i].text == "{"), None)
             if opening is None:
-                raise _NotUnderstoodError
+                raise NotUnderstoodError
             namespaces.append("".join(token.text for token in tokens[index + 1 : opening]))
             index = opening + 1
             continue
@@ -564,30 +189,30 @@ def _read_items(
         index = behind
 
 
-def _item_end(tokens: Sequence[_Token], index: int) -> int:
+def _item_end(tokens: Sequence[Token], index: int) -> int:
     """The index behind the declaration or definition that begins at `index`."""
     depth = 0
     value = tokens[index].text in ("class", "struct", "enum", "union")
     for position in range(index, len(tokens)):
         word = tokens[position].text
-        if word in _OPENING:
+        if word in OPENING:
             depth += 1
-        elif word in _OPENING.values():
+        elif word in OPENING.values():
             depth -= 1
             if depth < 0:
-                raise _NotUnderstoodError
+                raise NotUnderstoodError
             if depth == 0 and word == "}" and not value:
                 return position + 1
         elif depth == 0 and word == "=":
             value = True
         elif depth == 0 and word == ";":
             return position + 1
-    raise _NotUnderstoodError
+    raise NotUnderstoodError
 
 
-def _item(text: str, tokens: Sequence[_Token], namespaces: tuple[str, ...]) -> _Item:
+def _item(text: str, tokens: Sequence[Token], namespaces: tuple[str, ...]) -> _Item:
     line = " ".join(token.text for token in tokens)
-    words = [token.text for token in tokens if _WORD.match(token.text)]
+    words = [token.text for token in tokens if WORD.match(token.text)]
     shared = namespaces in ((), (_NAMESPACE,))
     if tokens[0].text == "using":
         names = frozenset[str]()
@@ -595,17 +220,17 @@ def _item(text: str, tokens: Sequence[_Token], namespaces: tuple[str, ...]) -> _
         # Names end with what the macro is given: cached_torch_dtype_float32.
         names = frozenset({match[1]})
     elif tokens[0].text == "extern" and tokens[-1].text == ";" and "=" not in line:
-        names = frozenset({_likely_name(tokens)})
+        names = frozenset({likely_name(tokens)})
     elif line.startswith('extern "C" {'):
         names = frozenset(
             before.text
             for before, token in itertools.pairwise(tokens)
-            if token.text in ("[", "(") and _WORD.match(before.text)
+            if token.text in ("[", "(") and WORD.match(before.text)
         )
     elif tokens[0].text in ("class", "struct"):
         names, shared = frozenset({tokens[1].text}), False
     else:
-        names = frozenset({_likely_name(_behind_template(tokens))})
+        names = frozenset({likely_name(_behind_template(tokens))})
         # A variable inside would be one for each unit.
         inside = re.sub(r"static constexpr|\bstatic_cast\b", "", line.removeprefix("static "))
         inside = re.sub(r"^\[ \[ maybe_unused \] \] static ", "", inside)
@@ -616,7 +241,7 @@ def _item(text: str, tokens: Sequence[_Token], namespaces: tuple[str, ...]) -> _
     return _Item(text[start:end], namespaces, start, end, names, shared, frozenset(words))
 
 
-def _behind_template(tokens: Sequence[_Token]) -> Sequence[_Token]:
+def _behind_template(tokens: Sequence[Token]) -> Sequence[Token]:
     """The tokens without a template's parameters."""
     if tokens[0].text != "template":
         return tokens
@@ -625,7 +250,7 @@ def _behind_template(tokens: Sequence[_Token]) -> Sequence[_Token]:
         depth += (token.text == "<") - (token.text == ">")
         if index and not depth:
             return tokens[index + 1 :]
-    raise _NotUnderstoodError
+    raise NotUnderstoodError
 
 
 def _kernels_item(text: str, items: Sequence[_Item]) -> _Item | None:
@@ -656,14 +281,14 @@ def _private_names(items: Iterable[_Item], kernels: _Item | None) -> set[str]:
             private |= set(item.namespaces[:1]) if outside else item.names
 
 
-def _keep(statements: Iterable[_Statement], names: set[str]) -> None:
+def _keep(statements: Iterable[Statement], names: set[str]) -> None:
     """Leave in `run_impl` what uses `names`, or what such statements declare in their turn."""
     for statement in statements:
         if not names.isdisjoint(statement.words):
             statement.stays = True
-            if statement.kind is _Kind.REPEATED:
-                statement.kind = _Kind.OTHER
-        if statement.stays and statement.kind in (_Kind.OTHER, _Kind.LOCAL) and statement.name:
+            if statement.kind is Kind.REPEATED:
+                statement.kind = Kind.OTHER
+        if statement.stays and statement.kind in (Kind.OTHER, Kind.LOCAL) and statement.name:
             names.add(statement.name)
 
 
@@ -680,7 +305,7 @@ class _Stretch:
     """The statements of its functions."""
 
 
-def _plan(statements: list[_Statement], function: int) -> list[_Stretch]:
+def _plan(statements: list[Statement], function: int) -> list[_Stretch]:
     """What to take out; nothing if it is not worth it."""
     if sum(statement.weight for statement in statements) < 2 * function:
         return []
@@ -691,7 +316,7 @@ def _plan(statements: list[_Statement], function: int) -> list[_Stretch]:
             index: stretch for stretch in stretches for index in range(stretch.first, stretch.end)
         }
         users: dict[str, set[_Stretch | None]] = {}
-        locals_ = {s.name: home.get(i) for i, s in enumerate(statements) if s.kind is _Kind.LOCAL}
+        locals_ = {s.name: home.get(i) for i, s in enumerate(statements) if s.kind is Kind.LOCAL}
         for index, statement in enumerate(statements):
             for name in statement.words & locals_.keys():
                 users.setdefault(name, set()).add(home.get(index))
@@ -705,7 +330,7 @@ def _plan(statements: list[_Statement], function: int) -> list[_Stretch]:
     return stretches
 
 
-def _stretches(statements: Sequence[_Statement], function: int) -> Iterator[_Stretch]:
+def _stretches(statements: Sequence[Statement], function: int) -> Iterator[_Stretch]:
     first = 0
     for end in range(len(statements) + 1):
         if end < len(statements) and not statements[end].stays:
@@ -716,7 +341,7 @@ def _stretches(statements: Sequence[_Statement], function: int) -> Iterator[_Str
 
 
 def _parts(
-    statements: Sequence[_Statement], stretch: _Stretch, last: dict[str, int], function: int
+    statements: Sequence[Statement], stretch: _Stretch, last: dict[str, int], function: int
 ) -> list[range]:
     total = sum(statement.weight for statement in statements[stretch.first : stretch.end])
     aim = total / max(1, round(total / function))
@@ -725,7 +350,7 @@ def _parts(
     for index in range(stretch.first, stretch.end):
         statement = statements[index]
         weight += statement.weight
-        if statement.kind is _Kind.LOCAL:
+        if statement.kind is Kind.LOCAL:
             held = max(held, last[statement.name])
         # A little short counts as full, so that rounding leaves no small rest.
         if weight >= aim - 0.5 and held <= index:
@@ -798,7 +423,7 @@ class _Writer:
         lines = [f"{self.signature(number)} {{\n"]
         for index in self._needed(indices):
             statement = self.statements[index]
-            if statement.kind is _Kind.REPEATED:
+            if statement.kind is Kind.REPEATED:
                 lines.append(f"    {self._own_text(statement)}\n")
             else:
                 lines.append(f"    auto& {statement.name} = {frame.place(index)};\n")
@@ -813,7 +438,7 @@ class _Writer:
         found = (self.declared[word] for word in words if word in self.declared)
         return sorted(index for index in found if index < indices.start)
 
-    def _own_text(self, statement: _Statement) -> str:
+    def _own_text(self, statement: Statement) -> str:
         return self.program.text[statement.first : statement.end]
 
     def _line(self, position: int) -> str:
@@ -886,7 +511,7 @@ class _Writer:
             stop = frame.stretch.first if frame else len(self.statements)
             for place in range(index, stop):
                 statement = self.statements[place]
-                if statement.kind is not _Kind.REPEATED or statement.name in used:
+                if statement.kind is not Kind.REPEATED or statement.name in used:
                     pieces.append(text[statement.start : statement.end])
             if frame is None:
                 break
@@ -900,7 +525,7 @@ class _Writer:
                     )
             for place in range(frame.stretch.first, frame.stretch.end):
                 statement = self.statements[place]
-                if statement.kind is _Kind.REPEATED and statement.name in used:
+                if statement.kind is Kind.REPEATED and statement.name in used:
                     pieces.append(f"    {self._own_text(statement)}\n")
                 elif place in frame.kept and frame.kept_later(place):
                     pieces.append(
@@ -917,7 +542,7 @@ class _Writer:
         taken = [range(frame.stretch.first, frame.stretch.end) for frame in self.frames]
         words: set[str] = set()
         for index, statement in enumerate(self.statements):
-            if statement.kind is not _Kind.REPEATED and not any(index in part for part in taken):
+            if statement.kind is not Kind.REPEATED and not any(index in part for part in taken):
                 words |= statement.words
         return words
 
@@ -935,20 +560,20 @@ class _Frame:
         self.outer = [
             index
             for index in writer._needed(indices)
-            if statements[index].kind is not _Kind.REPEATED
+            if statements[index].kind is not Kind.REPEATED
         ]
         ends = [part.stop for part in stretch.parts]
         self.kept = {
             index
             for index in indices
-            if statements[index].kind is _Kind.TENSOR
+            if statements[index].kind is Kind.TENSOR
             or (
-                statements[index].kind is _Kind.VALUE
+                statements[index].kind is Kind.VALUE
                 # Beyond the end of the function that declares it.
                 and self.last[statements[index].name] >= ends[bisect.bisect_right(ends, index)]
             )
         }
-        tensors = [i for i in sorted(self.kept) if statements[i].kind is _Kind.TENSOR]
+        tensors = [i for i in sorted(self.kept) if statements[i].kind is Kind.TENSOR]
         self.tensors = {index: place for place, index in enumerate(tensors)}
 
     def kept_later(self, index: int) -> bool:
@@ -991,7 +616,7 @@ class _Frame:
             name = statement.name
             return f"{whole} std::copy({name}, {name} + {statement.count}, {place});"
         declared = f"auto& {statement.name} = "
-        if statement.kind is _Kind.TENSOR and statement.value is not None:
+        if statement.kind is Kind.TENSOR and statement.value is not None:
             # In the place of an empty one, which owns nothing that would have to be destroyed.
             owner = f"*new (&{self.place(index)}) RAIIAtenTensorHandle({statement.value});"
             return f"{comments}{declared}{owner}"
@@ -1001,9 +626,9 @@ class _Frame:
         return comments + declared
 
 
-def _reference(statement: _Statement) -> str:
+def _reference(statement: Statement) -> str:
     """The declaration of a reference to what the statement declares."""
-    if statement.kind is _Kind.TENSOR:
+    if statement.kind is Kind.TENSOR:
         return f"RAIIAtenTensorHandle& {statement.name}"
     type_ = f"{'const ' if statement.constant else ''}{statement.type}"
     if statement.count is not None:
@@ -1011,7 +636,7 @@ def _reference(statement: _Statement) -> str:
     return f"{type_}& {statement.name}"
 
 
-def _last_uses(statements: Sequence[_Statement]) -> dict[str, int]:
+def _last_uses(statements: Sequence[Statement]) -> dict[str, int]:
     """Index of the last statement that has the name, by name."""
     return {word: index for index, statement in enumerate(statements) for word in statement.words}
 
