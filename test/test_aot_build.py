@@ -22,7 +22,7 @@ from torch._inductor.utils import run_and_get_cpp_code
 
 import inductor_ext
 from inductor_ext import activation, exc
-from inductor_ext.cpp_wrapper import build, compiler, isa, target, weights
+from inductor_ext.cpp_wrapper import build, compiler, extern_nodes, isa, target, weights
 
 LIBRARY_BYTES = 350_000
 """What a small model's shared object may have; stock's has 1.5 million."""
@@ -334,6 +334,23 @@ class TestOtherWaysToCompile:
         with pytest.raises(exc.BadModelNameError):
             inductor_ext.aoti_compile_and_package({name: program}, package_path=tmp_path / "m.pt2")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_enumerations_for_an_executor_that_does_not_convert_them() -> None:
+    from torch._export.serde import schema
+
+    nodes = {
+        "inputs": [
+            {"name": "dtype", "arg": {"as_scalar_type": int(schema.ScalarType.DOUBLE)}},
+            {"name": "other", "arg": {"as_scalar_type": int(schema.ScalarType.BFLOAT16)}},
+            {"name": "layout", "arg": {"as_layout": int(schema.Layout.Strided)}},
+            {"name": "format", "arg": {"as_memory_format": int(schema.MemoryFormat.ChannelsLast)}},
+            {"name": "number", "arg": {"as_int": 8}},
+        ]
+    }
+    found = [next(iter(each["arg"].values())) for each in extern_nodes.renumbered(nodes)["inputs"]]
+    # c10's Double, BFloat16, Strided and ChannelsLast.
+    assert found == [7, 15, 0, 2, 8]
 
 
 def test_runners_are_shared_by_threads_in_turn(tied: Built) -> None:

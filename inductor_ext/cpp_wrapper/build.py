@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, settings
-from inductor_ext.cpp_wrapper import codegen, compiler, split, weights
+from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, split, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def compile_artifact(
 
     files: list[Any] = [*additional_files, wrapper_path, kernel_path]
     if serialized_extern_kernel_nodes:
-        files.append(_write_text(f"{stem}.json", serialized_extern_kernel_nodes))
+        nodes = extern_nodes.for_executor(serialized_extern_kernel_nodes)
+        files.append(_write_text(f"{stem}.json", nodes))
     # Inductor's own metadata is one dictionary for all compiles of the process.
     metadata = {
         **config.aot_inductor.metadata,
