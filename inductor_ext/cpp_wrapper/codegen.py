@@ -130,6 +130,8 @@ class AotWrapper:
     settings: Settings
     weights_plan: weights.Plan
     """Where the constants lie in the file of weights."""
+    written_back: list[str]
+    """Inputs whose changes have to reach the caller also where they were copied."""
     model_signature: Signature
     """What the artifact checks its inputs against, unless the settings say not to."""
 
@@ -179,6 +181,49 @@ class AotWrapper:
             }
             """
         )
+
+    # --- inputs that are changed ------------------------------------------------------------------
+
+    def codegen_inputs(self: Any) -> None:
+        """Keep hold of inputs that are changed and may be copied because they are misaligned.
+
+        On a GPU torch's generator goes on with an aligned copy, and the caller would not see the
+        changes; `generate_return` writes them back.
+        """
+        from torch._inductor.virtualized import V
+
+        graph = V.graph
+        names = [graph.graph_input_names[index] for index in graph.inputs_to_check or ()]
+        self.written_back = [name for name in names if name in graph.mutated_inputs]
+        if graph.is_const_graph or self.device != "cuda":
+            self.written_back = []
+        for name in self.written_back:
+            self._keep(f"{name}_caller", name)
+        super().codegen_inputs()  # type: ignore[misc]
+        for name in self.written_back:
+            self._keep(f"{name}_aligned_kept", name)
+
+    def _keep(self: Any, holder: str, name: str) -> None:
+        self.prefix.splice(
+            f"""
+            AtenTensorHandle {holder}_handle;
+            AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle({name}, &{holder}_handle));
+            RAIIAtenTensorHandle {holder}({holder}_handle);
+            """
+        )
+
+    def generate_return(self: Any, output_refs: list[str]) -> None:
+        """Write back what was changed in copies, and return."""
+        for name in self.written_back:
+            self.wrapper_call.splice(
+                f"""
+                if ({name}_caller.data_ptr() != {name}_aligned_kept.data_ptr()) {{
+                    AOTI_TORCH_ERROR_CODE_CHECK(
+                        aoti_torch_copy_({name}_caller, {name}_aligned_kept, 0));
+                }}
+                """
+            )
+        super().generate_return(output_refs)  # type: ignore[misc]
 
     # --- the model's description ------------------------------------------------------------------
 
