@@ -291,6 +291,27 @@ class TestOtherWaysToCompile:
         again = torch._C._aoti.AOTIModelContainerRunnerCpu(str(moved), 1)
         torch.testing.assert_close(again.run([x])[0], model(x))
 
+    @pytest.mark.parametrize("size", [4, 40])
+    def test_files_of_one_model_outlast_the_compile_of_another(
+        self, size: int, tmp_path: pathlib.Path
+    ) -> None:
+        """Code alike and values not: few are in the kernels' code, many in the weights' file."""
+        from torch._inductor.package import package_aoti
+
+        x = torch.randn(3, size)
+        models = [torch.nn.LayerNorm(size).eval() for _ in range(2)]
+        files = []
+        for model in models:
+            torch.nn.init.normal_(model.weight)
+            module = torch.export.export(model, (x,)).module(check_guards=False)
+            with activation.activate():
+                options = {"aot_inductor.package": True}
+                files.append(torch._inductor.aot_compile(module, (x,), options=options))
+        for number, (model, made) in enumerate(zip(models, files, strict=True)):
+            path = str(tmp_path / f"{number}.pt2")
+            package_aoti(path, made)
+            torch.testing.assert_close(inductor_ext.load(path)(x), model(x))
+
     def test_line_tables_apart(self, tmp_path: pathlib.Path) -> None:
         model, x = torch.nn.ReLU(), torch.randn(9)
         path = str(tmp_path / "model.so")

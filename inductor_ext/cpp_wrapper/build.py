@@ -17,11 +17,11 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import events, settings
+from inductor_ext import cache, events, settings
 from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, split, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 
@@ -100,7 +100,15 @@ def compile_artifact(
 
     tools = compiler.Compiler(device_type, values)
     folder, name = codecache.split_aot_inductor_output_path(config.aot_inductor.output_path)
-    write = _Writer(folder, repr(tools.link_command([], "")) + tools.identity("kernel"))
+    collected = _collected.get()
+    constants = codegen.constants_with_values(graph)
+    plan: weights.Plan = graph.wrapper_code.weights_plan
+    # Whatever the files hold is in their names: another model may be compiled, in this process or
+    # another, before these are packaged. Short constants are in the kernels' code alone.
+    content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
+    if collected is None:
+        content += _digests(constants, plan)
+    write = _Writer(folder, "\0".join(content))
     wrapper_path = write(wrapper_code, "wrapper.cpp")
     kernel_path = write(kernel_code, "kernel.cpp")
     stem = wrapper_path.removesuffix(".cpp")
@@ -121,8 +129,6 @@ def compile_artifact(
     files += _custom_objects(graph, os.path.dirname(wrapper_path))
 
     shared_object = config.aot_inductor.output_path if name else f"{stem}.so"
-    constants = codegen.constants_with_values(graph)
-    plan: weights.Plan = graph.wrapper_code.weights_plan
     included = codegen.weights_included() and plan.bytes > 0
     packaged = config.aot_inductor.package
     with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=os.path.dirname(stem)) as place:
@@ -143,7 +149,6 @@ def compile_artifact(
         if os.path.exists(f"{made}.debug"):
             os.replace(f"{made}.debug", f"{shared_object}.debug")
     files.append(shared_object)
-    collected = _collected.get()
     weights_path = f"{stem}.weights" if included and packaged else None
     if weights_path is not None:
         files.append(weights_path)
@@ -170,6 +175,15 @@ def compile_artifact(
             )
         )
     return files if packaged else shared_object
+
+
+def _digests(constants: Mapping[str, torch.Tensor], plan: weights.Plan) -> list[str]:
+    """Of each constant that is stored, what is stored."""
+    return [
+        cache.digest(weights.storage_bytes(tensor, plan.sizes[name]).view)
+        for name, tensor in constants.items()
+        if plan.sizes[name]
+    ]
 
 
 def _split(code: str, whole: compiler.Unit, size: int) -> list[compiler.Unit]:
@@ -232,8 +246,6 @@ class _Writer:
 @contextlib.contextmanager
 def codecache_file(path: str) -> Iterator[Any]:
     """A file that appears at `path` when it is complete."""
-    from inductor_ext import cache
-
     with cache.publish(path) as temporary, open(temporary, "wb") as file:
         yield file
 

@@ -102,8 +102,9 @@ class Compiler:
         flags += [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         if self.settings.aot_debug_info:
             flags.append("-g1")
-        vector = set(_split(options.get_passthrough_args())) - set(self.target.flags)
-        flags += [*vector, *self.target.flags, *_HIDING, f"-I{RUNTIME}"]
+        passed = _split(options.get_passthrough_args())
+        flags += [flag for flag in passed if flag not in self.target.flags]
+        flags += [*self.target.flags, *_HIDING, f"-I{RUNTIME}"]
         return flags + [f"-I{folder}" for folder in options.get_include_dirs() if folder]
 
     def link_command(self, objects: Sequence[str], output: str) -> list[str]:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["node_of", "signature", "with_guards", "with_numbers", "without_preferences"]
+__all__ = ["node_of", "range_of", "signature", "with_guards", "with_numbers", "without_preferences"]
 
 _NUMBERS: dict[type, Literal["int", "float", "bool"]] = {
     SymIntArgument: "int",
@@ -338,7 +338,7 @@ def _symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Ran
         for extent in extents:
             if isinstance(extent, str):
                 for name in expression.symbols(expression.parse(extent)):
-                    names[name] = _range(limits.get(name))
+                    names[name] = range_of(limits.get(name))
                     if name == extent:
                         plain.add(name)
     for name in names.keys() - plain:
@@ -359,14 +359,15 @@ def _range_behind(program: ExportedProgram, name: str) -> Range | None:
         terms = sympy.Poly(key, symbol).all_coeffs() if key.is_polynomial(symbol) else []
         if len(terms) == 2 and terms[0].is_Integer and terms[0] > 0 and terms[1].is_Integer:
             scale, shift = map(int, terms)
-            limits = _range(value)
+            limits = range_of(value)
             low = None if limits.min is None else -((shift - limits.min) // scale)
             high = None if limits.max is None else (limits.max - shift) // scale
             found = _both(found, Range(low, high))
     return None if found == Range() else found
 
 
-def _range(limits: Any) -> Range:
+def range_of(limits: Any) -> Range:
+    """The range that torch's `ValueRanges` state, without ends that are int64's; None for none."""
     if limits is None:
         return Range()
     low = int(limits.lower) if limits.lower > -_NO_MAXIMUM else None
@@ -391,7 +392,7 @@ def _range_conditions(program: ExportedProgram, symbols: Mapping[str, Range]) ->
     found: list[sympy.Basic] = []
     for key, limits in program.range_constraints.items():
         if not isinstance(key, sympy.Symbol) and isinstance(key, sympy.Expr):
-            known = _range(limits)
+            known = range_of(limits)
             if known.min is not None:
                 found.append(sympy.Ge(key, known.min))
             if known.max is not None:

@@ -25,9 +25,6 @@ from inductor_ext.cpp_wrapper.signature import (
 
 __all__ = ["signature"]
 
-_INT64_ENDS = (1 << 63) - 2
-"""Limits beyond are no limits: torch writes the ends of int64, give or take one."""
-
 
 def signature(graph: Any) -> Signature:
     """What the graph's compiled code takes and returns; `graph` is a GraphLowering.
@@ -49,7 +46,7 @@ def signature(graph: Any) -> Signature:
         for extent in extents:
             if isinstance(extent, str):
                 for name in expression.symbols(expression.parse(extent)):
-                    symbols[name] = _range(known.get(name))
+                    symbols[name] = exported.range_of(known.get(name))
     found = Signature(
         inputs=inputs,
         outputs=tuple(_output(index, value) for index, value in enumerate(graph.graph_outputs)),
@@ -62,14 +59,6 @@ def signature(graph: Any) -> Signature:
 
 def _ranges(graph: Any) -> Any:
     return graph.sizevars.shape_env.var_to_range.items()
-
-
-def _range(limits: Any) -> Range:
-    if limits is None:
-        return Range()
-    low = int(limits.lower) if limits.lower > -_INT64_ENDS else None
-    high = int(limits.upper) if limits.upper < _INT64_ENDS else None
-    return Range(low, high)
 
 
 def _extent(value: Any) -> Extent:
