@@ -175,6 +175,27 @@ def _has_few_numbers_of_float8(program: ExportedProgram) -> bool:
     )
 
 
+def _warn_of_unwritten_results(name: str, program: ExportedProgram) -> None:
+    """Warn of a branch or a loop's body that returns memory which nothing in it writes.
+
+    torch.export drops what only writes into its arguments there: a launch of a Triton kernel.
+    """
+    for path, module in program.graph_module.named_modules():
+        if not path or not hasattr(module, "graph"):
+            continue
+        for output in module.graph.find_nodes(op="output"):
+            for result in output.all_input_nodes:
+                fresh = str(result.target).startswith(("aten.empty", "aten.new_empty"))
+                if fresh and len(result.users) == 1:
+                    events.warn_once(
+                        f"unwritten:{name}:{path}",
+                        f"in model {name!r}, {path} returns the memory of {result.name} unwritten, "
+                        "so its numbers mean nothing. If a Triton kernel writes it there, "
+                        "torch.export has dropped the launch: make the kernel an operator "
+                        "by torch.library.triton_op, and call that",
+                    )
+
+
 def _leave_out_constant_results(module: Any) -> None:
     """Let a module return None for results that are the same floats, bools and strings always.
 
@@ -204,6 +225,8 @@ def _package(
 
     patches = {**target.inductor_options(settings.aot_isa), **patches}
     signatures = {name: exported.signature(program) for name, program in programs.items()}
+    for name, program in programs.items():
+        _warn_of_unwritten_results(name, program)
     files: dict[str, list[Any]] = {}
     artifacts: dict[str, Artifact] = {}
     plans: dict[str, events.MemoryPlanRecord] = {}

@@ -13,6 +13,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from torch._inductor.utils import run_and_get_cpp_code
 
 import inductor_ext
 from inductor_ext import activation, exc
-from inductor_ext.cpp_wrapper import build, compiler, extern_nodes, isa, target, weights
+from inductor_ext.cpp_wrapper import build, codegen, compiler, extern_nodes, isa, target, weights
 
 LIBRARY_BYTES = 350_000
 """What a small model's shared object may have; stock's has 1.5 million."""
@@ -433,3 +434,25 @@ print([name for name in sys.modules if name.startswith("torch._inductor")])
     expected = inductor_ext.load(tied.path)(torch.ones(3, 16)).sum().item()
     assert float(value) == pytest.approx(expected, rel=1e-4)
     assert modules == "[]"
+
+
+def test_launchers_of_triton_kernels_take_floats_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch declares a float of the graph as int64_t: 0.5 would be 0."""
+    from torch._inductor.codecache import CudaKernelParamCache
+    from torch._inductor.utils import IndentedBuffer
+
+    class Stock:
+        kernel_name = "triton_add"
+
+        def generate(self, wrapper: Any) -> None:
+            with wrapper.prefix.indent():
+                wrapper.prefix.writelines(["int64_t n,", "int64_t zuf0,", "float scale,"])
+
+    signature = {"x": "*fp32", "n": "i64", "zuf0": "fp64", "scale": "fp32"}
+    kernels = {"triton_add": {"triton_meta": {"signature": signature}}}
+    monkeypatch.setattr(CudaKernelParamCache, "cache", kernels)
+    wrapper = SimpleNamespace(prefix=IndentedBuffer())
+    wrapper.prefix.writeline("float scale,")
+    codegen._Launcher(Stock()).generate(wrapper)
+    lines = [line.strip() for line in wrapper.prefix._lines]
+    assert lines == ["float scale,", "int64_t n,", "double zuf0,", "double scale,"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
+import inductor_ext
 from test import aot_util, compile_util
 from test.aot_util import DEVICES, Bundle, Case, Cases
 
@@ -513,3 +515,23 @@ def test_scans_compile_as_one(scans: Bundle) -> None:
 @pytest.mark.parametrize("name", SCANS)
 def test_scan(scans: Bundle, name: str) -> None:
     scans.check(name)
+
+
+def test_a_branch_that_returns_unwritten_memory_is_warned_of(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As torch.export leaves one of which all that a Triton kernel has written is the result."""
+
+    def function(p: torch.Tensor, x: torch.Tensor) -> Any:
+        return torch.cond(p, lambda x: torch.empty_like(x), lambda x: x + 1, (x,))
+
+    x = torch.randn(3)
+    program = aot_util.export(function, (torch.tensor(False), x))
+    path = str(tmp_path / "branches.pt2")
+    with caplog.at_level("WARNING", "inductor_ext"):
+        inductor_ext.aoti_compile_and_package({"branches": program}, package_path=path)
+    (message,) = [each for each in caplog.messages if "unwritten" in each]
+    assert "'branches', true_graph_0" in message
+    assert "torch.library.triton_op" in message
+    model = inductor_ext.load(path, "branches")
+    torch.testing.assert_close(model(torch.tensor(False), x), x + 1)

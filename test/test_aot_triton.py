@@ -152,6 +152,30 @@ def test_a_kernel_after_inputs_of_other_layouts(kernels: Any) -> None:
 
 
 def test_a_kernel_in_a_cond(kernels: Any) -> None:
+    """As an operator; of one that is launched as it is, see the test after this."""
+
+    @torch.library.triton_op("test_aot_triton::double", mutates_args={})
+    def double(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        n = x.numel()
+        torch.library.wrap_triton(kernels.add_kernel)[(-(-n // 32),)](x, x, out, n, BLOCK=32)
+        return out
+
+    def function(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(p, lambda x: double(x), lambda x: x - 1, (x,))
+
+    (x,) = tensors(1, 100)
+    yes, no = (torch.tensor(value, device="cuda") for value in (True, False))
+    artifact = aot_util.compile_model(function, (yes, x))
+    artifact.check(yes, x)
+    artifact.check(no, x)
+
+
+def test_a_kernel_that_export_drops_is_warned_of(
+    kernels: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What torch.export gives is a branch that returns what `empty_like` gives."""
+
     def function(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         def launched(x: torch.Tensor) -> torch.Tensor:
             out = torch.empty_like(x)
@@ -162,9 +186,12 @@ def test_a_kernel_in_a_cond(kernels: Any) -> None:
 
     (x,) = tensors(1, 100)
     yes, no = (torch.tensor(value, device="cuda") for value in (True, False))
-    artifact = compiled(function, (yes, x))
-    artifact.check(yes, x)
-    artifact.check(no, x)
+    program = aot_util.export(function, (yes, x), strict=True)
+    assert "triton_kernel_wrapper" not in program.graph_module.print_readable(print_output=False)
+    with caplog.at_level("WARNING", "inductor_ext"):
+        path = aot_util.compile_program(program)
+    assert "true_graph_0 returns the memory of empty_like unwritten" in caplog.text
+    Artifact(aot_util.as_module(function), program, path).check(no, x)
 
 
 def test_triton_operator(kernels: Any) -> None:

@@ -225,6 +225,15 @@ class AotWrapper:
             )
         super().generate_return(output_refs)  # type: ignore[misc]
 
+    # --- launches of Triton kernels ---------------------------------------------------------------
+
+    def finalize_prefix(self: Any) -> None:
+        """Put the launchers before the code that calls them, with parameters that hold floats."""
+        # Generators for the CPU have none.
+        launchers = getattr(self, "_triton_call_wrappers", {})
+        launchers.update({name: _Launcher(stock) for name, stock in launchers.items()})
+        super().finalize_prefix()  # type: ignore[misc]
+
     # --- the model's description ------------------------------------------------------------------
 
     def codegen_model_constructor(self: Any) -> None:
@@ -334,6 +343,38 @@ class AotWrapper:
 
     def codegen_const_run_driver(self: Any) -> None:
         """The runtime drives the folding graph, by ModelInfo::folded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launcher:
+    """In the place of what generates the C++ function that launches a Triton kernel.
+
+    Torch declares the function's parameters for numbers by their class in Python: int64_t for
+    whatever is an expression, which cuts the fraction off a float of the graph, and float for a
+    float, of which a kernel may want all 53 bits. What the kernel wants, its signature says.
+    """
+
+    stock: Any
+
+    def generate(self, wrapper: Any) -> None:
+        """Append the function to the generator's prefix."""
+        from torch._inductor.codecache import CudaKernelParamCache
+
+        # torch 2.13 may write two files at once.
+        buffers = [wrapper.prefix, *filter(None, [getattr(wrapper.prefix, "aot", None)])]
+        starts = [len(buffer._lines) for buffer in buffers]
+        self.stock.generate(wrapper)
+        signature = CudaKernelParamCache.get(self.stock.kernel_name)["triton_meta"]["signature"]
+        declared = {
+            f"{declaration} {name},": f"double {name},"
+            for name, kind in signature.items()
+            if kind in ("fp16", "bf16", "fp32", "fp64")
+            for declaration in ("int64_t", "float")
+        }
+        for buffer, start in zip(buffers, starts, strict=True):
+            buffer._lines[start:] = [
+                declared.get(str(line).strip(), line) for line in buffer._lines[start:]
+            ]
 
 
 def _signature_at_hand() -> Signature:
