@@ -29,7 +29,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from inductor_ext import cache, compat, config, events, exc, kernel_order, lowerings, memory_plans
+from inductor_ext import (
+    cache,
+    compat,
+    config,
+    events,
+    exc,
+    kernel_order,
+    lowerings,
+    memory_plans,
+    padding,
+)
 from inductor_ext.settings import Settings
 
 __all__ = ["ExtChoices", "activate", "current", "install", "requested", "uninstall"]
@@ -345,6 +355,7 @@ def _ensure_code_dispatchers() -> None:
         _ensure_wrapper_dispatcher()
         _ensure_artifact_dispatchers()
         _ensure_predicate_dispatcher()
+        _ensure_padding_dispatchers()
         for operator in lowerings.registered():
             if operator not in _dispatched_lowerings:
                 _dispatched_lowerings[operator] = module.lowerings[operator]
@@ -442,6 +453,58 @@ def _ensure_predicate_dispatcher() -> None:
 
     setattr(get_free_symbol_uses, _SCOPED, True)
     ir.Conditional.get_free_symbol_uses = get_free_symbol_uses  # type: ignore[method-assign]
+
+
+def _ensure_padding_dispatchers() -> None:
+    """Put dispatchers before the padding of products and what it changes; see `padding`."""
+    from torch._inductor import compile_fx as entry
+    from torch._inductor.fx_passes import pad_mm
+
+    if hasattr(pad_mm.can_pad, _SCOPED):
+        return
+    entry._recursive_joint_graph_passes = _joint_passes_dispatcher(
+        entry._recursive_joint_graph_passes
+    )
+    entry.record_original_output_strides = _strides_dispatcher(entry.record_original_output_strides)
+    pad_mm.can_pad = _pad_dispatcher(pad_mm.can_pad)
+
+
+def _joint_passes_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def _recursive_joint_graph_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.virtualized import V
+
+        if current() is None:
+            return stock(gm, *args, **kwargs)
+        # Elsewhere results are dynamo's, which goes by their own strides; and a graph in the FX
+        # graph cache is known by what it is after the passes.
+        before = padding.strides(gm) if V.aot_compilation is True else None
+        with padding.guarded(gm):
+            passed = stock(gm, *args, **kwargs)
+        if before is not None:
+            padding.keep_strides(passed, before)
+        return passed
+
+    return _recursive_joint_graph_passes
+
+
+def _strides_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def record_original_output_strides(gm: Any) -> None:
+        stock(gm)
+        if current() is not None:
+            padding.recorded(gm)
+
+    return record_original_output_strides
+
+
+def _pad_dispatcher(stock: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(stock)
+    def can_pad(*args: Any, **kwargs: Any) -> bool:
+        return (current() is None or padding.allowed()) and stock(*args, **kwargs)
+
+    setattr(can_pad, _SCOPED, True)
+    return can_pad
 
 
 def _generator_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:

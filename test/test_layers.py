@@ -29,6 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "memory_planning",
             "memory_plans",
             "options",
+            "padding",
             "planning",
             "templates",
             "toolchain",
