@@ -55,7 +55,7 @@ def strides(module: torch.fx.GraphModule) -> list[Any]:
     """The strides of a graph's results; None for what is no tensor."""
     (output,) = module.graph.find_nodes(op="output")
     results = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
-    values = [getattr(result, "meta", {}).get("val") for result in results]
+    values: list[Any] = [getattr(result, "meta", {}).get("val") for result in results]
     return [value.stride() if hasattr(value, "stride") else None for value in values]
 
 

@@ -364,10 +364,10 @@ class _Launcher:
         buffers = [wrapper.prefix, *filter(None, [getattr(wrapper.prefix, "aot", None)])]
         starts = [len(buffer._lines) for buffer in buffers]
         self.stock.generate(wrapper)
-        signature = CudaKernelParamCache.get(self.stock.kernel_name)["triton_meta"]["signature"]
+        kernel = CudaKernelParamCache.get(self.stock.kernel_name) or {}
         declared = {
             f"{declaration} {name},": f"double {name},"
-            for name, kind in signature.items()
+            for name, kind in kernel["triton_meta"]["signature"].items()
             if kind in ("fp16", "bf16", "fp32", "fp64")
             for declaration in ("int64_t", "float")
         }
