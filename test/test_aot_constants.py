@@ -455,6 +455,48 @@ def test_folding_at_run_time(folded: Artifact, device: str) -> None:
         folded.check(torch.randn(2, 4, device=device))
 
 
+@torch.library.custom_op("test_aot_constants::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("test_aot_constants::thrice", mutates_args=())
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+for operator in (twice, thrice):
+    operator.register_fake(torch.empty_like)
+
+
+def test_folding_by_custom_operators(device: str) -> None:
+    """Stock writes the operators of the graph proper alone, and calls those of folding by them."""
+
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return thrice(x) @ (twice(self.weight) + 1)
+
+    args = (torch.randn(2, 4, device=device),)
+    artifact = aot_util.compile_model(
+        Folded().to(device),
+        args,
+        aot_inductor__use_runtime_constant_folding=True,
+        always_keep_tensor_constants=True,
+    )
+    artifact.check(*args)
+    model = aot_util.load(artifact.path)
+    model.fold_constants()
+    weight = torch.randn(4, 4, device=device)
+    for number in (1, 2):
+        model.load_constants({"weight": number * weight}, check_full_update=True)
+        model.fold_constants()
+        torch.testing.assert_close(model(*args), 3 * args[0] @ (2 * number * weight + 1))
+
+
 @pytest.fixture(params=["stored", "folded"])
 def updated(request: pytest.FixtureRequest, device: str, tmp_path: pathlib.Path) -> Updated:
     artifact = request.getfixturevalue(request.param)

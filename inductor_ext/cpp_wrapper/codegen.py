@@ -99,8 +99,13 @@ class _Constructor:
 
     def create(self, *_: object) -> Any:
         """A generator; subgraphs are written into their graph's code, by the same class."""
+        from torch._inductor.virtualized import V
+
         wrapper = self.cls()
         wrapper.settings = self.settings
+        if V.graph.const_module is not None:
+            # Both graphs' code calls operators by their numbers in one file.
+            V.extern_kernel_nodes.extend(_operators_of_folding(V.graph))
         return wrapper
 
 
@@ -134,6 +139,8 @@ class AotWrapper:
     """Inputs whose changes have to reach the caller also where they were copied."""
     model_signature: Signature
     """What the artifact checks its inputs against, unless the settings say not to."""
+    operators: tuple[Any, ...] = ()
+    """Of a folding graph's code, the operators that it calls through torch's executor."""
 
     # --- the top of the file ----------------------------------------------------------------------
 
@@ -165,6 +172,15 @@ class AotWrapper:
 
     def _write_aoti_interface_header(self) -> None:
         """torch 2.13's place for its interface; that of torch 2.11 is taken out afterwards."""
+
+    def generate(self: Any, is_inference: bool) -> Any:
+        """Generate the code; of a folding graph, keep the operators that stock forgets."""
+        from torch._inductor.virtualized import V
+
+        code = super().generate(is_inference)  # type: ignore[misc]
+        if V.graph.is_const_graph:
+            self.operators = tuple(V.extern_kernel_nodes)
+        return code
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -289,6 +305,7 @@ class AotWrapper:
             self.weights_plan.bytes,
             "true" if weights_included() else "false",
             "true" if aot.use_runtime_constant_folding else "false",
+            "true" if _operators_of_folding(graph) else "false",
             c_string(aot.serialized_in_spec),
             c_string(aot.serialized_out_spec),
             c_string(",".join(target.current().features)),
@@ -436,6 +453,11 @@ def weights_included() -> bool:
     return bool(
         aot.package_constants_in_so or aot.package_constants_on_disk_format == "binary_blob"
     )
+
+
+def _operators_of_folding(graph: Any) -> tuple[Any, ...]:
+    wrapper = getattr(graph.const_module, "wrapper_code", None)
+    return wrapper.operators if isinstance(wrapper, AotWrapper) else ()
 
 
 def _folded_constants(graph: Any) -> list[int]:

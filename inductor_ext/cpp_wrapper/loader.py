@@ -230,7 +230,10 @@ class LoadedModel:
         raise NotImplementedError
 
     def fold_constants(self, *, inactive: bool = False) -> None:
-        """Compute now what depends on constants alone; otherwise the next call does it."""
+        """Compute now what depends on constants alone; otherwise the next call does it.
+
+        The next call does it also where a custom operator takes part.
+        """
         raise NotImplementedError
 
     def free_inactive_constants(self) -> None:

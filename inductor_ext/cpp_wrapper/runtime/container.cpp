@@ -493,6 +493,12 @@ void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHa
   if (inactive) {
     complete_from_active(set);
   }
+  if (model_info.folding_needs_executor && proxy_executor == nullptr) {
+    // The next call has one, and folds what is not folded.
+    require_constants(set);
+    set.folded = false;
+    return;
+  }
   fold_alone(set, stream, proxy_executor);
 }
 

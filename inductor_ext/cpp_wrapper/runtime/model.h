@@ -126,6 +126,7 @@ struct ModelInfo {
   uint64_t weights_bytes;
   bool has_weights; // else the caller provides all constants
   bool folds; // whether there is a folding graph
+  bool folding_needs_executor; // whether it calls operators by name
   const char* in_spec;
   const char* out_spec;
   const char* cpu_features; // that the code needs, separated by commas
