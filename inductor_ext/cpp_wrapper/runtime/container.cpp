@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <utility>
+
+#ifdef USE_CUDA
+#include <torch/csrc/inductor/aoti_runtime/utils_cuda.h>
+#endif
 
 #include "cpu_features.h"
 
@@ -98,9 +103,27 @@ class RunnerGuard {
   AOTInductorModel* model_;
 };
 
+// Makes a device the current one for a while; the caller's is another one than the model's at times.
+class OnDevice {
+ public:
+  OnDevice([[maybe_unused]] int32_t type, [[maybe_unused]] int32_t index) {
+#ifdef USE_CUDA
+    if (type == aoti_torch_device_type_cuda()) {
+      guard_.emplace(index);
+    }
+#endif
+  }
+
+#ifdef USE_CUDA
+ private:
+  std::optional<torch::aot_inductor::AOTICudaGuard> guard_;
+#endif
+};
+
 class AloneGuard {
  public:
-  explicit AloneGuard(Runners& runners) : runners_(runners) {
+  AloneGuard(Runners& runners, int32_t device_type, int32_t device_index)
+      : runners_(runners), device_(device_type, device_index) {
     runners_.acquire_all();
 #ifdef USE_CUDA
     // Kernels that were launched before may still read the constants.
@@ -114,6 +137,7 @@ class AloneGuard {
 
  private:
   Runners& runners_;
+  OnDevice device_;
 };
 
 } // namespace
@@ -175,7 +199,7 @@ void Runners::admit_waiting() {
 
 // --- loading --------------------------------------------------------------------------------------
 
-Container::Container(size_t runners, const std::string& device, const char* cubin_dir, bool load) {
+Container::Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load) {
   const std::string missing = missing_cpu_features(model_info.cpu_features);
   if (!missing.empty()) {
     throw std::runtime_error(
@@ -185,12 +209,8 @@ Container::Container(size_t runners, const std::string& device, const char* cubi
   if (runners == 0) {
     throw std::runtime_error("num_models must be positive, but got 0");
   }
-  parse_device(device, device_type_, device_index_);
-#ifdef USE_CUDA
-  if (device_type_ == aoti_torch_device_type_cuda()) {
-    AOTI_RUNTIME_CUDA_CHECK(cudaSetDevice(device_index_));
-  }
-#endif
+  parse_device(device_name, device_type_, device_index_);
+  const OnDevice device(device_type_, device_index_);
   for (Constants& set : sets_) {
     set.tensors.resize(model_info.num_constants);
     set.borrowed.resize(model_info.num_constants);
@@ -335,7 +355,7 @@ void Container::run(
         return;
       }
     }
-    AloneGuard alone(*runners_);
+    AloneGuard alone(*runners_, device_type_, device_index_);
     Constants& set = constants(false);
     if (!set.folded) {
       fold_alone(set, stream, proxy_executor);
@@ -468,7 +488,7 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
       throw std::runtime_error("There is no new value of " + quoted(constant) + ".");
     }
   }
-  AloneGuard alone(*runners_);
+  AloneGuard alone(*runners_, device_type_, device_index_);
   Constants& set = constants(how.inactive);
   for (const auto& [index, tensor] : given) {
     if (how.borrow) {
@@ -483,12 +503,12 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
 }
 
 void Container::update_from_blob(const uint8_t* blob) {
-  AloneGuard alone(*runners_);
+  AloneGuard alone(*runners_, device_type_, device_index_);
   load_from(constants(false), blob, /*in_place=*/false);
 }
 
 void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHandle proxy_executor) {
-  AloneGuard alone(*runners_);
+  AloneGuard alone(*runners_, device_type_, device_index_);
   Constants& set = constants(inactive);
   if (inactive) {
     complete_from_active(set);
@@ -503,7 +523,7 @@ void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHa
 }
 
 void Container::swap() {
-  AloneGuard alone(*runners_);
+  AloneGuard alone(*runners_, device_type_, device_index_);
   complete_from_active(constants(true));
   active_ = 1 - active_;
   for (auto& model : models_) {
@@ -512,7 +532,7 @@ void Container::swap() {
 }
 
 void Container::free_inactive() {
-  AloneGuard alone(*runners_);
+  AloneGuard alone(*runners_, device_type_, device_index_);
   Constants& set = constants(true);
   for (size_t i = 0; i < model_info.num_constants; ++i) {
     set.tensors[i] = RAIIAtenTensorHandle();

@@ -58,7 +58,7 @@ class Runners {
 
 class Container {
  public:
-  Container(size_t runners, const std::string& device, const char* cubin_dir, bool load = true);
+  Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load = true);
 
   void run(
       AtenTensorHandle* inputs,
