@@ -313,6 +313,15 @@ class TestOtherWaysToCompile:
             package_aoti(path, made)
             torch.testing.assert_close(inductor_ext.load(path)(x), model(x))
 
+    def test_models_of_the_same_code_have_their_own_weights(self, tmp_path: pathlib.Path) -> None:
+        x = torch.randn(3, 20)
+        models = {name: torch.nn.Linear(20, 20).eval() for name in ("a", "b")}
+        path = str(tmp_path / "m.pt2")
+        programs = {name: torch.export.export(model, (x,)) for name, model in models.items()}
+        inductor_ext.aoti_compile_and_package(programs, package_path=path)
+        for name, model in models.items():
+            torch.testing.assert_close(inductor_ext.load(path, name)(x), model(x))
+
     def test_line_tables_apart(self, tmp_path: pathlib.Path) -> None:
         model, x = torch.nn.ReLU(), torch.randn(9)
         path = str(tmp_path / "model.so")

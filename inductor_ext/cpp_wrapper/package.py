@@ -95,15 +95,16 @@ class _Adapter:
 
     def __init__(self, writer: archive.Writer, artifacts: Mapping[str, Artifact]) -> None:
         self._writer = writer
+        # By entry: models of the same code, whose files have the same names, differ in weights.
         self._weights = {
-            artifact.weights_path: artifact
-            for artifact in artifacts.values()
+            _entry(name, artifact.weights_path): artifact
+            for name, artifact in artifacts.items()
             if artifact.weights_path is not None
         }
 
     def write_file(self, name: str, file_path: str) -> None:
         """Add a file, or the weights of which it would have been the file."""
-        artifact = self._weights.get(file_path)
+        artifact = self._weights.get(name)
         if artifact is None:
             self._writer.add(name, file_path)
             return
@@ -140,6 +141,11 @@ def _sha256(parts: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
+def _entry(model: str, path: str) -> str:
+    """Where stock's packaging puts a model's file."""
+    return f"data/aotinductor/{model}/{os.path.basename(path)}"
+
+
 def _model(
     name: str,
     artifact: Artifact,
@@ -147,9 +153,6 @@ def _model(
     plan: events.MemoryPlanRecord | None,
     outside: manifest.File | None,
 ) -> manifest.Model:
-    def entry(path: str) -> str:
-        return f"data/aotinductor/{name}/{os.path.basename(path)}"
-
     summary: dict[str, Any] = {}
     if plan is not None:
         summary = {
@@ -160,8 +163,10 @@ def _model(
         }
     return manifest.Model(
         device=artifact.device_type,
-        library=entry(artifact.shared_object),
-        weights=entry(artifact.weights_path) if artifact.weights_path and not outside else None,
+        library=_entry(name, artifact.shared_object),
+        weights=(
+            _entry(name, artifact.weights_path) if artifact.weights_path and not outside else None
+        ),
         outside=outside,
         signature=artifact.signature.to_json(),
         constants=_constants(artifact),
