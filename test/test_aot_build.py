@@ -258,7 +258,11 @@ class TestTarget:
 FEATURES = """
 #include "cpu_features.h"
 #include <cstdio>
-int main(int, char** argv) { std::puts(inductor_ext::missing_cpu_features(argv[1]).c_str()); }
+int main(int, char** argv) {
+  char text[1024];
+  inductor_ext::missing_cpu_features(argv[1], text, sizeof(text));
+  std::puts(text);
+}
 """
 
 

@@ -10,8 +10,6 @@
 #include <torch/csrc/inductor/aoti_runtime/utils_cuda.h>
 #endif
 
-#include "cpu_features.h"
-
 namespace torch::aot_inductor {
 
 AOTInductorModel::AOTInductorModel(
@@ -200,12 +198,6 @@ void Runners::admit_waiting() {
 // --- loading --------------------------------------------------------------------------------------
 
 Container::Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load) {
-  const std::string missing = missing_cpu_features(model_info.cpu_features);
-  if (!missing.empty()) {
-    throw std::runtime_error(
-        "The artifact was compiled for a CPU with " + missing + ", which this machine lacks. "
-        "Compile it for an older CPU (setting aot_isa), or run it on a newer one.");
-  }
   if (runners == 0) {
     throw std::runtime_error("num_models must be positive, but got 0");
   }

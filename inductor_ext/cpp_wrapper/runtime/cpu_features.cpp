@@ -1,7 +1,6 @@
 #include "cpu_features.h"
 
 #include <cstdint>
-#include <cstring>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -65,9 +64,23 @@ constexpr Feature kFeatures[] = {
     {"lzcnt", 0x80000001, 0, ECX, 5, kNone},
 };
 
-uint64_t saved_state() {
-  uint32_t a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) {
+struct Registers {
+  uint32_t values[4];
+};
+
+INDUCTOR_EXT_ANY_CPU Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+  Registers found{};
+  uint32_t highest, b, c, d;
+  __cpuid(leaf & 0x80000000, highest, b, c, d);
+  if (leaf <= highest) {
+    uint32_t* values = found.values;
+    __cpuid_count(leaf, subleaf, values[EAX], values[EBX], values[ECX], values[EDX]);
+  }
+  return found;
+}
+
+INDUCTOR_EXT_ANY_CPU uint64_t saved_state() {
+  if (!(cpuid(1, 0).values[ECX] & (1u << 27))) {
     return 0;
   }
   uint32_t low, high;
@@ -75,18 +88,9 @@ uint64_t saved_state() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-bool has(const char* name, size_t length) {
-  for (const Feature& feature : kFeatures) {
-    if (std::strlen(feature.name) == length && std::strncmp(feature.name, name, length) == 0) {
-      uint32_t registers[4];
-      return __get_cpuid_count(
-                 feature.leaf, feature.subleaf, &registers[EAX], &registers[EBX], &registers[ECX],
-                 &registers[EDX]) &&
-          (registers[feature.where] >> feature.bit & 1u) &&
-          (saved_state() & feature.state) == feature.state;
-    }
-  }
-  return false;
+INDUCTOR_EXT_ANY_CPU bool has(const Feature& feature) {
+  return (cpuid(feature.leaf, feature.subleaf).values[feature.where] >> feature.bit & 1u) &&
+      (saved_state() & feature.state) == feature.state;
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
@@ -107,36 +111,60 @@ constexpr Feature kFeatures[] = {
     {"bf16", AT_HWCAP2, 1ul << 14},
 };
 
-bool has(const char* name, size_t length) {
-  for (const Feature& feature : kFeatures) {
-    if (std::strlen(feature.name) == length && std::strncmp(feature.name, name, length) == 0) {
-      return (getauxval(feature.type) & feature.bit) != 0;
-    }
-  }
-  return false;
+bool has(const Feature& feature) {
+  return (getauxval(feature.type) & feature.bit) != 0;
 }
 
 #else
 
-bool has(const char*, size_t) {
+struct Feature {
+  const char* name;
+};
+
+constexpr Feature kFeatures[] = {{""}};
+
+bool has(const Feature&) {
   return false;
 }
 
 #endif
 
+INDUCTOR_EXT_ANY_CPU bool is(const char* name, const char* begin, const char* end) {
+  while (begin != end && *name == *begin) {
+    ++name;
+    ++begin;
+  }
+  return begin == end && *name == '\0';
+}
+
+INDUCTOR_EXT_ANY_CPU bool has(const char* begin, const char* end) {
+  for (const Feature& feature : kFeatures) {
+    if (is(feature.name, begin, end)) {
+      return has(feature);
+    }
+  }
+  return false;
+}
+
 } // namespace
 
-std::string missing_cpu_features(const char* features) {
-  std::string missing;
-  for (const char* name = features; *name != '\0';) {
-    const char* end = std::strchr(name, ',');
-    const size_t length = end == nullptr ? std::strlen(name) : static_cast<size_t>(end - name);
-    if (!has(name, length)) {
-      missing.append(missing.empty() ? "" : ",").append(name, length);
+void missing_cpu_features(const char* features, char* text, size_t room) {
+  size_t length = 0;
+  for (const char* begin = features; *begin != '\0';) {
+    const char* end = begin;
+    while (*end != '\0' && *end != ',') {
+      ++end;
     }
-    name += length + (end == nullptr ? 0 : 1);
+    if (!has(begin, end)) {
+      for (const char* from = length == 0 ? begin : begin - 1; from != end; ++from) {
+        if (length + 1 < room) {
+          text[length++] = *from;
+        }
+      }
+    }
+    begin = *end == ',' ? end + 1 : end;
   }
-  return missing;
+  text[length] = '\0';
 }
 
 } // namespace inductor_ext

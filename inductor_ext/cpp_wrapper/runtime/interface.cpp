@@ -22,7 +22,7 @@ namespace {
 // ends, long after the model has gone.
 thread_local char last_error[8192];
 thread_local AOTInductorModelContainerHandle last_container = nullptr;
-std::atomic<bool> quiet{false};
+bool quiet = false; // by __atomic_*, which unlike std::atomic is no function of a header
 std::atomic<bool> always_single_threaded{false};
 
 // Python's PyEval_SaveThread and PyEval_RestoreThread, where every caller holds its lock.
@@ -66,7 +66,7 @@ class NoGrad {
 
 AOTIRuntimeError failed(const char* what) {
   std::snprintf(last_error, sizeof(last_error), "%s", what);
-  if (!quiet) {
+  if (!__atomic_load_n(&quiet, __ATOMIC_RELAXED)) {
     std::fprintf(stderr, "Error: %s\n", what);
   }
   return AOTI_RUNTIME_FAILURE;
@@ -84,6 +84,32 @@ AOTIRuntimeError guarded(Call&& call) {
   } catch (...) {
     return failed("Unknown exception");
   }
+}
+
+INDUCTOR_EXT_ANY_CPU const char* missing_cpu_features() {
+  thread_local char missing[1024];
+  inductor_ext::missing_cpu_features(model_info.cpu_features, missing, sizeof(missing));
+  return missing;
+}
+
+// Refuses to create a model whose code this CPU cannot run.
+INDUCTOR_EXT_ANY_CPU AOTIRuntimeError misfit(const char* missing) {
+  const char* const parts[] = {
+      "The artifact was compiled for a CPU with ", missing,
+      ", which this machine lacks. Compile it for an older CPU (setting aot_isa), or run it on a newer one."};
+  size_t length = 0;
+  for (const char* part : parts) {
+    for (; *part != '\0' && length + 1 < sizeof(last_error); ++part) {
+      last_error[length++] = *part;
+    }
+  }
+  last_error[length] = '\0';
+  if (!__atomic_load_n(&quiet, __ATOMIC_RELAXED)) {
+    std::fputs("Error: ", stderr);
+    std::fputs(last_error, stderr);
+    std::fputs("\n", stderr);
+  }
+  return AOTI_RUNTIME_FAILURE;
 }
 
 template <typename Handle>
@@ -141,6 +167,29 @@ AOTIRuntimeError run(
   });
 }
 
+AOTIRuntimeError create(
+    AOTInductorModelContainerHandle* handle,
+    size_t runners,
+    const char* device,
+    const char* cubin_dir) {
+  return guarded([&] {
+    NoGrad no_grad;
+    *handle = reinterpret_cast<AOTInductorModelContainerHandle>(new Container(runners, device, cubin_dir));
+    last_container = *handle;
+  });
+}
+
+AOTIRuntimeError create_alone(AOTInductorModelHandle* handle, AOTInductorConstantMapHandle tensors) {
+  return guarded([&] {
+    NoGrad no_grad;
+    auto model = std::make_unique<Container>(1, "cpu", nullptr, /*load=*/tensors == nullptr);
+    if (tensors != nullptr) {
+      model->update(constant_map(tensors), {.borrow = true});
+    }
+    *handle = reinterpret_cast<AOTInductorModelHandle>(model.release());
+  });
+}
+
 AOTIRuntimeError update(AOTInductorModelContainerHandle handle, const ConstantMap& tensors, const Update& how) {
   return guarded([&] {
     NoGrad no_grad;
@@ -163,12 +212,11 @@ AOTI_API const char* inductor_ext_last_error() {
 }
 
 AOTI_API void inductor_ext_quiet(int on) {
-  quiet = on != 0;
+  __atomic_store_n(&quiet, on != 0, __ATOMIC_RELAXED);
 }
 
-AOTI_API const char* inductor_ext_missing_cpu_features() {
-  static const std::string missing = inductor_ext::missing_cpu_features(model_info.cpu_features);
-  return missing.c_str();
+AOTI_API INDUCTOR_EXT_ANY_CPU const char* inductor_ext_missing_cpu_features() {
+  return missing_cpu_features();
 }
 
 // Makes AOTInductorModelContainerRun do what AOTInductorModelContainerRunSingleThreaded does, for
@@ -190,26 +238,24 @@ AOTI_API void* inductor_ext_last_container() {
 
 // --- creating and running -------------------------------------------------------------------------
 
-AOTIRuntimeError AOTInductorModelContainerCreate(
+INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelContainerCreate(
     AOTInductorModelContainerHandle* container_handle,
     size_t num_models,
     bool is_cpu,
     const char* cubin_dir) {
-  return AOTInductorModelContainerCreateWithDevice(
-      container_handle, num_models, is_cpu ? "cpu" : "cuda", cubin_dir);
+  const char* missing = missing_cpu_features();
+  return *missing == '\0' ? create(container_handle, num_models, is_cpu ? "cpu" : "cuda", cubin_dir)
+                          : misfit(missing);
 }
 
-AOTIRuntimeError AOTInductorModelContainerCreateWithDevice(
+INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelContainerCreateWithDevice(
     AOTInductorModelContainerHandle* container_handle,
     size_t num_models,
     const char* device_str,
     const char* cubin_dir) {
-  return guarded([&] {
-    NoGrad no_grad;
-    *container_handle = reinterpret_cast<AOTInductorModelContainerHandle>(
-        new Container(num_models, device_str, cubin_dir));
-    last_container = *container_handle;
-  });
+  const char* missing = missing_cpu_features();
+  return *missing == '\0' ? create(container_handle, num_models, device_str, cubin_dir)
+                          : misfit(missing);
 }
 
 AOTIRuntimeError AOTInductorModelContainerDelete(AOTInductorModelContainerHandle container_handle) {
@@ -429,17 +475,11 @@ AOTI_API AOTIRuntimeError AOTInductorGetLastError(const char** message) {
 
 // --- a single model on the CPU, linked into a program ---------------------------------------------
 
-AOTIRuntimeError AOTInductorModelCreate(
+INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelCreate(
     AOTInductorModelHandle* model_handle,
     AOTInductorConstantMapHandle constant_map_handle) {
-  return guarded([&] {
-    NoGrad no_grad;
-    auto model = std::make_unique<Container>(1, "cpu", nullptr, /*load=*/constant_map_handle == nullptr);
-    if (constant_map_handle != nullptr) {
-      model->update(constant_map(constant_map_handle), {.borrow = true});
-    }
-    *model_handle = reinterpret_cast<AOTInductorModelHandle>(model.release());
-  });
+  const char* missing = missing_cpu_features();
+  return *missing == '\0' ? create_alone(model_handle, constant_map_handle) : misfit(missing);
 }
 
 AOTIRuntimeError AOTInductorModelRun(
@@ -481,6 +521,17 @@ ConstantMap from_pairs(const AOTInductorConstantMapEntry* pairs, size_t number) 
     tensors.emplace(pairs[i].name, pairs[i].handle);
   }
   return tensors;
+}
+
+AOTIRuntimeError create_from_pairs(
+    AOTInductorModelHandle* handle,
+    const AOTInductorConstantMapEntry* pairs,
+    size_t number) {
+  if (pairs == nullptr || number == 0) {
+    return create_alone(handle, nullptr);
+  }
+  ConstantMap tensors = from_pairs(pairs, number);
+  return create_alone(handle, reinterpret_cast<AOTInductorConstantMapHandle>(&tensors));
 }
 
 } // namespace
@@ -548,15 +599,12 @@ AOTIRuntimeError AOTInductorModelContainerUpdateInactiveConstantBufferPairs(
   return update(container_handle, from_pairs(pairs, num_pairs), {.inactive = true, .all = true});
 }
 
-AOTIRuntimeError AOTInductorModelCreateV2(
+INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelCreateV2(
     AOTInductorModelHandle* model_handle,
     const AOTInductorConstantMapEntry* pairs,
     size_t num_pairs) {
-  if (pairs == nullptr || num_pairs == 0) {
-    return AOTInductorModelCreate(model_handle, nullptr);
-  }
-  ConstantMap tensors = from_pairs(pairs, num_pairs);
-  return AOTInductorModelCreate(model_handle, reinterpret_cast<AOTInductorConstantMapHandle>(&tensors));
+  const char* missing = missing_cpu_features();
+  return *missing == '\0' ? create_from_pairs(model_handle, pairs, num_pairs) : misfit(missing);
 }
 
 AOTIRuntimeError AOTInductorModelUpdateConstantsMapV2(
