@@ -21,6 +21,7 @@ __all__ = [
     "Plan",
     "StorageBytes",
     "append",
+    "footer",
     "nbytes",
     "parts",
     "plan",
@@ -117,15 +118,18 @@ def storage_bytes(tensor: torch.Tensor, size: int) -> StorageBytes:
     return StorageBytes(_view(storage.data_ptr(), size), storage)
 
 
+def footer(places: Plan) -> bytes:
+    """What follows the weights where they are the end of a shared object, for it to find them."""
+    return places.bytes.to_bytes(8, "little") + _FOOTER_MAGIC
+
+
 def append(path: str, constants: Mapping[str, torch.Tensor], places: Plan) -> None:
     """Put the weights behind the end of a shared object, where its runtime looks for them."""
     with open(path, "ab") as file:
         offset = -(-file.tell() // PAGE) * PAGE
         file.write(b"\0" * (offset - file.tell()))
         write(file, constants, places)
-        for number in (offset, places.bytes):
-            file.write(number.to_bytes(8, "little"))
-        file.write(_FOOTER_MAGIC)
+        file.write(footer(places))
 
 
 def _view(address: int, size: int) -> memoryview:

@@ -25,9 +25,8 @@ struct Place {
 // Without a destructor, which would hold the library in memory until the thread ends.
 thread_local Place* next_place = nullptr;
 
-// Last bytes of a shared object that carries its weights; see `append_weights` in build.py.
+// What follows the weights where they are the end of a shared object; see `footer` in weights.py.
 struct Footer {
-  uint64_t offset;
   uint64_t bytes;
   char magic[16];
 };
@@ -92,8 +91,8 @@ Place find(uint64_t bytes) {
   if (size > sizeof(footer) &&
       pread(file.fd(), &footer, sizeof(footer), static_cast<off_t>(size - sizeof(footer))) ==
           static_cast<ssize_t>(sizeof(footer)) &&
-      std::memcmp(footer.magic, kMagic, sizeof(kMagic)) == 0) {
-    return {own, footer.offset, footer.bytes};
+      std::memcmp(footer.magic, kMagic, sizeof(kMagic)) == 0 && footer.bytes <= size - sizeof(footer)) {
+    return {own, size - sizeof(footer) - footer.bytes, footer.bytes};
   }
   fail(beside, "there is no such file");
 }

@@ -30,7 +30,7 @@ class Mapping {
 void set_weights(const char* path, uint64_t offset, uint64_t bytes);
 
 // Maps the weights: those that set_weights named, else <shared object without .so>.weights, else
-// those at the end of the shared object itself, behind the footer that build.py writes.
+// those at the end of the shared object itself, before the footer that weights.py writes.
 Mapping map_weights(uint64_t bytes);
 
 } // namespace inductor_ext
