@@ -210,9 +210,13 @@ def _leave_out_constant_results(module: Any) -> None:
 
 
 def _default_path(files: Mapping[str, list[Any]]) -> str:
-    first = next(iter(files.values()))
-    (library, *_) = [file for file in first if isinstance(file, str) and file.endswith(".so")]
-    return f"{library.removesuffix('.so')}.pt2"
+    first = [file for file in next(iter(files.values())) if isinstance(file, str)]
+    # The library, or where there are sources alone, the one that it is to be made of.
+    for ending in (".so", ".cpp"):
+        for file in first:
+            if file.endswith(ending):
+                return f"{file.removesuffix(ending)}.pt2"
+    raise AssertionError("neither a library nor a source was made")
 
 
 def _package(

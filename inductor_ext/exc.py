@@ -180,6 +180,18 @@ class ModelNotFoundError(InductorExtError):
     remedy = "Give one of them as model_name."
 
 
+class SourcesOnlyError(InductorExtError):
+    """A model that a package holds as sources, without a library that could be loaded."""
+
+    template = "The package {path} holds sources of the model {name!r} and no library."
+    remedy = (
+        "Unpack it and build the library, with data/aotinductor/{name} below its root folder as "
+        "SOURCES: cmake -S SOURCES -B build -DCMAKE_PREFIX_PATH=$(python -c 'import torch; "
+        "print(torch.utils.cmake_prefix_path)') && cmake --build build. To load a package, compile "
+        "the model without aot_inductor.package_cpp_only."
+    )
+
+
 class BadExpressionError(InductorExtError):
     """A size, stride or constraint of a signature that is no integer expression."""
 

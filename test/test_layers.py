@@ -59,6 +59,7 @@ PURE = (
     "cpp_wrapper.expression",
     "cpp_wrapper.manifest",
     "cpp_wrapper.signature",
+    "cpp_wrapper.sources",
     "cpp_wrapper.split",
     "cpp_wrapper.statements",
     "planning.arenas",

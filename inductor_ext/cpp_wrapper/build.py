@@ -3,7 +3,8 @@
 `compile_artifact` takes what Inductor has generated for a graph and returns what stock's compiler
 returns: the files that go into a package, or the path of a shared object. The weights are written
 once, from the model's own memory to a file of their own that the artifact maps; the model's units
-are compiled at the same time; and what was made is told to whoever collects it, for the manifest.
+are compiled at the same time, or, with `aot_inductor.package_cpp_only`, made one source that others
+compile (see `sources`); and what was made is told to whoever collects it, for the manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import cache, events, settings
-from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, split, weights
+from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, sources, split, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ __all__ = ["Artifact", "collecting", "compile_artifact"]
 class Artifact:
     """What was compiled for one graph, for its manifest."""
 
-    shared_object: str
+    shared_object: str | None
+    """None if there are sources alone."""
     files: tuple[Any, ...]
     """Paths, and `torch.export.pt2_archive._package_weights.Weights` if the user wants them."""
     weights_path: str | None
@@ -103,18 +105,23 @@ def compile_artifact(
     collected = _collected.get()
     constants = codegen.constants_with_values(graph)
     plan: weights.Plan = graph.wrapper_code.weights_plan
+    only_sources = bool(config.aot_inductor.package_cpp_only)
+    if only_sources:
+        wrapper_code, kernel_code = _in_one(wrapper_code, kernel_code), ""
     # Whatever the files hold is in their names: another model may be compiled, in this process or
     # another, before these are packaged. Short constants are in the kernels' code alone.
     content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
     if collected is None:
         content += _digests(constants, plan)
-    write = _Writer(folder, "\0".join(content))
+    write = _Writer(folder, "\0".join([wrapper_code, *content]))
     wrapper_path = write(wrapper_code, "wrapper.cpp")
-    kernel_path = write(kernel_code, "kernel.cpp")
+    written = {"wrapper": (wrapper_path, wrapper_code)}
+    if not only_sources:
+        written["kernel"] = (write(kernel_code, "kernel.cpp"), kernel_code)
     stem = wrapper_path.removesuffix(".cpp")
-    _show(wrapper_path, wrapper_code, kernel_path, kernel_code)
+    _show(written)
 
-    files: list[Any] = [*additional_files, wrapper_path, kernel_path]
+    files: list[Any] = [*additional_files, *(path for path, _ in written.values())]
     if serialized_extern_kernel_nodes:
         nodes = extern_nodes.for_executor(serialized_extern_kernel_nodes)
         files.append(_write_text(f"{stem}.json", nodes))
@@ -124,37 +131,32 @@ def compile_artifact(
         "AOTI_DEVICE_KEY": device_type,
         **codecache.get_device_information(device_type),
     }
-    for path in (stem, kernel_path.removesuffix(".cpp")):
-        files.append(_write_text(f"{path}_metadata.json", json.dumps(metadata)))
+    for path, _ in written.values():
+        path = f"{path.removesuffix('.cpp')}_metadata.json"
+        files.append(_write_text(path, json.dumps(metadata)))
     files += _custom_objects(graph, os.path.dirname(wrapper_path))
 
-    shared_object = config.aot_inductor.output_path if name else f"{stem}.so"
     included = codegen.weights_included() and plan.bytes > 0
     packaged = config.aot_inductor.package
-    with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=os.path.dirname(stem)) as place:
-        temporary = pathlib.Path(place)
-        whole = compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper")
-        parts = _split(wrapper_code, whole, values.aot_unit_size)
-        kernel = compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel")
-        others = [kernel] if _has_code(kernel_code) else []
-        with tools.fixed() as fixed:
-            units = _compile(tools, fixed, whole, parts, others)
-            made = str(temporary / os.path.basename(shared_object))
-            objects = [unit.object for unit in units]
-            objects += [*_gpu_objects(graph, device_type, place), *fixed.objects]
-            tools.link(objects, made)
-        if included and not packaged:
-            weights.append(made, constants, plan)
-        os.replace(made, shared_object)
-        if os.path.exists(f"{made}.debug"):
-            os.replace(f"{made}.debug", f"{shared_object}.debug")
-    files.append(shared_object)
-    weights_path = f"{stem}.weights" if included and packaged else None
+    weights_path = None
+    if included and packaged:
+        weights_path = f"{stem}_serialized_weights.bin" if only_sources else f"{stem}.weights"
+    shared_object = None
+    if only_sources:
+        outside = collected is not None and values.aot_weights_file is not None
+        files += _project(tools, graph, stem, None if outside else weights_path)
+    else:
+        shared_object = config.aot_inductor.output_path if name else f"{stem}.so"
+        appended = constants if included and not packaged else None
+        _build(tools, graph, shared_object, *written["wrapper"], *written["kernel"], appended)
+        files.append(shared_object)
     if weights_path is not None:
         files.append(weights_path)
         if collected is None:
             with codecache_file(weights_path) as file:
                 weights.write(file, constants, plan)
+                if only_sources:
+                    file.write(weights.footer(plan))
     if config.aot_inductor.package_constants_on_disk_format == "pickle_weights":
         files.append(_pickled_weights(graph))
     files += _provenance(os.path.dirname(stem))
@@ -174,7 +176,105 @@ def compile_artifact(
                 metadata=metadata,
             )
         )
-    return files if packaged else shared_object
+    return files if shared_object is None or packaged else shared_object
+
+
+def _build(
+    tools: compiler.Compiler,
+    graph: Any,
+    shared_object: str,
+    wrapper_path: str,
+    wrapper_code: str,
+    kernel_path: str,
+    kernel_code: str,
+    appended: dict[str, torch.Tensor] | None,
+) -> None:
+    """Compile and link a model's units.
+
+    Args:
+        tools: the compiler.
+        graph: as in `compile_artifact`.
+        shared_object: where to.
+        wrapper_path, wrapper_code, kernel_path, kernel_code: the units.
+        appended: constants to put behind its end.
+    """
+    folder = os.path.dirname(wrapper_path)
+    with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=folder) as place:
+        temporary = pathlib.Path(place)
+        whole = compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper")
+        parts = _split(wrapper_code, whole, tools.settings.aot_unit_size)
+        kernel = compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel")
+        others = [kernel] if _has_code(kernel_code) else []
+        with tools.fixed() as fixed:
+            units = _compile(tools, fixed, whole, parts, others)
+            made = str(temporary / os.path.basename(shared_object))
+            objects = [unit.object for unit in units]
+            objects += [*_gpu_objects(graph, tools.device_type, place), *fixed.objects]
+            tools.link(objects, made)
+        if appended is not None:
+            weights.append(made, appended, graph.wrapper_code.weights_plan)
+        os.replace(made, shared_object)
+        if os.path.exists(f"{made}.debug"):
+            os.replace(f"{made}.debug", f"{shared_object}.debug")
+
+
+def _in_one(wrapper_code: str, kernel_code: str) -> str:
+    """The source of a whole model: its units and the runtime."""
+    texts = {path.name: path.read_text() for path in sorted(compiler.RUNTIME.iterdir())}
+    headers = {name: text for name, text in texts.items() if name.endswith(".h")}
+    runtime = [text for name, text in texts.items() if name.endswith(".cpp")]
+    kernels = [kernel_code] if _has_code(kernel_code) else []
+    return sources.amalgamation([wrapper_code, *kernels, *runtime], headers)
+
+
+def _project(
+    tools: compiler.Compiler, graph: Any, stem: str, weights_path: str | None
+) -> list[str]:
+    """Write what a source is built by, with CMake and by torch's own loader.
+
+    Args:
+        tools: the compiler whose flags hold.
+        graph: as in `compile_artifact`.
+        stem: path of the source, without its ending.
+        weights_path: of the file that the library is to find beside itself.
+
+    Returns:
+        The files that belong to the source.
+    """
+    from torch._inductor import config
+    from torch._inductor.codegen.cuda import compile_utils
+
+    # The names of some are the same for all models.
+    folder = f"{stem}.project"
+    os.makedirs(folder, exist_ok=True)
+    exports = compiler.RUNTIME / "exports.map"
+    files = [_write_text(os.path.join(folder, exports.name), exports.read_text())]
+    name = config.aot_inductor.model_name_for_generated_files or "aoti_model"
+    project = tools.project(
+        name,
+        f"{os.path.basename(stem)}.cpp",
+        None if weights_path is None else os.path.basename(weights_path),
+    )
+    if tools.device_type == "cuda" and _compiles_kernels_later():
+        kernels = []
+        for kernel, parameters in _gpu_kernels(graph):
+            files.append(parameters["asm"])
+            kernels.append(sources.Kernel(kernel, os.path.basename(parameters["asm"])))
+        assembly = os.path.join(folder, "kernels.S")
+        files.append(_write_text(assembly, sources.kernels_assembly(kernels)))
+        project = dataclasses.replace(
+            project,
+            kernels=kernels,
+            assembly=os.path.basename(assembly),
+            architecture=compile_utils._nvcc_arch_as_compile_option(),
+        )
+    objects = _gpu_objects(graph, tools.device_type, folder)
+    files += objects
+    project = dataclasses.replace(project, objects=[os.path.basename(path) for path in objects])
+    files.append(_write_text(os.path.join(folder, "CMakeLists.txt"), sources.cmake(project)))
+    for purpose, options in tools.loader_options().items():
+        files.append(_write_text(f"{stem}_{purpose}_flags.json", json.dumps(options)))
+    return files
 
 
 def _digests(constants: Mapping[str, torch.Tensor], plan: weights.Plan) -> list[str]:
@@ -230,17 +330,25 @@ def _compile(
 class _Writer:
     """Writes sources to Inductor's cache folder, or to the folder that the user has asked for."""
 
-    def __init__(self, folder: str, extra: str) -> None:
-        self.folder, self.extra = folder, extra
+    def __init__(self, folder: str, content: str) -> None:
+        """`folder` is the user's, or empty; all that is written depends on `content` alone."""
+        self.folder, self.content = folder, content
 
     def __call__(self, code: str, extension: str) -> str:
         from torch._inductor import codecache, config
 
-        key = config.aot_inductor.model_name_for_generated_files
-        _, path = codecache.write(
-            code, extension, extra=self.extra, specified_dir=self.folder, key=key
-        )
-        return str(path)
+        name = config.aot_inductor.model_name_for_generated_files
+        if name is None:
+            _, path = codecache.write(
+                code, extension, extra=self.content, specified_dir=self.folder
+            )
+            return str(path)
+        # Of models with the same name, Inductor's own writing keeps the first one's files.
+        key = codecache.code_hash(self.content)
+        _, _, path = codecache.get_path(key, name, self.folder)
+        folder = os.path.dirname(path) if self.folder else path
+        os.makedirs(folder, exist_ok=True)
+        return _write_text(os.path.join(folder, f"{name}.{extension}"), code)
 
 
 @contextlib.contextmanager
@@ -261,17 +369,18 @@ def _has_code(kernel_code: str) -> bool:
     return any(line and not line.startswith(("//", "#include")) for line in lines)
 
 
-def _show(wrapper_path: str, wrapper_code: str, kernel_path: str, kernel_code: str) -> None:
-    """Tell Inductor's debugging aids what they are told of stock's artifacts."""
+def _show(written: Mapping[str, tuple[str, str]]) -> None:
+    """Tell Inductor's debugging aids what they are told of stock's artifacts.
+
+    Args:
+        written: path and text by what it is: "wrapper", "kernel".
+    """
     from torch._inductor import codecache
     from torch._inductor.virtualized import V
     from torch._logging import trace_structured
 
-    V.debug.output_code(wrapper_path, extension="cpp")
-    for what, path, code in (
-        ("wrapper", wrapper_path, wrapper_code),
-        ("kernel", kernel_path, kernel_code),
-    ):
+    V.debug.output_code(written["wrapper"][0], extension="cpp")
+    for what, (path, code) in written.items():
         codecache.output_code_log.info("%s code written to: %s", what.capitalize(), path)
         description = {"name": f"inductor_aot_{what}_code", "type": "cpp", "filename": path}
         trace_structured("graph_dump", description.copy, payload_fn=functools.partial(str, code))
@@ -320,6 +429,24 @@ def _provenance(folder: str) -> list[str]:
     return [_write_text(path, json.dumps(information, indent=4))]
 
 
+def _compiles_kernels_later() -> bool:
+    """Whether CMake makes the machine code of GPU kernels, of PTX."""
+    from torch._inductor import config
+
+    aot = config.aot_inductor
+    return bool(aot.package_cpp_only and aot.emit_multi_arch_kernel and aot.embed_kernel_binary)
+
+
+def _gpu_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """The graph's kernels, as Inductor has noted them."""
+    from torch._inductor import codecache
+
+    # The cache is the process's: it holds kernels of other graphs as well.
+    names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
+    cache_ = codecache.CudaKernelParamCache.cache
+    return [(name, cache_[name]) for name in cache_ if name in names]
+
+
 def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
     """Objects with GPU code to link: CUTLASS kernels, and cubins if they are to be embedded."""
     from torch._inductor import codecache, config
@@ -330,11 +457,9 @@ def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
     kernels = codecache.CUDACodeCache()
     objects = [str(path) for path in kernels.aot_kernels_o]
     kernels.aot_kernels_o.clear()
-    names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
-    for name, parameters in codecache.CudaKernelParamCache.cache.items():
-        if name not in names:
-            # The cache is the process's: it holds kernels of other graphs as well.
-            continue
+    if _compiles_kernels_later():
+        return objects
+    for name, parameters in _gpu_kernels(graph):
         cubin = parameters[codecache.get_cpp_wrapper_cubin_path_name()]
         if config.aot_inductor.emit_multi_arch_kernel:
             _make_fatbin(parameters["asm"], cubin)

@@ -66,7 +66,7 @@ def supported() -> bool:
         and torch.version.hip is None
         # Each of these asks for another shape of the generated code or of what is made from it.
         and aot.dynamic_linkage
-        and not aot.package_cpp_only
+        and (aot.package or not aot.package_cpp_only)
         and not aot.allow_stack_allocation
         and not aot.use_minimal_arrayref_interface
         and aot.cross_target_platform is None
@@ -436,8 +436,8 @@ class _Array:
 def _write_table(buffer: Any, element: str, name: str, rows: Iterable[str]) -> None:
     rows = list(rows)
     if not rows:
-        # The address of nothing.
-        buffer.writeline(f"{element}* {name} = nullptr;")
+        # The address of nothing; not const itself, it would be read when the library is loaded.
+        buffer.writeline(f"{element}* const {name} = nullptr;")
         return
     buffer.writeline(f"{element} {name}[] = {{")
     for row in rows:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from inductor_ext import settings
-from inductor_ext.cpp_wrapper import artifact_cache, target
+from inductor_ext.cpp_wrapper import artifact_cache, sources, target
 
 __all__ = ["RUNTIME", "Compiler", "Fixed", "Unit"]
 
@@ -39,12 +39,11 @@ _DROPPED_DEFINITIONS = frozenset({"TORCH_INDUCTOR_PRECOMPILE_HEADERS"})
 
 _HIDING = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffunction-sections")
 
-_LINKING = (
-    f"-Wl,--version-script={RUNTIME / 'exports.map'}",
-    "-Wl,-z,noexecstack",
-    "-Wl,--gc-sections",
-    "-Wl,--build-id=sha1",
-)
+_EXPORTS = RUNTIME / "exports.map"
+
+_LINKING = ("-Wl,-z,noexecstack", "-Wl,--gc-sections", "-Wl,--build-id=sha1")
+
+_TORCH_LIBRARIES = frozenset({"c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda"})
 
 _FORMAT = "1"
 """Of what is kept of the fixed part; counted up when it is made in another way."""
@@ -96,16 +95,26 @@ class Compiler:
 
     def compile_flags(self, purpose: Purpose) -> list[str]:
         """Flags that turn a unit into an object."""
+        folders = [str(RUNTIME), *filter(None, self._options[purpose].get_include_dirs())]
+        return [
+            *(f"-D{name}" for name in self._definitions(purpose)),
+            *self._code_flags(purpose),
+            *(f"-I{folder}" for folder in folders),
+        ]
+
+    def _definitions(self, purpose: Purpose) -> list[str]:
+        names = (name.strip() for name in self._options[purpose].get_definitions())
+        return [name for name in names if name not in _DROPPED_DEFINITIONS]
+
+    def _code_flags(self, purpose: Purpose) -> list[str]:
+        """Flags that say what code to make: they hold on every machine."""
         options = self._options[purpose]
-        definitions = (definition.strip() for definition in options.get_definitions())
-        flags = [f"-D{name}" for name in definitions if name not in _DROPPED_DEFINITIONS]
-        flags += [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
+        flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         if self.settings.aot_debug_info:
             flags.append("-g1")
         passed = _split(options.get_passthrough_args())
         flags += [flag for flag in passed if flag not in self.target.flags]
-        flags += [*self.target.flags, *_HIDING, f"-I{RUNTIME}"]
-        return flags + [f"-I{folder}" for folder in options.get_include_dirs() if folder]
+        return [*flags, *self.target.flags, *_HIDING]
 
     def link_command(self, objects: Sequence[str], output: str) -> list[str]:
         """The command that makes a shared object."""
@@ -116,6 +125,7 @@ class Compiler:
             *objects,
             *flags,
             *(() if self.keeps_debug_info else ("-Wl,--strip-all",)),
+            f"-Wl,--version-script={_EXPORTS}",
             *_LINKING,
             "-o",
             output,
@@ -141,6 +151,70 @@ class Compiler:
             *_model_of_cpu(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    # --- for others to compile --------------------------------------------------------------------
+
+    def project(self, name: str, source: str, weights: str | None) -> sources.Project:
+        """How CMake makes a library of a model and the runtime in one source.
+
+        Args:
+            name: of the library.
+            source, weights: names of files, as in `sources.Project`.
+        """
+        flags = self._code_flags("kernel")
+        (standard,) = [flag for flag in flags if flag.startswith("-std=")]
+        # What -fopenmp links, CMake's torch brings or is the driver's own has another place.
+        known = _TORCH_LIBRARIES | {"cuda", "gomp", "omp"}
+        libraries = self._options["link"].get_libraries()
+        return sources.Project(
+            name=name,
+            source=source,
+            standard=standard.removeprefix("-std=").lstrip("gnuc+"),
+            definitions=[*self._definitions("kernel"), *_interface_definitions()],
+            compile_options=[flag for flag in flags if flag != standard],
+            link_options=[*(flag for flag in flags if flag == "-fopenmp"), *_LINKING],
+            libraries=[library for library in libraries if library not in known],
+            exports=_EXPORTS.name,
+            weights=weights,
+            cuda=self.device_type == "cuda",
+        )
+
+    def loader_options(self) -> dict[str, dict[str, Any]]:
+        """How torch's own loader makes a library of the same: "compile" and "linker" options.
+
+        In the form of `BuildOptionsBase.save_flags_to_json`, with this machine's paths. The loader
+        compiles in a folder whose name it alone knows: there is no version script.
+        """
+        compiling, linking = self._options["kernel"], self._options["link"]
+        flags = [flag for flag in _dashed(linking.get_cflags()) if flag not in _DROPPED_FLAGS]
+        return {
+            "compile": self._described(
+                compiling,
+                definitions=[*self._definitions("kernel"), *_interface_definitions()],
+                include_dirs=compiling.get_include_dirs(),
+                passthrough_args=self._code_flags("kernel"),
+            ),
+            "linker": self._described(
+                linking,
+                ldflags=linking.get_ldflags(),
+                libraries_dirs=linking.get_libraries_dirs(),
+                libraries=linking.get_libraries(),
+                passthrough_args=[*flags, *_LINKING, "-Wl,-Bsymbolic"],
+            ),
+        }
+
+    def _described(self, options: Any, **given: list[str]) -> dict[str, Any]:
+        lists = (
+            *("definitions", "include_dirs", "cflags", "ldflags"),
+            *("libraries_dirs", "libraries", "passthrough_args"),
+        )
+        return {
+            "compiler": options.get_compiler(),
+            **{name: [item for item in given.get(name, ()) if item] for name in lists},
+            "aot_mode": options.get_aot_mode(),
+            "use_relative_path": options.get_use_relative_path(),
+            "compile_only": options.get_compile_only(),
+        }
 
     # --- compiling --------------------------------------------------------------------------------
 
@@ -206,8 +280,8 @@ class Compiler:
     def _kept(self, what: str, build: Any) -> Iterator[pathlib.Path]:
         """A folder that `build` has filled, in this or an earlier process."""
         purpose: Purpose = "kernel" if what == "kernel" else "wrapper"
-        sources = "" if what == "kernel" else _runtime_key()
-        parts = (what, _FORMAT, sources, self.device_type, self.identity(purpose))
+        fixed = "" if what == "kernel" else _runtime_key()
+        parts = (what, _FORMAT, fixed, self.device_type, self.identity(purpose))
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         if self.settings.artifact_cache:
             store = artifact_cache.store(self.settings)
@@ -230,15 +304,13 @@ class Compiler:
             yield pathlib.Path(temporary)
 
     def _build_runtime(self, folder: pathlib.Path) -> None:
-        interface = _torch_header("torch/csrc/inductor/aoti_runtime/interface.h").read_text()
-        pairs = "AOTInductorConstantMapEntry" in interface
         # The check of the CPU has to run on every CPU: no flags for a newer one.
         flags = [
             flag
             for flag in self.compile_flags("wrapper")
             if not flag.startswith(("-m", "-O", "-DCPU_CAPABILITY"))
         ]
-        flags += ["-O2", *(("-DINDUCTOR_EXT_CONSTANT_PAIRS",) if pairs else ())]
+        flags += ["-O2", *(f"-D{name}" for name in _interface_definitions())]
         commands = [
             [*self.program, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
             for source in sorted(RUNTIME.glob("*.cpp"))
@@ -284,6 +356,12 @@ def _torch_header(name: str) -> pathlib.Path:
     import torch
 
     return pathlib.Path(torch.__file__).parent / "include" / name
+
+
+def _interface_definitions() -> list[str]:
+    """What interface.cpp has to know of this torch's interface."""
+    text = _torch_header("torch/csrc/inductor/aoti_runtime/interface.h").read_text()
+    return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
 
 
 def _model_of_cpu() -> list[str]:

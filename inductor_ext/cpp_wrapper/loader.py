@@ -518,6 +518,7 @@ def load(
         exc.BadPackageError: the package cannot be read, is damaged, or has unsafe names.
         exc.IncompatibleArtifactError: it does not fit this machine or this torch.
         exc.ModelNotFoundError: it has no such model.
+        exc.SourcesOnlyError: it has the model's sources, and no library.
         exc.ArtifactLoadError: the system refuses its library or its weights.
         exc.UnknownNodeError: it takes or returns a class that this process has not registered.
         exc.BadOptionError: an argument here is wrong.
@@ -544,6 +545,8 @@ def load(
             )
         content, data = found
         model = content.model(model_name, where)
+        if model.library is None:
+            raise exc.SourcesOnlyError(path=where, name=model_name)
         manifest.check_machine(content, model, _machine(model.device, device_index), where)
         try:
             signature = Signature.from_json(model.signature)
@@ -553,7 +556,7 @@ def load(
         convention = calling.Convention(signature.in_spec, signature.out_spec, signature, where)
         if verify:
             manifest.check_seal(package, content, data)
-        loading = _Loading(package, content, model_name, where, verify)
+        loading = _Loading(package, content, model_name, model.library, where, verify)
         return loading.load(
             signature, convention, num_runners, run_single_threaded, device_index, weights
         )
@@ -581,6 +584,7 @@ class _Loading:
         package: archive.Package,
         content: manifest.Manifest,
         name: str,
+        library: str,
         where: str,
         verify: bool,
     ) -> None:
@@ -590,6 +594,7 @@ class _Loading:
         self._where = where
         self._verify = verify
         self._model = content.models[name]
+        self._library = library
 
     def load(
         self,
@@ -602,14 +607,14 @@ class _Loading:
     ) -> LoadedModel:
         if self._model.device not in _RUNNERS:
             self._fail(f"it runs on {self._model.device}, for which there is no runner", "")
-        if _parent(self._model.library) != f"{_AOTI}{self._name}":
-            self._bad(f"its manifest names {self._model.library!r} as a library")
+        if _parent(self._library) != f"{_AOTI}{self._name}":
+            self._bad(f"its manifest names {self._library!r} as a library")
         folder = tempfile.mkdtemp(prefix="inductor_ext-")
         kept = False
         try:
             self._extract(folder)
             place = self._weights(folder, weights)
-            library_path = os.path.join(folder, self._model.library)
+            library_path = os.path.join(folder, self._library)
             library = self._open(library_path)
             try:
                 runner = self._runner(
@@ -660,7 +665,7 @@ class _Loading:
             for name in self._package.entries
             if name.startswith(prefixes) and not name.endswith(_SOURCES)
         ]
-        for name in sorted({*needed, self._model.library}):
+        for name in sorted({*needed, self._library}):
             target = os.path.join(folder, *name.split("/"))
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
             try:

@@ -104,8 +104,8 @@ class Model:
 
     device: str
     """Type of the device that it runs on: "cpu", "cuda"."""
-    library: str
-    """Entry of the shared library."""
+    library: str | None
+    """Entry of the shared library; None if the package holds the model's sources instead."""
     weights: str | None = None
     """Entry of the constants' bytes; None if there are none, or they are elsewhere."""
     outside: File | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -109,7 +110,9 @@ class _Adapter:
             self._writer.add(name, file_path)
             return
         pieces = weights.parts(artifact.constants, artifact.plan)
-        source = archive.Chunks(artifact.plan.bytes, pieces)
+        # Torch's loader puts the weights behind the library that it makes of sources.
+        end = weights.footer(artifact.plan) if artifact.shared_object is None else b""
+        source = archive.Chunks(artifact.plan.bytes + len(end), itertools.chain(pieces, [end]))
         self._writer.add(name, source, aligned=True)
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -163,7 +166,7 @@ def _model(
         }
     return manifest.Model(
         device=artifact.device_type,
-        library=_entry(name, artifact.shared_object),
+        library=_entry(name, artifact.shared_object) if artifact.shared_object else None,
         weights=(
             _entry(name, artifact.weights_path) if artifact.weights_path and not outside else None
         ),

@@ -108,8 +108,9 @@ def _metadata(
     package: archive.Package, model: str, content: manifest.Manifest | None
 ) -> dict[str, str] | None:
     wanted = None
-    if content is not None and model in content.models:
-        wanted = content.models[model].library.removesuffix(".so") + "_metadata.json"
+    library = content.models[model].library if content and model in content.models else None
+    if library is not None:
+        wanted = library.removesuffix(".so") + "_metadata.json"
     for name in package.entries:
         if name == wanted or (
             wanted is None
@@ -195,6 +196,8 @@ def _versions(content: manifest.Manifest) -> str:
 def _model(name: str, model: manifest.Model, misfit: str | None, top: int) -> Iterator[str]:
     yield f'model "{name}" on {model.device}'
     yield f"  runs here    {'yes' if misfit is None else f'no: {misfit}'}"
+    if model.library is None:
+        yield "  library      none: the package holds its sources"
     if model.cpu_features:
         yield f"  CPU needs    {_features(model.cpu_features)}"
     if model.cuda_architectures:

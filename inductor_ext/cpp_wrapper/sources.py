@@ -1,0 +1,194 @@
+"""A model as sources: one C++ file, and how CMake makes a shared library of it.
+
+With the option `aot_inductor.package_cpp_only` a package holds these in the place of a library.
+`amalgamation` puts the fixed part and the model's own units into one translation unit, which needs
+nothing but torch's headers; `cmake` writes the CMakeLists.txt beside it. Neither file has a path of
+the machine that it was made on. Pure: no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Kernel", "Project", "amalgamation", "cmake", "kernels_assembly"]
+
+_INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"\s*(//.*)?')
+
+_ONCE = re.compile(r"\s*#\s*pragma\s+once\s*")
+
+
+def amalgamation(units: Iterable[str], headers: Mapping[str, str]) -> str:
+    """One translation unit of several.
+
+    Args:
+        units: their text, in the order in which they follow each other.
+        headers: text by the name under which it is included. Each takes the place of the first
+            `#include` of it, and the others go; what is not among them stays included.
+    """
+    seen: set[str] = set()
+
+    def lines(text: str) -> Iterable[str]:
+        for line in text.splitlines():
+            found = _INCLUDE.fullmatch(line)
+            if found is not None and found[1] in headers:
+                if found[1] not in seen:
+                    seen.add(found[1])
+                    yield from lines(headers[found[1]])
+            elif _ONCE.fullmatch(line) is None:
+                yield line
+
+    return "".join(f"{line}\n" for text in units for line in lines(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A GPU kernel that becomes part of the library."""
+
+    name: str
+    """By which the model's code knows it."""
+    ptx: str
+    """File name of its PTX."""
+
+    @property
+    def fatbin(self) -> str:
+        """File name of what nvcc makes of it."""
+        return f"{self.ptx.removesuffix('.ptx')}.fatbin"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Project:
+    """What CMake has to know of a model. All files lie beside CMakeLists.txt."""
+
+    name: str
+    """Of the library and its target."""
+    source: str
+    standard: str
+    """Of C++: "17", "20"."""
+    definitions: Sequence[str]
+    """Of macros: "NAME", "NAME=value"."""
+    compile_options: Sequence[str]
+    link_options: Sequence[str]
+    libraries: Sequence[str]
+    """Beside torch's and CUDA's: "name" for libname.so."""
+    exports: str
+    """The linker's version script."""
+    weights: str | None
+    """The file of weights; None if there are none, or others provide them."""
+    cuda: bool
+    objects: Sequence[str] = ()
+    """Compiled GPU kernels."""
+    kernels: Sequence[Kernel] = ()
+    """GPU kernels to compile."""
+    assembly: str | None = None
+    """What `kernels_assembly` gives for them."""
+    architecture: str | None = None
+    """Of the GPU that they are compiled for at least: "80", "90a"."""
+
+
+def cmake(project: Project) -> str:
+    """The text of CMakeLists.txt."""
+    target = project.name
+    languages = "CXX ASM" if project.kernels else "CXX"
+    sources = [project.source, *project.objects, *([project.assembly] if project.kernels else [])]
+    blocks = [
+        "cmake_minimum_required(VERSION 3.18)",
+        f"project({target} LANGUAGES {languages})",
+        f"""set(CMAKE_CXX_STANDARD {project.standard})
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)""",
+        """# Needs -DCMAKE_PREFIX_PATH=..., for which Python has torch.utils.cmake_prefix_path.
+find_package(Torch REQUIRED)""",
+        _call("add_library", f"{target} SHARED", map(_here, filter(None, sources))),
+        _call("target_compile_definitions", f"{target} PRIVATE", project.definitions),
+        _call(
+            "target_compile_options",
+            f"{target} PRIVATE",
+            [f"$<$<COMPILE_LANGUAGE:CXX>:{';'.join(project.compile_options)}>"]
+            if project.kernels
+            else project.compile_options,
+        ),
+        _call(
+            "target_link_options",
+            f"{target} PRIVATE",
+            [*project.link_options, f"-Wl,--version-script={_here(project.exports)}"],
+        ),
+        f"""set_target_properties({target} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON
+    LINK_DEPENDS "{_here(project.exports)}")""",
+        _call(
+            "target_link_libraries",
+            f"{target} PRIVATE",
+            ["${TORCH_LIBRARIES}", *project.libraries],
+        ),
+    ]
+    if project.cuda:
+        blocks.append(
+            f"""find_package(CUDAToolkit REQUIRED)
+target_include_directories({target} PRIVATE ${{CUDAToolkit_INCLUDE_DIRS}})
+target_link_libraries({target} PRIVATE CUDA::cuda_driver CUDA::cudart_static)"""
+        )
+    if project.kernels:
+        blocks.append(_fatbins(project))
+    if project.weights is not None:
+        beside = f"$<TARGET_FILE_PREFIX:{target}>$<TARGET_FILE_BASE_NAME:{target}>.weights"
+        blocks.append(
+            f"""# The library looks for its weights beside itself.
+add_custom_command(TARGET {target} POST_BUILD
+    COMMAND ${{CMAKE_COMMAND}} -E copy_if_different
+        "{_here(project.weights)}"
+        "$<TARGET_FILE_DIR:{target}>/{beside}"
+    VERBATIM)"""
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def _fatbins(project: Project) -> str:
+    """Commands that make machine code for this GPU and PTX for newer ones of each kernel."""
+    arch = project.architecture
+    files = " ".join(kernel.ptx.removesuffix(".ptx") for kernel in project.kernels)
+    return f"""foreach(kernel {files})
+    add_custom_command(
+        OUTPUT ${{kernel}}.fatbin
+        COMMAND ${{CUDAToolkit_NVCC_EXECUTABLE}} -fatbin
+            "${{CMAKE_CURRENT_SOURCE_DIR}}/${{kernel}}.ptx" -o ${{kernel}}.fatbin
+            -gencode=arch=compute_{arch},code=compute_{arch}
+            -gencode=arch=compute_{arch},code=sm_{arch}
+        DEPENDS "${{CMAKE_CURRENT_SOURCE_DIR}}/${{kernel}}.ptx"
+        VERBATIM)
+    list(APPEND fatbins "${{CMAKE_CURRENT_BINARY_DIR}}/${{kernel}}.fatbin")
+endforeach()
+set_source_files_properties("{_here(str(project.assembly))}" PROPERTIES
+    COMPILE_OPTIONS "-Wa,-I,${{CMAKE_CURRENT_BINARY_DIR}}"
+    OBJECT_DEPENDS "${{fatbins}}")"""
+
+
+def kernels_assembly(kernels: Iterable[Kernel]) -> str:
+    """Assembly that takes in the fatbins of kernels, by the names that the model's code knows."""
+    lines = ['.section .note.GNU-stack,"",%progbits', ".section .rodata"]
+    for kernel in kernels:
+        start, end, size = (f"__{kernel.name}_{what}" for what in ("start", "end", "size"))
+        lines += [
+            f".global {start}, {end}, {size}",
+            ".balign 16",
+            f"{start}:",
+            f'.incbin "{kernel.fatbin}"',
+            f"{end}:",
+            f".set {size}, {end} - {start}",
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _here(name: str) -> str:
+    return f"${{CMAKE_CURRENT_SOURCE_DIR}}/{name}"
+
+
+def _call(command: str, head: str, arguments: Iterable[str]) -> str:
+    lines = "".join(f'\n    "{_escaped(argument)}"' for argument in arguments)
+    return f"{command}({head}{lines})"
+
+
+def _escaped(argument: str) -> str:
+    """An argument as it stands between quotes; references to variables stay."""
+    return argument.replace("\\", "\\\\").replace('"', '\\"')
