@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -225,9 +226,42 @@ def _package(
     patches: Mapping[str, Any],
     settings: Settings,
 ) -> str | IO[bytes]:
-    from inductor_ext.cpp_wrapper import build, codegen, exported, package, target
+    from inductor_ext.cpp_wrapper import target
 
     patches = {**target.inductor_options(settings.aot_isa), **patches}
+    if not _only_sources(patches):
+        return _package_from(None, programs, package_path, patches, settings)
+    # Inductor names the kernels' files after the kernels then, and keeps what it finds under a
+    # name: in a folder that lives on, the kernels of the same model with other shapes.
+    with tempfile.TemporaryDirectory(prefix="inductor_ext-") as folder:
+        return _package_from(folder, programs, package_path, patches, settings)
+
+
+def _only_sources(patches: Mapping[str, Any]) -> bool:
+    """Whether the package is to hold sources, in a place of our choice until it is made."""
+    from torch._inductor import config
+
+    options = {**config.get_config_copy(), **patches}
+    return bool(
+        options["aot_inductor.package_cpp_only"] and not options["aot_inductor.output_path"]
+    )
+
+
+def _package_from(
+    folder: str | None,
+    programs: Mapping[str, ExportedProgram],
+    package_path: str | os.PathLike[str] | IO[bytes] | None,
+    patches: Mapping[str, Any],
+    settings: Settings,
+) -> str | IO[bytes]:
+    """Compile and package, with the models' files below `folder`, or in Inductor's if it is None.
+
+    `folder` may be gone afterwards.
+    """
+    from torch._inductor.runtime.runtime_utils import cache_dir
+
+    from inductor_ext.cpp_wrapper import build, codegen, exported, package
+
     signatures = {name: exported.signature(program) for name, program in programs.items()}
     for name, program in programs.items():
         _warn_of_unwritten_results(name, program)
@@ -242,12 +276,17 @@ def _package(
                 exported.without_preferences(program),
                 events.capture(events.MemoryPlanRecord, this_thread=True) as records,
             ):
-                files[name] = _files(program, patches)
+                own = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
+                files[name] = _files(program, {**patches, **own})
             if collected:
                 artifacts[name] = collected[-1]
             if records:
                 plans[name] = records[-1]
-    path = package_path if package_path is not None else _default_path(files)
+    path = package_path
+    if path is None:
+        path = _default_path(files)
+        if folder is not None:
+            path = os.path.join(cache_dir(), os.path.basename(path))
     if len(artifacts) < len(files):
         # Options that only stock's code generation serves.
         return _write_stock(path, files)

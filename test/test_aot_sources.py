@@ -251,10 +251,7 @@ class TestPackage:
         }
         assert len(digests - {None}) == 2
 
-    def test_names_of_its_own_where_none_is_given(
-        self, device: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    def test_names_of_its_own_where_none_is_given(self, device: str) -> None:
         model, x = layers(device)
         path = inductor_ext.aoti_compile_and_package(
             torch.export.export(model, (x,)), inductor_configs={**SOURCES, "artifact_cache": False}
@@ -275,18 +272,21 @@ class TestPackage:
         assert weights.stat().st_size == 4 * (48 + 16 + 12)
 
     def test_a_name_that_another_model_had(self, device: str) -> None:
-        """Inductor's cache folder keeps what was first written under a name."""
-        codes = []
-        for scale in (2.5, 3.5):
-            model = aot_util.as_module(lambda x, scale=scale: torch.sin(x) * scale)
-            x = torch.randn(5, device=device)
+        """Inductor's cache folder keeps what was first written under a name, kernels as well."""
+        found: list[list[bytes]] = []
+        for rows in (5, 7):
+            program = aot_util.export(nn.Softmax(-1), (torch.randn(rows, 300, device=device),))
             path = aot_util.compile_program(
-                aot_util.export(model, (x,)),
+                program,
                 aot_inductor__package_cpp_only=True,
                 aot_inductor__model_name_for_generated_files="net",
             )
-            codes.append(Artifact(model, None, path).sources())
-        assert codes[0] != codes[1]
+            with zipfile.ZipFile(path) as file:
+                names = [name for name in file.namelist() if name.endswith((".cpp", ".cubin"))]
+                found.append([file.read(name) for name in sorted(names)])
+        assert len(found[0]) == len(found[1]) == (1 if device == "cpu" else 2)
+        for first, second in zip(*found, strict=True):
+            assert first != second
 
 
 # --- libraries ----------------------------------------------------------------------------------

@@ -108,6 +108,9 @@ def compile_artifact(
     only_sources = bool(config.aot_inductor.package_cpp_only)
     if only_sources:
         wrapper_code, kernel_code = _in_one(wrapper_code, kernel_code), ""
+        # They are found beside the library.
+        for path in additional_files:
+            wrapper_code = wrapper_code.replace(f'"{path}"', f'"{os.path.basename(path)}"')
     # Whatever the files hold is in their names: another model may be compiled, in this process or
     # another, before these are packaged. Short constants are in the kernels' code alone.
     content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
@@ -345,8 +348,9 @@ class _Writer:
             return str(path)
         # Of models with the same name, Inductor's own writing keeps the first one's files.
         key = codecache.code_hash(self.content)
-        _, _, path = codecache.get_path(key, name, self.folder)
-        folder = os.path.dirname(path) if self.folder else path
+        _, folder, _ = codecache.get_path(key, extension, self.folder)
+        if not os.path.isabs(self.folder):
+            folder = os.path.join(folder, key)
         os.makedirs(folder, exist_ok=True)
         return _write_text(os.path.join(folder, f"{name}.{extension}"), code)
 
