@@ -89,6 +89,12 @@ def test_what_is_written_is_read() -> None:
     assert read.digests() == {LIBRARY: "a" * 64, WEIGHTS: "b" * 64}
 
 
+def test_a_model_without_a_library() -> None:
+    model = dataclasses.replace(MODEL, library=None)
+    sources = dataclasses.replace(MANIFEST, models={"model": model})
+    assert manifest.loads(manifest.dumps(sources), "net.pt2") == sources
+
+
 def test_it_is_json_of_plain_names() -> None:
     assert content()["models"]["model"]["constants"][0] == {
         "name": "linear_weight",

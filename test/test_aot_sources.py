@@ -262,6 +262,17 @@ class TestPackage:
             (listing,) = [name for name in file.namelist() if name.endswith("CMakeLists.txt")]
             assert "add_library(aoti_model SHARED" in file.read(listing).decode()
 
+    @pytest.mark.parametrize("option", ["allow_stack_allocation", "use_minimal_arrayref_interface"])
+    def test_options_that_stock_alone_serves(self, option: str, tmp_path: pathlib.Path) -> None:
+        model, x = layers("cpu")
+        path = inductor_ext.aoti_compile_and_package(
+            torch.export.export(model, (x,)),
+            package_path=str(tmp_path / "m.pt2"),
+            inductor_configs={**SOURCES, f"aot_inductor.{option}": True},
+        )
+        assert isinstance(path, str)
+        assert not [name for name in zipfile.ZipFile(path).namelist() if "inductor_ext" in name]
+
     def test_weights_outside_are_not_copied(self, device: str, tmp_path: pathlib.Path) -> None:
         weights = tmp_path / "net.weights"
         artifact = compiled(device, aot_weights_file=str(weights))
