@@ -19,6 +19,8 @@ import copy
 import dataclasses
 import itertools
 import pathlib
+import subprocess
+import sys
 import tempfile
 import threading
 import zipfile
@@ -131,6 +133,17 @@ def load(path: Any, model_name: str = "model", **options: Any) -> Any:
     if ours is not None:
         return ours(path, model_name, **options)
     return torch._inductor.package.load_package(path, model_name, **options)
+
+
+_LOAD = (
+    "import sys, torch; torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'model', False, 1, -1)"
+)
+
+
+def crashes_at_load(path: str) -> bool:
+    """Whether a fresh process dies of the package, as of stock's on some machines: a std::regex in
+    its library is bound to the functions that libtorch has by the same names."""
+    return subprocess.run([sys.executable, "-c", _LOAD, path], capture_output=True).returncode < 0
 
 
 @dataclasses.dataclass

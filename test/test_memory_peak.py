@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -44,8 +46,18 @@ def test_models_are_equal_every_time() -> None:
         assert all(torch.equal(left, right) for left, right in pairs)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Kernels with temporaries have them for each thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", memory_models.QUICK)
+@pytest.mark.usefixtures("two_threads")
 def test_inference_peak(name: str) -> None:
     """Never above the lowest of stock's, the plan is at its bound, the prediction holds."""
     (graph,) = memory_peak.measure_model(

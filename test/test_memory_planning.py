@@ -25,7 +25,7 @@ from torch.testing import FileCheck
 import inductor_ext
 from inductor_ext import arena_runtime, events, exc, memory_planning
 from inductor_ext.planning import arenas
-from test.test_aot import crashes_at_load
+from test import aot_util
 
 KIB = 1024
 
@@ -343,7 +343,7 @@ class TestCombinations:
             )
         assert [bool(record.arenas) for record in records] == ([] if on_stack else [True])
         # Stack allocation is stock's frame, whose packages crash at load on some machines.
-        if not crashes_at_load(path):
+        if not aot_util.crashes_at_load(path):
             check(torch._inductor.aoti_load_package(path), Module(), *inputs)
 
     @torch.no_grad()

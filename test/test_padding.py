@@ -13,7 +13,6 @@ from torch._inductor.fx_passes import pad_mm
 import inductor_ext
 from inductor_ext import padding
 from test import aot_util
-from test.test_aot import crashes_at_load
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_stock_gives_results_the_strides_of_the_padded_product(
     model, x = Linear(), torch.randn(3, 6)
     path = str(tmp_path / "linear.pt2")
     torch._inductor.aoti_compile_and_package(aot_util.export(model, (x,)), package_path=path)
-    if crashes_at_load(path):
+    if aot_util.crashes_at_load(path):
         pytest.skip("stock's packages crash at load on this machine")
     y = torch._inductor.aoti_load_package(path)(x)
     assert padded
