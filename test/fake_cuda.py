@@ -1,0 +1,230 @@
+"""Inductor's lowering of CUDA graphs on machines without a GPU.
+
+Inside `device(...)` torch believes that there is one GPU of the capability asked for, as far as
+Inductor asks; tensors are fake, nothing is run, and nothing is timed: a function of the choice says
+what it would take. `lower` gives what Inductor then generates: the choices that it had for each
+product, and the module's Python. Of the generated module, `kernels` are the Triton kernels, with
+their decorators taken off, to compile for a GPU or to run in Triton's interpreter.
+
+Needs triton, which needs no GPU for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import config as inductor_config
+
+__all__ = ["Lowered", "device", "lower"]
+
+_PROPERTIES: dict[tuple[int, int], dict[str, Any]] = {
+    (8, 0): {
+        "name": "NVIDIA A100-SXM4-80GB",
+        "multi_processor_count": 108,
+        "shared_memory_per_block_optin": 166_912,
+        "shared_memory_per_multiprocessor": 167_936,
+        "L2_cache_size": 40 << 20,
+        "total_memory": 80 << 30,
+    },
+    (9, 0): {
+        "name": "NVIDIA H200",
+        "multi_processor_count": 132,
+        "shared_memory_per_block_optin": 232_448,
+        "shared_memory_per_multiprocessor": 233_472,
+        "L2_cache_size": 50 << 20,
+        "total_memory": 141 << 30,
+    },
+}
+
+_COMMON = {
+    "regs_per_multiprocessor": 65_536,
+    "max_threads_per_multi_processor": 2_048,
+    "max_threads_per_block": 1_024,
+    "warp_size": 32,
+    "gcnArchName": "",
+    "is_integrated": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """What Inductor has made of a function."""
+
+    code: str
+    """The module that it would run."""
+    choices: tuple[tuple[str, ...], ...]
+    """For each autotuned operator, the names of the candidates."""
+
+    def kernels(self) -> dict[str, str]:
+        """Source of the module's Triton kernels by name, without decorators."""
+        return {name: source for text in _texts(self.code) for name, source in _kernels(text)}
+
+
+def _texts(code: str) -> Iterator[str]:
+    """The module's strings: a kernel's source is one."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _kernels(text: str) -> Iterator[tuple[str, str]]:
+    if "@triton.jit" not in text:
+        return
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+            yield node.name, "\n".join(lines) + "\n"
+
+
+class _Stop(Exception):
+    """Raised when the code is known, before it is loaded."""
+
+
+def lower(
+    function: Callable[..., Any],
+    *inputs: tuple[Sequence[int], torch.dtype] | torch.Tensor,
+    seconds: Callable[[Any], float] = lambda choice: 1.0,
+    capability: tuple[int, int] = (9, 0),
+    **configs: Any,
+) -> Lowered:
+    """Lower a function as for a GPU.
+
+    Args:
+        function: of tensors; it returns one or several.
+        inputs: sizes and dtype of each argument, or a tensor (on the "meta" device, for strides).
+        seconds: what a candidate is taken to need; the least is chosen.
+        capability: of the GPU: (8, 0) or (9, 0).
+        configs: Inductor's options, `__` standing for the dot in a name.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.exc import InductorError
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    options = {
+        "fx_graph_cache": False,
+        "compile_threads": 1,
+        # It would run kernels.
+        "benchmark_epilogue_fusion": False,
+        **{name.replace("__", "."): value for name, value in configs.items()},
+    }
+    mode = FakeTensorMode()
+    with device(capability, seconds) as seen, inductor_config.patch(options):
+        with mode:
+            arguments = [_argument(each) for each in inputs]
+            module = make_fx(
+                lambda *args: _as_tuple(function(*args)), decomposition_table=select_decomp_table()
+            )(*arguments)
+        context = torch._guards.TracingContext(mode)
+        with torch._guards.tracing(context), contextlib.suppress(_Stop):
+            try:
+                compile_fx.compile_fx_inner(module, arguments)
+            except InductorError as error:
+                if not isinstance(error.inner_exception, _Stop):
+                    raise
+    return Lowered(seen.code, tuple(seen.choices))
+
+
+def _argument(given: tuple[Sequence[int], torch.dtype] | torch.Tensor) -> torch.Tensor:
+    if isinstance(given, torch.Tensor):
+        return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cuda")
+    shape, dtype = given
+    return torch.empty(tuple(shape), dtype=dtype, device="cuda")
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+@contextlib.contextmanager
+def device(
+    capability: tuple[int, int] = (9, 0), seconds: Callable[[Any], float] = lambda choice: 1.0
+) -> Iterator[Any]:
+    """Let torch believe in a GPU; yields an object on which what is generated is noted."""
+    import triton
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor import select_algorithm
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.runtime import triton_helpers
+    from torch._subclasses import fake_tensor
+    from torch.utils import _triton
+
+    seen = types.SimpleNamespace(code="", choices=[])
+    major, minor = capability
+    properties = types.SimpleNamespace(
+        major=major, minor=minor, **_PROPERTIES[capability], **_COMMON
+    )
+
+    def compile_to_module(graph: Any) -> Any:
+        code, _ = graph.codegen()
+        seen.code = getattr(code, "value", code)
+        raise _Stop
+
+    def benchmark(choices: Sequence[Any]) -> Mapping[Any, float]:
+        seen.choices.append(tuple(choice.name for choice in choices))
+        return {choice: seconds(choice) for choice in choices}
+
+    returned: dict[tuple[Any, str], Any] = {
+        (torch.cuda, "is_available"): True,
+        (torch.cuda, "device_count"): 1,
+        (torch.cuda, "current_device"): 0,
+        (torch.cuda, "get_device_properties"): properties,
+        (torch.cuda, "get_device_capability"): capability,
+        (torch.cuda, "get_rng_state"): torch.zeros(16, dtype=torch.uint8),
+        (torch.cuda, "set_rng_state"): None,
+        (torch.cuda, "synchronize"): None,
+        (torch.cuda, "_lazy_init"): None,
+        (torch.cuda, "_exchange_device"): 0,
+        (torch.cuda, "_maybe_exchange_device"): 0,
+        (CudaInterface, "is_available"): True,
+        (CudaInterface, "current_device"): 0,
+        (CudaInterface, "get_device_properties"): properties,
+        (CudaInterface, "get_compute_capability"): 10 * major + minor,
+        (CudaInterface, "is_triton_capable"): True,
+        (CudaInterface, "raise_if_triton_unavailable"): None,
+        (CudaInterface.Worker, "current_device"): 0,
+        (CudaInterface.Worker, "get_device_properties"): properties,
+        (_triton, "has_triton"): True,
+        (triton_helpers, "set_driver_to_gpu"): None,
+        (fake_tensor, "init_gpu_context"): None,
+    }
+    if hasattr(_triton, "has_triton_tma"):
+        # Whether the device has a tensor memory accelerator.
+        for name in ("has_triton_tma", "has_triton_tma_device", "has_triton_stable_tma_api"):
+            returned[_triton, name] = major >= 9
+    with contextlib.ExitStack() as stack:
+        for (owner, name), value in returned.items():
+            function = mock.Mock(side_effect=lambda *_, value=value, **__: value)
+            wrapped = staticmethod(function) if isinstance(owner, type) else function
+            stack.enter_context(mock.patch.object(owner, name, wrapped))
+        # In the place of what looks timings up in caches, and measures what is in none.
+        cache = select_algorithm.AlgorithmSelectorCache
+        stack.enter_context(
+            mock.patch.object(cache, "lookup", lambda _, choices, *__, **___: benchmark(choices))
+        )
+        stack.enter_context(
+            mock.patch.object(GraphLowering, "compile_to_module", compile_to_module)
+        )
+        driver = _driver(capability)
+        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
+        yield seen
+
+
+def _driver(capability: tuple[int, int]) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
+        get_current_device=lambda: 0,
+        get_device_capability=lambda *_: capability,
+        get_current_stream=lambda *_: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+    )

@@ -1,0 +1,51 @@
+"""The stand-in for a GPU that lowering is tested with: what stock Inductor makes under it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from test import fake_cuda
+
+BF16 = torch.bfloat16
+
+
+def activated(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.addmm(b, x, w.t()))
+
+
+def test_the_fastest_template_is_generated_with_its_epilogue() -> None:
+    lowered = fake_cuda.lower(
+        activated,
+        *(((256, 512), BF16), ((1024, 512), BF16), ((1024,), BF16)),
+        seconds=lambda choice: 1.0 if choice.name.startswith("triton") else 2.0,
+        max_autotune_gemm=True,
+        max_autotune_gemm_backends="TRITON,ATEN",
+    )
+    (names,) = lowered.choices
+    assert sum(name.startswith("triton_mm") for name in names) > 10
+    assert "addmm" in names or "bias_addmm" in names
+    (kernel,) = lowered.kernels().values()
+    assert "tl.dot" in kernel
+    assert "triton_helpers.maximum" in kernel
+
+
+def test_a_library_is_called_where_it_is_faster() -> None:
+    lowered = fake_cuda.lower(
+        activated,
+        *(((256, 512), BF16), ((1024, 512), BF16), ((1024,), BF16)),
+        seconds=lambda choice: 2.0 if choice.name.startswith("triton") else 1.0,
+        max_autotune_gemm=True,
+        max_autotune_gemm_backends="TRITON,ATEN",
+    )
+    assert "extern_kernels." in lowered.code
+    assert all("tl.dot" not in kernel for kernel in lowered.kernels().values())
+
+
+def test_nothing_of_it_is_left_behind() -> None:
+    available = torch.cuda.is_available()
+    fake_cuda.lower(lambda x: x + 1, ((8,), torch.float32))
+    assert torch.cuda.is_available() == available
+    assert torch.cuda.device_count() == (0 if not available else torch.cuda.device_count())
