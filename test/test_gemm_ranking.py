@@ -98,11 +98,11 @@ class TestPhysics:
     ) -> None:
         assert predict(problem, config, on).total >= on.launch + problem.roofline(on)
 
-    @given(cases(plain=True), st.integers(1, 5000))
+    @given(cases(plain=True), st.integers(1, 300))
     @examples(100)
-    def test_a_longer_k_is_not_faster(self, case: Case, more: int) -> None:
+    def test_a_longer_k_of_the_same_alignment_is_not_faster(self, case: Case, more: int) -> None:
         problem, config, on = case
-        longer = but(problem, k=problem.k + more)
+        longer = but(problem, k=problem.k + 16 * more)
         assert no_longer(predict(problem, config, on), predict(longer, config, on))
 
     @given(cases(), st.floats(1, 10))

@@ -31,11 +31,11 @@ Check = Callable[[GemmProblem, GemmConfig, Device], "str | None"]
 
 @dataclass(frozen=True)
 class Constraint:
-    """A condition of which every legal configuration is within."""
+    """A condition that every legal configuration meets."""
 
     name: str
     meaning: str
-    """One sentence."""
+    """In words."""
     templates: frozenset[str]
     """Those that it concerns."""
     check: Check

@@ -13,8 +13,9 @@ Two timelines run side by side, and the longer one counts:
 - memory: bytes of DRAM after reuse in L2 at the bandwidth, as far as enough loads are in flight
   (Little's law), and bytes through L2 at the rate of one SM.
 
-Launch and the second step of split-K come on top. No prediction is below the problem's roofline;
-more bandwidth, more SMs of the same kind or a shorter K never make one longer.
+Launch and the second step of split-K come on top. No prediction is below the problem's roofline,
+and none grows with the bandwidth, with the number of SMs of one kind, or with a shorter K of the
+same alignment.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class _Case:
         arithmetic = problem.arithmetic
         self.fma_rate = device.fma / device.sms
         self.rate = device.throughput(arithmetic) / device.sms
-        self.both_mma = device.capability >= (9, 0)
+        self.both_mma = device.capability[0] in (9, 10)
         self.a_bits = DTYPE_BITS[problem.a.dtype]
         self.b_bits = DTYPE_BITS[problem.b.dtype]
         self.out_bits = DTYPE_BITS[problem.stored]
