@@ -15,6 +15,7 @@ __all__ = [
     "ArtifactRunError",
     "BadEnvironmentError",
     "BadExpressionError",
+    "BadGemmError",
     "BadIntervalError",
     "BadModelNameError",
     "BadOptionError",
@@ -273,6 +274,13 @@ class BadIntervalError(InductorExtError):
 
     template = "Buffer {name}: its {field} is {value}; allowed is {allowed}."
     remedy = "Correct the buffer's lifetime, size or alignment."
+
+
+class BadGemmError(InductorExtError):
+    """A GEMM problem, a configuration or a device that cannot be, or JSON that is none."""
+
+    template = "A GEMM's {record} has {field} {value!r}; allowed is {allowed}."
+    remedy = "Correct the {record}; if it was read from a file, delete the entry and tune again."
 
 
 class PlanError(InductorExtError):

@@ -72,8 +72,12 @@ PURE = (
     "planning.search",
     "planning.solver",
     "planning.symbolic",
+    "templates.config",
+    "templates.constraints",
+    "templates.device",
     "templates.problem",
     "templates.ranking",
+    "templates.space",
 )
 """Modules that know no compiler: neither they nor what they import load one of `COMPILERS`."""
 

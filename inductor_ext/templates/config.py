@@ -1,0 +1,327 @@
+"""The templates, what each can do, and `GemmConfig`: one instance of one of them.
+
+Axes are those of the problem, out[M, N] = a[M, K] @ b[K, N], also where a kernel exchanges its
+operands. A configuration knows nothing of legality: see `constraints`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import (
+    BATCHED,
+    GemmProblem,
+    ceiling,
+    plain,
+    read,
+    require,
+    size_of,
+)
+
+__all__ = ["TEMPLATES", "GemmConfig", "Template", "TemplateName", "warpgroup_mma"]
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a kernel family can do, whatever its configuration."""
+
+    operations: frozenset[str]
+    prologues: frozenset[str] = frozenset()
+    """Kinds of `Prologue`."""
+    capability: tuple[int, int] = (8, 0)
+    """The lowest compute capability."""
+    tma: Literal["always", "optional", "never"] = "never"
+    persistent: bool = False
+    """Whether as many CTAs as SMs take one tile after the other."""
+    staging: bool = False
+    """Whether a tile passes through shared memory of its own on its way out, for a TMA store."""
+    split_k: bool = False
+    swap: bool = False
+    parts: bool = False
+    """Whether several factors b can share a."""
+    pdl: bool = False
+    """Whether it can be a programmatic dependent launch."""
+    tensor_cores: bool = True
+    atomics: bool = False
+    """Whether splits of K are added up in the order in which they happen to finish. Ours write
+    their sums side by side, and a second step adds those up in one order."""
+    fused_reduction: bool = False
+    """Whether that second step needs no launch of its own."""
+
+
+_PLAIN = frozenset({"mm", "addmm", "int_mm", "scaled"})
+
+TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
+    {
+        "splitk": Template(
+            _PLAIN,
+            prologues=frozenset({"normalize"}),
+            tma="optional",
+            split_k=True,
+            swap=True,
+            parts=True,
+            pdl=True,
+        ),
+        "gemv": Template(
+            frozenset({"mm", "addmm", "mixed"}) | BATCHED,
+            prologues=frozenset({"dequantize", "normalize"}),
+            split_k=True,
+            parts=True,
+            pdl=True,
+            tensor_cores=False,
+        ),
+        "cp_async": Template(
+            _PLAIN | BATCHED,
+            prologues=frozenset({"normalize"}),
+            parts=True,
+        ),
+        "persistent_tma": Template(
+            _PLAIN,
+            prologues=frozenset({"normalize"}),
+            capability=(9, 0),
+            tma="always",
+            persistent=True,
+            staging=True,
+            swap=True,
+            parts=True,
+        ),
+        "persistent_tma_ws": Template(
+            frozenset({"mm", "addmm", "scaled"}),
+            capability=(9, 0),
+            tma="always",
+            persistent=True,
+            staging=True,
+            parts=True,
+        ),
+        "bmm_persistent": Template(
+            BATCHED,
+            tma="optional",
+            persistent=True,
+            staging=True,
+            swap=True,
+        ),
+        "grouped": Template(
+            frozenset({"grouped"}),
+            tma="optional",
+            persistent=True,
+            swap=True,
+        ),
+        "mixed": Template(
+            frozenset({"mixed"}),
+            prologues=frozenset({"dequantize"}),
+            tma="optional",
+            split_k=True,
+            swap=True,
+            parts=True,
+            pdl=True,
+        ),
+    }
+)
+"""The templates by name; where two are predicted to be equal, the first is preferred.
+
+`splitk`, for skinny products, with one split as well; `gemv`, without tensor cores, for up to 8
+rows; `cp_async`, for capability 8 and for what TMA refuses; `persistent_tma` (flattened or not) and
+its warp-specialised twin; `bmm_persistent`; `grouped`; and `mixed`, which dequantises b on the way.
+"""
+
+TemplateName = Literal[
+    "splitk",
+    "gemv",
+    "cp_async",
+    "persistent_tma",
+    "persistent_tma_ws",
+    "bmm_persistent",
+    "grouped",
+    "mixed",
+]
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One instance of a template.
+
+    Raises:
+        exc.BadGemmError: an unknown template, a number below 1.
+    """
+
+    template: TemplateName
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    """Tiles of a and b in shared memory at once."""
+    warps: int
+    """Of a warp-specialised kernel, of the group that it is launched with; see `consumer_warps`."""
+    group_m: int = 8
+    """Tiles along M that are walked before the next step along N, so that they share b in L2."""
+    split_k: int = 1
+    """CTAs that divide K of one tile among them."""
+    swap: bool = False
+    """Whether the tensor cores see b as their first operand, so that N is the long side there."""
+    tma: bool = False
+    warp_specialize: bool = False
+    flatten: bool = False
+    """Whether the loops over tiles and over K are one, pipelined across tiles."""
+    pdl: bool = False
+    index64: bool = False
+    """Whether addresses are computed with 64-bit indices."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.template in TEMPLATES,
+            "configuration",
+            "template",
+            self.template,
+            ", ".join(TEMPLATES),
+        )
+        for name in (
+            "block_m",
+            "block_n",
+            "block_k",
+            "stages",
+            "warps",
+            "group_m",
+            "split_k",
+        ):
+            value = getattr(self, name)
+            require(value >= 1, "configuration", name, value, "1 or more")
+
+    def to_json(self) -> dict[str, Any]:
+        """What `json.dumps` takes; `from_json` reads it."""
+        value: dict[str, Any] = plain(self)
+        return value
+
+    @classmethod
+    def from_json(cls, value: object) -> GemmConfig:
+        """What `to_json` has written.
+
+        Raises:
+            exc.BadGemmError: something is missing, unknown, of a wrong type or no configuration.
+        """
+        return read(cls, value, "configuration")
+
+    @property
+    def mma_m(self) -> int:
+        """Rows of a tile as the tensor cores see it."""
+        return self.block_n if self.swap else self.block_m
+
+    @property
+    def mma_n(self) -> int:
+        """Columns of a tile as the tensor cores see it."""
+        return self.block_m if self.swap else self.block_n
+
+    @property
+    def consumer_warps(self) -> int:
+        """Warps that hold accumulators.
+
+        Triton makes three groups of four of a warp-specialised kernel: one loads, two multiply.
+        """
+        return 8 if self.warp_specialize else self.warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * (self.consumer_warps + 4 if self.warp_specialize else self.warps)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """32-bit registers of a thread that hold accumulators."""
+        return ceiling(self.block_m * self.block_n, 32 * self.consumer_warps)
+
+    @property
+    def registers(self) -> int:
+        """An estimate of the 32-bit registers of a thread: accumulators, and 64 for the rest."""
+        return min(255, self.accumulator_registers + 64)
+
+    @property
+    def cta_registers(self) -> int:
+        """An estimate of the 32-bit registers of a CTA; threads that only load give theirs away."""
+        consumers = 32 * self.consumer_warps
+        return consumers * self.registers + (self.threads - consumers) * 24
+
+    def stage_bytes(self, problem: GemmProblem) -> int:
+        """Bytes of shared memory of one stage: a tile of a and one of b."""
+        if not TEMPLATES[self.template].tensor_cores:
+            return 0
+        a = size_of(self.block_m * self.block_k, problem.a.dtype)
+        return a + size_of(self.block_n * self.block_k, problem.b.dtype)
+
+    def extra_bytes(self, problem: GemmProblem) -> int:
+        """Bytes of shared memory besides the stages.
+
+        A tile on its way out, where the template stages it; and an operand that a prologue has
+        changed in registers, unless it is the first of the tensor cores' operands, the only one
+        that they read from registers.
+        """
+        template = TEMPLATES[self.template]
+        if not template.tensor_cores:
+            return 0
+        extra = 0
+        if template.staging and self.tma:
+            columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
+            extra = size_of(self.block_m * columns, problem.stored)
+        kind = problem.prologue.kind if problem.prologue else None
+        if kind == "dequantize" and not self.swap:
+            extra += size_of(self.block_n * self.block_k, problem.a.dtype)
+        if kind == "normalize" and self.swap:
+            extra += size_of(self.block_m * self.block_k, problem.a.dtype)
+        return extra
+
+    def shared_memory(self, problem: GemmProblem) -> int:
+        """Bytes of shared memory of a CTA: the stages, and `extra_bytes`."""
+        return self.stages * self.stage_bytes(problem) + self.extra_bytes(problem)
+
+    def tiles(self, problem: GemmProblem) -> int:
+        """Tiles of all outputs; no tile reaches over the border of two parts or matrices."""
+        along_m = ceiling(problem.rows, self.block_m)
+        return problem.batch * along_m * tiles_along_n(problem, self.block_n)
+
+    def units(self, problem: GemmProblem) -> int:
+        """Pieces of work: tiles times splits of K."""
+        return self.tiles(problem) * self.split_k
+
+    def ctas(self, problem: GemmProblem, device: Device) -> int:
+        """CTAs of the launch."""
+        units = self.units(problem)
+        return min(units, device.sms) if TEMPLATES[self.template].persistent else units
+
+    def occupancy(self, problem: GemmProblem, device: Device) -> int:
+        """CTAs that an SM holds at once, by shared memory (1 KiB of each is the driver's),
+        registers and threads; at least 1. A persistent kernel launches no more than one.
+        """
+        if TEMPLATES[self.template].persistent:
+            return 1
+        by_memory = device.shared_memory_sm // (self.shared_memory(problem) + 1024)
+        by_registers = device.registers_sm // self.cta_registers
+        return max(1, min(by_memory, by_registers, 2048 // self.threads, 32))
+
+    def k_steps(self, problem: GemmProblem) -> int:
+        """Steps along K of the unit that has most."""
+        return ceiling(ceiling(problem.k, self.block_k), self.split_k)
+
+
+def tiles_along_n(problem: GemmProblem, block_n: int) -> int:
+    """Tiles of `block_n` columns; where parts gate each other, a tile has half of it of each."""
+    if problem.epilogue.gated or not problem.parts:
+        return ceiling(problem.n, block_n)
+    return sum(ceiling(part, block_n) for part in problem.parts)
+
+
+def warpgroup_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
+    """Whether a tile runs on the instructions of four warps (wgmma, tcgen05) and not on mma.sync.
+
+    PTX ISA, wgmma: 64 rows for each group of four warps; K has to be contiguous for all dtypes but
+    the 16-bit ones.
+    """
+    return (
+        device.capability[0] in (9, 10)
+        and TEMPLATES[config.template].tensor_cores
+        and config.mma_m >= 64
+        and config.warps % 4 == 0
+        and problem.arithmetic != "fma"
+        and (problem.arithmetic == "half" or problem.k_major)
+    )

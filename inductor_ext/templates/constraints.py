@@ -1,0 +1,340 @@
+"""Which configuration may run which problem on which device.
+
+Each condition is stated once, here, with the templates that it concerns and the reason in words;
+the pruner, the ranking and the tests ask the same ones. `why_not` gives every reason, `legal` only
+the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from inductor_ext.templates.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    FP8,
+    HALF,
+    INT32_MAX,
+    GemmProblem,
+    ceiling,
+    next_power_of_two,
+)
+
+__all__ = ["CONSTRAINTS", "Constraint", "legal", "why_not"]
+
+Check = Callable[[GemmProblem, GemmConfig, Device], "str | None"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A condition that every legal configuration meets."""
+
+    name: str
+    meaning: str
+    """In words."""
+    templates: frozenset[str]
+    """Those that it concerns."""
+    check: Check
+    """None if the condition holds, else the reason why it does not, in words."""
+
+
+_constraints: dict[str, Constraint] = {}
+
+CONSTRAINTS: Mapping[str, Constraint] = types.MappingProxyType(_constraints)
+"""All constraints by name."""
+
+
+def _constraint(*templates: str) -> Callable[[Check], Check]:
+    """Register a check under its own name, for some templates or for all."""
+
+    def register(check: Check) -> Check:
+        name = check.__name__.removeprefix("_check_")
+        meaning = (check.__doc__ or "").strip()
+        _constraints[name] = Constraint(name, meaning, frozenset(templates or TEMPLATES), check)
+        return check
+
+    return register
+
+
+_TENSOR_CORES = tuple(name for name, template in TEMPLATES.items() if template.tensor_cores)
+_PERSISTENT_TMA = ("persistent_tma", "persistent_tma_ws")
+
+
+@_constraint()
+def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The template covers the operation, its prologue and its parts."""
+    template = TEMPLATES[config.template]
+    if problem.operation not in template.operations:
+        return f"{config.template} does not cover {problem.operation}"
+    if problem.prologue is not None and problem.prologue.kind not in template.prologues:
+        return f"{config.template} has no prologue to {problem.prologue.kind}"
+    if len(problem.parts) > 1 and not template.parts:
+        return f"{config.template} takes one factor b, and there are {len(problem.parts)}"
+    return None
+
+
+@_constraint()
+def _check_capability(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The device has the template's instructions."""
+    needed = TEMPLATES[config.template].capability
+    for feature, asked in (("TMA", config.tma), ("dependent launch", config.pdl)):
+        if asked and device.capability < (9, 0):
+            return f"{feature} needs compute capability 9.0, and this is {_dotted(device)}"
+    if device.capability < needed:
+        return (
+            f"{config.template} needs compute capability {needed[0]}.{needed[1]}, and this is "
+            f"{_dotted(device)}"
+        )
+    return None
+
+
+def _dotted(device: Device) -> str:
+    return f"{device.capability[0]}.{device.capability[1]}"
+
+
+@_constraint()
+def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The template multiplies these dtypes, and the device has the tensor cores for it."""
+    a, b = problem.a.dtype, problem.b.dtype
+    if problem.operation == "mixed":
+        if a not in HALF or b not in ("int8", "uint8", "int4", "uint4"):
+            return f"{b} is not dequantised to {a}"
+        return None
+    if problem.operation == "int_mm":
+        ok = a == b == "int8"
+    elif problem.operation == "scaled":
+        ok = a in FP8 and b in FP8
+    elif problem.operation == "grouped":
+        ok = (a == b and (a in HALF or a == "float32")) or (a in FP8 and b in FP8)
+    else:
+        ok = a == b and (a in HALF or a == "float32")
+    if not ok:
+        return f"{problem.operation} of {a} and {b} is not covered"
+    arithmetic = problem.arithmetic
+    if not device.throughput(arithmetic):
+        return f"{device.name} has no tensor cores for {arithmetic}"
+    if arithmetic == "fma" and config.tma:
+        return "float32 without tf32 does not run on tensor cores, for which TMA loads"
+    return None
+
+
+@_constraint()
+def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The template has the options that the configuration asks for."""
+    template = TEMPLATES[config.template]
+    if config.warp_specialize != (config.template == "persistent_tma_ws"):
+        return "persistent_tma_ws is warp-specialised, and no other template is"
+    if config.tma != (template.tma == "always") and template.tma != "optional":
+        return f"{config.template} {template.tma} loads by TMA"
+    if config.flatten and not template.persistent:
+        return f"{config.template} has no loop over tiles to flatten"
+    if config.swap and not template.swap:
+        return f"{config.template} does not exchange its operands"
+    if config.pdl and not template.pdl:
+        return f"{config.template} cannot be launched as a dependent kernel"
+    return None
+
+
+@_constraint("persistent_tma_ws")
+def _check_warp_specialization(
+    problem: GemmProblem, config: GemmConfig, device: Device
+) -> str | None:
+    """Triton specialises warps only with 4 warps and without flattening; else it keeps silent."""
+    if config.warps != 4:
+        return f"warps are specialised only with 4 warps, and there are {config.warps}"
+    if config.flatten:
+        return "warps are not specialised in a flattened loop"
+    return None
+
+
+@_constraint()
+def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Sizes of tiles and numbers of warps are powers of two (tl.arange; Triton's num_warps)."""
+    for name in ("block_m", "block_n", "block_k", "warps"):
+        value = getattr(config, name)
+        if value & (value - 1):
+            return f"{name} is {value}, which is no power of two"
+    if config.warps > 16:
+        return f"{config.warps} warps are more than 16"
+    return None
+
+
+@_constraint(*_TENSOR_CORES)
+def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """tl.dot takes tiles of 16 and more along M, N and K, of 32 along K if a or b has 8 bits or
+    fewer; a TMA box has at most 256 elements a side, and beyond that nothing fits.
+    """
+    least_k = least_block_k(problem)
+    for name, value, least in (
+        ("block_m", config.block_m, 16),
+        ("block_n", config.block_n, 32 if problem.epilogue.gated else 16),
+        ("block_k", config.block_k, least_k),
+    ):
+        if value < least:
+            return f"{name} is {value}, and tensor cores need {least}"
+        if value > 256:
+            return f"{name} is {value}, and a tile has at most 256 elements a side"
+    return None
+
+
+def least_block_k(problem: GemmProblem) -> int:
+    """The smallest tile along K for tensor cores."""
+    return 32 if min(DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]) <= 8 else 16
+
+
+@_constraint(*_PERSISTENT_TMA)
+def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A warpgroup's wgmma has 64 rows; K is contiguous unless the dtype has 16 bits."""
+    groups = max(1, config.consumer_warps // 4)
+    if config.warps % 4:
+        return f"wgmma needs whole groups of four warps, and there are {config.warps} warps"
+    if config.mma_m < 64 * groups:
+        return (
+            f"{groups} warpgroups need {64 * groups} rows of wgmma, and the tile has {config.mma_m}"
+        )
+    if device.capability[0] == 9 and problem.arithmetic != "half" and not problem.k_major:
+        return f"wgmma reads {problem.a.dtype} with K contiguous only"
+    return None
+
+
+@_constraint(*_TENSOR_CORES)
+def _check_shared_memory(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A CTA's shared memory is no more than a block may opt in to."""
+    needed = config.shared_memory(problem)
+    if needed > device.shared_memory:
+        return f"needs {needed} bytes of shared memory, and a block may have {device.shared_memory}"
+    return None
+
+
+MOST_ACCUMULATORS = 128
+"""Registers of a thread, half of the 255 that it can have: operands, addresses and the epilogue
+need the others, and what does not fit is spilled."""
+
+
+@_constraint(*_TENSOR_CORES)
+def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Accumulators fit into registers beside what else a thread needs, so that nothing spills.
+    Without tensor cores that is as much again: operands pass through registers as well.
+    """
+    needed = config.accumulator_registers
+    most = MOST_ACCUMULATORS // 2 if problem.arithmetic == "fma" else MOST_ACCUMULATORS
+    if needed > most:
+        return f"{needed} registers a thread hold accumulators; beyond {most} spills"
+    if config.cta_registers > device.registers_sm:
+        return (
+            f"a CTA needs some {config.cta_registers} registers, and an SM has "
+            f"{device.registers_sm}"
+        )
+    return None
+
+
+@_constraint("persistent_tma", "persistent_tma_ws", "splitk", "bmm_persistent", "grouped", "mixed")
+def _check_tma_alignment(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What TMA loads has a contiguous dimension; address and strides are multiples of 16 bytes."""
+    return problem.tma_obstacle if config.tma else None
+
+
+@_constraint()
+def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Every split has work, and the sum does not depend on chance if results must not."""
+    if config.split_k == 1:
+        return None
+    template = TEMPLATES[config.template]
+    if not template.split_k:
+        return f"{config.template} does not split K"
+    if problem.deterministic and template.atomics:
+        return "splits are added up by atomics, in any order, and results must be deterministic"
+    steps = ceiling(problem.k, config.block_k)
+    if (config.split_k - 1) * ceiling(steps, config.split_k) >= steps:
+        return f"{config.split_k} splits of {steps} steps along K leave one without work"
+    return None
+
+
+@_constraint(*(name for name in _TENSOR_CORES if name != "persistent_tma_ws"))
+def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A loop along K has as many steps as stages, or no more than the two of any pipeline."""
+    steps = config.k_steps(problem)
+    if config.stages > max(2, steps) and not config.flatten:
+        return f"{config.stages} stages are more than the {steps} steps along K"
+    return None
+
+
+@_constraint()
+def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """No tile is so large that half of it or more would be padding, beyond the smallest tile."""
+    cores = TEMPLATES[config.template].tensor_cores
+    least = 16 if cores else 1
+    least_m = least_n = least
+    if config.template in _PERSISTENT_TMA:
+        least_m, least_n = (16, 64) if config.swap else (64, 16)
+    elif config.swap:
+        least_n = 64
+    if problem.epilogue.gated:
+        least_n = max(least_n, 32)
+    for name, block, size, smallest in (
+        ("block_m", config.block_m, problem.rows, least_m),
+        ("block_n", config.block_n, max(problem.parts, default=problem.n), least_n),
+        ("block_k", config.block_k, problem.k, least_block_k(problem) if cores else 1),
+    ):
+        if name == "block_n" and problem.epilogue.gated:
+            size *= 2
+        if block > max(smallest, next_power_of_two(size)):
+            return f"{name} is {block} for a size of {size}: more than half would be padding"
+    return None
+
+
+@_constraint("gemv")
+def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 8 rows, all in one tile; what a thread holds at once stays in registers."""
+    if problem.rows > 8:
+        return f"gemv takes up to 8 rows, and there are {problem.rows}"
+    if config.block_m < problem.rows:
+        return f"gemv takes all {problem.rows} rows in one tile, and block_m is {config.block_m}"
+    a, b = DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]
+    loaded = (config.block_m * a + config.block_n * b) * config.block_k // 32 // config.threads
+    products = config.block_m * config.block_n * config.block_k // config.threads
+    if loaded > 64 or products > 128:
+        return (
+            f"a thread would hold {loaded} registers of operands and {products} of products; 64 "
+            "and 128 are free"
+        )
+    return None
+
+
+@_constraint("gemv", "mixed")
+def _check_scale_groups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A tile along K is a whole number of the groups that share a scale, or the other way round."""
+    if problem.prologue is None or not problem.prologue.group:
+        return None
+    group, block = problem.prologue.group, config.block_k
+    if max(group, block) % min(group, block):
+        return f"groups of {group} that share a scale do not fit tiles of {block} along K"
+    return None
+
+
+@_constraint()
+def _check_index(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Tensors beyond 2^31 - 1 elements are addressed with 64-bit indices."""
+    if problem.largest_span > INT32_MAX and not config.index64:
+        return f"a tensor spans {problem.largest_span} elements, which needs 64-bit indices"
+    return None
+
+
+@functools.cache
+def _checks(template: str) -> tuple[Check, ...]:
+    return tuple(each.check for each in CONSTRAINTS.values() if template in each.templates)
+
+
+def why_not(problem: GemmProblem, config: GemmConfig, device: Device) -> list[str]:
+    """Why a configuration cannot run a problem on a device: every reason; none if it can."""
+    reasons = (check(problem, config, device) for check in _checks(config.template))
+    return [reason for reason in reasons if reason is not None]
+
+
+def legal(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
+    """Whether a configuration can run a problem on a device."""
+    return all(check(problem, config, device) is None for check in _checks(config.template))

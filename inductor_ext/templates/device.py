@@ -1,0 +1,336 @@
+"""What the GEMM model knows of a GPU.
+
+`Device` holds facts: sizes are the driver's, rates are what kernels reach, not what a datasheet
+promises. `KNOWN` lists devices with the source of each number; `Device.from_properties` finds the
+one at hand there, or scales the nearest relative by its number of multiprocessors (SMs), which
+covers MIG slices and boards that nobody has entered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inductor_ext import exc
+
+__all__ = ["KNOWN", "Device"]
+
+SUSTAINED_COMPUTE = 800 / 989.4
+"""Reached over promised tensor core throughput: 800 of 989.4 TFLOP/s bf16 on an H200 [measured]."""
+
+SUSTAINED_BANDWIDTH = 4.25 / 4.8
+"""Reached over promised DRAM bandwidth: 4.25 of 4.8 TB/s on an H200 [measured].
+
+An H100 SXM agrees: 3.0 of 3.35 TB/s in a copy, 798 TFLOP/s in a bf16 product of 8192^3 [measured].
+"""
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU; rates are sustained ones, and 0 where the hardware cannot do it.
+
+    Raises:
+        exc.BadGemmError: a size or rate that no GPU can have.
+    """
+
+    name: str
+    """As torch.cuda.get_device_name says it."""
+    capability: tuple[int, int]
+    sms: int
+    """Multiprocessors."""
+    shared_memory: int
+    """Bytes of shared memory that one block may opt in to."""
+    shared_memory_sm: int
+    """Bytes of shared memory of an SM."""
+    registers_sm: int
+    """32-bit registers of an SM."""
+    l2: int
+    """Bytes."""
+    bandwidth: float
+    """DRAM, bytes/s."""
+    half: float
+    """Dense tensor cores on bfloat16 or float16 with float32 accumulators, FLOP/s."""
+    tf32: float
+    """FLOP/s."""
+    fp8: float
+    """FLOP/s."""
+    int8: float
+    """Operations/s."""
+    fma: float
+    """float32 without tensor cores, FLOP/s."""
+    launch: float = 4.0
+    """Microseconds from the end of what ran before to the first instruction, and back [measured on
+    an H200, by CUDA events around one kernel]."""
+
+    def __post_init__(self) -> None:
+        sizes = ("sms", "shared_memory", "shared_memory_sm", "registers_sm", "l2", "bandwidth")
+        for name in (*sizes, "fma"):
+            if not getattr(self, name) > 0:
+                raise self._bad(name, "positive")
+        for name in ("half", "tf32", "fp8", "int8", "launch"):
+            if not getattr(self, name) >= 0:
+                raise self._bad(name, "0 or more")
+
+    def _bad(self, field: str, allowed: str) -> exc.BadGemmError:
+        return exc.BadGemmError(
+            record="device", field=field, value=getattr(self, field), allowed=allowed
+        )
+
+    def throughput(self, kind: str) -> float:
+        """FLOP/s of a kind of multiplication: `half`, `tf32`, `fp8`, `int8` or `fma`."""
+        return float(getattr(self, kind))
+
+    def scaled(self, sms: int) -> Device:
+        """The same kind of SM in another number: rates and L2 in proportion."""
+        part = sms / self.sms
+        return replace(
+            self,
+            sms=sms,
+            l2=max(1, round(self.l2 * part)),
+            bandwidth=self.bandwidth * part,
+            half=self.half * part,
+            tf32=self.tf32 * part,
+            fp8=self.fp8 * part,
+            int8=self.int8 * part,
+            fma=self.fma * part,
+        )
+
+    @classmethod
+    def from_properties(
+        cls,
+        name: str,
+        capability: tuple[int, int],
+        sms: int,
+        shared_memory: int,
+        l2: int,
+        *,
+        shared_memory_sm: int | None = None,
+        registers_sm: int = 65536,
+        bandwidth: float | None = None,
+    ) -> Device:
+        """The device that a driver describes.
+
+        Rates come from `KNOWN`: from the device of that name, otherwise from the nearest one (of
+        the same capability if there is one, else of the next lower one, else of the lowest; among
+        those the one whose number of SMs is nearest), in proportion to the number of SMs.
+
+        Args:
+            name: as the driver says it.
+            capability: compute capability, major and minor.
+            sms: multiprocessors.
+            shared_memory: bytes that a block may opt in to.
+            l2: bytes.
+            shared_memory_sm: bytes of an SM; by default a kilobyte, which the driver keeps, more
+                than `shared_memory`.
+            registers_sm: 32-bit registers of an SM.
+            bandwidth: promised DRAM bytes/s (twice the memory clock times the bus width), where
+                the driver says; used for devices that are not known.
+
+        Raises:
+            exc.BadGemmError: a size that no GPU can have.
+        """
+        if sms < 1:
+            raise exc.BadGemmError(record="device", field="sms", value=sms, allowed="positive")
+        known = _by_name(name)
+        relative = known or _relative(capability, sms)
+        rates = relative if relative.sms == sms else relative.scaled(sms)
+        if bandwidth is not None and known is None:
+            rates = replace(rates, bandwidth=bandwidth * SUSTAINED_BANDWIDTH)
+        if capability < (8, 9):
+            rates = replace(rates, fp8=0.0)
+        return replace(
+            rates,
+            name=name,
+            capability=capability,
+            shared_memory=shared_memory,
+            shared_memory_sm=shared_memory_sm or shared_memory + _KIB,
+            registers_sm=registers_sm,
+            l2=l2,
+        )
+
+
+def _device(
+    name: str,
+    capability: tuple[int, int],
+    sms: int,
+    *,
+    shared: int,
+    l2: float,
+    bandwidth: float,
+    tflops: tuple[float, float, float, float],
+    fma: float,
+) -> Device:
+    """An entry from promised numbers.
+
+    Args:
+        shared: KiB of shared memory a block may opt in to; an SM has one more.
+        l2: MiB.
+        bandwidth: TB/s (1e12 bytes/s).
+        tflops: dense half, tf32, fp8, int8; TFLOP/s.
+        fma: float32 without tensor cores, TFLOP/s.
+    """
+    half, tf32, fp8, int8 = (value * 1e12 * SUSTAINED_COMPUTE for value in tflops)
+    return Device(
+        name=name,
+        capability=capability,
+        sms=sms,
+        shared_memory=shared * _KIB,
+        shared_memory_sm=(shared + 1) * _KIB,
+        registers_sm=65536,
+        l2=round(l2 * _MIB),
+        bandwidth=bandwidth * 1e12 * SUSTAINED_BANDWIDTH,
+        half=half,
+        tf32=tf32,
+        fp8=fp8,
+        int8=int8,
+        fma=fma * 1e12 * SUSTAINED_COMPUTE,
+    )
+
+
+# Shared memory per capability: CUDA C++ programming guide, table of technical specifications
+# (8.0: 163 KiB a block, 8.9: 99, 9.0 and 10.0: 227). Throughput of NVIDIA's datasheets is stated
+# with 2:4 sparsity since Hopper and Ada and is halved here.
+KNOWN: tuple[Device, ...] = (
+    # NVIDIA A100 datasheet (2021): 312 / 156 / - / 624, float32 19.5; 1.555 TB/s with 40 GB,
+    # 2.039 with 80 GB (SXM), 1.935 with 80 GB (PCIe); 40 MB of L2, 108 SMs: A100 whitepaper.
+    _device(
+        "NVIDIA A100-SXM4-40GB",
+        (8, 0),
+        108,
+        shared=163,
+        l2=40,
+        bandwidth=1.555,
+        tflops=(312, 156, 0, 624),
+        fma=19.5,
+    ),
+    _device(
+        "NVIDIA A100-SXM4-80GB",
+        (8, 0),
+        108,
+        shared=163,
+        l2=40,
+        bandwidth=2.039,
+        tflops=(312, 156, 0, 624),
+        fma=19.5,
+    ),
+    _device(
+        "NVIDIA A100-PCIE-40GB",
+        (8, 0),
+        108,
+        shared=163,
+        l2=40,
+        bandwidth=1.555,
+        tflops=(312, 156, 0, 624),
+        fma=19.5,
+    ),
+    _device(
+        "NVIDIA A100 80GB PCIe",
+        (8, 0),
+        108,
+        shared=163,
+        l2=40,
+        bandwidth=1.935,
+        tflops=(312, 156, 0, 624),
+        fma=19.5,
+    ),
+    # NVIDIA H100 datasheet: SXM 1979 / 989 / 3958 / 3958 sparse, float32 67, 3.35 TB/s; PCIe
+    # 1513 / 756 / 3026 / 3026 sparse, 51, 2.0 TB/s; NVL 1671 / 835 / 3341 / 3341 sparse, 60,
+    # 3.9 TB/s. SMs 132, 114 and 132, L2 50 MB: H100 whitepaper and the driver.
+    _device(
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        132,
+        shared=227,
+        l2=50,
+        bandwidth=3.35,
+        tflops=(989.4, 494.7, 1979, 1979),
+        fma=67,
+    ),
+    _device(
+        "NVIDIA H100 PCIe",
+        (9, 0),
+        114,
+        shared=227,
+        l2=50,
+        bandwidth=2.0,
+        tflops=(756, 378, 1513, 1513),
+        fma=51,
+    ),
+    _device(
+        "NVIDIA H100 NVL",
+        (9, 0),
+        132,
+        shared=227,
+        l2=50,
+        bandwidth=3.9,
+        tflops=(835, 417, 1670, 1670),
+        fma=60,
+    ),
+    # NVIDIA H200 datasheet: throughput of the H100 SXM, 4.8 TB/s. 60 MB of L2: the driver. What is
+    # sustained (800 TFLOP/s, 4.25 TB/s) was measured on this one.
+    _device(
+        "NVIDIA H200",
+        (9, 0),
+        132,
+        shared=227,
+        l2=60,
+        bandwidth=4.8,
+        tflops=(989.4, 494.7, 1979, 1979),
+        fma=67,
+    ),
+    # NVIDIA L4 datasheet: 242 / 120 / 485 / 485 sparse, float32 30.3, 300 GB/s. 58 SMs and 48 MB of
+    # L2: Ada whitepaper.
+    _device(
+        "NVIDIA L4",
+        (8, 9),
+        58,
+        shared=99,
+        l2=48,
+        bandwidth=0.3,
+        tflops=(121, 60, 242.5, 242.5),
+        fma=30.3,
+    ),
+    # NVIDIA Ada GPU architecture whitepaper, appendix A: 165.2 with float32 accumulators (twice
+    # that with float16 ones), tf32 82.6, fp8 330.3, int8 660.6, float32
+    # 82.6; 1.008 TB/s, 72 MB of L2, 128 SMs.
+    _device(
+        "NVIDIA GeForce RTX 4090",
+        (8, 9),
+        128,
+        shared=99,
+        l2=72,
+        bandwidth=1.008,
+        tflops=(165.2, 82.6, 330.3, 660.6),
+        fma=82.6,
+    ),
+    # NVIDIA HGX B200 datasheet, one of eight: 4.5 / 2.2 / 9 / 9 PFLOP/s sparse, float32 75. 148
+    # SMs, 126.5 MB of L2 and 7.67 TB/s (7680 bits at 3996 MHz): the driver.
+    _device(
+        "NVIDIA B200",
+        (10, 0),
+        148,
+        shared=227,
+        l2=126.5,
+        bandwidth=7.67,
+        tflops=(2250, 1100, 4500, 4500),
+        fma=75,
+    ),
+)
+
+
+def _by_name(name: str) -> Device | None:
+    """The known device of that name; a MIG slice's begins with the name of the whole."""
+    for device in KNOWN:
+        if name == device.name or name.startswith(f"{device.name} MIG"):
+            return device
+    return None
+
+
+def _relative(capability: tuple[int, int], sms: int) -> Device:
+    """The known device that is most like an unknown one."""
+    known = {device.capability for device in KNOWN}
+    nearest = max((c for c in known if c <= capability), default=min(known))
+    relatives = [device for device in KNOWN if device.capability == nearest]
+    return min(relatives, key=lambda device: abs(device.sms - sms))

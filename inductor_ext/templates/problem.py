@@ -1,0 +1,609 @@
+"""A GEMM as the templates see it: everything about a product that decides which kernel is right.
+
+That is its sizes, dtypes, layouts and alignment, what is fused before and after it, and what the
+user asks of results. From these follow its FLOP, the bytes that any kernel has to move, and the
+roofline.
+
+Problems are frozen, hashable and make the round trip through JSON, so that they can be keys of a
+cache. What cannot be a problem is refused when it is made (`exc.BadGemmError`).
+
+Axes are out[M, N] = a[M, K] @ b[K, N].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from inductor_ext import exc
+from inductor_ext.templates.device import Device
+
+__all__ = [
+    "DTYPE_BITS",
+    "Epilogue",
+    "EpilogueInput",
+    "GemmProblem",
+    "Operand",
+    "Operation",
+    "Prologue",
+]
+
+DTYPE_BITS: Mapping[str, int] = types.MappingProxyType(
+    {
+        "float64": 64,
+        "int64": 64,
+        "float32": 32,
+        "int32": 32,
+        "float16": 16,
+        "bfloat16": 16,
+        "int16": 16,
+        "float8_e4m3fn": 8,
+        "float8_e5m2": 8,
+        "int8": 8,
+        "uint8": 8,
+        "bool": 8,
+        "int4": 4,
+        "uint4": 4,
+    }
+)
+"""Bits of an element. 4-bit dtypes are packed two to a byte, and counted here as what they mean."""
+
+FP8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
+HALF = frozenset({"float16", "bfloat16"})
+
+Operation = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed", "scaled", "grouped"]
+"""`mixed`: b is dequantised to a's dtype. `scaled`: fp8 with scales, which are inputs of the
+epilogue. `grouped`: the rows of a are divided among groups, each with its own b[K, N]."""
+
+BATCHED = frozenset({"bmm", "baddbmm"})
+
+VECTOR_BYTES = 16
+"""The widest load of one thread, and the unit of alignment of a TMA descriptor."""
+
+INT32_MAX = 2**31 - 1
+
+
+# Records
+
+
+def plain(value: Any) -> Any:
+    """A record as what JSON has; `_read` is the way back."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+_R = TypeVar("_R")
+
+
+def read(cls: type[_R], value: object, where: str) -> _R:
+    """A record from JSON.
+
+    Raises:
+        exc.BadGemmError: a key is missing, unknown or of a wrong type.
+    """
+    hints = _hints(typing.cast(Any, cls))
+    if not isinstance(value, Mapping) or set(value) != set(hints):
+        raise exc.BadGemmError(
+            record="JSON", field=where, value=value, allowed=f"an object of {', '.join(hints)}"
+        )
+    return cls(**{name: _typed(hint, value[name], name) for name, hint in hints.items()})
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        # The only unions are with None.
+        return None if value is None else _typed(arguments[0], value, where)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_typed(arguments[0], each, where) for each in value)
+    if origin is Literal and any(value is a or value == a for a in arguments):
+        return value
+    if dataclasses.is_dataclass(hint):
+        return read(typing.cast(type, hint), value, where)
+    # Not isinstance: a bool is no size.
+    if type(value) is hint:
+        return value
+    raise exc.BadGemmError(record="JSON", field=where, value=value, allowed=f"a {hint}")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise exc.BadGemmError(record=record, field=field, value=value, allowed=allowed)
+
+
+def _require_dtype(dtype: str, record: str, field: str) -> None:
+    require(dtype in DTYPE_BITS, record, field, dtype, f"one of {', '.join(DTYPE_BITS)}")
+
+
+def size_of(count: int, dtype: str) -> int:
+    """Bytes of so many elements."""
+    return (count * DTYPE_BITS[dtype] + 7) // 8
+
+
+def ceiling(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def is_power_of_two(value: int) -> bool:
+    return value > 0 and not value & (value - 1)
+
+
+def next_power_of_two(value: int) -> int:
+    """The smallest power of two that is not below `value`, which is 1 or more."""
+    return 1 << (value - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One of the two factors: dtype and where its elements lie.
+
+    `Operand.of` makes one from a tensor's sizes and strides; strides that nobody uses, of
+    dimensions of size 1, are the same there for all tensors, so that they cannot tell in a key.
+
+    Raises:
+        exc.BadGemmError: an unknown dtype, a negative stride, an alignment that is no power of two
+            or exceeds 16 bytes.
+    """
+
+    dtype: str
+    strides: tuple[int, int]
+    """Elements from row to row and from column to column."""
+    alignment: int
+    """Elements: the largest power of two, of at most 16 bytes, that divides the address and every
+    stride that is not the contiguous dimension's."""
+    batch_stride: int = 0
+    """Elements from matrix to matrix; 0 for one matrix that the whole batch shares."""
+
+    def __post_init__(self) -> None:
+        _require_dtype(self.dtype, "operand", "dtype")
+        require(
+            len(self.strides) == 2 and min(*self.strides, self.batch_stride) >= 0,
+            "operand",
+            "strides",
+            (*self.strides, self.batch_stride),
+            "two strides of rows and columns and one of matrices, each 0 or more",
+        )
+        require(
+            is_power_of_two(self.alignment) and self.alignment <= _vector(self.dtype),
+            "operand",
+            "alignment",
+            self.alignment,
+            f"a power of two of at most {_vector(self.dtype)} elements",
+        )
+
+    @classmethod
+    def of(
+        cls,
+        dtype: str,
+        shape: tuple[int, int],
+        strides: tuple[int, int],
+        *,
+        batch: int = 1,
+        batch_stride: int = 0,
+        offset: int = 0,
+        base: int = VECTOR_BYTES,
+    ) -> Operand:
+        """The operand that a tensor is.
+
+        Args:
+            dtype: of an element; strides and offset of packed dtypes are in unpacked elements.
+            shape: rows and columns.
+            strides: elements from row to row and from column to column.
+            batch: number of matrices.
+            batch_stride: elements from matrix to matrix.
+            offset: elements from the start of the storage.
+            base: bytes, a power of two, that divide the address of the storage.
+        """
+        _require_dtype(dtype, "operand", "dtype")
+        vector = _vector(dtype)
+        rows, columns = shape
+        row, column = strides
+        if columns == 1 and (row == 1 or rows == 1):
+            row, column = (1, ceiling(rows, vector) * vector) if rows > 1 else (vector, 1)
+        elif columns == 1:
+            column = 1
+        elif rows == 1:
+            row = ceiling(columns, vector) * vector if column == 1 else 1
+        if batch == 1:
+            batch_stride = 0
+        if column == 1:
+            used = [row]
+        elif row == 1:
+            used = [column]
+        else:
+            used = [row, column]
+        alignment = 1
+        if len(used) == 1:
+            bytes_divide = math.gcd(vector, max(1, base * 8 // DTYPE_BITS[dtype]))
+            alignment = math.gcd(bytes_divide, offset, batch_stride, *used)
+        return cls(dtype, (row, column), alignment, batch_stride)
+
+    @property
+    def layout(self) -> Literal["row", "column", "strided"]:
+        """`row`: elements of a row are neighbours; `column`: those of a column; else neither."""
+        if self.strides[1] == 1:
+            return "row"
+        return "column" if self.strides[0] == 1 else "strided"
+
+    @property
+    def leading(self) -> int:
+        """Elements from row to row in layout `row`, from column to column in `column`."""
+        return self.strides[1] if self.layout == "column" else self.strides[0]
+
+    @property
+    def vector_bytes(self) -> float:
+        """Bytes up to which a load is aligned."""
+        return self.alignment * DTYPE_BITS[self.dtype] / 8
+
+    def span(self, rows: int, columns: int, batch: int) -> int:
+        """Elements from the first to the last of `batch` matrices, both included."""
+        row, column = self.strides
+        return (batch - 1) * self.batch_stride + (rows - 1) * row + (columns - 1) * column + 1
+
+
+def _vector(dtype: str) -> int:
+    return VECTOR_BYTES * 8 // DTYPE_BITS[dtype]
+
+
+@dataclass(frozen=True)
+class EpilogueInput:
+    """A tensor that the epilogue reads.
+
+    Raises:
+        exc.BadGemmError: an unknown dtype.
+    """
+
+    dtype: str
+    broadcast: Literal["matrix", "row", "column", "scalar"]
+    """`matrix`: [M, N]; `row`: one row for all, [N]; `column`: [M, 1]; `scalar`."""
+
+    def __post_init__(self) -> None:
+        _require_dtype(self.dtype, "epilogue", "dtype")
+
+    def size(self, m: int, n: int) -> int:
+        """Bytes read for an m x n output."""
+        count = {"matrix": m * n, "row": n, "column": m, "scalar": 1}[self.broadcast]
+        return size_of(count, self.dtype)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to the accumulators before they are stored.
+
+    Raises:
+        exc.BadGemmError: an unknown dtype, a negative number.
+    """
+
+    inputs: tuple[EpilogueInput, ...] = ()
+    """A bias is a row, a residual a matrix, row-wise scales of fp8 a column and a row."""
+    pointwise: int = 0
+    """Operations on an element."""
+    out: str | None = None
+    """The dtype that is stored, if it is not the problem's."""
+    reductions: int = 0
+    """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
+    gated: bool = False
+    """Whether the two parts are combined to one output of N / 2 columns: silu(gate) * up."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            _require_dtype(self.out, "epilogue", "out")
+        for name in ("pointwise", "reductions"):
+            value = getattr(self, name)
+            require(value >= 0, "epilogue", name, value, "0 or more")
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """What is done to an operand between memory and the tensor cores.
+
+    Raises:
+        exc.BadGemmError: an unknown dtype, a group where scales have none, or none where they do.
+    """
+
+    kind: Literal["dequantize", "normalize"]
+    """`dequantize` b; `normalize` the rows of a (RMSNorm, LayerNorm) over K."""
+    scales: Literal["none", "tensor", "column", "group"] = "none"
+    """What shares one scale of b: nothing is scaled, everything, a column, `group` rows of one."""
+    group: int = 0
+    """Elements along K that share a scale and a zero point; 0 where `scales` is not `group`."""
+    zero_points: bool = False
+    scale_dtype: str = "bfloat16"
+    vectors: int = 0
+    """Vectors [K] that a normalisation reads: a weight, a weight and a bias."""
+
+    def __post_init__(self) -> None:
+        _require_dtype(self.scale_dtype, "prologue", "scale_dtype")
+        grouped = self.scales == "group"
+        allowed = "1 or more" if grouped else "0"
+        ok = self.group >= 1 if grouped else self.group == 0
+        require(ok, "prologue", "group", self.group, allowed)
+        require(self.vectors >= 0, "prologue", "vectors", self.vectors, "0 or more")
+
+    def size(self, n: int, k: int) -> int:
+        """Bytes read besides the operands."""
+        scales = {
+            "none": 0,
+            "tensor": 1,
+            "column": n,
+            "group": n * ceiling(k, self.group or 1),
+        }[self.scales]
+        count = scales * (2 if self.zero_points else 1) + self.vectors * k
+        return size_of(count, self.scale_dtype)
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """One product, with what is fused into it.
+
+    Raises:
+        exc.BadGemmError: sizes below 1, a batch where there is none, parts that do not add up, a
+            prologue or accumulators that do not belong to the operation.
+    """
+
+    operation: Operation
+    m: int
+    """Rows of one matrix; of a grouped product, rows of all groups together."""
+    n: int
+    """Columns, of all parts together."""
+    k: int
+    a: Operand
+    b: Operand
+    out: str
+    """Dtype of the product."""
+    batch: int = 1
+    """Matrices of bmm and baddbmm, groups of grouped."""
+    accumulator: str = "float32"
+    """`float32`, or `int32` for int_mm."""
+    epilogue: Epilogue = Epilogue()
+    prologue: Prologue | None = None
+    parts: tuple[int, ...] = ()
+    """Columns of several factors b that share a (Q, K and V; gate and up); none for one factor."""
+    deterministic: bool = False
+    """Whether every run must give the same bits."""
+    tf32: bool = False
+    """Whether float32 may be rounded to tf32."""
+    fast_accumulation: bool = False
+    """Whether fp8 may be summed in the tensor cores' own precision."""
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            require(getattr(self, name) >= 1, "problem", name, getattr(self, name), "1 or more")
+        require(
+            self.operation in typing.get_args(Operation),
+            "problem",
+            "operation",
+            self.operation,
+            ", ".join(typing.get_args(Operation)),
+        )
+        batched = self.operation in BATCHED or self.operation == "grouped"
+        require(batched or self.batch == 1, "problem", "batch", self.batch, "1 in this operation")
+        _require_dtype(self.out, "problem", "out")
+        accumulator = "int32" if self.operation == "int_mm" else "float32"
+        require(
+            self.accumulator == accumulator,
+            "problem",
+            "accumulator",
+            self.accumulator,
+            accumulator,
+        )
+        kind = self.prologue.kind if self.prologue else None
+        require(
+            (kind == "dequantize") == (self.operation == "mixed"),
+            "problem",
+            "prologue",
+            kind,
+            "dequantize in the operation mixed, and only there",
+        )
+        whole = not self.parts or (min(self.parts) >= 1 and sum(self.parts) == self.n)
+        require(whole, "problem", "parts", self.parts, f"numbers above 0 with the sum {self.n}")
+        if self.epilogue.gated:
+            equal = len(self.parts) == 2 and self.parts[0] == self.parts[1]
+            require(equal, "problem", "parts", self.parts, "two equal numbers, one gates the other")
+
+    @classmethod
+    def contiguous(
+        cls,
+        operation: Operation,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "bfloat16",
+        *,
+        b_dtype: str | None = None,
+        out: str | None = None,
+        batch: int = 1,
+        layouts: str = "rc",
+        **rest: Any,
+    ) -> GemmProblem:
+        """A problem of contiguous tensors.
+
+        Args:
+            operation: see `Operation`.
+            m: rows.
+            n: columns.
+            k: the summed dimension.
+            dtype: of a, and of b and the product unless `b_dtype` and `out` say otherwise.
+            b_dtype: of b.
+            out: of the product; int32 for int_mm, bfloat16 for fp8.
+            batch: matrices or groups.
+            layouts: of a and b, each `r` (row) or `c` (column); `rc` is that of nn.Linear.
+            rest: other fields.
+        """
+        if out is None:
+            out = "int32" if operation == "int_mm" else "bfloat16" if dtype in FP8 else dtype
+        if operation == "mixed":
+            rest.setdefault("prologue", Prologue("dequantize", "column", scale_dtype=dtype))
+        a_batch = batch if operation in BATCHED else 1
+        return cls(
+            operation,
+            m,
+            n,
+            k,
+            _contiguous(dtype, m, k, layouts[0], a_batch),
+            _contiguous(b_dtype or dtype, k, n, layouts[1], batch),
+            out,
+            batch,
+            "int32" if operation == "int_mm" else "float32",
+            **rest,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `json.dumps` takes; `from_json` reads it."""
+        value: dict[str, Any] = plain(self)
+        return value
+
+    @classmethod
+    def from_json(cls, value: object) -> GemmProblem:
+        """What `to_json` has written.
+
+        Raises:
+            exc.BadGemmError: something is missing, unknown, of a wrong type or no problem.
+        """
+        return read(cls, value, "problem")
+
+    @functools.cached_property
+    def key(self) -> str:
+        """One line that equal problems share and others do not, in every process."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+    @functools.cached_property
+    def stored(self) -> str:
+        """The dtype that the epilogue stores."""
+        return self.epilogue.out or self.out
+
+    @functools.cached_property
+    def columns(self) -> int:
+        """Columns of the output: N, or N / 2 where one part gates the other."""
+        return self.n // 2 if self.epilogue.gated else self.n
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """M of one product; of a grouped one, as if all groups were of one size."""
+        return ceiling(self.m, self.batch) if self.operation == "grouped" else self.m
+
+    @functools.cached_property
+    def arithmetic(self) -> Literal["half", "tf32", "fp8", "int8", "fma"]:
+        """What multiplies: a rate of `Device.throughput`."""
+        if self.a.dtype in HALF:
+            return "half"
+        if self.a.dtype in FP8:
+            return "fp8"
+        if self.a.dtype in ("int8", "uint8"):
+            return "int8"
+        return "tf32" if self.a.dtype == "float32" and self.tf32 else "fma"
+
+    @functools.cached_property
+    def k_major(self) -> bool:
+        """Whether K is the contiguous dimension of both operands."""
+        return self.a.layout == "row" and self.b.layout == "column"
+
+    @functools.cached_property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k * (self.batch if self.operation in BATCHED else 1)
+
+    @functools.cached_property
+    def a_bytes(self) -> int:
+        """Bytes of a, once; one matrix that a batch shares counts once."""
+        copies = self.batch if self.operation in BATCHED and self.a.batch_stride else 1
+        return copies * size_of(self.m * self.k, self.a.dtype)
+
+    @functools.cached_property
+    def b_bytes(self) -> int:
+        """Bytes of b, once, of all groups."""
+        copies = self.batch if self.batch > 1 and self.b.batch_stride else 1
+        return copies * size_of(self.k * self.n, self.b.dtype)
+
+    @functools.cached_property
+    def fused_bytes(self) -> int:
+        """Bytes that epilogue and prologue read besides a and b."""
+        batch = self.batch if self.operation in BATCHED else 1
+        read = sum(each.size(self.m, self.columns) for each in self.epilogue.inputs) * batch
+        if self.prologue is not None:
+            read += self.prologue.size(self.n, self.k)
+        return read
+
+    @functools.cached_property
+    def bytes_read(self) -> int:
+        """Bytes that any kernel has to read: every input once."""
+        return self.a_bytes + self.b_bytes + self.fused_bytes
+
+    @functools.cached_property
+    def bytes_written(self) -> int:
+        """Bytes that any kernel has to write."""
+        batch = self.batch if self.operation in BATCHED else 1
+        stored = size_of(self.m * self.columns, self.stored)
+        return batch * (stored + size_of(self.epilogue.reductions * self.m, "float32"))
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of DRAM."""
+        return self.flops / (self.bytes_read + self.bytes_written)
+
+    def roofline(self, device: Device) -> float:
+        """Microseconds below which no kernel can be, launch excluded.
+
+        The larger of FLOP over the device's throughput and bytes over its bandwidth (Williams,
+        Waterman, Patterson 2009); infinite where the device cannot multiply these dtypes.
+        """
+        rate = device.throughput(self.arithmetic)
+        if not rate:
+            return math.inf
+        moved = (self.bytes_read + self.bytes_written) / device.bandwidth
+        return max(self.flops / rate, moved) * 1e6
+
+    @functools.cached_property
+    def largest_span(self) -> int:
+        """Elements from the first to the last of the tensor that spans most."""
+        batch = self.batch if self.operation in BATCHED else 1
+        return max(
+            self.a.span(self.m, self.k, batch),
+            self.b.span(self.k, self.n, self.batch),
+            batch * self.m * self.columns,
+        )
+
+    @functools.cached_property
+    def tma_obstacle(self) -> str | None:
+        """Why TMA cannot load the operands, if so: CUDA driver API, cuTensorMapEncodeTiled."""
+        for name, operand, rows, columns in (
+            ("a", self.a, self.m, self.k),
+            ("b", self.b, self.k, self.n),
+        ):
+            if operand.layout == "strided":
+                return f"{name} has no contiguous dimension"
+            if operand.vector_bytes < VECTOR_BYTES:
+                return (
+                    f"{name} is aligned to {operand.vector_bytes:g} bytes, and TMA needs "
+                    f"{VECTOR_BYTES} for its address and every stride"
+                )
+            inner = columns if operand.layout == "row" else rows
+            outer = rows if operand.layout == "row" else columns
+            if outer > 1 and operand.leading < inner:
+                return f"{name}'s rows overlap"
+            if max(rows, columns) > INT32_MAX:
+                return f"{name} has a dimension beyond 32-bit coordinates"
+        return None
+
+
+def _contiguous(dtype: str, rows: int, columns: int, layout: str, batch: int) -> Operand:
+    strides = (columns, 1) if layout == "r" else (1, rows)
+    return Operand.of(
+        dtype, (rows, columns), strides, batch=batch, batch_stride=rows * columns * (batch > 1)
+    )

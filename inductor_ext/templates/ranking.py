@@ -1,0 +1,427 @@
+"""Which configurations of which templates are worth measuring, by a model of the device.
+
+`predict` gives the microseconds of one configuration, in parts; `rank` puts the whole space of a
+problem in order and keeps a few that differ. Everything that the model does not know from the
+problem, the configuration and the device is one of the `Constants`, so that measurements can
+correct it (`fit`). The model is there to order: what it keeps is measured against ATen anyway.
+
+Two timelines run side by side, and the longer one counts:
+
+- SMs: tiles in whole rounds (a wave that is half full takes as long as a full one), steps along K
+  at the rate of the tensor cores for that tile, the latency that a pipeline needs to fill, and what
+  is left visible of the epilogue;
+- memory: bytes of DRAM after reuse in L2 at the bandwidth, as far as enough loads are in flight
+  (Little's law), and bytes through L2 at the rate of one SM.
+
+Launch and the second step of split-K come on top. No prediction is below the problem's roofline,
+and none grows with the bandwidth, with the number of SMs of one kind, or with a shorter K of the
+same alignment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from inductor_ext.templates.config import TEMPLATES, GemmConfig, tiles_along_n, warpgroup_mma
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Operand
+from inductor_ext.templates.space import candidates
+
+__all__ = ["DEFAULT", "Constants", "Measurement", "Prediction", "fit", "predict", "rank"]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What only measurements can tell.
+
+    The defaults were set by hand to the H200's cuBLAS and Triton times, not fitted.
+    """
+
+    latency: float = 0.7
+    """Microseconds from asking for a tile to having it, under load."""
+    start: float = 1.5
+    """Microseconds until the first CTAs have begun and the last ones ended."""
+    dependent_start: float = 0.8
+    """The same of a programmatic dependent launch, which begins while another kernel ends."""
+    refill: float = 0.3
+    """Microseconds from the end of a CTA to the first load of its successor."""
+    stream: float = 0.9
+    """Share of the DRAM's bandwidth that tiles reach, beside long copies."""
+    l2_rate: float = 80e9
+    """Bytes/s that one SM gets from L2, or writes to it."""
+    edge: float = 3.0
+    """Rows and columns by which a tile is more expensive than its area: reading operands from
+    shared memory grows with its sides."""
+    warps: float = 0.2
+    """Warps' worth of multiplications that an SM loses to waiting and issuing."""
+    plain_loads: float = 0.9
+    """Share of the rate where threads compute the addresses of loads, beside warpgroup
+    instructions; TMA leaves all of it."""
+    old_mma: float = 0.6
+    """mma.sync over warpgroup instructions, on devices that have both."""
+    fma: float = 0.5
+    """Share of the float32 rate that loops without tensor cores reach."""
+    convert: float = 3.0
+    """Operations to dequantise or normalise one element."""
+    narrow: float = 0.4
+    """How loads of less than 16 bytes slow down: the exponent of their width over 16."""
+    specialized: float = 0.5
+    """Share of the epilogue that is visible where a group of warps of its own loads."""
+    l2_share: float = 0.5
+    """Share of L2 that keeps one operand while the other streams through."""
+    overlap: float = 0.03
+    """Share of the shorter timeline that the longer one does not hide."""
+    gap: float = 2.0
+    """Microseconds between two kernels, one of which waits for the other."""
+    dependent_gap: float = 1.0
+    """The same where the second is a programmatic dependent launch."""
+    fused_gap: float = 0.5
+    """The same where the last CTA of a tile adds up its splits."""
+
+
+DEFAULT = Constants()
+
+_SHARES = ("stream", "plain_loads", "old_mma", "fma", "specialized", "l2_share", "overlap")
+"""Constants that are shares, at most 1."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Microseconds of one configuration, in parts that overlap except where said."""
+
+    compute: float
+    """Steps along K on the busiest SM, and filling its pipelines again after the first time."""
+    memory: float
+    """DRAM and L2."""
+    epilogue: float
+    """What is visible of epilogues; follows `compute`."""
+    reduction: float
+    """Adding up the splits of K; follows everything."""
+    launch: float
+    """Launch, start and the first loads; precedes everything."""
+    total: float
+
+
+class _Case:
+    """What is the same for all configurations of a problem on a device."""
+
+    def __init__(self, problem: GemmProblem, device: Device) -> None:
+        self.problem = problem
+        self.device = device
+        arithmetic = problem.arithmetic
+        self.fma_rate = device.fma / device.sms
+        self.rate = device.throughput(arithmetic) / device.sms
+        self.both_mma = device.capability[0] in (9, 10)
+        self.a_bits = DTYPE_BITS[problem.a.dtype]
+        self.b_bits = DTYPE_BITS[problem.b.dtype]
+        self.out_bits = DTYPE_BITS[problem.stored]
+        a, b = problem.a, problem.b
+        self.a_waste = _waste(a)
+        self.b_waste = _waste(b)
+        inner_a = problem.k if a.layout == "row" else problem.rows
+        inner_b = problem.n if b.layout == "row" else problem.k
+        self.load_bytes = min(
+            math.gcd(a.alignment, inner_a) * self.a_bits / 8,
+            math.gcd(b.alignment, inner_b) * self.b_bits / 8,
+        )
+        self.store_bytes = math.gcd(problem.columns, 128 // self.out_bits) * self.out_bits / 8
+        self.matrix_bytes = sum(
+            DTYPE_BITS[each.dtype] / 8
+            for each in problem.epilogue.inputs
+            if each.broadcast == "matrix"
+        )
+        self.rest_bytes = problem.fused_bytes + problem.bytes_written
+        self.pointwise = problem.epilogue.pointwise
+        kind = problem.prologue.kind if problem.prologue else None
+        self.converts_a = kind == "normalize"
+        self.converts_b = kind == "dequantize"
+        self.columns_share = problem.columns / problem.n
+
+
+def _waste(operand: Operand) -> float:
+    """Bytes moved for each one used: memory is read in sectors of 32 bytes."""
+    if operand.layout != "strided":
+        return 1.0
+    return max(1.0, min(256 / DTYPE_BITS[operand.dtype], *operand.strides))
+
+
+@functools.lru_cache(maxsize=64)
+def _case(problem: GemmProblem, device: Device) -> _Case:
+    return _Case(problem, device)
+
+
+def predict(
+    problem: GemmProblem, config: GemmConfig, device: Device, constants: Constants = DEFAULT
+) -> Prediction:
+    """The microseconds of one launch, with operands in DRAM; infinite without tensor cores for it.
+
+    Legality is not looked at: see `constraints.why_not`.
+    """
+    return _predict(_case(problem, device), config, constants)
+
+
+def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
+    problem, device = case.problem, case.device
+    occupancy = config.occupancy(problem, device)
+    steps = config.k_steps(problem)
+    units = config.units(problem)
+    per_sm = -(-units // device.sms)
+    rounds = -(-units // (device.sms * occupancy))
+    resident = min(occupancy, per_sm)
+
+    # A loop over all tiles fills its pipeline once, others again for each round of CTAs.
+    refills = 0 if config.flatten or config.warp_specialize else rounds - 1
+    compute = per_sm * steps * _step(case, config, c, resident) + refills * (c.refill + c.latency)
+    epilogue = per_sm / resident * _epilogue(case, config, c)
+    if config.warp_specialize:
+        epilogue *= c.specialized
+    memory = _memory(case, config, c, occupancy, per_sm * steps, rounds * steps)
+    reduction = _reduction(case, config, c) if config.split_k > 1 else 0.0
+
+    launch = device.launch + c.latency + (c.dependent_start if config.pdl else c.start)
+    busy = compute + epilogue
+    total = launch + max(busy, memory) + c.overlap * min(busy, memory) + reduction
+    return Prediction(compute, memory, epilogue, reduction, launch, total)
+
+
+def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
+    """Microseconds of one step along K, on an SM that has `resident` CTAs in turn."""
+    if not case.rate:
+        return math.inf
+    m, n, k = config.block_m, config.block_n, config.block_k
+    flops = 2 * m * n * k
+    converted = case.converts_a * m * k + case.converts_b * n * k
+    # An operation on one element is half of a multiply-add.
+    conversion = converted * c.convert / (case.fma_rate / 2)
+    if not TEMPLATES[config.template].tensor_cores:
+        widened = (m + n) * k / (case.fma_rate / 2)
+        return (flops / (case.fma_rate * c.fma) + widened + conversion) * 1e6
+    share = 1 / (1 + c.edge / m + c.edge / n)
+    share /= 1 + c.warps / (config.consumer_warps * resident)
+    if case.problem.arithmetic == "fma":
+        share *= c.fma
+    elif case.both_mma:
+        if not warpgroup_mma(case.problem, config, case.device):
+            share *= c.old_mma
+        elif not config.tma:
+            share *= c.plain_loads
+    return (flops / (case.rate * share) + conversion) * 1e6
+
+
+def _epilogue(case: _Case, config: GemmConfig, c: Constants) -> float:
+    """Microseconds from the last step along K of a tile to its end, alone on an SM."""
+    elements = config.block_m * config.block_n
+    if config.split_k > 1:
+        return elements * 4 / c.l2_rate * 1e6
+    elements = int(elements * case.columns_share)
+    stored = elements * case.out_bits / 8 / _width(case.store_bytes, c)
+    moved = (stored + elements * case.matrix_bytes) / c.l2_rate
+    return (moved + elements * case.pointwise / (case.fma_rate / 2)) * 1e6
+
+
+def _width(bytes_a_thread: float, c: Constants) -> float:
+    """Share of the rate of 16-byte accesses that narrower ones reach."""
+    return float(math.pow(bytes_a_thread / 16, c.narrow))
+
+
+def _memory(
+    case: _Case, config: GemmConfig, c: Constants, occupancy: int, sm_steps: int, cta_steps: int
+) -> float:
+    """Microseconds of the memory's timeline.
+
+    Args:
+        case: the problem and the device.
+        config: the configuration.
+        c: the constants.
+        occupancy: CTAs that an SM holds at once.
+        sm_steps: steps along K of all CTAs of an SM, which share what it gets from L2.
+        cta_steps: steps one after the other; each waits for loads that were asked for as many steps
+            before as there are stages but one.
+    """
+    width = 1.0 if config.tma else _width(case.load_bytes, c)
+    tile = config.block_m * case.a_bits * case.a_waste + config.block_n * case.b_bits * case.b_waste
+    l2 = sm_steps * config.block_k * tile / 8 / (c.l2_rate * width) * 1e6
+    # cp.async moves 4 bytes or more; what is loaded into registers is waited for.
+    asynchronous = TEMPLATES[config.template].tensor_cores and (config.tma or case.load_bytes >= 4)
+    in_flight = max(1, config.stages - 1) if asynchronous else 1
+    waiting = cta_steps * c.latency / in_flight
+    dram = _dram_bytes(case, config, c, occupancy) / (case.device.bandwidth * c.stream) * 1e6
+    return max(l2, math.hypot(dram, waiting))
+
+
+def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -> float:
+    """Bytes of DRAM, after what L2 keeps.
+
+    Tiles are walked in groups of `group_m` rows of tiles. All tiles at work share what they read at
+    the same time. A group reads its rows of a again for each further set of columns, and each group
+    reads b again, as far as L2 does not keep them.
+    """
+    problem, device = case.problem, case.device
+    kept = c.l2_share * device.l2
+    slots = device.sms * occupancy
+    along_m = -(-problem.rows // config.block_m)
+    along_n = tiles_along_n(problem, config.block_n)
+    group = min(config.group_m, along_m)
+    slab = min(problem.rows, group * config.block_m) * problem.k * case.a_bits / 8
+    a_again = max(0.0, along_n * group * config.split_k / slots - 1) * max(0.0, 1 - kept / slab)
+    matrix = problem.n * problem.k * case.b_bits / 8
+    sweeps = min(-(-along_m // group), max(1.0, along_m * along_n * config.split_k / slots))
+    b_again = (sweeps - 1) * max(0.0, 1 - kept / matrix)
+    a = problem.a_bytes * case.a_waste * (1 + a_again)
+    b = problem.b_bytes * case.b_waste * (1 + b_again)
+    return a + b + case.rest_bytes
+
+
+def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
+    """Microseconds of the second step of split-K: it reads the float32 sums of all splits."""
+    problem, device = case.problem, case.device
+    batch = problem.batch if problem.operation != "grouped" else 1
+    sums = config.split_k * batch * problem.m * problem.n * 4
+    spilled = max(0.0, sums - c.l2_share * device.l2)
+    moved = sums / (c.l2_rate * device.sms) + 2 * spilled / device.bandwidth
+    if TEMPLATES[config.template].fused_reduction:
+        gap = c.fused_gap
+    else:
+        gap = c.dependent_gap if config.pdl else c.gap
+    return moved * 1e6 + gap
+
+
+_WORTH = 1.5
+"""Beyond so many times the best prediction a configuration is not worth measuring."""
+
+
+def rank(
+    problem: GemmProblem,
+    device: Device,
+    limit: int = 6,
+    per_template: int | None = None,
+    constants: Constants = DEFAULT,
+) -> list[tuple[GemmConfig, Prediction]]:
+    """The configurations worth measuring, fastest by prediction first.
+
+    Of those of one template and tile that the model cannot tell apart one is kept, and none that is
+    predicted to take half as long again as the first. The list is not filled by one idea: of
+    `limit` places a template gets two thirds, a tile's shape half, a template with a tile's shape a
+    third, and what differs in its number of stages one, unless nothing else is left.
+
+    Args:
+        problem: what is to be computed.
+        device: where.
+        limit: how many at most.
+        per_template: how many of one template at most.
+        constants: of the model.
+    """
+    case = _Case(problem, device)
+    found = [(config, _predict(case, config, constants)) for config in candidates(problem, device)]
+    found.sort(key=lambda each: each[1].total)
+    worth = [each for each in _distinct(found) if each[1].total <= _WORTH * found[0][1].total]
+    counts: dict[object, int] = {}
+    chosen: list[int] = []
+    # All bounds first; then the least important one is dropped, and the next.
+    for bounds in range(4, -1, -1):
+        for index, (config, prediction) in enumerate(worth):
+            if len(chosen) == limit or math.isinf(prediction.total):
+                break
+            if index in chosen:
+                continue
+            shape = (config.block_m, config.block_n)
+            shares: list[tuple[object, int]] = [
+                # Whether a pipeline is deeper by one stage is the least that there is to try.
+                (dataclasses.replace(config, stages=1), 1),
+                ((config.template, shape), max(1, limit // 3)),
+                (shape, max(1, limit // 2)),
+                (("template", config.template), limit - limit // 3),
+            ]
+            kept = shares[:bounds]
+            if per_template is not None:
+                kept.append((("template", config.template), per_template))
+            if any(counts.get(key, 0) >= most for key, most in kept):
+                continue
+            chosen.append(index)
+            for key, _ in shares:
+                counts[key] = counts.get(key, 0) + 1
+    return [worth[index] for index in sorted(chosen)]
+
+
+def _distinct(
+    found: Iterable[tuple[GemmConfig, Prediction]],
+) -> Iterator[tuple[GemmConfig, Prediction]]:
+    """The first of those of one template and tile that are predicted to take the same time."""
+    seen: set[object] = set()
+    for config, prediction in found:
+        told = (config.template, config.block_m, config.block_n, config.swap)
+        identity = (*told, f"{prediction.total:.3e}")
+        if identity not in seen:
+            seen.add(identity)
+            yield config, prediction
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one configuration took on a device."""
+
+    problem: GemmProblem
+    config: GemmConfig
+    device: Device
+    microseconds: float
+
+
+def error(measurements: Iterable[Measurement], constants: Constants) -> float:
+    """The mean square of log(predicted / measured)."""
+    squares: list[float] = [
+        math.log(predict(m.problem, m.config, m.device, constants).total / m.microseconds) ** 2
+        for m in measurements
+    ]
+    return sum(squares) / len(squares)
+
+
+_PULL = 1e-3
+"""Mean square error that it is worth to leave a constant within a factor e of where it began, so
+that those of which measurements say nothing stay there."""
+
+
+def fit(
+    measurements: Sequence[Measurement], constants: Constants = DEFAULT, rounds: int = 60
+) -> Constants:
+    """Constants that predict measurements better, by a search along one of them after the other.
+
+    In each round every constant is tried larger and smaller by a factor, and the one change that
+    lowers `error` most, after what it costs to leave the beginning, is kept. The factor begins at
+    1.2, and its logarithm is halved whenever a round brings nothing.
+
+    Args:
+        measurements: one or more; many of different templates, tiles and sizes.
+        constants: where to begin.
+        rounds: how many at most; each predicts every measurement twice for each constant.
+
+    Returns:
+        Constants whose `error` is no higher than that of `constants`.
+    """
+    names = [field.name for field in dataclasses.fields(Constants)]
+
+    def cost(tried: Constants) -> float:
+        away = (math.log(getattr(tried, name) / getattr(constants, name)) ** 2 for name in names)
+        return error(measurements, tried) + _PULL * sum(away)
+
+    best, lowest, factor = constants, cost(constants), 1.2
+    for _ in range(rounds):
+        near = [
+            dataclasses.replace(best, **{name: _bounded(name, value)})
+            for name in names
+            for value in (getattr(best, name) * factor, getattr(best, name) / factor)
+        ]
+        costs = [cost(each) for each in near]
+        if min(costs) < lowest:
+            lowest = min(costs)
+            best = near[costs.index(lowest)]
+        else:
+            factor = math.sqrt(factor)
+    return best
+
+
+def _bounded(name: str, value: float) -> float:
+    return min(value, 1.0) if name in _SHARES else value

@@ -1,0 +1,236 @@
+"""The space of configurations for a problem: what is legal and worth a look, a few hundred at most.
+
+Every template has a generator of what makes sense for the sizes at hand. What it proposes has to
+pass `constraints.legal`, so that no generator repeats a constraint. A problem that no template
+covers has no candidates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from inductor_ext.templates.config import TEMPLATES, GemmConfig, TemplateName, tiles_along_n
+from inductor_ext.templates.constraints import MOST_ACCUMULATORS, least_block_k, legal
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import (
+    BATCHED,
+    DTYPE_BITS,
+    INT32_MAX,
+    GemmProblem,
+    ceiling,
+    next_power_of_two,
+)
+
+__all__ = ["candidates"]
+
+_TILES = (
+    (128, 256),
+    (256, 128),
+    (128, 128),
+    (128, 64),
+    (64, 256),
+    (64, 128),
+    (64, 64),
+)
+"""Tiles for many rows, as the tensor cores see them."""
+
+_SKINNY_ROWS = 64
+"""Rows up to which operands are exchanged: wgmma would fill the rest of its 64 with padding."""
+
+
+def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    """The legal configurations that make sense for a problem, of all templates; each once.
+
+    The order says nothing; it is the same in every process.
+    """
+    seen: set[GemmConfig] = set()
+    for name, template in TEMPLATES.items():
+        if problem.operation not in template.operations:
+            continue
+        for config in _SPACES[name](typing.cast(TemplateName, name), problem, device):
+            if config not in seen and legal(problem, config, device):
+                seen.add(config)
+                yield config
+
+
+def _shape(
+    name: TemplateName, problem: GemmProblem, m: int, n: int, k: int, **options: Any
+) -> GemmConfig:
+    """A configuration of one stage; `m` and `n` are the tensor cores' axes."""
+    if options.get("swap"):
+        m, n = n, m
+    rows = ceiling(problem.rows, m)
+    return GemmConfig(
+        name,
+        m,
+        n,
+        k,
+        stages=1,
+        group_m=min(8, next_power_of_two(rows)),
+        index64=problem.largest_span > INT32_MAX,
+        **options,
+    )
+
+
+def _staged(
+    config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
+) -> Iterator[GemmConfig]:
+    """The `count` deepest pipelines of 2 to `most` stages that fit."""
+    room = device.shared_memory - config.extra_bytes(problem)
+    deepest = min(most, room // config.stage_bytes(problem))
+    if not config.flatten:
+        deepest = min(deepest, max(2, config.k_steps(problem)))
+    for stages in range(deepest, max(1, deepest - count), -1):
+        yield dataclasses.replace(config, stages=stages)
+
+
+def _k_blocks(problem: GemmProblem, factors: Iterable[int]) -> list[int]:
+    """Tiles along K: multiples of 128 bytes of a, which is one row of swizzled shared memory."""
+    unit = 1024 // DTYPE_BITS[problem.a.dtype]
+    most = max(least_block_k(problem), next_power_of_two(problem.k))
+    return sorted({min(unit * factor, most, 256) for factor in factors})
+
+
+def _warps(m: int, n: int, rows: int = 128) -> list[int]:
+    """4 warps where their registers hold the tile; 8 from `rows` rows of wgmma on."""
+    return [w for w in (4, 8) if m * n <= w * 32 * MOST_ACCUMULATORS and (w == 4 or m >= rows)]
+
+
+Tile = tuple[int, int, bool]
+"""Sides of a tile as the tensor cores see it, and whether operands are exchanged."""
+
+
+def _tiles(problem: GemmProblem, device: Device, long: Iterable[int]) -> list[Tile]:
+    """Tiles for the sizes of a problem.
+
+    For few rows these have one side for all of them, and along N one of `long`; where there are
+    instructions of 64 rows, also exchanged. Elsewhere `_TILES`, cut to a narrow output.
+    """
+    columns = max(problem.parts, default=problem.n) * (2 if problem.epilogue.gated else 1)
+    widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(columns))
+    if problem.rows > _SKINNY_ROWS:
+        return list(dict.fromkeys((m, min(n, widest), False) for m, n in _TILES))
+    short = max(16, next_power_of_two(problem.rows))
+    sides = list(dict.fromkeys(min(side, widest) for side in long))
+    tiles = [(short, side, False) for side in sides]
+    if device.capability >= (9, 0):
+        tiles += [(side, short, True) for side in long if side >= 64]
+    return tiles
+
+
+def _persistent_tma(
+    name: TemplateName, problem: GemmProblem, device: Device
+) -> Iterator[GemmConfig]:
+    if problem.tma_obstacle is not None or device.capability < (9, 0):
+        return
+    specialized = name == "persistent_tma_ws"
+    for m, n, swap in _tiles(problem, device, (64, 128, 256)):
+        for k in _k_blocks(problem, (1, 2)):
+            options = (
+                [(4, False)] if specialized else [(w, f) for w in _warps(m, n) for f in (1, 0)]
+            )
+            for warps, flatten in options:
+                shape = _shape(
+                    name,
+                    problem,
+                    m,
+                    n,
+                    k,
+                    warps=warps,
+                    swap=swap,
+                    tma=True,
+                    warp_specialize=specialized,
+                    flatten=bool(flatten),
+                )
+                yield from _staged(shape, problem, device, 6, 2)
+
+
+def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[int]:
+    """1, and those that fill the SMs about once, twice and four times."""
+    tiles, steps = config.tiles(problem), ceiling(problem.k, config.block_k)
+    found = {1}
+    for waves in (1, 2, 4):
+        splits = min(waves * device.sms // tiles, steps // 2)
+        if splits > 1:
+            # The same number of steps for all, and no split without any.
+            found.add(ceiling(steps, ceiling(steps, splits)))
+    return sorted(found)
+
+
+def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    """For few rows, and for a K that is long beside few tiles."""
+    skinny = problem.rows <= _SKINNY_ROWS
+    few = ceiling(problem.rows, 128) * tiles_along_n(problem, 128) < device.sms
+    mixed = name == "mixed"
+    if not skinny and not few and not mixed:
+        return
+    pdl = device.capability >= (9, 0)
+    tma = [True, False] if pdl and problem.tma_obstacle is None else [False]
+    for m, n, swap in _tiles(problem, device, (32, 64, 128)):
+        if m * n > 128 * 128 and not mixed:
+            continue
+        for k in _k_blocks(problem, (1, 2)):
+            for by_tma in tma if swap or not skinny else [False]:
+                for warps in _warps(m, n)[-1:]:
+                    shape = _shape(
+                        name, problem, m, n, k, warps=warps, swap=swap, tma=by_tma, pdl=pdl
+                    )
+                    for splits in _splits(problem, shape, device):
+                        split = dataclasses.replace(shape, split_k=splits)
+                        yield from _staged(split, problem, device, 6, 2)
+
+
+def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    if problem.rows > 8:
+        return
+    pdl = device.capability >= (9, 0)
+    rows = next_power_of_two(problem.rows)
+    longest = next_power_of_two(problem.k)
+    widest = next_power_of_two(max(problem.parts, default=problem.n))
+    for n in sorted({min(each, widest) for each in (4, 8, 16, 32)}):
+        for k in sorted({min(each, longest) for each in (128, 256, 512, 1024)}):
+            for warps in (4, 8):
+                shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
+                for splits in _splits(problem, shape, device)[:3]:
+                    yield dataclasses.replace(shape, split_k=splits)
+
+
+def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    """Persistent kernels over many matrices, of equal or unequal numbers of rows."""
+    tma = problem.tma_obstacle is None and device.capability >= (9, 0)
+    tma = tma and problem.arithmetic != "fma"
+    for m, n, swap in _tiles(problem, device, (64, 128)):
+        for k in _k_blocks(problem, (1, 2)):
+            for warps in _warps(m, n):
+                for flatten in (True, False):
+                    shape = _shape(
+                        name, problem, m, n, k, warps=warps, swap=swap, tma=tma, flatten=flatten
+                    )
+                    yield from _staged(shape, problem, device, 5, 2)
+
+
+def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    if problem.rows <= _SKINNY_ROWS and problem.operation not in BATCHED:
+        return  # splitk has these.
+    for m, n, swap in _tiles(problem, device, (32, 64, 128)):
+        if swap:
+            continue
+        for k in _k_blocks(problem, (1,) if m * n > 64 * 128 else (1, 2)):
+            for warps in _warps(m, n, rows=64):
+                shape = _shape(name, problem, m, n, k, warps=warps)
+                yield from _staged(shape, problem, device, 5, 2)
+
+
+_SPACES: Mapping[str, Callable[[TemplateName, GemmProblem, Device], Iterator[GemmConfig]]] = {
+    "persistent_tma": _persistent_tma,
+    "persistent_tma_ws": _persistent_tma,
+    "splitk": _splitk,
+    "gemv": _gemv,
+    "bmm_persistent": _batched,
+    "grouped": _batched,
+    "mixed": _splitk,
+    "cp_async": _cp_async,
+}

@@ -1,0 +1,147 @@
+"""Random GEMM problems, configurations and devices for hypothesis, and how many of them to draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from inductor_ext.templates.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.device import KNOWN, Device
+from inductor_ext.templates.problem import (
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
+
+__all__ = ["configs", "device", "devices", "examples", "problems"]
+
+_DTYPES = {
+    "mm": ("bfloat16", "float16", "float32"),
+    "addmm": ("bfloat16", "float16", "float32"),
+    "bmm": ("bfloat16", "float32"),
+    "baddbmm": ("float16",),
+    "int_mm": ("int8",),
+    "mixed": ("bfloat16", "float16"),
+    "scaled": ("float8_e4m3fn", "float8_e5m2"),
+    "grouped": ("bfloat16", "float8_e4m3fn"),
+}
+
+
+def examples(count: int) -> settings:
+    """The same `count` examples in each run."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def device(name: str) -> Device:
+    """A known device."""
+    (found,) = (each for each in KNOWN if each.name == name)
+    return found
+
+
+def devices() -> st.SearchStrategy[Device]:
+    return st.sampled_from(KNOWN)
+
+
+def sizes(most: int) -> st.SearchStrategy[int]:
+    """Sizes of all magnitudes, many of them round."""
+    powers = st.integers(0, most.bit_length() - 1).map(lambda exponent: 1 << exponent)
+    return st.one_of(powers, st.integers(1, most), st.integers(1, 100))
+
+
+@st.composite
+def operands(
+    draw: st.DrawFn, dtype: str, rows: int, columns: int, batch: int, plain: bool
+) -> Operand:
+    """A matrix or a batch of them, in any layout; `plain` for contiguous ones."""
+    pad = 0 if plain else draw(st.sampled_from((0, 0, 1, 8)))
+    strides = draw(st.sampled_from(((columns + pad, 1), (1, rows + pad))))
+    if not plain and draw(st.integers(0, 9)) == 0:
+        strides = (strides[0] * 2, strides[1] * 2)
+    return Operand.of(
+        dtype,
+        (rows, columns),
+        strides,
+        batch=batch,
+        batch_stride=draw(st.sampled_from((0, max(rows, columns) * max(strides)))),
+        offset=0 if plain else draw(st.sampled_from((0, 0, 8, 3))),
+    )
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn, *, most: int = 20_000, plain: bool = False, operations: Any = None
+) -> GemmProblem:
+    """Problems of all operations, layouts and fusions; `plain`: contiguous, with nothing fused."""
+    operation = draw(st.sampled_from(operations or tuple(_DTYPES)))
+    dtype = draw(st.sampled_from(_DTYPES[operation]))
+    m, n, k = (draw(sizes(most)) for _ in "mnk")
+    batch = draw(st.integers(1, 40)) if operation in ("bmm", "baddbmm", "grouped") else 1
+    b_dtype, prologue = dtype, None
+    if operation == "mixed":
+        b_dtype = draw(st.sampled_from(("int8", "uint8", "int4", "uint4")))
+        group = draw(st.sampled_from((0, 32, 128)))
+        prologue = Prologue("dequantize", "group" if group else "column", group)
+    elif not plain and draw(st.integers(0, 4)) == 0:
+        prologue = Prologue("normalize", vectors=draw(st.integers(0, 2)))
+    parts: tuple[int, ...] = ()
+    gated = False
+    if not plain and n % 2 == 0 and draw(st.integers(0, 4)) == 0:
+        parts, gated = (n // 2, n // 2), draw(st.booleans())
+    inputs = st.builds(
+        EpilogueInput,
+        st.sampled_from(("float32", "bfloat16")),
+        st.sampled_from(("matrix", "row", "column", "scalar")),
+    )
+    epilogue = Epilogue(gated=gated)
+    if not plain:
+        epilogue = Epilogue(
+            tuple(draw(st.lists(inputs, max_size=2))),
+            draw(st.integers(0, 20)),
+            draw(st.sampled_from((None, "bfloat16", "float8_e4m3fn"))),
+            draw(st.integers(0, 1)),
+            gated,
+        )
+    a_batch = 1 if operation == "grouped" else batch
+    return GemmProblem(
+        operation,
+        m,
+        n,
+        k,
+        draw(operands(dtype, m, k, a_batch, plain)),
+        draw(operands(b_dtype, k, n, batch, plain)),
+        "int32" if operation == "int_mm" else "bfloat16" if operation == "scaled" else dtype,
+        batch,
+        "int32" if operation == "int_mm" else "float32",
+        epilogue,
+        prologue,
+        parts,
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
+
+
+def configs() -> st.SearchStrategy[GemmConfig]:
+    """Configurations of all templates, most of them illegal."""
+    powers = st.sampled_from((8, 16, 32, 64, 128, 256, 512))
+    return st.builds(
+        GemmConfig,
+        st.sampled_from(tuple(TEMPLATES)),
+        powers,
+        powers,
+        powers,
+        st.integers(1, 8),
+        st.sampled_from((1, 2, 3, 4, 8, 16)),
+        st.integers(1, 16),
+        st.integers(1, 8),
+        *(st.booleans() for _ in range(6)),
+    )

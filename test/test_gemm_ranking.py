@@ -1,0 +1,385 @@
+"""The model of GEMM times: what physics says of it, what was measured, and the order it makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from inductor_ext.templates.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.ranking import (
+    DEFAULT,
+    Constants,
+    Measurement,
+    Prediction,
+    error,
+    fit,
+    predict,
+    rank,
+)
+from inductor_ext.templates.space import candidates
+from test.gemm_problems import configs, device, devices, examples, problems
+
+CHECKOUT = Path(__file__).parent.parent
+
+H200 = device("NVIDIA H200")
+A100 = device("NVIDIA A100-SXM4-80GB")
+
+MEASURED = [
+    # Sizes, cuBLAS on an H200 in bfloat16 with the layouts of nn.Linear, roofline; microseconds.
+    ((1, 4096, 4096), 18.7, 7.9),
+    ((16, 14336, 4096), 40.7, 27.8),
+    ((64, 4096, 14336), 44.6, 28.2),
+    ((128, 8192, 8192), 45.6, 32),
+    ((2048, 4096, 4096), 94, 86),
+    ((4096, 14336, 4096), 688, 601),
+    ((4096, 4096, 14336), 669, 601),
+    ((8192, 8192, 8192), 1594, 1374),
+    ((1000, 1000, 1000), 10.8, 2.5),
+    ((4096, 4095, 4096), 205, 172),
+    ((256, 256, 65536), 31.0, 16),
+]
+
+PARTS = ("compute", "memory", "epilogue", "reduction", "launch")
+
+Case = tuple[GemmProblem, GemmConfig, Device]
+
+
+def but(record: Any, **fields: Any) -> Any:
+    return dataclasses.replace(record, **fields)
+
+
+def linear(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
+    return GemmProblem.contiguous("mm", m, n, k, **rest)
+
+
+def no_longer(one: Prediction, other: Prediction) -> bool:
+    """Whether the first takes no more time than the second, but for rounding."""
+    return one.total <= other.total * (1 + 1e-9)
+
+
+@st.composite
+def cases(draw: st.DrawFn, **options: Any) -> Case:
+    """A problem, one of its candidates and a device."""
+    problem = draw(problems(**options))
+    on = draw(devices())
+    found = list(candidates(problem, on))
+    assume(found)
+    return problem, draw(st.sampled_from(found)), on
+
+
+class TestPhysics:
+    @given(cases())
+    @examples(150)
+    def test_no_prediction_is_below_the_roofline(self, case: Case) -> None:
+        problem, _, on = case
+        found = predict(*case)
+        assert found.total >= on.launch + problem.roofline(on)
+        assert all(getattr(found, part) >= 0 for part in PARTS)
+        busy = found.compute + found.epilogue
+        assert found.total >= found.launch + max(busy, found.memory) + found.reduction
+
+    @given(problems(), configs(), devices())
+    @examples(150)
+    def test_nor_of_what_is_not_legal(
+        self, problem: GemmProblem, config: GemmConfig, on: Device
+    ) -> None:
+        assert predict(problem, config, on).total >= on.launch + problem.roofline(on)
+
+    @given(cases(plain=True), st.integers(1, 300))
+    @examples(100)
+    def test_a_longer_k_of_the_same_alignment_is_not_faster(self, case: Case, more: int) -> None:
+        problem, config, on = case
+        longer = but(problem, k=problem.k + 16 * more)
+        assert no_longer(predict(problem, config, on), predict(longer, config, on))
+
+    @given(cases(), st.floats(1, 10))
+    @examples(100)
+    def test_more_bandwidth_is_not_slower(self, case: Case, factor: float) -> None:
+        problem, config, on = case
+        faster = but(on, bandwidth=on.bandwidth * factor)
+        assert no_longer(predict(problem, config, faster), predict(*case))
+
+    @given(cases(), st.integers(1, 200))
+    @examples(100)
+    def test_more_multiprocessors_are_not_slower(self, case: Case, more: int) -> None:
+        problem, config, on = case
+        larger = on.scaled(on.sms + more)
+        for device_at_hand in (larger, but(larger, bandwidth=on.bandwidth, l2=on.l2)):
+            assert no_longer(predict(problem, config, device_at_hand), predict(*case))
+
+    @given(cases(), st.integers(1, 1 << 30))
+    @examples(100)
+    def test_more_l2_is_not_slower(self, case: Case, more: int) -> None:
+        problem, config, on = case
+        assert no_longer(predict(problem, config, but(on, l2=on.l2 + more)), predict(*case))
+
+    @given(cases(plain=True), st.sampled_from(("row", "column", "matrix")), st.integers(1, 30))
+    @examples(100)
+    def test_a_longer_epilogue_is_not_faster(
+        self, case: Case, broadcast: Any, pointwise: int
+    ) -> None:
+        problem, config, on = case
+        longer = Epilogue((EpilogueInput("float32", broadcast),), pointwise)
+        assert no_longer(predict(*case), predict(but(problem, epilogue=longer), config, on))
+
+    @given(cases(plain=True))
+    @examples(60)
+    def test_wider_stores_and_another_layout_of_the_same_bytes(self, case: Case) -> None:
+        problem, config, on = case
+        assert no_longer(
+            predict(but(problem, out="float8_e4m3fn"), config, on),
+            predict(but(problem, out="float32"), config, on),
+        )
+        spread = but(problem.a, strides=(problem.k * 2, 2), alignment=1)
+        assert no_longer(predict(*case), predict(but(problem, a=spread), config, on))
+
+    def test_a_deeper_pipeline_hides_more_latency(self) -> None:
+        problem = linear(16, 4096, 14336)
+        times = [
+            predict(problem, GemmConfig("splitk", 16, 64, 64, stages, 4), H200).memory
+            for stages in (2, 3, 4, 5, 6)
+        ]
+        assert times == sorted(times, reverse=True)
+        assert times[0] > 2 * times[-1]
+
+    def test_a_wave_that_is_hardly_begun_costs_a_whole_one(self) -> None:
+        config = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
+        full, over = linear(128, 256 * 132, 4096), linear(128, 256 * 133, 4096)
+        one, two = (predict(problem, config, H200) for problem in (full, over))
+        assert two.compute == pytest.approx(2 * one.compute)
+
+    def test_splits_are_added_up_at_a_price(self) -> None:
+        problem = linear(16, 4096, 14336)
+        config = GemmConfig("splitk", 16, 128, 64, 6, 4, swap=True, tma=True, split_k=4)
+        found = predict(problem, config, H200)
+        assert DEFAULT.gap < found.reduction < 2 * DEFAULT.gap
+        dependent = predict(problem, but(config, pdl=True), H200)
+        assert dependent.reduction < found.reduction
+        assert dependent.total < found.total
+        assert predict(problem, but(config, split_k=1), H200).reduction == 0
+
+    def test_flattening_fills_the_pipeline_once(self) -> None:
+        problem = linear(4096, 14336, 4096)
+        flat = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
+        assert (
+            predict(problem, flat, H200).total
+            < predict(problem, but(flat, flatten=False), H200).total
+        )
+
+    def test_unaligned_loads_cost(self) -> None:
+        config = GemmConfig("cp_async", 128, 128, 64, 4, 8)
+        aligned, odd = linear(4096, 4096, 4096), linear(4096, 4096, 4095)
+        assert predict(odd, config, H200).total > 1.2 * predict(aligned, config, H200).total
+
+    def test_dequantising_costs_and_saves_bytes(self) -> None:
+        config = GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True)
+        packed = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
+        wide = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
+        assert predict(packed, config, H200).memory < predict(wide, config, H200).memory
+        same = but(wide, operation="mm", prologue=None)
+        assert predict(wide, config, H200).compute > predict(same, config, H200).compute
+
+    def test_what_a_device_cannot_multiply_takes_for_ever(self) -> None:
+        fp8 = GemmProblem.contiguous("scaled", 512, 512, 512, "float8_e4m3fn")
+        config = GemmConfig("cp_async", 128, 128, 64, 3, 8)
+        assert predict(fp8, config, A100).total == math.inf
+        assert rank(fp8, A100) == []
+
+
+class TestRank:
+    @given(problems(), devices(), st.integers(1, 8))
+    @examples(60)
+    def test_a_short_sorted_list_of_legal_ones_each_once(
+        self, problem: GemmProblem, on: Device, limit: int
+    ) -> None:
+        found = rank(problem, on, limit)
+        space = list(candidates(problem, on))
+        assert len(found) <= limit
+        assert bool(found) == bool(space)
+        assert {config for config, _ in found} <= set(space)
+        assert len({config for config, _ in found}) == len(found)
+        totals = [prediction.total for _, prediction in found]
+        assert totals == sorted(totals)
+        for config, prediction in found:
+            assert prediction == predict(problem, config, on)
+        if found:
+            assert totals[0] == min(predict(problem, config, on).total for config in space)
+            assert totals[-1] <= 1.5 * totals[0]
+
+    @pytest.mark.parametrize("sizes", [sizes for sizes, _, _ in MEASURED])
+    def test_the_list_is_not_filled_by_one_idea(self, sizes: tuple[int, int, int]) -> None:
+        ranked = rank(linear(*sizes), H200)
+        found = [config for config, _ in ranked]
+        assert len(found) == 6
+        assert max(Counter((c.block_m, c.block_n) for c in found).values()) <= 3
+        assert max(Counter((c.template, c.block_m, c.block_n) for c in found).values()) <= 2
+        worth = {
+            config.template
+            for config in candidates(linear(*sizes), H200)
+            if predict(linear(*sizes), config, H200).total <= 1.4 * ranked[0][1].total
+        }
+        assert len({config.template for config in found}) >= min(2, len(worth))
+        assert len({but(config, stages=1) for config in found}) == 6
+
+    def test_what_the_model_cannot_tell_apart_is_kept_once(self) -> None:
+        found = rank(linear(16, 4096, 14336), H200, limit=100)
+        told = Counter(
+            (c.template, c.swap, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in found
+        )
+        assert max(told.values()) == 1
+
+    def test_so_many_of_one_template(self) -> None:
+        for problem in (linear(1, 4096, 4096), linear(8192, 8192, 8192)):
+            found = rank(problem, H200, limit=6, per_template=1)
+            assert max(Counter(config.template for config, _ in found).values()) == 1
+            assert found[0] == rank(problem, H200)[0]
+
+    def test_a_shorter_list_begins_like_a_longer_one(self) -> None:
+        problem = linear(2048, 4096, 4096)
+        assert rank(problem, H200, limit=1) == rank(problem, H200)[:1]
+
+    def test_the_same_in_every_process(self) -> None:
+        code = (
+            "import json; from test.test_gemm_ranking import H200, linear, rank; "
+            "print(json.dumps([c.to_json() for c, _ in rank(linear(64, 4096, 4096), H200)]))"
+        )
+        expected = [config.to_json() for config, _ in rank(linear(64, 4096, 4096), H200)]
+        for hash_seed in ("0", "4242"):
+            run = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                cwd=CHECKOUT,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert json.loads(run.stdout) == expected
+
+
+class TestMeasured:
+    """Against times of cuBLAS, which no template has to reach and none can be far ahead of."""
+
+    @pytest.mark.parametrize(("sizes", "cublas", "floor"), MEASURED)
+    def test_the_best_prediction_is_near_cublas(
+        self, sizes: tuple[int, int, int], cublas: float, floor: float
+    ) -> None:
+        best = rank(linear(*sizes), H200)[0][1].total
+        assert floor <= best <= 1.6 * cublas
+        # The model is closer than that, and should stay so.
+        assert 0.75 * cublas <= best <= 1.15 * cublas
+
+    @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+    @pytest.mark.parametrize(
+        ("n", "k"), [(4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (1280, 8192)]
+    )
+    @pytest.mark.parametrize("on", [H200, A100], ids=lambda each: each.name)
+    def test_decoding_takes_split_k_or_gemv(self, m: int, n: int, k: int, on: Device) -> None:
+        assert rank(linear(m, n, k), on)[0][0].template in ("splitk", "gemv")
+
+    def test_one_row_lets_gemv_be_measured(self) -> None:
+        assert "gemv" in {config.template for config, _ in rank(linear(1, 4096, 4096), H200)}
+
+    @pytest.mark.parametrize(
+        "sizes",
+        [(8192, 8192, 8192), (4096, 14336, 4096), (4096, 4096, 14336), (2048, 4096, 4096)],
+    )
+    def test_large_products_take_persistent_tma_with_large_tiles(
+        self, sizes: tuple[int, int, int]
+    ) -> None:
+        config, _ = rank(linear(*sizes), H200)[0]
+        assert TEMPLATES[config.template].tma == "always"
+        assert config.block_m >= 128
+        assert config.block_n >= 128
+
+    def test_a_long_k_beside_few_tiles_is_split(self) -> None:
+        config, _ = rank(linear(256, 256, 65536), H200)[0]
+        assert config.template == "splitk"
+        assert config.split_k >= 16
+
+    def test_a_wave_tail_takes_tiles_that_leave_less_of_one(self) -> None:
+        def idle(config: GemmConfig, problem: GemmProblem) -> float:
+            """Part of the SMs' time in which there is no tile."""
+            waves = config.units(problem) / H200.sms
+            return 1 - waves / math.ceil(waves)
+
+        problem = linear(2176, 4096, 4096)
+        before, _ = rank(linear(2048, 4096, 4096), H200)[0]
+        best, _ = rank(problem, H200)[0]
+        assert best.block_m * best.block_n < before.block_m * before.block_n
+        assert idle(best, problem) < idle(before, problem) - 0.1
+
+    @pytest.mark.parametrize(
+        ("problem", "stock", "floor"),
+        [
+            # Stock max-autotune on an H200, and bytes or FLOP over what is sustained.
+            (GemmProblem.contiguous("mixed", 1, 14336, 4096, b_dtype="int8"), 84, 13.8),
+            (GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8"), 84, 13.9),
+            (GemmProblem.contiguous("mixed", 2048, 14336, 4096, b_dtype="int8"), 412, 300),
+            (
+                linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True)),
+                72,
+                55,
+            ),
+            (
+                linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True)),
+                722,
+                601,
+            ),
+            (linear(16, 6144, 4096, parts=(4096, 1024, 1024)), 37.2, 11.8),
+            (linear(2048, 6144, 4096, parts=(4096, 1024, 1024)), 149, 128),
+            (linear(16, 4096, 4096, prologue=Prologue("normalize", vectors=1)), 21.5, 7.9),
+            (GemmProblem.contiguous("bmm", 512, 512, 64, batch=64, layouts="rr"), 16.6, 9.9),
+            (GemmProblem.contiguous("bmm", 2048, 128, 2048, batch=32, layouts="rr"), 87, 71),
+            (GemmProblem.contiguous("scaled", 4096, 4096, 4096, "float8_e4m3fn"), 101, 85),
+        ],
+    )
+    def test_fused_and_mixed_cases_lie_between_their_floor_and_stock(
+        self, problem: GemmProblem, stock: float, floor: float
+    ) -> None:
+        assert floor <= rank(problem, H200)[0][1].total <= 1.1 * stock
+
+
+class TestFit:
+    def measurements(self, constants: Constants) -> list[Measurement]:
+        problems_ = [linear(*sizes) for sizes, _, _ in MEASURED]
+        return [
+            Measurement(problem, config, H200, predict(problem, config, H200, constants).total)
+            for problem in problems_
+            for config in list(candidates(problem, H200))[::12]
+        ]
+
+    def test_other_constants_are_found_again(self) -> None:
+        real = but(DEFAULT, latency=1.1, l2_rate=60e9, stream=0.75)
+        measured = self.measurements(real)
+        fitted = fit(measured)
+        assert error(measured, fitted) < error(measured, DEFAULT) / 100
+        for name in ("latency", "l2_rate", "stream"):
+            assert getattr(fitted, name) == pytest.approx(getattr(real, name), rel=0.05)
+
+    def test_nothing_changes_where_the_model_is_right(self) -> None:
+        assert fit(self.measurements(DEFAULT), rounds=3) == DEFAULT
+
+    def test_shares_stay_shares(self) -> None:
+        fast = [
+            but(each, microseconds=each.microseconds / 10) for each in self.measurements(DEFAULT)
+        ]
+        fitted = fit(fast, rounds=20)
+        assert error(fast, fitted) < error(fast, DEFAULT)
+        for name in ("stream", "plain_loads", "old_mma", "fma", "specialized", "overlap"):
+            assert getattr(fitted, name) <= 1
+        for each in fast:
+            found = predict(each.problem, each.config, H200, fitted)
+            assert found.total >= each.problem.roofline(H200)
