@@ -117,7 +117,7 @@ def _stock(
         )
         return made
     files = {name: _files(program, patches) for name, program in programs.items()}
-    path = package_path if package_path is not None else _default_path(files)
+    path = package_path if package_path is not None else _default_path(files, {})
     return package_aoti(path, files)  # type: ignore[return-value]
 
 
@@ -210,14 +210,20 @@ def _leave_out_constant_results(module: Any) -> None:
         module.recompile()
 
 
-def _default_path(files: Mapping[str, list[Any]]) -> str:
-    first = [file for file in next(iter(files.values())) if isinstance(file, str)]
-    # The library, or where there are sources alone, the one that it is to be made of.
-    for ending in (".so", ".cpp"):
-        for file in first:
-            if file.endswith(ending):
-                return f"{file.removesuffix(ending)}.pt2"
-    raise AssertionError("neither a library nor a source was made")
+def _default_path(files: Mapping[str, list[Any]], artifacts: Mapping[str, Artifact]) -> str:
+    """Beside the first model's library, or the source that it is to be made of.
+
+    Its name is made of all that the package holds: the names of the files tell the code alone.
+    """
+    from inductor_ext.cpp_wrapper import build
+
+    paths = [file for made in files.values() for file in made if isinstance(file, str)]
+    (first, *_) = [path for path in paths if path.endswith((".so", ".cpp"))]
+    content = [os.path.basename(path) for path in paths]
+    for artifact in artifacts.values():
+        content += build.digests(artifact.constants, artifact.plan)
+    name = cache.digest("\0".join(content).encode())
+    return os.path.join(os.path.dirname(first), f"{name}.pt2")
 
 
 def _package(
@@ -284,7 +290,7 @@ def _package_from(
                 plans[name] = records[-1]
     path = package_path
     if path is None:
-        path = _default_path(files)
+        path = _default_path(files, artifacts)
         if folder is not None:
             path = os.path.join(cache_dir(), os.path.basename(path))
     if len(artifacts) < len(files):

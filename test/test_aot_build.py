@@ -473,3 +473,18 @@ def test_launchers_of_triton_kernels_take_floats_as_floats(monkeypatch: pytest.M
     codegen._Launcher(Stock()).generate(wrapper)
     lines = [line.strip() for line in wrapper.prefix._lines]
     assert lines == ["float scale,", "int64_t n,", "double zuf0,", "double scale,"]
+
+
+def test_packages_without_a_path_stay_apart() -> None:
+    """Two models of the same code, of which the files have the same names."""
+    x = torch.randn(3, 16)
+    models = [torch.nn.Linear(16, 16).eval() for _ in range(2)]
+    paths = [
+        inductor_ext.aoti_compile_and_package(
+            torch.export.export(model, (x,)), inductor_configs={"artifact_cache": False}
+        )
+        for model in models
+    ]
+    assert paths[0] != paths[1]
+    for path, model in zip(paths, models, strict=True):
+        torch.testing.assert_close(inductor_ext.load(path)(x), model(x))

@@ -29,7 +29,7 @@ from inductor_ext.cpp_wrapper.signature import Signature
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Artifact", "collecting", "compile_artifact"]
+__all__ = ["Artifact", "collecting", "compile_artifact", "digests"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def compile_artifact(
     # another, before these are packaged. Short constants are in the kernels' code alone.
     content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
     if collected is None:
-        content += _digests(constants, plan)
+        content += digests(constants, plan)
     write = _Writer(folder, "\0".join([wrapper_code, *content]))
     wrapper_path = write(wrapper_code, "wrapper.cpp")
     written = {"wrapper": (wrapper_path, wrapper_code)}
@@ -280,7 +280,7 @@ def _project(
     return files
 
 
-def _digests(constants: Mapping[str, torch.Tensor], plan: weights.Plan) -> list[str]:
+def digests(constants: Mapping[str, torch.Tensor], plan: weights.Plan) -> list[str]:
     """Of each constant that is stored, what is stored."""
     return [
         cache.digest(weights.storage_bytes(tensor, plan.sizes[name]).view)
