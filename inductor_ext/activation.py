@@ -237,7 +237,7 @@ def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
         call.arguments["inner_compile"] = _scoped_inner_compile(inner_compile, settings, compile_)
         hits = _autograd_cache_hits()
         start = time.perf_counter()
-        with _scope(settings), memory_plans.linking(compile_):
+        with _scope(settings), memory_plans.linking(compile_), _artifact_of(call):
             output = stock(*call.args, **call.kwargs)
         if _autograd_cache_hits() > hits:
             # inner_compile, which records each graph, was not asked.
@@ -254,6 +254,21 @@ def _entry_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(compile_fx, _SCOPED, True)
     return compile_fx
+
+
+@contextlib.contextmanager
+def _artifact_of(call: inspect.BoundArguments) -> Iterator[None]:
+    """Around a compile, which may be one ahead of time, by whatever way it is asked for."""
+    from torch._inductor.virtualized import V
+
+    model = call.arguments["model_"]
+    if V.aot_compilation is not True or not hasattr(model, "graph"):
+        yield
+        return
+    from inductor_ext.cpp_wrapper import graph_signature
+
+    with graph_signature.module_given(model):
+        yield
 
 
 def _check_compile_mode(kind: str) -> None:

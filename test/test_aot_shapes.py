@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor
 from torch import nn
 from torch.export import Dim
 
+import inductor_ext
 from test import aot_util
 from test.aot_util import DEVICES, Bundle, Case, Cases
 
@@ -381,3 +383,25 @@ def test_graphs_of_almost_nothing(device: str, kind: type[Weight]) -> None:
 def test_no_result(device: str) -> None:
     artifact = aot_util.compile_model(lambda x: (), (torch.randn(3, device=device),))
     artifact.check(torch.randn(3, device=device))
+
+
+def test_ranges_of_a_module_that_is_compiled_alone() -> None:
+    """Stock's function inside an activation has no exported program to ask for the user's ranges.
+
+    The shape environment's begin at 2, and end where the compiler has asked what is faster.
+    """
+    x = torch.randn(6, 9)
+    shapes = {0: Dim("rows", max=100_000), 1: Dim("columns", max=100)}
+    program = aot_util.export(lambda x: (x.sum(), x.mean(0)), (x,), None, (shapes,))
+    with inductor_ext.activate():
+        files = torch._inductor.aot_compile(
+            program.module(), (x,), options={"aot_inductor.package": True}
+        )
+    (library,) = [file for file in files if str(file).endswith(".so")]
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1)
+    for size in ((1, 1), (100_000, 2), (3, 100)):
+        x = torch.randn(size)
+        for ours, eager in zip(runner.run([x]), (x.sum(), x.mean(0)), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError):
+        runner.run([torch.randn(2, 101)])

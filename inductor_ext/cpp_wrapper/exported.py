@@ -431,17 +431,21 @@ def _guards(environment: ShapeEnv) -> list[sympy.Basic]:
 
 
 @contextlib.contextmanager
-def without_preferences(program: ExportedProgram) -> Iterator[None]:
-    """Keep a program's compile from learning sizes by questions about what is faster.
+def without_preferences(program: ExportedProgram | torch.fx.GraphModule) -> Iterator[None]:
+    """Keep a compile from learning sizes by questions about what is faster.
 
     With the answer that a size is below 16 its range ends there, and what is decided afterwards
     may rely on it without a guard of its own: the guard could not be left out any more. Such
     questions are answered by the example's sizes, as ever, and nothing is recorded.
+
+    Args:
+        program: what is compiled, or its module.
     """
     environment: Any = _shape_environment(
         node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")
     )
-    if environment is None:
+    if environment is None or "evaluate_expr" in vars(environment):
+        # Nothing to keep it from, or done already.
         yield
         return
     stock = environment.evaluate_expr

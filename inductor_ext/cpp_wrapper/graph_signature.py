@@ -1,11 +1,15 @@
 """A signature from Inductor's graph alone, where no exported program is at hand.
 
 `torch._inductor.aot_compile` takes a graph without saying where it came from. Its inputs have the
-graph's own names; the ranges of symbols are those of the shape environment, and so are the guards.
+graph's own names, and the guards are those of the shape environment. The ranges of symbols are what
+`torch.export` has left at the module (see `module_given`), else the shape environment's.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import sympy  # type: ignore[import-untyped]
@@ -23,7 +27,24 @@ from inductor_ext.cpp_wrapper.signature import (
     TensorOutput,
 )
 
-__all__ = ["signature"]
+__all__ = ["module_given", "signature"]
+
+_ranges_given: ContextVar[Mapping[Any, Any]] = ContextVar("inductor_ext_ranges")
+
+
+@contextlib.contextmanager
+def module_given(module: Any) -> Iterator[None]:
+    """Around the compile of a module: what its compile learns of sizes is told from what was known.
+
+    Of a symbol the shape environment has a range that begins at 2 where the user's begins at 0, and
+    that ends where a question about what is faster was answered.
+    """
+    token = _ranges_given.set(dict(getattr(module, "range_constraints", None) or {}))
+    try:
+        with exported.without_preferences(module):
+            yield
+    finally:
+        _ranges_given.reset(token)
 
 
 def signature(graph: Any) -> Signature:
@@ -58,7 +79,7 @@ def signature(graph: Any) -> Signature:
 
 
 def _ranges(graph: Any) -> Any:
-    return graph.sizevars.shape_env.var_to_range.items()
+    return {**graph.sizevars.shape_env.var_to_range, **_ranges_given.get({})}.items()
 
 
 def _extent(value: Any) -> Extent:
