@@ -145,12 +145,12 @@ def package_encoder(contender: Contender, program: torch.export.ExportedProgram)
 @functools.cache
 def embedder(contender: Contender) -> Callable[..., torch.Tensor]:
     """The contender's way to run the model, made once a process."""
-    if contender.case == "AOT package":
-        package: Callable[..., torch.Tensor] = torch._inductor.aoti_load_package(
-            str(contender.package)
-        )
-        return package
-    return compile_encoder(contender)
+    if contender.case == "torch.compile":
+        return compile_encoder(contender)
+    # A package of ours loads by stock's loader as well.
+    load = inductor_ext.load if contender.compiler == "ours" else torch._inductor.aoti_load_package
+    package: Callable[..., torch.Tensor] = load(str(contender.package))
+    return package
 
 
 def embed(contender: Contender, tokens: Tokens) -> Embeddings:
