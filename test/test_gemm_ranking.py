@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +26,8 @@ from inductor_ext.templates.ranking import (
     rank,
 )
 from inductor_ext.templates.space import candidates
+from test import hash_seeds
 from test.gemm_problems import configs, device, devices, examples, problems
-
-CHECKOUT = Path(__file__).parent.parent
 
 H200 = device("NVIDIA H200")
 A100 = device("NVIDIA A100-SXM4-80GB")
@@ -257,16 +252,8 @@ class TestRank:
             "print(json.dumps([c.to_json() for c, _ in rank(linear(64, 4096, 4096), H200)]))"
         )
         expected = [config.to_json() for config, _ in rank(linear(64, 4096, 4096), H200)]
-        for hash_seed in ("0", "4242"):
-            run = subprocess.run(
-                [sys.executable, "-c", code],
-                env={**os.environ, "PYTHONHASHSEED": hash_seed},
-                cwd=CHECKOUT,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            assert json.loads(run.stdout) == expected
+        for output in hash_seeds.outputs(code, ("0", "4242")):
+            assert json.loads(output) == expected
 
 
 class TestMeasured:

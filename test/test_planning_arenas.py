@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -29,6 +26,7 @@ from inductor_ext.planning.arenas import (
     verify_arenas,
 )
 from inductor_ext.planning.symbolic import Program
+from test import hash_seeds
 from test.planner_examples import examples
 
 
@@ -372,17 +370,7 @@ sizes = [4 * names[i % 3] * (37 * i * i % 501 + 1) for i in range(30)]
 requests = [Request(f"b{i}", i, i + 2 + 7 * (i % 3 == 0), size) for i, size in enumerate(sizes)]
 print(plan_arenas(requests, hint={name: 100 for name in names}.__getitem__))
 """
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    (output,) = outputs
+    (output,) = set(hash_seeds.outputs(code, ("1", "2")))
     assert "Max(" in output
 
 
