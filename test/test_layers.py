@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "toolchain",
         }
     ),
-    frozenset({"cpp_wrapper", "lowerings"}),
+    frozenset({"cpp_wrapper", "lowerings", "selection"}),
     frozenset({"activation"}),
     frozenset({"aot", "backend"}),
     frozenset({"__main__", "cli", "report"}),
@@ -72,6 +72,7 @@ PURE = (
     "planning.search",
     "planning.solver",
     "planning.symbolic",
+    "selection.decision",
     "templates.config",
     "templates.constraints",
     "templates.device",
