@@ -79,6 +79,7 @@ PURE = (
     "templates.problem",
     "templates.ranking",
     "templates.space",
+    "templates.triton.tile",
 )
 """Modules that know no compiler: neither they nor what they import load one of `COMPILERS`."""
 

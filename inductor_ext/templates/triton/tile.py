@@ -1,0 +1,226 @@
+"""A tile of the output for each CTA: loads by threads, a pipelined loop over K, tensor cores.
+
+The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
+
+- one CTA, one tile of `BLOCK_M` rows and `COLUMNS` columns; CTAs walk the output in groups of
+  `GROUP_M` rows of tiles, which share what they read of b in L2;
+- several factors b (`PARTS`) share one launch: a tile belongs to one of them, and their products
+  lie side by side in the output;
+- two factors can gate each other (`GATED`): a tile has the same columns of both and stores
+  act(gate) * up;
+- rows of a can be normalised on the way (`NORMALIZE`, RMSNorm, Zhang and Sennrich 2019): the norm of
+  a row is a factor of its whole product, so that squares are summed up beside the product, and the
+  product is scaled once; only the weight is multiplied into a before;
+- b can be converted on the way (`DEQUANTIZE`); scales of columns are factors of the product as well;
+- K can be divided among `SPLIT_K` CTAs, which write float32 sums one below the other; who adds them
+  up is not the kernel's business, and no order is left to chance;
+- operands can be exchanged (`SWAP`), so that columns are the long side of the tensor cores' tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inductor_ext.templates.config import GemmConfig, tiles_along_n
+from inductor_ext.templates.problem import GemmProblem, ceiling
+
+__all__ = ["ACTIVATIONS", "SOURCE", "constants"]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
+"""What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
+x sigmoid(2 u), since tanh(u) = 2 sigmoid(2 u) - 1."""
+
+SOURCE = r"""
+{%- set factors = [] %}
+{#- The factors, each an argument of its own. #}
+{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
+{%- set extra = ["W"] if NORMALIZE else ["S"] if SCALES in ("'tensor'", "'column'") else [] %}
+{{def_kernel(*(["A"] + factors + extra))}}
+    M = {{size("A", 0)}}
+    K = {{size("A", 1)}}
+    stride_am = {{stride("A", 0)}}
+    stride_ak = {{stride("A", 1)}}
+    stride_bk = {{stride("B0", 0)}}
+    stride_bn = {{stride("B0", 1)}}
+
+    pid = tl.program_id(0).to(INDEX_DTYPE)
+    width = GROUP_M * TILES_N
+    group = pid // width
+    group_rows = min(tl.cdiv(M, BLOCK_M) - group * GROUP_M, GROUP_M)
+    pid_m = group * GROUP_M + (pid % width) % group_rows
+    pid_n = (pid % width) // group_rows
+
+    {%- if PARTS > 1 and not GATED %}
+    B = B0
+    tile = 0
+    first = 0
+    N = {{size("B0", 1)}}
+    {%- set before = namespace(columns=size("B0", 1)) %}
+    {%- for i in range(1, PARTS) %}
+    if pid_n >= FIRST_TILE_{{i}}:
+        B = B{{i}}
+    tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, tile)
+    first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
+    N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, 1)}}, N)
+    {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, 1) %}
+    {%- endfor %}
+    rn = (pid_n - tile) * COLUMNS + tl.arange(0, COLUMNS)
+    {%- else %}
+    B = B0
+    first = 0
+    N = {{size("B0", 1)}}
+    rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+    {%- endif %}
+    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+
+    {%- if SPLIT_K > 1 %}
+    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    split = tl.program_id(1).to(INDEX_DTYPE)
+    begin = split * share
+    end = min(begin + share, K)
+    {%- else %}
+    begin = 0
+    end = K
+    {%- endif %}
+
+    {#- Indices of a tile: along its own axis and along K. #}
+    {%- set m = "[None, :]" if SWAP else "[:, None]" %}
+    {%- set n = "[:, None]" if SWAP else "[None, :]" %}
+    {%- set a_k = "[:, None]" if SWAP else "[None, :]" %}
+    {%- set b_k = "[None, :]" if SWAP else "[:, None]" %}
+    {%- set shape = "(COLUMNS, BLOCK_M)" if SWAP else "(BLOCK_M, COLUMNS)" %}
+
+    {%- set a_masks = [] if EVEN_M else ["(rm%s < M)" % m] %}
+    {%- set b_masks = [] if EVEN_N else ["(rn%s < N)" % n] %}
+    {%- if not EVEN_K %}
+    {%- set _ = a_masks.append("(rk%s < end - k)" % a_k) %}
+    {%- set _ = b_masks.append("(rk%s < end - k)" % b_k) %}
+    {%- endif %}
+    {%- set a_mask = ", mask=%s, other=0" % " & ".join(a_masks) if a_masks else "" %}
+    {%- set b_mask = ", mask=%s, other=0" % " & ".join(b_masks) if b_masks else "" %}
+    {%- set once = ', eviction_policy="evict_first"' if B_ONCE else "" %}
+
+    a_at = A + rm{{m}} * stride_am + (begin + rk){{a_k}} * stride_ak
+    b_at = B + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
+    {%- if GATED %}
+    c_at = B1 + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    up = tl.zeros({{shape}}, dtype=ACC_TYPE)
+    {%- endif %}
+    {%- if NORMALIZE %}
+    w_at = W + begin + rk
+    squares = tl.zeros({{"(BLOCK_K, BLOCK_M)" if SWAP else "(BLOCK_M, BLOCK_K)"}}, dtype=tl.float32)
+    {%- endif %}
+    {%- if PDL %}
+    tl.extra.cuda.gdc_wait()
+    {%- endif %}
+    for k in tl.range(begin, end, BLOCK_K):
+        a = tl.load(a_at{{a_mask}})
+        b = tl.load(b_at{{b_mask}}{{once}})
+        {%- if GATED %}
+        c = tl.load(c_at{{b_mask}}{{once}})
+        {%- endif %}
+        {%- if NORMALIZE %}
+        weight = tl.load(w_at{{"" if EVEN_K else ", mask=rk < end - k, other=0"}}).to(tl.float32)
+        wide = a.to(tl.float32)
+        squares += wide * wide
+        a = (wide * weight{{a_k}}).to(A.dtype.element_ty)
+        w_at += BLOCK_K
+        {%- endif %}
+        {%- if DEQUANTIZE %}
+        b = b.to(A.dtype.element_ty)
+        {%- if GATED %}
+        c = c.to(A.dtype.element_ty)
+        {%- endif %}
+        {%- endif %}
+        {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" %}
+        {%- if SWAP %}
+        acc = tl.dot(b, a, acc, {{options}})
+        {%- else %}
+        acc = tl.dot(a, b, acc, {{options}})
+        {%- endif %}
+        {%- if GATED %}
+        {%- if SWAP %}
+        up = tl.dot(c, a, up, {{options}})
+        {%- else %}
+        up = tl.dot(a, c, up, {{options}})
+        {%- endif %}
+        c_at += BLOCK_K * stride_bk
+        {%- endif %}
+        a_at += BLOCK_K * stride_ak
+        b_at += BLOCK_K * stride_bk
+    {%- if PDL %}
+    tl.extra.cuda.gdc_launch_dependents()
+    {%- endif %}
+
+    {%- if NORMALIZE %}
+    norm = tl.rsqrt(tl.sum(squares, {{0 if SWAP else 1}}) / K + EPSILON){{m}}
+    acc = acc * norm
+    {%- if GATED %}
+    up = up * norm
+    {%- endif %}
+    {%- endif %}
+    {%- if SCALES == "'tensor'" %}
+    scale = tl.load(S).to(tl.float32)
+    acc = acc * scale
+    {%- elif SCALES == "'column'" %}
+    scale = tl.load(S + first + rn{{"" if EVEN_N else ", mask=rn < N, other=0"}}).to(tl.float32)
+    acc = acc * scale{{n}}
+    {%- endif %}
+    {%- if GATED %}
+    {%- if ACTIVATION == "'silu'" %}
+    acc = acc * tl.sigmoid(acc) * up
+    {%- elif ACTIVATION == "'gelu'" %}
+    acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476)) * up
+    {%- elif ACTIVATION == "'gelu_tanh'" %}
+    acc = acc * tl.sigmoid(1.5957691216057308 * acc * (1.0 + 0.044715 * acc * acc)) * up
+    {%- elif ACTIVATION == "'relu'" %}
+    acc = tl.maximum(acc, 0.0) * up
+    {%- elif ACTIVATION == "'sigmoid'" %}
+    acc = tl.sigmoid(acc) * up
+    {%- else %}
+    acc = acc * up
+    {%- endif %}
+    {%- endif %}
+    idx_m = {{"split * M + " if SPLIT_K > 1 else ""}}rm{{m}}
+    idx_n = (first + rn){{n}}
+    mask = (rm{{m}} < M) & (rn{{n}} < N)
+    {{store_output(("idx_m", "idx_n"), "acc", "mask",
+                   val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
+"""
+
+
+def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """What a problem and a configuration make of the kernel.
+
+    Of N, which is static, whether tiles divide it is decided here; of M and K `instances` decides,
+    which knows what is symbolic.
+    """
+    gated = problem.epilogue.gated
+    parts = problem.parts or (problem.n,)
+    columns = config.block_n // 2 if gated else config.block_n
+    prologue = problem.prologue
+    tiles = [ceiling(part, columns) for part in parts]
+    found: dict[str, Any] = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_K": config.block_k,
+        "COLUMNS": columns,
+        "GROUP_M": config.group_m,
+        "SPLIT_K": config.split_k,
+        "SWAP": config.swap,
+        "PDL": config.pdl,
+        "PARTS": len(parts),
+        "TILES_N": tiles_along_n(problem, config.block_n) if not gated else tiles[0],
+        "EVEN_N": all(part % columns == 0 for part in parts),
+        "GATED": gated,
+        "NORMALIZE": prologue is not None and prologue.kind == "normalize",
+        "DEQUANTIZE": prologue is not None and prologue.kind == "dequantize",
+        "SCALES": repr(prologue.scales if prologue is not None else "none"),
+        "B_ONCE": problem.rows <= config.block_m,
+        "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
+        "ALLOW_TF32": problem.tf32,
+    }
+    for i in range(1, len(parts)):
+        found[f"FIRST_TILE_{i}"] = sum(tiles[:i])
+    return found
