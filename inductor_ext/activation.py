@@ -119,6 +119,16 @@ class ExtChoices:
 
     settings: Settings
 
+    def get_template_configs(
+        self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Stock's candidates for a product, without those of which it is known that others win."""
+        from inductor_ext.lowerings import gemm
+
+        templates = gemm.sole_candidates(templates)
+        stock: Any = super()
+        return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_choices, (*_stock_part(self), self.settings)
 
@@ -363,7 +373,7 @@ def _ensure_code_dispatchers() -> None:
     """
     from torch._inductor import lowering as module
 
-    from inductor_ext.lowerings import out_variants  # noqa: F401  # registers its lowerings
+    from inductor_ext.lowerings import gemm, out_variants  # noqa: F401  # register lowerings
 
     with _dispatcher_lock:
         _ensure_order_dispatcher()
@@ -371,6 +381,7 @@ def _ensure_code_dispatchers() -> None:
         _ensure_artifact_dispatchers()
         _ensure_predicate_dispatcher()
         _ensure_padding_dispatchers()
+        _ensure_pass_dispatcher()
         for operator in lowerings.registered():
             if operator not in _dispatched_lowerings:
                 _dispatched_lowerings[operator] = module.lowerings[operator]
@@ -548,6 +559,30 @@ def _artifact_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:
         return build.compile_artifact(graph, *args, **kwargs, values=settings)
 
     return compile_code
+
+
+def _ensure_pass_dispatcher() -> None:
+    """Put a dispatcher around the last passes over a graph, to plan its products after them."""
+    from torch._inductor import compile_fx as entry
+
+    # The hook at their end, config.post_grad_custom_post_pass, is the user's, and in torch 2.11 the
+    # process's.
+    if not hasattr(entry.post_grad_passes, _SCOPED):
+        entry.post_grad_passes = _pass_dispatcher(entry.post_grad_passes)
+
+
+def _pass_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def post_grad_passes(gm: Any, *args: Any, **kwargs: Any) -> None:
+        stock(gm, *args, **kwargs)
+        settings = current()
+        if settings is not None:
+            from inductor_ext.lowerings import gemm_pass
+
+            gemm_pass.run(gm, settings)
+
+    setattr(post_grad_passes, _SCOPED, True)
+    return post_grad_passes
 
 
 def _ensure_order_dispatcher() -> None:

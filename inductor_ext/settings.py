@@ -109,6 +109,11 @@ class Settings:
         False,
         "Try a torch release outside the supported range instead of refusing it.",
     )
+    gemm_templates: bool = _setting(
+        True,
+        "Whether GEMMs on a GPU may become kernels of ours: with `max_autotune` those that measure "
+        "faster than stock's, otherwise those of which that is known already.",
+    )
     memory_arenas: Literal["auto", "always", "never"] = _setting(
         "auto",
         "Whether buffers are placed in arenas, one allocation each. auto: where the simulated peak "

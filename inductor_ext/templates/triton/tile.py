@@ -8,10 +8,10 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
   lie side by side in the output;
 - two factors can gate each other (`GATED`): a tile has the same columns of both and stores
   act(gate) * up;
-- rows of a can be normalised on the way (`NORMALIZE`, RMSNorm, Zhang and Sennrich 2019): the norm of
-  a row is a factor of its whole product, so that squares are summed up beside the product, and the
-  product is scaled once; only the weight is multiplied into a before;
-- b can be converted on the way (`DEQUANTIZE`); scales of columns are factors of the product as well;
+- rows of a can be normalised on the way (`NORMALIZE`, RMSNorm, Zhang and Sennrich 2019): the norm
+  of a row is a factor of its whole product, so that squares are summed up beside the product, and
+  the product is scaled once; only the weight is multiplied into a before;
+- b can be converted on the way (`DEQUANTIZE`); scales of columns are factors of the product, too;
 - K can be divided among `SPLIT_K` CTAs, which write float32 sums one below the other; who adds them
   up is not the kernel's business, and no order is left to chance;
 - operands can be exchanged (`SWAP`), so that columns are the long side of the tensor cores' tile.

@@ -1,0 +1,252 @@
+"""Products: from ATen's calls to the kernels that were decided on.
+
+`gemm_pass` has left a `Plan` on the node of every product that it knows. Where that names one of
+our configurations, the product becomes its Triton kernel, into which Inductor fuses what follows.
+Everywhere else stock's lowering runs unchanged; but where stock's path was measured to be best,
+`sole_candidates` leaves it no more than its own kernels of ATen, since nothing is to be measured
+again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from inductor_ext.lowerings import register_lowering
+from inductor_ext.selection.decision import Decision
+from inductor_ext.templates.constraints import legal
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import GemmProblem, Operand
+from inductor_ext.templates.triton import instances
+
+__all__ = ["PLAN", "Plan", "fused", "plan_of", "sole_candidates"]
+
+aten = torch.ops.aten
+
+PLAN = "inductor_ext_gemm"
+"""Key of a node's metadata."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to become of one product, or of several in one kernel."""
+
+    problem: GemmProblem
+    decision: Decision
+    device: Device
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of the kernel that the problem does not tell: an activation, an epsilon."""
+
+
+def plan_of(node: Any) -> Plan | None:
+    """The plan that was left on a node of the graph, if any."""
+    plan: Plan | None = node.meta.get(PLAN) if node is not None else None
+    return plan
+
+
+def sole_candidates(templates: Sequence[Any]) -> list[Any]:
+    """Of the templates that stock would try for the product at hand, those that are to be tried."""
+    from torch._inductor.select_algorithm import ExternKernelChoice
+    from torch._inductor.virtualized import V
+
+    plan = plan_of(V.current_node)
+    known = plan is not None and plan.decision.origin != "unknown"
+    externs = [each for each in templates if isinstance(each, ExternKernelChoice)]
+    return externs if known and externs else list(templates)
+
+
+def _planned(*operators: Any) -> Plan | None:
+    """The plan of the node that is being lowered, if it is a call of these and has a kernel."""
+    from torch._inductor.virtualized import V
+
+    node = V.current_node
+    plan = plan_of(node) if getattr(node, "target", None) in operators else None
+    return plan if plan is not None and plan.decision.config is not None else None
+
+
+@register_lowering(aten.mm.default, aten.bmm.default)
+def mm(stock: Callable[..., Any], mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> Any:
+    plan = _planned(aten.mm.default, aten.bmm.default)
+    if plan is not None and not args and not kwargs:
+        from torch._inductor.kernel.mm_common import mm_args
+
+        *_, layout, a, b = mm_args(mat1, mat2)
+        node = _product(plan, [a, b], layout)
+        if node is not None:
+            return node
+    return stock(mat1, mat2, *args, **kwargs)
+
+
+@register_lowering(aten.addmm.default, aten.baddbmm.default)
+def addmm(
+    stock: Callable[..., Any],
+    inp: Any,
+    mat1: Any,
+    mat2: Any,
+    *,
+    alpha: Any = 1,
+    beta: Any = 1,
+    **kwargs: Any,
+) -> Any:
+    plan = _planned(aten.addmm.default, aten.baddbmm.default)
+    if plan is not None and not kwargs:
+        from torch._inductor.kernel.mm_common import mm_args
+
+        *_, layout, a, b, bias = mm_args(mat1, mat2, inp)
+        node = _product(plan, [a, b], layout, bias=bias, alpha=alpha, beta=beta)
+        if node is not None:
+            return node
+    return stock(inp, mat1, mat2, alpha=alpha, beta=beta, **kwargs)
+
+
+def fused(*inputs: Any) -> Any:
+    """The lowering of a call by which `gemm_pass` has replaced several nodes.
+
+    Args:
+        inputs: a; every factor b; what the prologue reads; one bias for each factor, or none.
+
+    Returns:
+        The output; of several parts that do not gate each other, a tuple of their outputs.
+    """
+    from torch._inductor import lowering
+    from torch._inductor.ir import FixedLayout
+    from torch._inductor.kernel.mm_common import realize_inputs
+    from torch._inductor.virtualized import V
+
+    plan = plan_of(V.current_node)
+    assert plan is not None
+    problem = plan.problem
+    parts = problem.parts or (problem.n,)
+    gated = problem.epilogue.gated
+    biases = inputs[plan.options.get("operands", len(inputs)) :]
+    operands = realize_inputs(*inputs[: len(inputs) - len(biases)])
+    a = operands[0]
+    dtype = getattr(torch, problem.out)
+    layout = FixedLayout(a.get_device(), dtype, [a.get_size()[0], problem.columns])
+    node = _product(plan, operands, layout)
+    assert node is not None
+    if gated or len(parts) == 1:
+        return node
+    products, first = [], 0
+    for part in parts:
+        products.append(lowering.lowerings[aten.slice.Tensor](node, 1, first, first + part))
+        first += part
+    if biases:
+        add = lowering.lowerings[aten.add.Tensor]
+        products = [add(each, bias) for each, bias in zip(products, biases, strict=True)]
+    return tuple(products)
+
+
+fused._inductor_lowering_function = True  # type: ignore[attr-defined]
+
+
+def _product(
+    plan: Plan,
+    operands: Sequence[Any],
+    layout: Any,
+    *,
+    bias: Any = None,
+    alpha: Any = 1,
+    beta: Any = 1,
+) -> Any:
+    """The output of a planned kernel; None if what stands here is not what was planned."""
+    problem, config = plan.problem, plan.decision.config
+    assert config is not None
+    if not _fits(plan, operands):
+        return None
+    options = {name: value for name, value in plan.options.items() if name != "operands"}
+    if config.split_k > 1:
+        return _split(problem, config, operands, layout, options, bias, alpha, beta)
+    rest: dict[str, Any] = {}
+    if bias is not None and beta == 0:
+        # What is multiplied by zero is not read: it may be infinite.
+        bias = None
+    if bias is not None:
+        from torch._inductor.kernel.mm_common import addmm_epilogue
+
+        rest = {
+            "prefix_args": 1,
+            "epilogue_fn": addmm_epilogue(layout.dtype, alpha, beta),
+            "epilogue_fn_hash": str(["addmm_epilogue", layout.dtype, alpha, beta]),
+        }
+        operands = [bias, *operands]
+    choice = instances.choice(problem, config, operands, layout, options=options, **rest)
+    if choice is None:
+        return None
+    node = choice.output_node()
+    return node if bias is not None or alpha == 1 else _scaled(node, alpha)
+
+
+def _scaled(node: Any, alpha: Any) -> Any:
+    from torch._inductor.lowering import lowerings
+
+    return lowerings[aten.mul.Tensor](node, alpha)
+
+
+def _split(
+    problem: GemmProblem,
+    config: Any,
+    operands: Sequence[Any],
+    layout: Any,
+    options: Mapping[str, Any],
+    bias: Any,
+    alpha: Any,
+    beta: Any,
+) -> Any:
+    """Sums of all splits, one below the other, and Inductor's kernel that adds them up in order."""
+    from torch._inductor.ir import FixedLayout
+    from torch._inductor.lowering import lowerings, to_dtype
+
+    m, n = layout.size
+    accumulator = getattr(torch, problem.accumulator)
+    sums = FixedLayout(layout.device, accumulator, [config.split_k * m, n])
+    choice = instances.choice(problem, config, operands, sums, options=options)
+    if choice is None:
+        return None
+    node = lowerings[aten.view.default](choice.output_node(), [config.split_k, m, n])
+    total = lowerings[aten.sum.dim_IntList](node, [0])
+    if alpha != 1:
+        total = lowerings[aten.mul.Tensor](total, alpha)
+    if bias is not None and beta != 0:
+        wide = to_dtype(bias, accumulator)
+        scaled = wide if beta == 1 else lowerings[aten.mul.Tensor](wide, beta)
+        total = lowerings[aten.add.Tensor](total, scaled)
+    return to_dtype(total, layout.dtype)
+
+
+def _fits(plan: Plan, operands: Sequence[Any]) -> bool:
+    """Whether a plan, made for the graph's strides, is legal for those that operands have got."""
+    config = plan.decision.config
+    assert config is not None
+    problem = plan.problem
+    if config.tma:
+        a, b = (_operand(each) for each in operands[:2])
+        if a is None or b is None:
+            return False
+        problem = dataclasses.replace(problem, a=a, b=b)
+    return legal(problem, config, plan.device)
+
+
+def _operand(node: Any) -> Operand | None:
+    """An operand as it lies in memory; None where that is not known when compiling."""
+    node.freeze_layout()
+    layout = node.get_layout()
+    *batch, rows, columns = layout.size
+    strides = layout.stride
+    # The sizes only tell which strides are used: those of a dimension of size 1 are not.
+    shape = tuple(int(each) if each.is_number else 2 for each in (rows, columns))
+    if not all(each.is_number for each in (*strides, layout.offset)):
+        return None
+    outer = int(strides[0]) if batch else 0
+    return Operand.of(
+        str(layout.dtype).removeprefix("torch."),
+        (shape[0], shape[1]),
+        (int(strides[-2]), int(strides[-1])),
+        batch=2 if batch and batch[0] != 1 else 1,
+        batch_stride=outer,
+        offset=int(layout.offset),
+    )

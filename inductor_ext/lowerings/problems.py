@@ -1,0 +1,394 @@
+"""From a node of an FX graph to the `GemmProblem` that it is.
+
+The graph is what Inductor lowers: ATen operators, with fake tensors in `node.meta["val"]`.
+`problem_of` describes a product as it stands there, without what is fused before or after it, and
+`obstacle` says why it cannot. Sizes and strides that are symbols count as what they were in the
+example inputs, or as what the caller asks about; alignment counts only as far as it holds for all
+sizes that the graph may meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from inductor_ext import compat
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    FP8,
+    HALF,
+    VECTOR_BYTES,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+__all__ = ["NotCovered", "broadcast", "dtype_of", "obstacle", "operand", "problem_of", "sizes"]
+
+Hints = Mapping[Any, int]
+"""Values of size symbols (sympy)."""
+
+FLOATS = HALF | {"float32"}
+
+
+class NotCovered(Exception):
+    """A product that no problem describes; the message is the reason, in words."""
+
+
+def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
+    """The problem that a node is.
+
+    Covers aten.mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm with scales of tensors or of rows and
+    columns, _grouped_mm and _scaled_grouped_mm with groups of rows. A bias is an input of the
+    epilogue, as are scales of fp8, a's before b's, and the bias after them.
+
+    Args:
+        node: of a graph that Inductor is about to lower.
+        hints: sizes to describe it at, by symbol; of other symbols the example inputs' sizes.
+
+    Returns:
+        None for what is no product, and for a product that is not covered: see `obstacle`.
+    """
+    reader = _readers().get(node.target)
+    if reader is None:
+        return None
+    try:
+        return reader(node, hints or {})
+    except NotCovered:
+        return None
+
+
+def obstacle(node: fx.Node) -> str | None:
+    """Why a node has no problem, in words; None where it has one."""
+    reader = _readers().get(node.target)
+    if reader is None:
+        return f"{node.target} is no product"
+    try:
+        reader(node, {})
+    except NotCovered as reason:
+        return str(reason)
+    return None
+
+
+def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
+    """A factor as the problem sees it.
+
+    Args:
+        value: [rows, columns] or [batch, rows, columns]; fake tensors will do.
+        hints: as of `problem_of`.
+
+    Raises:
+        NotCovered: a dtype that is not in `DTYPE_BITS`, a size known only at run time.
+    """
+    *batch, rows, columns = sizes(value.shape, hints)
+    *batch_stride, row, column = sizes(value.stride(), hints)
+    found = Operand.of(
+        dtype_of(value),
+        (rows, columns),
+        (row, column),
+        batch=batch[0] if batch else 1,
+        batch_stride=batch_stride[0] if batch else 0,
+    )
+    return dataclasses.replace(found, alignment=_alignment(value, found))
+
+
+def _alignment(value: torch.Tensor, found: Operand) -> int:
+    """Elements up to which an operand is aligned whatever the sizes turn out to be.
+
+    Inductor copies an input to a 16 byte boundary if it was on one when the code was made, and
+    takes any other address otherwise: there is nothing to rely on between the two.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    vector = VECTOR_BYTES // value.element_size()
+    if not statically_known_true(value.storage_offset() % vector == 0):
+        return 1
+    alignment = found.alignment
+    # Strides of dimensions with one element are no stride to anything.
+    inner = {"row": -1, "column": -2, "strided": None}[found.layout]
+    for axis, stride in enumerate(value.stride(), -value.dim()):
+        if axis == inner or isinstance(stride, int):
+            continue
+        while alignment > 1 and not statically_known_true(stride % alignment == 0):
+            alignment //= 2
+    return alignment
+
+
+def sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
+    """Sizes or strides as numbers.
+
+    Args:
+        values: int or SymInt.
+        hints: as of `problem_of`.
+
+    Raises:
+        NotCovered: one is known only at run time.
+    """
+    return tuple(_number(value, hints or {}) for value in values)
+
+
+def _number(value: Any, hints: Hints) -> int:
+    if isinstance(value, int):
+        return value
+    node = value.node
+    known = {**compat.symbol_hints(node.shape_env), **hints}
+    number = node.expr.xreplace(known)
+    if not number.is_number:
+        raise NotCovered(f"the size {node.expr} is known only at run time")
+    return int(number)
+
+
+def dtype_of(value: torch.Tensor) -> str:
+    """The name of a tensor's dtype.
+
+    Raises:
+        NotCovered: it is not in `DTYPE_BITS`.
+    """
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in DTYPE_BITS:
+        raise NotCovered(f"a tensor of {name}")
+    return name
+
+
+def broadcast(
+    value: torch.Tensor, shape: Sequence[int], hints: Hints | None = None
+) -> Literal["matrix", "row", "column", "scalar"]:
+    """How a tensor spreads over an output.
+
+    What is neither one row, one column nor one number counts as a matrix.
+
+    Args:
+        value: of a shape that is broadcast to `shape`.
+        shape: of the output, [..., M, N], numbers.
+        hints: as of `problem_of`.
+    """
+    own = sizes(value.shape, hints)
+    strides = sizes(value.stride(), hints)
+    # An expanded dimension holds one element.
+    own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
+    own = (1,) * (len(shape) - len(own)) + own
+    # One row of numbers is one row also where the output has one.
+    if own == tuple(shape) and value.dim() > 1:
+        return "matrix"
+    if math.prod(own) == 1:
+        return "scalar"
+    if own[-1] == shape[-1] and math.prod(own[:-1]) == 1:
+        return "row"
+    if own[-1] == 1 and own[:-1] == tuple(shape[:-1]):
+        return "column"
+    return "matrix"
+
+
+def value_of(argument: Any) -> torch.Tensor:
+    """The tensor that an argument stands for: fake, or a constant itself.
+
+    Raises:
+        NotCovered: it is not known.
+    """
+    import torch
+
+    value = argument.meta.get("val") if hasattr(argument, "meta") else None
+    if value is None and getattr(argument, "op", None) == "get_attr":
+        value = getattr(argument.graph.owning_module, argument.target, None)
+    if not isinstance(value, torch.Tensor):
+        raise NotCovered(f"nothing is known about the tensor {argument}")
+    return value
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """What a node calls its operator with, by name, defaults included."""
+    arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((each.name for each in arguments), node.args, strict=False))
+    return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
+
+
+def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both factors and the product, which have to be dense CUDA tensors with elements."""
+    import torch
+
+    found = tuple(value_of(each) for each in (a, b, node))
+    for value in found:
+        if value.device.type != "cuda":
+            raise NotCovered(f"the product is computed on {value.device.type}")
+        if torch.version.hip is not None:
+            raise NotCovered("the product is computed by ROCm")
+        if value.layout is not torch.strided:
+            raise NotCovered(f"a factor is {value.layout}")
+        if value.is_conj() or value.is_neg():
+            raise NotCovered("a factor is conjugated or negated lazily")
+        if 0 in sizes(value.shape):
+            raise NotCovered("a dimension has size 0")
+    return found  # type: ignore[return-value]
+
+
+def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str], *, equal: bool) -> None:
+    if a.dtype not in allowed or b.dtype not in allowed or (equal and a.dtype != b.dtype):
+        raise NotCovered(f"factors of {a.dtype} and {b.dtype}")
+
+
+def _flags(dtype: str) -> dict[str, bool]:
+    """What the user asks of a product of factors of a dtype: fields of its problem."""
+    import torch
+    from torch._inductor import config
+
+    precision = torch.backends.cuda.matmul.fp32_precision
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled() or bool(config.deterministic),
+        "tf32": dtype == "float32" and precision == "tf32",
+    }
+
+
+def _product(
+    operation: Any,
+    node: fx.Node,
+    factors: tuple[Any, Any],
+    hints: Hints,
+    allowed: frozenset[str] = FLOATS,
+    **rest: Any,
+) -> GemmProblem:
+    """A product of two matrices, or of two batches of them."""
+    left, right, product = _factors(node, *factors)
+    a, b = operand(left, hints), operand(right, hints)
+    _require_dtypes(a, b, allowed, equal=allowed is not FP8)
+    *batch, m, k = sizes(left.shape, hints)
+    n = sizes(right.shape, hints)[-1]
+    out = dtype_of(product)
+    return GemmProblem(operation, m, n, k, a, b, out, *batch, **_flags(a.dtype), **rest)
+
+
+def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = _arguments(node)
+    return _product("mm", node, (given["self"], given["mat2"]), hints)
+
+
+def _bmm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = _arguments(node)
+    return _product("bmm", node, (given["self"], given["mat2"]), hints)
+
+
+def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = _arguments(node)
+    return _product(
+        "int_mm",
+        node,
+        (given["self"], given["mat2"]),
+        hints,
+        frozenset({"int8"}),
+        accumulator="int32",
+    )
+
+
+def _biased(operation: str, first: str, second: str) -> Callable[[fx.Node, Hints], GemmProblem]:
+    """The reader of beta * bias + alpha * (a @ b)."""
+
+    def read(node: fx.Node, hints: Hints) -> GemmProblem:
+        given = _arguments(node)
+        problem = _product(operation, node, (given[first], given[second]), hints)
+        alpha, beta = given["alpha"], given["beta"]
+        if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
+            raise NotCovered("alpha or beta is known only at run time")
+        operations = alpha != 1
+        inputs: tuple[EpilogueInput, ...] = ()
+        if beta != 0:
+            inputs = (_input(given["self"], node, hints),)
+            operations += 1 + (beta != 1)
+        return dataclasses.replace(problem, epilogue=Epilogue(inputs, operations))
+
+    return read
+
+
+def _input(argument: Any, node: fx.Node, hints: Hints) -> EpilogueInput:
+    value = value_of(argument)
+    shape = sizes(value_of(node).shape, hints)
+    return EpilogueInput(dtype_of(value), broadcast(value, shape, hints))
+
+
+def _scales(given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) -> Epilogue:
+    """The epilogue of an fp8 product: scales of both tensors, or of a's rows and b's columns.
+
+    Args:
+        given: the call's arguments.
+        columns: shapes that scales of a's rows may have.
+        rows: shapes that scales of b's columns may have.
+    """
+    if given["scale_result"] is not None:
+        raise NotCovered("the result is scaled to fp8")
+    a, b = value_of(given["scale_a"]), value_of(given["scale_b"])
+    if {dtype_of(a), dtype_of(b)} != {"float32"}:
+        raise NotCovered(f"scales of {dtype_of(a)} and {dtype_of(b)}")
+    shapes = sizes(a.shape), sizes(b.shape)
+    if math.prod(shapes[0]) == math.prod(shapes[1]) == 1:
+        kinds = ("scalar", "scalar")
+    elif shapes == (tuple(columns), tuple(rows)):
+        kinds = ("column", "row")
+    else:
+        raise NotCovered(f"scales of shapes {list(shapes[0])} and {list(shapes[1])}")
+    return Epilogue(tuple(EpilogueInput("float32", kind) for kind in kinds), 2)  # type: ignore[arg-type]
+
+
+def _with_bias(epilogue: Epilogue, given: dict[str, Any], node: fx.Node, hints: Hints) -> Epilogue:
+    if given["bias"] is None:
+        return epilogue
+    inputs = (*epilogue.inputs, _input(given["bias"], node, hints))
+    return dataclasses.replace(epilogue, inputs=inputs, pointwise=epilogue.pointwise + 1)
+
+
+def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = _arguments(node)
+    factors = given["self"], given["mat2"]
+    problem = _product("scaled", node, factors, hints, FP8)
+    m, n = sizes(value_of(node).shape)
+    epilogue = _with_bias(_scales(given, (m, 1), (1, n)), given, node, hints)
+    return dataclasses.replace(
+        problem, epilogue=epilogue, fast_accumulation=bool(given["use_fast_accum"])
+    )
+
+
+def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
+    given = _arguments(node)
+    a, b, product = _factors(node, given["self"], given["mat2"])
+    if (a.dim(), b.dim()) != (2, 3) or given["offs"] is None:
+        raise NotCovered("only rows of a matrix are grouped, and each group has a matrix")
+    if given["bias"] is not None:
+        raise NotCovered("a bias of each group")
+    left, right = operand(a, hints), operand(b, hints)
+    _require_dtypes(left, right, allowed, equal=allowed is not FP8)
+    (m, k), (groups, _, n) = sizes(a.shape, hints), sizes(b.shape, hints)
+    out = dtype_of(product)
+    return GemmProblem("grouped", m, n, k, left, right, out, groups, **_flags(left.dtype))
+
+
+def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = _arguments(node)
+    problem = _grouped(node, hints, FP8)
+    a, b = (sizes(value_of(given[each]).shape) for each in ("self", "mat2"))
+    return dataclasses.replace(
+        problem,
+        epilogue=_scales(given, a[:1], (b[0], b[2])),
+        fast_accumulation=bool(given["use_fast_accum"]),
+    )
+
+
+@functools.cache
+def _readers() -> Mapping[Any, Callable[[fx.Node, Hints], GemmProblem]]:
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.mm.default: _mm,
+        aten.addmm.default: _biased("addmm", "mat1", "mat2"),
+        aten.bmm.default: _bmm,
+        aten.baddbmm.default: _biased("baddbmm", "batch1", "batch2"),
+        aten._int_mm.default: _int_mm,
+        aten._scaled_mm.default: _scaled_mm,
+        aten._grouped_mm.default: _grouped,
+        aten._scaled_grouped_mm.default: _scaled_grouped,
+    }
