@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._inductor import config as inductor_config
 
 __all__ = ["Lowered", "device", "lower"]
@@ -89,7 +90,7 @@ class _Stop(Exception):
 
 def lower(
     function: Callable[..., Any],
-    *inputs: tuple[Sequence[int], torch.dtype] | torch.Tensor,
+    *inputs: tuple[Sequence[int | str], torch.dtype] | torch.Tensor,
     seconds: Callable[[Any], float] = lambda choice: 1.0,
     capability: tuple[int, int] = (9, 0),
     **configs: Any,
@@ -99,6 +100,7 @@ def lower(
     Args:
         function: of tensors; it returns one or several.
         inputs: sizes and dtype of each argument, or a tensor (on the "meta" device, for strides).
+            A size given as text is a symbol of that name, which was 64 in the example.
         seconds: what a candidate is taken to need; the least is chosen.
         capability: of the GPU: (8, 0) or (9, 0).
         configs: Inductor's options, `__` standing for the dot in a name.
@@ -108,6 +110,7 @@ def lower(
     from torch._inductor.exc import InductorError
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     options = {
         "fx_graph_cache": False,
@@ -116,10 +119,11 @@ def lower(
         "benchmark_epilogue_fusion": False,
         **{name.replace("__", "."): value for name, value in configs.items()},
     }
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    symbols: dict[str, Any] = {}
     with device(capability, seconds) as seen, inductor_config.patch(options):
         with mode:
-            arguments = [_argument(each) for each in inputs]
+            arguments = [_argument(each, mode.shape_env, symbols) for each in inputs]
             module = make_fx(
                 lambda *args: _as_tuple(function(*args)), decomposition_table=select_decomp_table()
             )(*arguments)
@@ -133,11 +137,21 @@ def lower(
     return Lowered(seen.code, tuple(seen.choices))
 
 
-def _argument(given: tuple[Sequence[int], torch.dtype] | torch.Tensor) -> torch.Tensor:
+def _argument(
+    given: tuple[Sequence[int | str], torch.dtype] | torch.Tensor,
+    shape_env: Any,
+    symbols: dict[str, Any],
+) -> torch.Tensor:
     if isinstance(given, torch.Tensor):
         return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cuda")
     shape, dtype = given
-    return torch.empty(tuple(shape), dtype=dtype, device="cuda")
+    for name in shape:
+        if isinstance(name, str) and name not in symbols:
+            source = ConstantSource(name)
+            symbol = shape_env.create_symbol(64, source)
+            symbols[name] = shape_env.create_symintnode(symbol, hint=64, source=source)
+    sizes = tuple(symbols[size] if isinstance(size, str) else size for size in shape)
+    return torch.empty(sizes, dtype=dtype, device="cuda")
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
