@@ -665,7 +665,7 @@ class UNet(nn.Module):
         half = self.width // 2
         rates = torch.exp(-math.log(10000) * torch.arange(half, device=image.device) / half)
         angles = step[:, None] * rates
-        time = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
+        time = self.time(torch.cat([angles.sin(), angles.cos()], dim=1).to(image.dtype))
         x = self.enter(image)
         skips = []
         for block, shrink in zip(self.down, self.shrink, strict=True):

@@ -1,0 +1,194 @@
+"""The ways to run a program that are compared: without compiling, stock Inductor's, and ours.
+
+Each compile has a code object of its own, so that dynamo neither finds another's result nor counts
+it as a recompile, and each family of contenders a folder of caches of its own, empty at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks import results
+
+__all__ = [
+    "CONTENDERS",
+    "Compiled",
+    "Contender",
+    "chosen",
+    "compile_and_call",
+    "families",
+    "fresh_caches",
+    "row",
+    "start_workers",
+    "synchronize",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to run a program."""
+
+    name: str
+    title: str
+    """As tables name it."""
+    backend: str | None
+    """None for eager mode."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it is stock Inductor."""
+        return self.backend == "inductor"
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    each.name: each
+    for each in (
+        Contender("eager", "eager", None),
+        Contender("stock", "stock default", "inductor"),
+        Contender("stock-max", "stock max-autotune", "inductor", {"max_autotune": True}),
+        Contender(
+            "stock-max-tma",
+            "stock max-autotune, TMA",
+            "inductor",
+            {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
+        ),
+        Contender("ours", "ours", "inductor_ext", {"max_autotune": True}),
+    )
+}
+"""By name. Stock's third finds in its caches what the second has compiled and measured."""
+
+
+def chosen(names: Sequence[str]) -> list[Contender]:
+    """The contenders of these names, in the order in which they have to compile."""
+    return [each for name, each in CONTENDERS.items() if name in names]
+
+
+def families(contenders: Sequence[Contender]) -> list[list[Contender]]:
+    """Those that share a folder of caches: all of one backend."""
+    by_backend: dict[str | None, list[Contender]] = {}
+    for contender in contenders:
+        by_backend.setdefault(contender.backend, []).append(contender)
+    return list(by_backend.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program that is ready to run."""
+
+    call: Callable[[], Any]
+    seconds: float
+    """Wall time of compiling, tuning and the first call; 0 in eager mode."""
+
+
+def compile_and_call(
+    contender: Contender,
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Compile a function for its inputs, and call it once.
+
+    Args:
+        contender: how.
+        function: of the inputs; plain Python, no builtin.
+        inputs: tensors.
+        options: further options of Inductor's.
+    """
+    import torch
+
+    if contender.backend is None:
+        return Compiled(lambda: function(*inputs), 0.0)
+    run = torch.compile(
+        _copy(function),
+        backend=contender.backend,
+        fullgraph=True,
+        dynamic=False,
+        options={**contender.options, **(options or {})},
+    )
+    synchronize()
+    start = time.perf_counter()
+    run(*inputs)
+    synchronize()
+    return Compiled(lambda: run(*inputs), time.perf_counter() - start)
+
+
+def _copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own code object that calls another."""
+
+    def program(*inputs: Any) -> Any:
+        return function(*inputs)
+
+    return types.FunctionType(
+        program.__code__.replace(), program.__globals__, closure=program.__closure__
+    )
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def row(
+    case: str,
+    metric: str,
+    unit: str,
+    values: Mapping[str, float | None],
+    stock: str,
+    *,
+    floor: float | None = None,
+    spread: float | None = None,
+    note: str | None = None,
+) -> results.Row:
+    """A measurement as a row of the results.
+
+    Args:
+        case: what was run.
+        metric: what was measured; less is better.
+        unit: of the values.
+        values: by contender.
+        stock: the contender in the column of stock.
+        floor: see `results.Row`, as are `spread` and `note`.
+    """
+    return {
+        "case": case,
+        "metric": metric,
+        "unit": unit,
+        "better": "lower",
+        "ours": values.get("ours"),
+        "stock": values.get(stock),
+        "eager": values.get("eager"),
+        "floor": floor,
+        "spread": spread,
+        "note": note,
+    }
+
+
+@contextlib.contextmanager
+def fresh_caches() -> Iterator[None]:
+    """Every cache of Inductor's, Triton's and ours is empty within."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        yield
+
+
+def start_workers(contenders: Sequence[Contender], device: str) -> None:
+    """Compile something small by each, so that no measured compile starts workers or imports."""
+    import torch
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(a @ b)
+
+    inputs = [torch.ones(256, 256, dtype=torch.bfloat16, device=device) for _ in "ab"]
+    with fresh_caches():
+        for contender in contenders:
+            compile_and_call(contender, product, inputs)

@@ -1,0 +1,237 @@
+"""Whole models: eager, stock Inductor in its settings, and ours, with and without CUDA graphs.
+
+The models of `gemm_models` in bfloat16. Every contender is compiled twice, the second time for CUDA
+graphs, as the modes max-autotune-no-cudagraphs and max-autotune do it; eager mode's call is
+captured in a graph. Times are of whole calls, one after the other without waiting, in alternation;
+errors are against the same model in float32; compile seconds are those of the first compile, from
+empty caches to the first result.
+
+    python -m benchmarks.e2e --budget-seconds 520 --json-out DIR --resume
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks import contenders, gemm_models, measure, results, slices
+from benchmarks.contenders import Contender
+from benchmarks.gemm import error
+from benchmarks.gemm_models import Model
+from benchmarks.gpu_timing import Timer, batches
+from inductor_ext.templates.device import Device
+
+__all__ = ["Measured", "floor", "main", "measure_model", "rows"]
+
+ROUNDS = 15
+
+SETTINGS = ("no graphs", "graphs")
+"""Without and with CUDA graphs."""
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured of one contender."""
+
+    times: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    """Seconds of a call, of every round, by setting."""
+    compile: float | None = None
+    """Seconds."""
+    error: float | None = None
+    """Distance from float32, as a fraction of the norm."""
+    failure: str | None = None
+
+
+def floor(model: Model, device: str) -> float | None:
+    """Milliseconds for reading what the call must read; None where that is not what bounds it."""
+    if device == "cpu" or not model.bytes_read:
+        return None
+    found: Any = torch.cuda.get_device_properties(0)
+    known = Device.from_properties(
+        found.name,
+        (found.major, found.minor),
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,
+        found.L2_cache_size,
+    )
+    return model.bytes_read / known.bandwidth * 1e3
+
+
+def measure_model(
+    model: Model, ways: Sequence[Contender], device: str, rounds: int = ROUNDS
+) -> dict[str, Measured]:
+    """Compile, check and time one model.
+
+    Args:
+        model: of `gemm_models.MODELS`.
+        ways: who takes part.
+        device: "cuda" or "cpu"; on the latter there are no CUDA graphs.
+        rounds: measurements of each.
+
+    Returns:
+        By contender.
+    """
+    exact = _in_float32(model, device)
+    module, inputs = model.make(device, torch.bfloat16)
+
+    def function(*given: torch.Tensor) -> Any:
+        return module(*given)
+
+    settings = SETTINGS[: 2 if device == "cuda" else 1]
+    found = {way.name: Measured() for way in ways}
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
+    for family in contenders.families(ways):
+        with contenders.fresh_caches():
+            for way in family:
+                for setting in settings:
+                    try:
+                        calls[way.name, setting] = _prepare(
+                            way, setting, function, inputs, found[way.name]
+                        )
+                    except Exception as failure:
+                        # One that fails must not take the others' measurements with it.
+                        text = f"{setting}: {type(failure).__name__}: {str(failure)[:300]}"
+                        found[way.name].failure = text
+                    print(f"  {way.name}, {setting}: ready", flush=True)
+    for (name, _), call in calls.items():
+        value = call()
+        # The replay of a captured call returns nothing, and was computed by the same kernels.
+        if value is not None:
+            found[name].error = max(found[name].error or 0.0, error(value, exact))
+    timed = {key: batches(call, contenders.synchronize) for key, call in calls.items()}
+    for (name, setting), values in measure.alternate(timed, rounds).items():
+        found[name].times[setting] = values
+    return found
+
+
+def _in_float32(model: Model, device: str) -> tuple[torch.Tensor, ...]:
+    module, inputs = model.make(device, torch.float32)
+    result = module(*inputs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _prepare(
+    way: Contender,
+    setting: str,
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    measured: Measured,
+) -> Callable[[], Any]:
+    graphs = setting == "graphs"
+    if way.backend is None:
+        call = contenders.compile_and_call(way, function, inputs).call
+        return Timer("cuda").capture(call) if graphs else call
+    options: Mapping[str, Any] = {"triton.cudagraphs": True} if graphs else {}
+    compiled = contenders.compile_and_call(way, function, inputs, options)
+    # Stock with TMA finds in the caches what stock without it has compiled.
+    if measured.compile is None and way.name != "stock-max-tma":
+        measured.compile = compiled.seconds
+    return compiled.call
+
+
+def rows(
+    model: str, found: Mapping[str, Measured], bound: float | None = None
+) -> list[results.Row]:
+    """What was measured of a model, as results.
+
+    Args:
+        model: its name.
+        found: see `measure_model`.
+        bound: milliseconds that no implementation can beat.
+    """
+    made: list[results.Row] = []
+    stocks = [way for way in contenders.CONTENDERS.values() if way.name in found and way.is_stock]
+    shared = [key for key in ("ours", "eager") if key in found]
+
+    for way in stocks:
+        names = (*shared, way.name)
+        notes = "; ".join(f"{name}: {found[name].failure}" for name in names if found[name].failure)
+        for setting in SETTINGS:
+            samples = {
+                name: measure.summarize(found[name].times[setting])
+                for name in names
+                if setting in found[name].times
+            }
+            if samples:
+                made.append(
+                    contenders.row(
+                        model,
+                        f"{setting}, {way.title}",
+                        "ms",
+                        {name: sample.median * 1e3 for name, sample in samples.items()},
+                        way.name,
+                        floor=bound,
+                        spread=max(sample.spread for sample in samples.values()),
+                        note=notes or None,
+                    )
+                )
+        for metric, unit in (("compile", "s"), ("error", "1")):
+            values = {name: getattr(found[name], metric) for name in names}
+            if values[way.name] is not None:
+                made.append(contenders.row(model, f"{metric}, {way.title}", unit, values, way.name))
+    return made
+
+
+def _lines(found: Mapping[str, Measured]) -> str:
+    lines = []
+    for name, each in found.items():
+        shown = ", ".join(
+            f"{setting} {measure.summarize(values).median * 1e3:.3f} ms"
+            for setting, values in each.times.items()
+        )
+        seconds = f", {each.compile:.1f} s" if each.compile is not None else ""
+        deviation = f", error {each.error:.1e}" if each.error is not None else ""
+        failure = f", {each.failure}" if each.failure else ""
+        lines.append(f"  {name}: {shown}{seconds}{deviation}{failure}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when a contender failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--models", nargs="+", choices=list(gemm_models.MODELS), default=list(gemm_models.MODELS)
+    )
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=list(contenders.CONTENDERS),
+        default=list(contenders.CONTENDERS),
+        metavar="NAME",
+        help=f"only these of {', '.join(contenders.CONTENDERS)}",
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each")
+    slices.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    header = results.collect_header("e2e", results.command_line())
+    header["commit"] = options.commit or header["commit"]
+    ledger = slices.Ledger(header, options.json_out, options.resume)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ways = contenders.chosen(options.contenders)
+    failed = False
+    with torch.no_grad():
+        contenders.start_workers(ways, device)
+        left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
+        todo = [name for name in options.models if name not in ledger.done]
+        for name in slices.within(todo, left):
+            print(f"{name}:", flush=True)
+            found = measure_model(gemm_models.MODELS[name], ways, device, options.rounds)
+            failed |= any(each.failure for each in found.values())
+            ledger.add(rows(name, found, floor(gemm_models.MODELS[name], device)))
+            print(_lines(found), flush=True)
+            torch._dynamo.reset()
+            if device == "cuda":
+                torch.cuda.empty_cache()
+    print(f"{len(ledger.done)} models in {time.monotonic() - start:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

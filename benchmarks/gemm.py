@@ -1,0 +1,284 @@
+"""GEMMs on a GPU: eager (cuBLAS), stock Inductor in its settings, and ours, side by side.
+
+Every case of `gemm_suite` is run by every contender in one process; the contenders take turns, with
+operands in DRAM. `graph` are times under CUDA graphs, `call` those of ordinary calls. Each result
+is compared with float64, and one that is wrong has no time. `compile` is the wall time from an
+empty cache to the first result, tuning included, with compile workers running; with `--warm` also
+the same again from the caches.
+
+A run on the whole suite takes longer than many machines are lent. It measures first the cases that
+stand for all (`--quick` measures these alone), ends before the time that it is given, and goes on:
+
+    python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks import contenders, gemm_suite, measure, results, slices
+from benchmarks.contenders import Compiled, Contender
+from benchmarks.gemm_suite import Case, Program
+from benchmarks.gpu_timing import Mode, Timer
+from inductor_ext.templates.device import Device
+
+__all__ = ["Measured", "error", "floor", "main", "measure_case", "rows"]
+
+MODES: tuple[Mode, ...] = ("graph", "call")
+
+WORSE = 2.0
+"""How many times eager mode's error a result may have."""
+
+ROUNDING = 2**-8
+"""The error that any result in bfloat16 may have, as a fraction of the norm."""
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured of one contender, or of another way to compute the layer."""
+
+    times: dict[Mode, list[float]] = dataclasses.field(default_factory=dict)
+    """Microseconds of every round."""
+    compile: float | None = None
+    """Seconds, from an empty cache."""
+    again: float | None = None
+    """Seconds, from the caches."""
+    error: float | None = None
+    """Distance from float64, as a fraction of the norm."""
+    failure: str | None = None
+    """Why there are no times."""
+
+
+def error(found: Any, reference: Sequence[torch.Tensor]) -> float:
+    """Frobenius norm of the deviation over that of the reference, over all results; nan for nan."""
+    results_ = found if isinstance(found, (tuple, list)) else (found,)
+    deviation = norm = 0.0
+    for result, exact in zip(results_, reference, strict=True):
+        deviation += float((result.double() - exact).square().sum())
+        norm += float(exact.square().sum())
+    return math.sqrt(deviation / norm)
+
+
+def floor(case: Case, device: str) -> float | None:
+    """Microseconds that no kernel can beat, launch excluded; None for what is no known GPU."""
+    if device == "cpu":
+        return None
+    found: Any = torch.cuda.get_device_properties(0)
+    properties = Device.from_properties(
+        found.name,
+        (found.major, found.minor),
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,
+        found.L2_cache_size,
+    )
+    bound = case.problem.roofline(properties)
+    return bound if math.isfinite(bound) else None
+
+
+def measure_case(
+    case: Case,
+    ways: Sequence[Contender],
+    timer: Timer,
+    *,
+    rounds: int | None = None,
+    warm: bool = False,
+) -> dict[str, Measured]:
+    """Compile, check and time one case.
+
+    Args:
+        case: of the suite.
+        ways: who takes part; eager mode always does.
+        timer: of the device to measure on.
+        rounds: see `Timer.measure`.
+        warm: whether to compile once more from the caches.
+
+    Returns:
+        By contender, and by the name of other ways to compute the layer (`Program.rivals`).
+    """
+    program = case.program(timer.device)
+    reference = program.reference()
+    found: dict[str, Measured] = {}
+    ready: dict[str, Compiled] = {}
+    for family in contenders.families(ways):
+        with contextlib.ExitStack() as stack:
+            if family[0].backend is not None:
+                stack.enter_context(contenders.fresh_caches())
+            for way in family:
+                found[way.name] = measured = Measured()
+                try:
+                    ready[way.name] = _compile(way, program, measured, warm)
+                except Exception as failure:
+                    # One that fails must not take the others' measurements with it.
+                    measured.failure = f"{type(failure).__name__}: {str(failure)[:300]}"
+    eager = error(program.function(*program.inputs), reference)
+    for name, compiled in list(ready.items()):
+        deviation = error(compiled.call(), reference)
+        if deviation <= max(WORSE * eager, ROUNDING):
+            found[name].error = deviation
+        else:
+            found[name].failure = f"wrong: error {deviation:.1e}, eager {eager:.1e}"
+            del ready[name]
+    del reference
+    calls = {name: compiled.call for name, compiled in ready.items()}
+    for name, call in program.rivals.items():
+        found[name] = Measured()
+        calls[name] = call
+    for mode in MODES:
+        if mode == "graph" and timer.device == "cpu":
+            continue
+        timed = _captured(timer, calls, found) if mode == "graph" else calls
+        for name, values in timer.measure(timed, mode, rounds).items():
+            found[name].times[mode] = values
+    return found
+
+
+def _compile(way: Contender, program: Program, measured: Measured, warm: bool) -> Compiled:
+    compiled = contenders.compile_and_call(way, program.function, program.inputs)
+    if way.backend is not None:
+        # Stock with TMA finds in the caches what stock without it has compiled.
+        if way.name != "stock-max-tma":
+            measured.compile = compiled.seconds
+        if warm:
+            again = contenders.compile_and_call(way, program.function, program.inputs)
+            measured.again = again.seconds
+    return compiled
+
+
+def _captured(timer: Timer, calls: Mapping[str, Any], found: Mapping[str, Measured]) -> Any:
+    graphs = {}
+    for name, call in calls.items():
+        try:
+            graphs[name] = timer.capture(call)
+        except RuntimeError as failure:
+            found[name].failure = f"CUDA graph: {str(failure)[:300]}"
+    return graphs
+
+
+def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -> list[results.Row]:
+    """What was measured of a case, as results.
+
+    Args:
+        case: its name.
+        found: see `measure_case`.
+        bound: microseconds of the roofline.
+    """
+    made: list[results.Row] = []
+    failures = {name: each.failure for name, each in found.items() if each.failure}
+    stocks = [way for way in contenders.CONTENDERS.values() if way.is_stock]
+    for mode in MODES:
+        samples = {
+            name: measure.summarize(each.times[mode])
+            for name, each in found.items()
+            if mode in each.times
+        }
+        for name, title in (
+            *((way.name, way.title) for way in stocks),
+            *((name, f"{name} weights") for name in found if name not in contenders.CONTENDERS),
+        ):
+            shown = [samples[key] for key in ("ours", name, "eager") if key in samples]
+            if name not in found or not shown:
+                continue
+            notes = [f"{key}: {failures[key]}" for key in ("ours", name) if key in failures]
+            made.append(
+                contenders.row(
+                    case,
+                    f"{mode}, {title}",
+                    "us",
+                    {key: sample.median for key, sample in samples.items()},
+                    name,
+                    floor=bound,
+                    spread=max(sample.spread for sample in shown),
+                    note="; ".join(notes) or None,
+                )
+            )
+    for metric, attribute, unit in (
+        ("compile", "compile", "s"),
+        ("compile, warm", "again", "s"),
+        ("error", "error", "1"),
+    ):
+        values = {name: getattr(each, attribute) for name, each in found.items()}
+        for way in stocks:
+            if values.get(way.name) is not None:
+                made.append(contenders.row(case, f"{metric}, {way.title}", unit, values, way.name))
+    return made
+
+
+def _line(case: Case, found: Mapping[str, Measured], seconds: float) -> str:
+    shown = []
+    for name, each in found.items():
+        values = each.times.get("graph") or each.times.get("call")
+        text = f"{measure.summarize(values).median:.1f}" if values else "-"
+        tuning = f" ({each.compile:.1f} s)" if each.compile is not None else ""
+        shown.append(f"{name} {text}{tuning}{f' {each.failure}' if each.failure else ''}")
+    return f"{case.name}: {', '.join(shown)}; {seconds:.1f} s in all"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when a contender failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--group", nargs="+", choices=gemm_suite.GROUPS, help="only these")
+    parser.add_argument("--case", nargs="+", choices=sorted(gemm_suite.CASES), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="only those that stand for all")
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=list(contenders.CONTENDERS),
+        default=list(contenders.CONTENDERS),
+        metavar="NAME",
+        help=f"only these of {', '.join(contenders.CONTENDERS)}",
+    )
+    parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
+    parser.add_argument("--warm", action="store_true", help="compile again, from the caches")
+    parser.add_argument("--list", action="store_true", help="print the cases, and measure none")
+    slices.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    cases = [
+        case
+        for case in gemm_suite.CASES.values()
+        if (not options.group or case.group in options.group)
+        and (not options.case or case.name in options.case)
+        and (case.quick or not options.quick)
+    ]
+    if options.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    start = time.monotonic()
+    header = results.collect_header("gemm", results.command_line())
+    header["commit"] = options.commit or header["commit"]
+    ledger = slices.Ledger(header, options.json_out, options.resume)
+    todo = [case for case in cases if case.name not in ledger.done]
+    ways = contenders.chosen(["eager", *options.contenders])
+    timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
+    contenders.start_workers(ways, timer.device)
+    print(f"Started in {time.monotonic() - start:.1f} s; {len(todo)} cases to measure", flush=True)
+    left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
+    failed, count = False, 0
+    for case in slices.within(todo, left):
+        begin = time.monotonic()
+        try:
+            found = measure_case(case, ways, timer, rounds=options.rounds, warm=options.warm)
+        except Exception as failure:
+            failed = True
+            print(f"{case.name}: {type(failure).__name__}: {str(failure)[:500]}", flush=True)
+        else:
+            failed |= any(each.failure for each in found.values())
+            ledger.add(rows(case.name, found, floor(case, timer.device)))
+            print(_line(case, found, time.monotonic() - begin), flush=True)
+        count += 1
+        if timer.device == "cuda":
+            torch.cuda.empty_cache()
+    print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The models that the end-to-end benchmark compiles, at their published sizes, with random weights.
+
+Each is plain torch.nn, so that nothing has to be downloaded. Llama is a stack of the 8B's layers
+without embedding and head, whose weights would hide the layers', and decodes with a cache of keys
+and values of fixed length, as servers hold it. Of the quantised ones, `int8_linear` does what
+torchao 0.18 does for Int8WeightOnlyConfig on a GPU; `int4_linear` dequantises by group what
+torchao packs two to a byte.
+
+    model = MODELS["llama decode 16x1"]
+    module, inputs = model.make("cuda", torch.bfloat16)
+"""
+
+# A module's call returns Any to the type checker.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import memory_models
+
+__all__ = ["MODELS", "Llama", "Model", "int4_linear", "int8_linear", "pack_int4", "quantize_int8"]
+
+Inputs = tuple[Tensor, ...]
+
+
+# Weights of 8 and 4 bits.
+
+
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """A linear layer with int8 weights [N, K] and a scale for each of N."""
+    product = torch.mm(x.reshape(-1, x.shape[-1]), weight.t().to(x.dtype))
+    return (product * scales.to(product.dtype).flatten()).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def pack_int4(values: Tensor) -> Tensor:
+    """uint8 [N, K] of values below 16 as [N, K / 2]: even columns in the high halves of bytes."""
+    return values[:, ::2] << 4 | values[:, 1::2]
+
+
+def int4_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """A linear layer with packed weights [N, K / 2] and scales [N, K / group] around 8."""
+    values = torch.stack((weight >> 4, weight & 15), dim=-1).flatten(-2)
+    groups = (values.to(x.dtype) - 8).unflatten(-1, (scales.shape[1], -1))
+    return F.linear(x, (groups * scales.unsqueeze(-1).to(x.dtype)).flatten(-2))
+
+
+class Int8Linear(nn.Module):
+    """A linear layer without bias whose weight is rounded to int8 by rows."""
+
+    weight: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (weight / scales).round().to(torch.int8))
+        self.register_buffer("scales", scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return int8_linear(x, self.weight, self.scales)
+
+
+def quantize_int8(module: nn.Module) -> nn.Module:
+    """Replace every nn.Linear within `module` by an `Int8Linear`; returns the module."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, Int8Linear(child.weight.detach()))
+        else:
+            quantize_int8(child)
+    return module
+
+
+# Llama.
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation in float32, as Llama's published code has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+        return self.weight * normal.to(x.dtype)
+
+
+class LlamaLayer(nn.Module):
+    """Grouped-query attention with rotary positions, then SwiGLU.
+
+    Args:
+        past: positions in the cache of keys and values, the last of which the call writes; 0 for
+            no cache.
+        batch: of the cache.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(
+        self, width: int, hidden: int, heads: int, groups: int, past: int, batch: int
+    ) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size, self.past = heads, groups, width // heads, past
+        self.query, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(width, groups * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        if past:
+            for name in ("keys", "values"):
+                self.register_buffer(name, torch.randn(batch, groups, past, self.size))
+
+    def _heads(self, x: Tensor, count: int) -> Tensor:
+        return x.unflatten(-1, (count, self.size)).transpose(1, 2)
+
+    def attend(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """[batch, length, width]; cosine and sine are [length, size / 2]."""
+        query = rotate(self._heads(self.query(x), self.heads), cosine, sine)
+        key = rotate(self._heads(self.key(x), self.groups), cosine, sine)
+        value = self._heads(self.value(x), self.groups)
+        if self.past:
+            place = slice(self.past - x.shape[1], self.past)
+            self.keys[:, :, place] = key
+            self.values[:, :, place] = value
+            key, value = self.keys, self.values
+        found = F.scaled_dot_product_attention(
+            query, key, value, is_causal=not self.past, enable_gqa=True
+        )
+        return self.out(found.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.attend(self.norm1(x), cosine, sine)
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021) of `[batch, heads, length, size]`."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+class Llama(nn.Module):
+    """A stack of layers, from hidden states to hidden states."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        heads: int,
+        groups: int,
+        depth: int,
+        past: int = 0,
+        batch: int = 1,
+    ) -> None:
+        super().__init__()
+        self.size, self.past = width // heads, past
+        self.layers = nn.ModuleList(
+            LlamaLayer(width, hidden, heads, groups, past, batch) for _ in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, half = x.shape[1], self.size // 2
+        start = self.past - length if self.past else 0
+        rates = 500000.0 ** (-torch.arange(half, device=x.device) / half)
+        angles = torch.arange(start, start + length, device=x.device)[:, None] * rates
+        cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for layer in self.layers:
+            x = layer(x, cosine, sine)
+        return x
+
+
+class Logits(nn.Module):
+    """BERT's sequence output alone."""
+
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.bert(*inputs)[0]
+
+
+# The list.
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """One entry of the benchmark."""
+
+    name: str
+    build: Callable[[], tuple[nn.Module, Inputs]]
+    """Makes the module in float32 and its inputs, on the default device."""
+    bytes_read: int
+    """Weights and cache that a call must read, in bfloat16 or int8, where they are what bounds it;
+    0 elsewhere."""
+    int8: bool = False
+
+    def make(self, device: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
+        """The module in evaluation mode and its inputs; of equal values in every dtype, but for
+        rounding."""
+        with torch.random.fork_rng(), torch.device(device), torch.no_grad():
+            torch.manual_seed(0)
+            module, inputs = self.build()
+            # Rounded first, so that a reference in float32 has the same weights.
+            module = module.to(torch.bfloat16)
+            if self.int8:
+                module = quantize_int8(module)
+            inputs = tuple(
+                each.bfloat16().to(dtype) if each.is_floating_point() else each for each in inputs
+            )
+            return module.to(dtype).eval(), inputs
+
+
+LLAMA = (4096, 14336, 32, 8, 4)
+"""Of the 8B: width, hidden, heads, groups, and 4 of its 32 layers."""
+
+PAST = 1024
+
+
+def _decode_bytes(batch: int, weight_bytes: int) -> int:
+    width, hidden, heads, groups, depth = LLAMA
+    size = width // heads
+    weights = 2 * width * width + 2 * groups * size * width + 3 * width * hidden
+    cached = 2 * batch * groups * PAST * size
+    return depth * (weight_bytes * weights + 2 * cached)
+
+
+def _prefill() -> tuple[nn.Module, Inputs]:
+    return Llama(*LLAMA), (torch.randn(1, 2048, LLAMA[0]),)
+
+
+def _decode(batch: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        return Llama(*LLAMA, past=PAST, batch=batch), (torch.randn(batch, 1, LLAMA[0]),)
+
+    return build
+
+
+def _bert() -> tuple[nn.Module, Inputs]:
+    tokens, types = torch.randint(30522, (32, 128)), torch.zeros(32, 128, dtype=torch.int64)
+    lengths = torch.full((32,), 128)
+    return Logits(memory_models.Bert(768, 12, 12, 30522, 512)), (tokens, types, lengths)
+
+
+def _vit() -> tuple[nn.Module, Inputs]:
+    return memory_models.Vit(768, 12, 12, 224, 16), (torch.randn(64, 3, 224, 224),)
+
+
+def _unet() -> tuple[nn.Module, Inputs]:
+    steps = torch.tensor([10.0, 250.0, 500.0, 990.0])
+    return memory_models.UNet(64, (1, 2, 4)), (torch.randn(4, 3, 256, 256), steps)
+
+
+MODELS: Mapping[str, Model] = {
+    model.name: model
+    for model in (
+        Model("llama decode 16x1", _decode(16), _decode_bytes(16, 2)),
+        Model("llama decode 1x1", _decode(1), _decode_bytes(1, 2)),
+        Model("llama prefill 1x2048", _prefill, 0),
+        Model("llama int8 decode 16x1", _decode(16), _decode_bytes(16, 1), int8=True),
+        Model("llama int8 decode 1x1", _decode(1), _decode_bytes(1, 1), int8=True),
+        Model("bert 32x128", _bert, 0),
+        Model("vit 64x224", _vit, 0),
+        Model("unet 4x256", _unet, 0),
+    )
+}
+"""By name, in the order in which they are worth measuring."""

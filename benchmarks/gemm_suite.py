@@ -1,0 +1,426 @@
+"""The GEMMs that the benchmark measures, as data, and what a user would write for each.
+
+Sizes are those of layers: Llama-3 8B (width 4096, hidden 14336, 8 groups of keys and values) and
+70B of which each of 8 GPUs has a part (tensor parallel), at decode, small and large batches, and
+prefill. Around them stand shapes on which libraries do badly, weights of 8 and 4 bits, fp8, and
+products with what models compute just before and after them.
+
+FLOP, bytes and the roofline are those of the case's `GemmProblem`.
+
+    program = CASES["llama-8b o 16x4096x4096"].program("cuda")
+    program.function(*program.inputs)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.gemm_models import int4_linear, int8_linear, pack_int4
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+
+__all__ = ["CASES", "GROUPS", "Case", "Program"]
+
+GROUPS = ("llama", "square", "unaligned", "skinny", "bmm", "int8", "int4", "fp8", "fused")
+
+ROWS = (1, 4, 16, 64, 256, 2048, 8192)
+"""M of the plain layers."""
+
+DECODE_AND_PREFILL = (1, 16, 2048)
+"""M of everything fused or quantised."""
+
+INT4_GROUP = 128
+"""Elements along K that share a scale."""
+
+GELU_OPERATIONS = 6
+EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A case's computation on tensors of its sizes."""
+
+    function: Callable[..., Any]
+    """Returns a tensor, or a tuple of them."""
+    inputs: tuple[Tensor, ...]
+    reference: Callable[[], tuple[Tensor, ...]]
+    """The results in float64."""
+    rivals: Mapping[str, Callable[[], Any]]
+    """What else users have for the same layer, to be run as it is: "bf16" for the layer that is
+    not quantised."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One product of the suite."""
+
+    group: str
+    label: str
+    kind: str
+    """A key of `KINDS`."""
+    m: int
+    n: int
+    """Columns of one factor b; of those that are gated, of each."""
+    k: int
+    batch: int = 1
+    layouts: str = "rc"
+    """Of the two factors of a bmm, as in `GemmProblem.contiguous`."""
+    parts: tuple[int, ...] = ()
+    """Columns of several weights that share the input; their sum is `n`."""
+    quick: bool = False
+    """Whether it is one of the few that stand for all."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the suite."""
+        sizes = f"{self.m}x{self.n}x{self.k}"
+        return f"{self.label} {f'{self.batch}x' if self.batch > 1 else ''}{sizes}"
+
+    @functools.cached_property
+    def problem(self) -> GemmProblem:
+        """The product with all that can be fused into it."""
+        return KINDS[self.kind].problem(self)
+
+    def program(self, device: str | torch.device, seed: int = 0) -> Program:
+        """The computation, with random inputs whose results are of order 1."""
+        generator = torch.Generator(device).manual_seed(seed)
+        return KINDS[self.kind].program(self, _Source(device, generator))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Makes random tensors."""
+
+    device: str | torch.device
+    generator: torch.Generator
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        value = torch.randn(
+            shape, dtype=torch.bfloat16, device=self.device, generator=self.generator
+        )
+        return value.mul_(scale)
+
+    def weight(self, n: int, k: int) -> Tensor:
+        """[n, k], as nn.Linear has it."""
+        return self.normal(n, k, scale=k**-0.5)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Of [low, high)."""
+        return torch.randint(
+            low, high, shape, dtype=dtype, device=self.device, generator=self.generator
+        )
+
+    def scales(self, *shape: int, around: float, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Positive, within a factor of 2 of each other."""
+        value = torch.rand(shape, device=self.device, generator=self.generator)
+        return ((value + 1) * around).to(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a user writes, and the problem that it is."""
+
+    problem: Callable[[Case], GemmProblem]
+    program: Callable[[Case, _Source], Program]
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def _program(
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    rivals: Mapping[str, Callable[[], Any]] | None = None,
+) -> Program:
+    """A program whose reference is itself, on floating inputs widened to float64."""
+
+    def reference() -> tuple[Tensor, ...]:
+        wide = (each.double() if each.is_floating_point() else each for each in inputs)
+        return _tuple(function(*wide))
+
+    return Program(function, inputs, reference, rivals or {})
+
+
+# Each kind: a problem and a program.
+
+
+def _mm_problem(case: Case, **rest: Any) -> GemmProblem:
+    return GemmProblem.contiguous("mm", case.m, case.n, case.k, **rest)
+
+
+def _mm(case: Case, source: _Source) -> Program:
+    return _program(F.linear, source.normal(case.m, case.k), source.weight(case.n, case.k))
+
+
+def _bmm_problem(case: Case) -> GemmProblem:
+    return GemmProblem.contiguous(
+        "bmm", case.m, case.n, case.k, batch=case.batch, layouts=case.layouts
+    )
+
+
+def _bmm(case: Case, source: _Source) -> Program:
+    def operand(rows: int, columns: int, layout: str, scale: float) -> Tensor:
+        if layout == "r":
+            return source.normal(case.batch, rows, columns, scale=scale)
+        return source.normal(case.batch, columns, rows, scale=scale).transpose(1, 2)
+
+    a = operand(case.m, case.k, case.layouts[0], 1.0)
+    return _program(torch.bmm, a, operand(case.k, case.n, case.layouts[1], case.k**-0.5))
+
+
+def _int8_problem(case: Case) -> GemmProblem:
+    return GemmProblem.contiguous("mixed", case.m, case.n, case.k, b_dtype="int8")
+
+
+def _int8(case: Case, source: _Source) -> Program:
+    x = source.normal(case.m, case.k)
+    weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
+    # Uniform integers have a deviation of 73.
+    scales = source.scales(case.n, around=case.k**-0.5 / 73)
+    wide = source.weight(case.n, case.k)
+    return _program(int8_linear, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
+
+
+def _int4_problem(case: Case) -> GemmProblem:
+    prologue = Prologue("dequantize", "group", INT4_GROUP)
+    return GemmProblem.contiguous(
+        "mixed", case.m, case.n, case.k, b_dtype="uint4", prologue=prologue
+    )
+
+
+def _int4(case: Case, source: _Source) -> Program:
+    x = source.normal(case.m, case.k)
+    weight = pack_int4(source.integers(0, 16, case.n, case.k, dtype=torch.uint8))
+    # Uniform integers have a deviation of 4.6.
+    scales = source.scales(case.n, case.k // INT4_GROUP, around=case.k**-0.5 / 4.6)
+    wide = source.weight(case.n, case.k)
+    return _program(int4_linear, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
+
+
+def _fp8_problem(case: Case) -> GemmProblem:
+    inputs = (EpilogueInput("float32", "column"), EpilogueInput("float32", "row"))
+    return GemmProblem.contiguous(
+        "scaled",
+        case.m,
+        case.n,
+        case.k,
+        "float8_e4m3fn",
+        epilogue=Epilogue(inputs),
+        fast_accumulation=True,
+    )
+
+
+def _fp8_linear(x: Tensor, weight: Tensor, x_scales: Tensor, weight_scales: Tensor) -> Tensor:
+    return torch._scaled_mm(
+        x, weight.t(), x_scales, weight_scales, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def _fp8(case: Case, source: _Source) -> Program:
+    x = source.normal(case.m, case.k).to(torch.float8_e4m3fn)
+    weight = source.normal(case.n, case.k).to(torch.float8_e4m3fn)
+    x_scales = source.scales(case.m, 1, around=1.0, dtype=torch.float32)
+    weight_scales = source.scales(1, case.n, around=case.k**-0.5, dtype=torch.float32)
+    inputs = (x, weight, x_scales, weight_scales)
+
+    def reference() -> tuple[Tensor, ...]:
+        wide, wide_weight, rows, columns = (each.double() for each in inputs)
+        return ((wide @ wide_weight.t()) * rows * columns,)
+
+    return Program(_fp8_linear, inputs, reference, {})
+
+
+def _bias_gelu_problem(case: Case) -> GemmProblem:
+    epilogue = Epilogue((EpilogueInput("bfloat16", "row"),), GELU_OPERATIONS)
+    return GemmProblem.contiguous("addmm", case.m, case.n, case.k, epilogue=epilogue)
+
+
+def _bias_gelu(case: Case, source: _Source) -> Program:
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight, bias))
+
+    x, weight = source.normal(case.m, case.k), source.weight(case.n, case.k)
+    return _program(function, x, weight, source.normal(case.n))
+
+
+def _residual_problem(case: Case) -> GemmProblem:
+    return _mm_problem(case, epilogue=Epilogue((EpilogueInput("bfloat16", "matrix"),), 1))
+
+
+def _residual(case: Case, source: _Source) -> Program:
+    def function(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return residual + F.linear(x, weight)
+
+    x, weight = source.normal(case.m, case.k), source.weight(case.n, case.k)
+    return _program(function, x, weight, source.normal(case.m, case.n))
+
+
+def _swiglu_problem(case: Case) -> GemmProblem:
+    return GemmProblem.contiguous(
+        "mm",
+        case.m,
+        2 * case.n,
+        case.k,
+        parts=(case.n, case.n),
+        epilogue=Epilogue(gated=True),
+    )
+
+
+def _swiglu(case: Case, source: _Source) -> Program:
+    def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    gate, up = source.weight(case.n, case.k), source.weight(case.n, case.k)
+    return _program(function, source.normal(case.m, case.k), gate, up)
+
+
+def _qkv_problem(case: Case) -> GemmProblem:
+    return _mm_problem(case, parts=case.parts)
+
+
+def _qkv(case: Case, source: _Source) -> Program:
+    def function(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return tuple(F.linear(x, weight) for weight in weights)
+
+    weights = [source.weight(n, case.k) for n in case.parts]
+    return _program(function, source.normal(case.m, case.k), *weights)
+
+
+def _rmsnorm_problem(case: Case) -> GemmProblem:
+    return _mm_problem(case, prologue=Prologue("normalize", vectors=1))
+
+
+def _rmsnorm(case: Case, source: _Source) -> Program:
+    def function(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(F.rms_norm(x, (x.shape[-1],), norm, EPSILON), weight)
+
+    x = source.normal(case.m, case.k)
+    return _program(function, x, source.scales(case.k, around=0.7), source.weight(case.n, case.k))
+
+
+KINDS: Mapping[str, Kind] = {
+    "mm": Kind(_mm_problem, _mm),
+    "bmm": Kind(_bmm_problem, _bmm),
+    "int8": Kind(_int8_problem, _int8),
+    "int4": Kind(_int4_problem, _int4),
+    "fp8": Kind(_fp8_problem, _fp8),
+    "bias_gelu": Kind(_bias_gelu_problem, _bias_gelu),
+    "residual": Kind(_residual_problem, _residual),
+    "swiglu": Kind(_swiglu_problem, _swiglu),
+    "qkv": Kind(_qkv_problem, _qkv),
+    "rmsnorm": Kind(_rmsnorm_problem, _rmsnorm),
+}
+
+
+# The suite.
+
+LAYERS: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "llama-8b": {
+        "kv": (1024, 4096),
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate": (14336, 4096),
+        "down": (4096, 14336),
+    },
+    "llama-70b-tp8": {
+        "kv": (128, 8192),
+        "qkv": (1280, 8192),
+        "o": (8192, 1024),
+        "gate": (3584, 8192),
+        "down": (8192, 3584),
+    },
+}
+"""N and K of the weights of a layer: `kv` of keys or values alone, `qkv` of one merged weight, `o`
+of the output (and, in 8B, of queries), `gate` of the gate or of up."""
+
+QUICK_LLAMA = frozenset(
+    {
+        ("llama-8b", "kv", 1),
+        ("llama-8b", "o", 1),
+        ("llama-8b", "gate", 16),
+        ("llama-8b", "down", 64),
+        ("llama-8b", "qkv", 256),
+        ("llama-8b", "o", 2048),
+        ("llama-8b", "gate", 8192),
+        ("llama-70b-tp8", "o", 4),
+        ("llama-70b-tp8", "gate", 16),
+        ("llama-70b-tp8", "qkv", 64),
+        ("llama-70b-tp8", "down", 2048),
+    }
+)
+
+
+def _llama() -> Iterator[Case]:
+    for (model, layers), m in itertools.product(LAYERS.items(), ROWS):
+        for layer, (n, k) in layers.items():
+            quick = (model, layer, m) in QUICK_LLAMA
+            yield Case("llama", f"{model} {layer}", "mm", m, n, k, quick=quick)
+
+
+def _quantised() -> Iterator[Case]:
+    for kind, (n, k), m in itertools.product(
+        ("int8", "int4"), ((14336, 4096), (4096, 14336)), DECODE_AND_PREFILL
+    ):
+        yield Case(kind, f"{kind} weight", kind, m, n, k, quick=n > k and m > 1)
+
+
+def _fused() -> Iterator[Case]:
+    kinds: tuple[tuple[str, str, int, int, tuple[int, ...]], ...] = (
+        ("QKV", "qkv", 6144, 4096, (4096, 1024, 1024)),
+        ("SwiGLU", "swiglu", 14336, 4096, ()),
+        ("RMSNorm + linear", "rmsnorm", 4096, 4096, ()),
+        ("residual", "residual", 4096, 14336, ()),
+        ("bias + gelu", "bias_gelu", 16384, 4096, ()),
+    )
+    for (label, kind, n, k, parts), m in itertools.product(kinds, DECODE_AND_PREFILL):
+        quick = m != 1 or kind == "qkv"
+        yield Case("fused", label, kind, m, n, k, parts=parts, quick=quick)
+
+
+def _others() -> Iterator[Case]:
+    yield Case("square", "cube", "mm", 1024, 1024, 1024, quick=True)
+    yield Case("square", "rectangle", "mm", 2040, 3584, 3584)
+    # 17 x 16 tiles of 128 x 256 are 8 more than two waves of 132 multiprocessors.
+    yield Case("square", "wave tail", "mm", 2176, 4096, 4096)
+    for m, n, k in (
+        (4096, 4095, 4096),
+        (2048, 4096, 4095),
+        (64, 4097, 4095),
+        (16, 4096, 4095),
+        (999, 1001, 1003),
+    ):
+        yield Case("unaligned", "unaligned", "mm", m, n, k, quick=m in (16, 2048))
+    for m, n, k in ((256, 256, 65536), (64, 64, 65536), (512, 512, 32768), (32, 256, 131072)):
+        yield Case("skinny", "large K", "mm", m, n, k, quick=m == 256)
+    bmm = (
+        ("scores", 64, 512, 512, 64, "rc"),
+        ("scores", 32, 2048, 2048, 128, "rc"),
+        ("values", 64, 512, 64, 512, "rr"),
+        ("values", 32, 2048, 128, 2048, "rr"),
+        ("decode scores", 128, 4, 1024, 128, "rc"),
+        ("decode values", 128, 4, 128, 1024, "rr"),
+        ("experts", 8, 64, 14336, 4096, "rc"),
+        ("cubes", 16, 512, 512, 512, "rr"),
+    )
+    for label, batch, m, n, k, layouts in bmm:
+        quick = label in ("values", "experts") and m != 512
+        yield Case("bmm", label, "bmm", m, n, k, batch, layouts, quick=quick)
+    for m, n, k in ((16, 14336, 4096), (2048, 14336, 4096), (4096, 4096, 4096)):
+        yield Case("fp8", "fp8 row-wise", "fp8", m, n, k, quick=m == n)
+
+
+CASES: Mapping[str, Case] = {
+    case.name: case
+    for case in sorted(
+        (*_fused(), *_quantised(), *_others(), *_llama()), key=lambda case: not case.quick
+    )
+}
+"""By name, in the order in which they are worth measuring."""

@@ -1,0 +1,114 @@
+"""The GEMM benchmark's suite: what it holds, and that every program computes what it says."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import gemm, gemm_models, gemm_suite
+from benchmarks.gemm_suite import CASES, Case
+
+TOYS = {
+    "mm": Case("llama", "toy", "mm", 5, 24, 32),
+    "bmm": Case("bmm", "toy", "bmm", 5, 24, 32, 3, "rc"),
+    "int8": Case("int8", "toy", "int8", 5, 24, 32),
+    "int4": Case("int4", "toy", "int4", 5, 24, 256),
+    "fp8": Case("fp8", "toy", "fp8", 16, 32, 64),
+    "bias_gelu": Case("fused", "toy", "bias_gelu", 5, 24, 32),
+    "residual": Case("fused", "toy", "residual", 5, 24, 32),
+    "swiglu": Case("fused", "toy", "swiglu", 5, 24, 32),
+    "qkv": Case("fused", "toy", "qkv", 5, 32, 32, parts=(16, 8, 8)),
+    "rmsnorm": Case("fused", "toy", "rmsnorm", 5, 24, 32),
+}
+
+
+def run(kind: str) -> tuple[Any, gemm_suite.Program]:
+    program = TOYS[kind].program("cpu")
+    try:
+        return program.function(*program.inputs), program
+    except RuntimeError as error:
+        if kind == "fp8":
+            pytest.skip(f"no row-wise scales on this CPU: {error}")
+        raise
+
+
+@pytest.mark.parametrize("kind", gemm_suite.KINDS)
+def test_program_agrees_with_float64(kind: str) -> None:
+    found, program = run(kind)
+    # Two roundings to bfloat16, and int4's scaled weights are a third.
+    assert gemm.error(found, program.reference()) < 2**-7
+    results = found if isinstance(found, tuple) else (found,)
+    assert all(0.2 < float(each.float().std()) < 3 for each in results)
+    for rival in program.rivals.values():
+        assert rival().shape == found.shape
+
+
+@pytest.mark.parametrize("kind", [kind for kind in gemm_suite.KINDS if kind != "fp8"])
+def test_problem_counts_what_the_program_does(kind: str) -> None:
+    case = TOYS[kind]
+    program = case.program("cpu")
+    with FlopCounterMode(display=False) as counter:
+        found = program.function(*program.inputs)
+    assert case.problem.flops == counter.get_total_flops()
+    results = found if isinstance(found, tuple) else (found,)
+    assert case.problem.bytes_read == sum(each.nbytes for each in program.inputs)
+    assert case.problem.bytes_written == sum(each.nbytes for each in results)
+
+
+def test_inputs_are_the_problem_s_operands() -> None:
+    for case in (TOYS["bmm"], dataclasses.replace(TOYS["bmm"], layouts="cr"), TOYS["mm"]):
+        a, b = case.program("cpu").inputs
+        b = b if case.kind == "bmm" else b.t()
+        assert a.stride()[-2:] == case.problem.a.strides
+        assert b.stride()[-2:] == case.problem.b.strides
+
+
+def test_the_suite_is_the_one_that_was_asked_for() -> None:
+    counts = collections.Counter(case.group for case in CASES.values())
+    assert set(counts) == set(gemm_suite.GROUPS)
+    assert counts["llama"] == 70
+    assert counts["bmm"] == 8
+    llama = [case for case in CASES.values() if case.group == "llama"]
+    assert {case.m for case in llama} == {1, 4, 16, 64, 256, 2048, 8192}
+    fused = [case for case in CASES.values() if case.group == "fused"]
+    for kind in ("bias_gelu", "residual", "swiglu", "qkv", "rmsnorm"):
+        assert {case.m for case in fused if case.kind == kind} == {1, 16, 2048}
+    assert {(c.m, c.n, c.k) for c in CASES.values() if c.group == "square"} >= {
+        (1024, 1024, 1024),
+        (2040, 3584, 3584),
+    }
+    for case in CASES.values():
+        if case.group == "unaligned":
+            assert case.n % 8 or case.k % 8
+    assert all(case.problem.tma_obstacle is None for case in llama)
+
+
+def test_few_stand_for_every_group_and_come_first() -> None:
+    quick = [case.quick for case in CASES.values()]
+    assert sorted(quick, reverse=True) == quick
+    assert 25 <= sum(quick) <= 35
+    assert {case.group for case in CASES.values() if case.quick} == set(gemm_suite.GROUPS)
+    kinds = {case.kind for case in CASES.values() if case.quick}
+    assert kinds == set(gemm_suite.KINDS)
+
+
+def test_packed_weights_are_read_back() -> None:
+    values = torch.randint(0, 16, (6, 256), dtype=torch.uint8)
+    scales = torch.rand(6, 2) + 0.5
+    x = torch.randn(3, 256)
+    expected = x @ ((values.float() - 8) * scales.repeat_interleave(128, 1)).t()
+    packed = gemm_models.pack_int4(values)
+    assert packed.shape == (6, 128)
+    torch.testing.assert_close(gemm_models.int4_linear(x, packed, scales), expected)
+
+
+def test_error_counts_all_results_and_keeps_nan() -> None:
+    exact = (torch.tensor([3.0, 0.0]).double(), torch.tensor([4.0]).double())
+    assert gemm.error((torch.tensor([3.0, 0.5]), torch.tensor([4.0])), exact) == 0.1
+    assert math.isnan(gemm.error((torch.tensor([math.nan, 0.0]), torch.tensor([4.0])), exact))
