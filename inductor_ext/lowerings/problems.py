@@ -229,12 +229,13 @@ def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
     return found  # type: ignore[return-value]
 
 
-def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str], *, equal: bool) -> None:
-    if a.dtype not in allowed or b.dtype not in allowed or (equal and a.dtype != b.dtype):
+def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
+    # The two dtypes of fp8 may be mixed.
+    if not {a.dtype, b.dtype} <= allowed or (a.dtype != b.dtype and allowed is not FP8):
         raise NotCovered(f"factors of {a.dtype} and {b.dtype}")
 
 
-def _flags(dtype: str) -> dict[str, bool]:
+def _flags(dtype: str) -> dict[str, Any]:
     """What the user asks of a product of factors of a dtype: fields of its problem."""
     import torch
     from torch._inductor import config
@@ -257,11 +258,11 @@ def _product(
     """A product of two matrices, or of two batches of them."""
     left, right, product = _factors(node, *factors)
     a, b = operand(left, hints), operand(right, hints)
-    _require_dtypes(a, b, allowed, equal=allowed is not FP8)
+    _require_dtypes(a, b, allowed)
     *batch, m, k = sizes(left.shape, hints)
     n = sizes(right.shape, hints)[-1]
-    out = dtype_of(product)
-    return GemmProblem(operation, m, n, k, a, b, out, *batch, **_flags(a.dtype), **rest)
+    given: dict[str, Any] = {"batch": batch[0] if batch else 1, **_flags(a.dtype), **rest}
+    return GemmProblem(operation, m, n, k, a, b, dtype_of(product), **given)
 
 
 def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
@@ -353,17 +354,17 @@ def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
 
 
 def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
-    given = _arguments(node)
-    a, b, product = _factors(node, given["self"], given["mat2"])
-    if (a.dim(), b.dim()) != (2, 3) or given["offs"] is None:
+    arguments = _arguments(node)
+    a, b, product = _factors(node, arguments["self"], arguments["mat2"])
+    if (a.dim(), b.dim()) != (2, 3) or arguments["offs"] is None:
         raise NotCovered("only rows of a matrix are grouped, and each group has a matrix")
-    if given["bias"] is not None:
+    if arguments["bias"] is not None:
         raise NotCovered("a bias of each group")
     left, right = operand(a, hints), operand(b, hints)
-    _require_dtypes(left, right, allowed, equal=allowed is not FP8)
+    _require_dtypes(left, right, allowed)
     (m, k), (groups, _, n) = sizes(a.shape, hints), sizes(b.shape, hints)
-    out = dtype_of(product)
-    return GemmProblem("grouped", m, n, k, left, right, out, groups, **_flags(left.dtype))
+    given: dict[str, Any] = {"batch": groups, **_flags(left.dtype)}
+    return GemmProblem("grouped", m, n, k, left, right, dtype_of(product), **given)
 
 
 def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
