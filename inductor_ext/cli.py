@@ -67,6 +67,11 @@ COMMANDS = (
         "inductor_ext.report.plan",
     ),
     Command(
+        "tune",
+        "show, export, import or forget what was measured of GEMMs",
+        "inductor_ext.report.tune",
+    ),
+    Command(
         "verify",
         "check that a package is what it was when it was written",
         "inductor_ext.report.artifact_verify",

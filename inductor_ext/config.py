@@ -36,6 +36,10 @@ if _typing.TYPE_CHECKING:
     artifact_cache_dir: str | None
     artifact_cache_size: int | str
     event_log: str | None
+    tuning_cache: bool
+    tuning_cache_dir: str | None
+    tuning_cache_entries: int
+    tuning_wait: int
 
 
 def snapshot(overrides: "_typing.Mapping[str, object] | None" = None) -> "_settings.Settings":

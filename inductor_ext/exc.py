@@ -24,6 +24,7 @@ __all__ = [
     "BadProblemFileError",
     "BadReportFileError",
     "BadSignatureError",
+    "BadTuningFileError",
     "ConstantMismatchError",
     "ForeignConstantError",
     "IncompatibleArtifactError",
@@ -299,6 +300,13 @@ class OrderError(InductorExtError):
 
 class BadProblemFileError(InductorExtError):
     """A file of a planning problem that cannot be read, or a plan's that cannot be written."""
+
+    template = "{file}{where}: {why}."
+    remedy = "{mend}."
+
+
+class BadTuningFileError(InductorExtError):
+    """A file of tuning results that cannot be read, or that cannot be written."""
 
     template = "{file}{where}: {why}."
     remedy = "{mend}."

@@ -89,6 +89,12 @@ def _count(value: int) -> int:
     return value
 
 
+def _positive(value: int) -> int:
+    if value < 1:
+        raise ValueError("an integer from 1")
+    return value
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The values that hold for one compile, frozen when it begins and kept for its backward."""
@@ -190,6 +196,31 @@ class Settings:
         "Compile into an artifact the checks of its inputs: number, dtype, sizes and their ranges "
         "and constraints, strides, device and layout. They cost some tens of nanoseconds a tensor. "
         "False leaves them out; wrong inputs then give wrong numbers or crash.",
+    )
+    tuning_cache: bool = _setting(
+        True,
+        "Keep what tuning has measured of GEMMs, and look there before measuring; take what was "
+        "imported, too. False leaves only what the package ships.",
+    )
+    tuning_cache_dir: str | None = _setting(
+        None,
+        "Folder of tuning results; by default a folder in Inductor's cache folder. Processes may "
+        "share it. Where it cannot be used, GEMMs are tuned anew, with one warning.",
+        in_cache_key=False,
+    )
+    tuning_cache_entries: int = _setting(
+        20_000,
+        "GEMMs of which that folder keeps measurements at most, and likewise for imported ones: 2 "
+        "to 4 KB each. Beyond it the oldest go.",
+        in_cache_key=False,
+        reads=_positive,
+    )
+    tuning_wait: int = _setting(
+        300,
+        "Seconds that a process waits for another that is tuning the same GEMM, counted from the "
+        "last result that anybody has put into the folder. Then it tunes the GEMM itself.",
+        in_cache_key=False,
+        reads=_count,
     )
     event_log: str | None = _setting(
         None,

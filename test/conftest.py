@@ -23,9 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="inductor_ext-test-")
         config.stash[_made_cache] = os.environ[_CACHE_VARIABLE] = folder
     elif not hasattr(config, "workerinput"):
-        # What an earlier run has compiled must not keep the tests from compiling.
-        artifacts = os.path.join(os.environ[_CACHE_VARIABLE], "inductor_ext", "artifacts")
-        shutil.rmtree(artifacts, ignore_errors=True)
+        # What an earlier run has compiled must not keep the tests from compiling, nor what it has
+        # measured from measuring.
+        for name in ("artifacts", "tuning"):
+            folder = os.path.join(os.environ[_CACHE_VARIABLE], "inductor_ext", name)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

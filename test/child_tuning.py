@@ -1,0 +1,163 @@
+"""Processes that share a folder of tuning results, started and killed from one that has no torch.
+
+    python child_tuning.py write FOLDER             eight processes put overlapping results
+    python child_tuning.py kill FOLDER KILLS SEED   writers die at random moments
+    python child_tuning.py settle FOLDER            eight processes meet the same problems
+    python child_tuning.py agree FILE               two ranks disagree; these load torch
+
+Each exits with 0 if all that has to hold in it does, and prints what the test looks at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from inductor_ext.selection.decision import Decision, Timing
+from inductor_ext.selection.entries import Entry, Environment
+from inductor_ext.selection.store import Store
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.device import KNOWN, Device
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["CONFIG", "H200", "HERE", "decision", "entry", "problem"]
+
+(H200,) = (each for each in KNOWN if each.name == "NVIDIA H200")
+
+HERE = Environment(H200.name, H200.capability, H200.sms, "3.7.1", "13.0", "0123456789abcdef")
+
+CONFIG = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
+
+PROCESSES = 8
+
+
+def problem(index: int = 0) -> GemmProblem:
+    return GemmProblem.contiguous("mm", 2048 + index, 4096, 4096)
+
+
+def decision(microseconds: float = 90.0, config: GemmConfig | None = CONFIG) -> Decision:
+    """One that says how fast its configuration was; stock takes 100 us."""
+    other = Timing(CONFIG, microseconds) if config else Timing(CONFIG, None, "it was wrong")
+    return Decision(config, "measured", (Timing(None, 100.0), other))
+
+
+def entry(
+    index: int = 0,
+    microseconds: float = 90.0,
+    environment: Environment = HERE,
+    config: GemmConfig | None = CONFIG,
+    device: Device = H200,
+    measured: int = 1_700_000_000,
+) -> Entry:
+    chosen = decision(microseconds, config)
+    return Entry(problem(index), environment, config, chosen.timings, measured, "2.13.0")
+
+
+def forked(count: int, work: Callable[[int], None]) -> None:
+    """Run `work(index)` in so many processes; raise unless all end well."""
+    children = []
+    for index in range(count):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work(index)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert ended == [0] * count, ended
+
+
+def write(folder: str) -> None:
+    def work(index: int) -> None:
+        store = Store(folder)
+        for step in range(12):
+            # Each problem comes from several processes, each environment from one.
+            here = Environment("NVIDIA H200", (9, 0), 132, f"3.{index}", "13.0", "")
+            store.put({problem(step): decision(50.0 + index)}, H200, here)
+            found = store.lookup(problem(step), H200, here)
+            assert found is not None
+            assert found.exact
+            assert found.decision.microseconds(CONFIG) == 50.0 + index
+
+    forked(PROCESSES, work)
+
+
+def kill(folder: str, kills: int, seed: int) -> None:
+    choose = random.Random(seed)
+    store = Store(folder)
+    store.put({problem(index): decision() for index in range(5)}, H200, HERE)
+    died = 0
+    for index in range(kills):
+        child = os.fork()
+        if child == 0:
+            try:
+                for step in range(1_000_000):
+                    # Another environment each time, so that each writes a file.
+                    here = dataclasses.replace(HERE, templates=f"{index} {step}")
+                    store.put({problem((index + step) % 5): decision()}, H200, here)
+            finally:
+                os._exit(1)
+        time.sleep(choose.uniform(0.002, 0.02))
+        os.kill(child, signal.SIGKILL)
+        died += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    print(died)
+
+
+def settle(folder: str) -> None:
+    problems = [problem(index) for index in range(6)]
+    log = Path(folder).with_suffix(".log")
+    results = Path(folder).with_suffix(".results")
+
+    def work(index: int) -> None:
+        def tune(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+            with open(log, "a") as file:
+                file.writelines(f"{each.m}\n" for each in batch)
+            time.sleep(0.05)
+            return {each: decision(10.0 + index) for each in batch}
+
+        mine = problems[index % 3 :]
+        random.Random(index).shuffle(mine)
+        found = Store(folder).settle(mine, H200, tune, HERE)
+        times = {each.m: found[each].microseconds(CONFIG) for each in mine}
+        with open(results, "a") as file:
+            file.write(json.dumps(times) + "\n")
+
+    forked(PROCESSES, work)
+
+
+def agree(file: str) -> None:
+    import torch.distributed as dist
+
+    from inductor_ext.selection import ranks
+
+    def work(rank: int) -> None:
+        store = dist.FileStore(file, 2)
+
+        def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+            # Both have looked, and found that nobody has decided, before either decides.
+            store.add("deciding", 1)
+            while store.add("deciding", 0) < 2:
+                time.sleep(0.001)
+            return {each: decision(10.0 + rank) for each in batch}
+
+        problems = [problem(index) for index in range(3)]
+        found = ranks.agree(problems if rank else problems[::-1], decide, HERE, "", store)
+        times = [found[each].microseconds(CONFIG) for each in problems]
+        os.write(1, (json.dumps(times) + "\n").encode())
+
+    forked(2, work)
+
+
+if __name__ == "__main__":
+    mode, path, *numbers = sys.argv[1:]
+    {"write": write, "kill": kill, "settle": settle, "agree": agree}[mode](path, *map(int, numbers))
