@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inductor_ext import cache, events, exc
-from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.decision import STOCK, Decision
 from inductor_ext.selection.entries import FORMAT, Entry, Environment, merged, raw_table
 from inductor_ext.settings import Settings
 from inductor_ext.templates.constraints import legal
@@ -266,7 +266,8 @@ class Store:
         Args:
             problems: each is tuned at most once.
             device: the one to measure on.
-            tune: called with one or several batches of them, and must decide on each of a batch.
+            tune: called once or several times with some of them; what it does not decide on is left
+                to stock's path.
             environment: this process's by default.
         """
         settled: dict[GemmProblem, Decision] = {}
@@ -276,7 +277,7 @@ class Store:
                 if batch:
                     decisions = tune(batch)
                     self.put(decisions, device, environment)
-                    settled.update((problem, decisions[problem]) for problem in batch)
+                    settled.update((problem, decisions.get(problem, STOCK)) for problem in batch)
             pending = [problem for problem in pending if problem not in settled]
             for problem in pending:
                 known = self._exact(problem, device, environment)
