@@ -448,7 +448,7 @@ LEGAL = [
     (INT8, MIXED, H200),
     (ODD, GemmConfig("cp_async", 128, 128, 64, 3, 8), H200),
     (HUGE, but(TILE, index64=True), H200),
-    (NORMALIZED, TILE, H200),
+    (but(DECODE, prologue=Prologue("normalize", vectors=1)), but(SPLIT, split_k=1), H200),
 ]
 
 REFUSED = [
@@ -549,6 +549,10 @@ REFUSED = [
         H200,
         "groups of 96",
     ),
+    ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
+    ("normalization", but(DECODE, prologue=Prologue("normalize", vectors=2)), SPLIT, H200, "mean"),
+    ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split sees them"),
+    ("split_k", GATED, SPLIT, H200, "gate each other"),
     ("index", HUGE, TILE, H200, "64-bit indices"),
 ]
 

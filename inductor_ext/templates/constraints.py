@@ -246,6 +246,10 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     template = TEMPLATES[config.template]
     if not template.split_k:
         return f"{config.template} does not split K"
+    if problem.epilogue.gated:
+        return "parts gate each other when their sums are complete, and no split has them"
+    if problem.prologue is not None and problem.prologue.kind == "normalize":
+        return "rows are normalised by all of their elements, and no split sees them"
     if problem.deterministic and template.atomics:
         return "splits are added up by atomics, in any order, and results must be deterministic"
     steps = ceiling(problem.k, config.block_k)
@@ -301,6 +305,20 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
         return (
             f"a thread would hold {loaded} registers of operands and {products} of products; 64 "
             "and 128 are free"
+        )
+    return None
+
+
+@_constraint()
+def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Squares of rows are a tile of accumulators of its own; and there is no mean to subtract."""
+    if problem.prologue is None or problem.prologue.kind != "normalize":
+        return None
+    if problem.prologue.vectors > 1:
+        return "only root mean squares, without a mean and a bias, normalise rows"
+    if config.block_m > 64:
+        return (
+            f"block_m is {config.block_m}, and squares of more than 64 rows need too many registers"
         )
     return None
 

@@ -38,7 +38,7 @@ SOURCE = r"""
 {%- set factors = [] %}
 {#- The factors, each an argument of its own. #}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = ["W"] if NORMALIZE else ["S"] if SCALES in ("'tensor'", "'column'") else [] %}
+{%- set extra = ["W"] if WEIGHTED else ["S"] if SCALES in ("'tensor'", "'column'") else [] %}
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", 0)}}
     K = {{size("A", 1)}}
@@ -112,8 +112,10 @@ SOURCE = r"""
     c_at = B1 + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
     up = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- endif %}
-    {%- if NORMALIZE %}
+    {%- if WEIGHTED %}
     w_at = W + begin + rk
+    {%- endif %}
+    {%- if NORMALIZE %}
     squares = tl.zeros((BLOCK_M, BLOCK_M), dtype=tl.float32)
     {%- endif %}
     {%- if PDL %}
@@ -127,9 +129,11 @@ SOURCE = r"""
         c = tl.load(c_at{{b_mask}}{{once}})
         {%- endif %}
         {%- if NORMALIZE %}
-        weight = tl.load(w_at{{"" if EVEN_K else ", mask=rk < end - k, other=0"}})
         {%- set transposed = ("tl.trans(a), a" if SWAP else "a, tl.trans(a)") %}
         squares = tl.dot({{transposed}}, squares, allow_tf32=ALLOW_TF32)
+        {%- endif %}
+        {%- if WEIGHTED %}
+        weight = tl.load(w_at{{"" if EVEN_K else ", mask=rk < end - k, other=0"}})
         a = a * weight{{a_k}}.to(A.dtype.element_ty)
         w_at += BLOCK_K
         {%- endif %}
@@ -218,6 +222,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "EVEN_N": all(part % columns == 0 for part in parts),
         "GATED": gated,
         "NORMALIZE": prologue is not None and prologue.kind == "normalize",
+        "WEIGHTED": prologue is not None and prologue.vectors > 0,
         "DEQUANTIZE": prologue is not None and prologue.kind == "dequantize",
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
