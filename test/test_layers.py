@@ -83,6 +83,8 @@ PURE = (
     "templates.problem",
     "templates.ranking",
     "templates.space",
+    "templates.triton.persistent",
+    "templates.triton.shared",
     "templates.triton.tile",
 )
 """Modules that know no compiler: neither they nor what they import load one of `COMPILERS`."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     BATCHED,
+    DTYPE_BITS,
     GemmProblem,
     ceiling,
     plain,
@@ -37,8 +38,6 @@ class Template:
     tma: Literal["always", "optional", "never"] = "never"
     persistent: bool = False
     """Whether as many CTAs as SMs take one tile after the other."""
-    staging: bool = False
-    """Whether a tile passes through shared memory of its own on its way out, for a TMA store."""
     split_k: bool = False
     swap: bool = False
     parts: bool = False
@@ -81,11 +80,9 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "persistent_tma": Template(
             _PLAIN,
-            prologues=frozenset({"normalize"}),
             capability=(9, 0),
             tma="always",
             persistent=True,
-            staging=True,
             swap=True,
             parts=True,
         ),
@@ -94,26 +91,25 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             capability=(9, 0),
             tma="always",
             persistent=True,
-            staging=True,
             parts=True,
         ),
         "bmm_persistent": Template(
             BATCHED,
-            tma="optional",
+            capability=(9, 0),
+            tma="always",
             persistent=True,
-            staging=True,
             swap=True,
         ),
         "grouped": Template(
             frozenset({"grouped"}),
-            tma="optional",
+            capability=(9, 0),
+            tma="always",
             persistent=True,
             swap=True,
         ),
         "mixed": Template(
             frozenset({"mixed"}),
             prologues=frozenset({"dequantize"}),
-            tma="optional",
             split_k=True,
             swap=True,
             parts=True,
@@ -138,6 +134,14 @@ TemplateName = Literal[
     "grouped",
     "mixed",
 ]
+
+
+_PIECE_BYTES = 128
+"""Of a thread, when a tile of 16-bit elements changes its layout: what Triton 3.6 and 3.7 take at
+most, as compiled for capability 9.0."""
+
+_BARRIER_BYTES = 1024
+"""At most, of the pipelines that Triton 3.6 and 3.7 compile, warp-specialised ones included."""
 
 
 @dataclass(frozen=True)
@@ -253,17 +257,23 @@ class GemmConfig:
     def extra_bytes(self, problem: GemmProblem) -> int:
         """Bytes of shared memory besides the stages.
 
-        A tile on its way out, where the template stages it; and an operand that a prologue has
-        changed in registers, unless it is the first of the tensor cores' operands, the only one
-        that they read from registers.
+        A tile on its way out, whose layout changes there: in place of the stages, unless those of
+        the next tile are being loaded; in pieces if elements have 16 bits or fewer. Barriers, for
+        TMA. And an operand that a prologue has changed in registers, unless it is the first of the
+        tensor cores' operands, the only one that they read from registers.
         """
         template = TEMPLATES[self.template]
         if not template.tensor_cores:
             return 0
-        extra = 0
-        if template.staging and self.tma:
-            columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
-            extra = size_of(self.block_m * columns, problem.stored)
+        columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
+        stored = problem.accumulator if self.split_k > 1 else problem.stored
+        extra = size_of(self.block_m * columns, stored)
+        if DTYPE_BITS[stored] <= 16:
+            extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
+        if not self.flatten and not self.warp_specialize:
+            extra = max(0, extra - self.stages * self.stage_bytes(problem))
+        if self.tma:
+            extra += _BARRIER_BYTES
         kind = problem.prologue.kind if problem.prologue else None
         if kind == "dequantize" and not self.swap:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)

@@ -130,6 +130,10 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
         return "persistent_tma_ws is warp-specialised, and no other template is"
     if config.tma != (template.tma == "always") and template.tma != "optional":
         return f"{config.template} {template.tma} loads by TMA"
+    if config.tma and problem.prologue is not None:
+        return (
+            f"TMA loads into shared memory, with nothing on the way to {problem.prologue.kind} it"
+        )
     if config.flatten and not template.persistent:
         return f"{config.template} has no loop over tiles to flatten"
     if config.swap and not template.swap:
@@ -232,7 +236,7 @@ def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -
     return None
 
 
-@_constraint("persistent_tma", "persistent_tma_ws", "splitk", "bmm_persistent", "grouped", "mixed")
+@_constraint("persistent_tma", "persistent_tma_ws", "splitk", "bmm_persistent", "grouped")
 def _check_tma_alignment(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """What TMA loads has a contiguous dimension; address and strides are multiples of 16 bytes."""
     return problem.tma_obstacle if config.tma else None

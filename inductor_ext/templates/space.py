@@ -168,7 +168,7 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     if not skinny and not few and not mixed:
         return
     pdl = device.capability >= (9, 0)
-    tma = [True, False] if pdl and problem.tma_obstacle is None else [False]
+    tma = [True, False] if pdl and problem.tma_obstacle is None and not mixed else [False]
     for m, n, swap in _tiles(problem, device, (32, 64, 128)):
         if m * n > 128 * 128 and not mixed:
             continue
@@ -200,14 +200,14 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """Persistent kernels over many matrices, of equal or unequal numbers of rows."""
-    tma = problem.tma_obstacle is None and device.capability >= (9, 0)
-    tma = tma and problem.arithmetic != "fma"
+    if problem.tma_obstacle is not None or device.capability < (9, 0):
+        return
     for m, n, swap in _tiles(problem, device, (64, 128)):
         for k in _k_blocks(problem, (1, 2)):
             for warps in _warps(m, n):
                 for flatten in (True, False):
                     shape = _shape(
-                        name, problem, m, n, k, warps=warps, swap=swap, tma=tma, flatten=flatten
+                        name, problem, m, n, k, warps=warps, swap=swap, tma=True, flatten=flatten
                     )
                     yield from _staged(shape, problem, device, 5, 2)
 

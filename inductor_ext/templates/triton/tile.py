@@ -2,8 +2,8 @@
 
 The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
 
-- one CTA, one tile of `BLOCK_M` rows and `COLUMNS` columns; CTAs walk the output in groups of
-  `GROUP_M` rows of tiles, which share what they read of b in L2;
+- one CTA, one tile of `BLOCK_M` rows and `COLUMNS` columns of one matrix; CTAs walk the output in
+  groups of `GROUP_M` rows of tiles, which share what they read of b in L2;
 - several factors b (`PARTS`) share one launch: a tile belongs to one of them, and their products
   lie side by side in the output;
 - two factors can gate each other (`GATED`): a tile has the same columns of both and stores
@@ -25,29 +25,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from inductor_ext.templates.config import GemmConfig, tiles_along_n
-from inductor_ext.templates.problem import GemmProblem, ceiling
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import shared
 
-__all__ = ["ACTIVATIONS", "SOURCE", "constants"]
+__all__ = ["SOURCE", "constants"]
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
-"""What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
-x sigmoid(2 u), since tanh(u) = 2 sigmoid(2 u) - 1."""
-
-SOURCE = r"""
+SOURCE = (
+    shared.MACROS
+    + r"""
 {%- set factors = [] %}
 {#- The factors, each an argument of its own. #}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
 {%- set extra = ["W"] if WEIGHTED else ["S"] if SCALES in ("'tensor'", "'column'") else [] %}
 {{def_kernel(*(["A"] + factors + extra))}}
-    M = {{size("A", 0)}}
-    K = {{size("A", 1)}}
-    stride_am = {{stride("A", 0)}}
-    stride_ak = {{stride("A", 1)}}
-    stride_bk = {{stride("B0", 0)}}
-    stride_bn = {{stride("B0", 1)}}
+    M = {{size("A", -2)}}
+    K = {{size("A", -1)}}
+    stride_am = {{stride("A", -2)}}
+    stride_ak = {{stride("A", -1)}}
+    stride_bk = {{stride("B0", -2)}}
+    stride_bn = {{stride("B0", -1)}}
 
     pid = tl.program_id(0).to(INDEX_DTYPE)
+    {%- if BATCHED or SPLIT_K > 1 %}
+    matrix = tl.cdiv(M, BLOCK_M) * TILES_N
+    {{"q" if BATCHED else "split"}} = pid // matrix
+    pid = pid % matrix
+    {%- endif %}
     width = GROUP_M * TILES_N
     group = pid // width
     group_rows = min(tl.cdiv(M, BLOCK_M) - group * GROUP_M, GROUP_M)
@@ -58,21 +62,21 @@ SOURCE = r"""
     B = B0
     tile = 0
     first = 0
-    N = {{size("B0", 1)}}
-    {%- set before = namespace(columns=size("B0", 1)) %}
+    N = {{size("B0", -1)}}
+    {%- set before = namespace(columns=size("B0", -1)) %}
     {%- for i in range(1, PARTS) %}
     if pid_n >= FIRST_TILE_{{i}}:
         B = B{{i}}
     tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, tile)
     first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
-    N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, 1)}}, N)
-    {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, 1) %}
+    N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, -1)}}, N)
+    {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, -1) %}
     {%- endfor %}
     rn = (pid_n - tile) * COLUMNS + tl.arange(0, COLUMNS)
     {%- else %}
     B = B0
     first = 0
-    N = {{size("B0", 1)}}
+    N = {{size("B0", -1)}}
     rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
     {%- endif %}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -80,7 +84,6 @@ SOURCE = r"""
 
     {%- if SPLIT_K > 1 %}
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
-    split = tl.program_id(1).to(INDEX_DTYPE)
     begin = split * share
     end = min(begin + share, K)
     {%- else %}
@@ -105,6 +108,10 @@ SOURCE = r"""
     {%- set b_mask = ", mask=%s, other=0" % " & ".join(b_masks) if b_masks else "" %}
     {%- set once = ', eviction_policy="evict_first"' if B_ONCE else "" %}
 
+    {%- if BATCHED %}
+    A = A + q * {{stride("A", 0)}}
+    B = B + q * {{stride("B0", 0)}}
+    {%- endif %}
     a_at = A + rm{{m}} * stride_am + (begin + rk){{a_k}} * stride_ak
     b_at = B + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
     acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
@@ -176,26 +183,15 @@ SOURCE = r"""
     acc = acc * scale{{n}}
     {%- endif %}
     {%- if GATED %}
-    {%- if ACTIVATION == "'silu'" %}
-    acc = acc * tl.sigmoid(acc) * up
-    {%- elif ACTIVATION == "'gelu'" %}
-    acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476)) * up
-    {%- elif ACTIVATION == "'gelu_tanh'" %}
-    acc = acc * tl.sigmoid(1.5957691216057308 * acc * (1.0 + 0.044715 * acc * acc)) * up
-    {%- elif ACTIVATION == "'relu'" %}
-    acc = tl.maximum(acc, 0.0) * up
-    {%- elif ACTIVATION == "'sigmoid'" %}
-    acc = tl.sigmoid(acc) * up
-    {%- else %}
-    acc = acc * up
-    {%- endif %}
+    acc = {{gate("acc", "up")}}
     {%- endif %}
     idx_m = {{"split * M + " if SPLIT_K > 1 else ""}}rm{{m}}
     idx_n = (first + rn){{n}}
     mask = (rm{{m}} < M) & (rn{{n}} < N)
-    {{store_output(("idx_m", "idx_n"), "acc", "mask",
+    {{store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
                    val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
 """
+)
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
@@ -204,31 +200,17 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     Of N, which is static, whether tiles divide it is decided here; of M and K `instances` decides,
     which knows what is symbolic.
     """
-    gated = problem.epilogue.gated
     parts = problem.parts or (problem.n,)
-    columns = config.block_n // 2 if gated else config.block_n
+    tiling = shared.tiling(problem, config)
     prologue = problem.prologue
-    tiles = [ceiling(part, columns) for part in parts]
-    found: dict[str, Any] = {
-        "BLOCK_M": config.block_m,
-        "BLOCK_K": config.block_k,
-        "COLUMNS": columns,
-        "GROUP_M": config.group_m,
+    return {
+        **tiling,
         "SPLIT_K": config.split_k,
-        "SWAP": config.swap,
         "PDL": config.pdl,
-        "PARTS": len(parts),
-        "TILES_N": tiles_along_n(problem, config.block_n) if not gated else tiles[0],
-        "EVEN_N": all(part % columns == 0 for part in parts),
-        "GATED": gated,
+        "EVEN_N": all(part % tiling["COLUMNS"] == 0 for part in parts),
         "NORMALIZE": prologue is not None and prologue.kind == "normalize",
         "WEIGHTED": prologue is not None and prologue.vectors > 0,
         "DEQUANTIZE": prologue is not None and prologue.kind == "dequantize",
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
-        "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
-        "ALLOW_TF32": problem.tf32,
     }
-    for i in range(1, len(parts)):
-        found[f"FIRST_TILE_{i}"] = sum(tiles[:i])
-    return found

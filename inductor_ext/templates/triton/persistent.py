@@ -1,0 +1,194 @@
+"""As many CTAs as multiprocessors, which take one tile after the other, loaded by TMA.
+
+The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persistent`, and of
+`splitk` where that loads by TMA. Its ideas:
+
+- a CTA walks tiles of all matrices, `tl.num_programs(0)` apart, in groups of `GROUP_M` rows of
+  tiles; the loop over tiles and that over K are one (`FLATTEN`), so that the first loads of a tile
+  are under way while the last one is stored, or other warps load (`WARP_SPECIALIZE`);
+- descriptors are made on the device, one an operand, with its contiguous dimension last; beyond a
+  border they load zeros, so that loads have no masks; a batch is one dimension more, unless all its
+  matrices are one (stride 0);
+- several factors b (`PARTS`) share one launch: a tile takes the descriptor of the factor that it
+  belongs to;
+- two factors can gate each other (`GATED`), operands can be exchanged (`SWAP`), and K can be
+  divided (`SPLIT_K`), as in `tile`; then a CTA takes one piece of work (`splitk`).
+
+N and K are static. Addresses of the output have the index type that Inductor chooses; coordinates
+of TMA have 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import FP8, GemmProblem
+from inductor_ext.templates.triton import shared
+
+__all__ = ["SOURCE", "constants"]
+
+SOURCE = (
+    shared.MACROS
+    + r"""
+{#- A descriptor of an operand with `outer` rows and `inner` contiguous columns. #}
+{%- macro descriptor(name, batched, q, outer, inner, stride_q, stride_outer, block) -%}
+tl.make_tensor_descriptor(
+        {{name}},
+        shape=[{{"%s, " % q if batched}}{{outer}}, {{inner}}],
+        strides=[{{"%s, " % stride_q if batched}}{{stride_outer}}, 1],
+        block_shape=[{{"1, " if batched}}{{block[0]}}, {{block[1]}}],
+    )
+{%- endmacro %}
+{#- A tile of an operand as the tensor cores want it: `flip` if K is not where they want it. #}
+{%- macro fetch(name, batched, at, block, flip) -%}
+{{name}}.load([{{"q, " if batched}}{{at[0]}}, {{at[1]}}])
+{%- if batched %}.reshape({{block[0]}}, {{block[1]}}){% endif %}{{".T" if flip}}
+{%- endmacro %}
+{#- Where a tile lies: matrix q, row and column of tiles. #}
+{%- macro place(tile) %}
+        {%- if BATCHED or SPLIT_K > 1 %}
+        {{"q" if BATCHED else "split"}} = {{tile}} // matrix
+        local = {{tile}} % matrix
+        {%- else %}
+        local = {{tile}}
+        {%- endif %}
+        group = local // width
+        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
+        pid_m = group * GROUP_M + (local % width) % group_rows
+        pid_n = (local % width) // group_rows
+{%- endmacro %}
+{%- set factors = [] %}
+{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
+{{def_kernel(*(["A"] + factors))}}
+    M = {{size("A", -2)}}
+    {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
+    {%- set b_block = ("BLOCK_K", "COLUMNS") if B_ROW else ("COLUMNS", "BLOCK_K") %}
+    {%- set a_leading = A_LEADING or stride("A", -2 if A_ROW else -1) %}
+    a_desc = {{descriptor("A", A_BATCHED, size("A", 0), "M" if A_ROW else "K",
+        "K" if A_ROW else "M", stride("A", 0), a_leading, a_block)}}
+    {%- for name in factors %}
+    {%- set columns = size(name, -1) %}
+    {%- set b_leading = B_LEADING or stride(name, -2 if B_ROW else -1) %}
+    b{{loop.index0}}_desc = {{descriptor(name, B_BATCHED, size(name, 0), "K" if B_ROW else columns,
+        columns if B_ROW else "K", stride(name, 0), b_leading, b_block)}}
+    {%- endfor %}
+
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    width = GROUP_M * TILES_N
+    matrix = tiles_m * TILES_N
+    tiles = matrix{{" * " ~ size("A", 0) if BATCHED else " * SPLIT_K" if SPLIT_K > 1}}
+    begin = tl.program_id(0).to(INDEX_DTYPE)
+    {%- if FLATTEN %}
+    # Of the tile that is stored, so that nothing of it has to be kept while the next one is loaded.
+    stored = begin - tl.num_programs(0)
+    {%- endif %}
+    {%- if PDL %}
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    {%- endif %}
+    for tile in tl.range(
+        begin, tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        {{- place("tile")}}
+        row = (pid_m * BLOCK_M).to(tl.int32)
+        {%- if PARTS > 1 and not GATED %}
+        b_desc = b0_desc
+        first_tile = 0
+        {%- for i in range(1, PARTS) %}
+        if pid_n >= FIRST_TILE_{{i}}:
+            b_desc = b{{i}}_desc
+        first_tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, first_tile)
+        {%- endfor %}
+        column = ((pid_n - first_tile) * COLUMNS).to(tl.int32)
+        {%- else %}
+        column = (pid_n * COLUMNS).to(tl.int32)
+        {%- endif %}
+        {%- if BATCHED %}
+        q = q.to(tl.int32)
+        {%- endif %}
+        {%- set shape = "(COLUMNS, BLOCK_M)" if SWAP else "(BLOCK_M, COLUMNS)" %}
+        {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" %}
+        {%- if IMPRECISE %}
+        {%- set options = options ~ ", max_num_imprecise_acc=IMPRECISE" %}
+        {%- endif %}
+        acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
+        {%- if GATED %}
+        up = tl.zeros({{shape}}, dtype=ACC_TYPE)
+        {%- endif %}
+        {%- if SPLIT_K > 1 %}
+        first_k = (split * SHARE).to(tl.int32)
+        for k in tl.range(first_k, min(first_k + SHARE, K), BLOCK_K):
+        {%- else %}
+        for k in tl.range(0, K, BLOCK_K):
+        {%- endif %}
+            {%- set a_at = ("row", "k") if A_ROW else ("k", "row") %}
+            {%- set b_at = ("k", "column") if B_ROW else ("column", "k") %}
+            {%- set a_flip = A_ROW == SWAP %}
+            {%- set b_flip = B_ROW == SWAP %}
+            {%- set b_name = "b_desc" if PARTS > 1 and not GATED else "b0_desc" %}
+            a = {{fetch("a_desc", A_BATCHED, a_at, a_block, a_flip)}}
+            b = {{fetch(b_name, B_BATCHED, b_at, b_block, b_flip)}}
+            acc = tl.dot({{"b, a" if SWAP else "a, b"}}, acc, {{options}})
+            {%- if GATED %}
+            c = {{fetch("b1_desc", B_BATCHED, b_at, b_block, b_flip)}}
+            up = tl.dot({{"c, a" if SWAP else "a, c"}}, up, {{options}})
+            {%- endif %}
+        {%- if FLATTEN %}
+        stored += tl.num_programs(0)
+        {{- place("stored")}}
+        {%- endif %}
+        {%- if GATED %}
+        acc = {{gate("acc", "up")}}
+        {%- endif %}
+        {%- set m = "[None, :]" if SWAP else "[:, None]" %}
+        {%- set n = "[:, None]" if SWAP else "[None, :]" %}
+        rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        {%- if PARTS > 1 and not GATED %}
+        first_tile = 0
+        first = 0
+        N = {{size("B0", -1)}}
+        {%- set before = namespace(columns=size("B0", -1)) %}
+        {%- for i in range(1, PARTS) %}
+        first_tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, first_tile)
+        first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
+        N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, -1)}}, N)
+        {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, -1) %}
+        {%- endfor %}
+        rn = (pid_n - first_tile) * COLUMNS + tl.arange(0, COLUMNS)
+        idx_n = (first + rn){{n}}
+        {%- else %}
+        N = {{size("B0", -1)}}
+        rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+        idx_n = rn{{n}}
+        {%- endif %}
+        idx_m = {{"split * M + " if SPLIT_K > 1}}rm{{m}}
+        mask = (rm{{m}} < M) & (rn{{n}} < N)
+        {{store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                       indent_width=8,
+                       val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
+"""
+)
+
+
+def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """What a problem and a configuration make of the kernel.
+
+    A stride of rows that are only one is whatever a tensor happens to have, and TMA asks for a
+    multiple of 16 bytes: there the operand's own is taken.
+    """
+    precise = problem.a.dtype in FP8 and not problem.fast_accumulation
+    return {
+        **shared.tiling(problem, config),
+        "K": problem.k,
+        "A_ROW": problem.a.layout == "row",
+        "B_ROW": problem.b.layout == "row",
+        "B_LEADING": problem.b.leading if min(problem.n, problem.k) == 1 else 0,
+        "FLATTEN": config.flatten,
+        "WARP_SPECIALIZE": config.warp_specialize,
+        "SPLIT_K": config.split_k,
+        # Elements along K of a split, whole steps.
+        "SHARE": config.block_k * config.k_steps(problem),
+        "PDL": config.pdl,
+        "IMPRECISE": config.block_k if precise else 0,
+    }

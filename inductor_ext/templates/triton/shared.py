@@ -1,0 +1,60 @@
+"""What several kernels have in common: how an output is divided into tiles, and gates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inductor_ext.templates.config import GemmConfig, tiles_along_n
+from inductor_ext.templates.problem import GemmProblem, ceiling
+
+__all__ = ["ACTIVATIONS", "MACROS", "tiling"]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
+"""What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
+x sigmoid(2 u), since tanh(u) = 2 sigmoid(2 u) - 1."""
+
+MACROS = r"""
+{#- act(x) * up, in the accumulators' precision. #}
+{%- macro gate(x, up) -%}
+{%- if ACTIVATION == "'silu'" -%}
+{{x}} * tl.sigmoid({{x}}) * {{up}}
+{%- elif ACTIVATION == "'gelu'" -%}
+0.5 * {{x}} * (1.0 + tl.erf({{x}} * 0.7071067811865476)) * {{up}}
+{%- elif ACTIVATION == "'gelu_tanh'" -%}
+{{x}} * tl.sigmoid(1.5957691216057308 * {{x}} * (1.0 + 0.044715 * {{x}} * {{x}})) * {{up}}
+{%- elif ACTIVATION == "'relu'" -%}
+tl.maximum({{x}}, 0.0) * {{up}}
+{%- elif ACTIVATION == "'sigmoid'" -%}
+tl.sigmoid({{x}}) * {{up}}
+{%- else -%}
+{{x}} * {{up}}
+{%- endif -%}
+{%- endmacro %}
+"""
+"""Macros of the template language, for the beginning of a kernel's source."""
+
+
+def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """Constants that divide an output into tiles, those of several factors and gates included.
+
+    Tiles of the factors follow each other along N, and none reaches over a border between two.
+    """
+    gated = problem.epilogue.gated
+    parts = problem.parts or (problem.n,)
+    columns = config.block_n // 2 if gated else config.block_n
+    tiles = [ceiling(part, columns) for part in parts]
+    found: dict[str, Any] = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_K": config.block_k,
+        "COLUMNS": columns,
+        "GROUP_M": config.group_m,
+        "SWAP": config.swap,
+        "PARTS": len(parts),
+        "TILES_N": tiles[0] if gated else tiles_along_n(problem, config.block_n),
+        "GATED": gated,
+        "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
+        "ALLOW_TF32": problem.tf32,
+    }
+    for i in range(1, len(parts)):
+        found[f"FIRST_TILE_{i}"] = sum(tiles[:i])
+    return found

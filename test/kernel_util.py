@@ -1,0 +1,387 @@
+"""Kernels of the templates in Inductor's generated code: rendered, interpreted, compiled.
+
+`render` lowers one product by one configuration as for a GPU (`fake_cuda`) and gives the module
+that Inductor generates. `interpret` runs such modules, wrapper and kernels, on CPU tensors by
+Triton's interpreter, many in one process of its own: it is chosen when triton is imported.
+`compiled` is what Triton makes of a module's kernel for a GPU.
+
+The interpreter multiplies float16 and float32 (in float32), and bfloat16 wrongly.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import BATCHED, GemmProblem, Operand
+from test import fake_cuda
+
+__all__ = ["Case", "Compiled", "compiled", "inputs", "interpret", "reference", "render"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product by one configuration."""
+
+    problem: GemmProblem
+    config: GemmConfig
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of the kernel: ACTIVATION, EPSILON."""
+    after: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What is done to the product, for Inductor to fuse."""
+    offsets: tuple[int, ...] = ()
+    """Where the groups of a grouped product end."""
+    offset: int = 0
+    """Elements from the start of their storages to a and b."""
+    bias: Literal["row", "matrix"] | None = None
+    """What is added by the template's own epilogue, with prefix arguments."""
+
+
+def _matrix(
+    operand: Operand, rows: int, columns: int, batch: int, offset: int, device: str
+) -> torch.Tensor:
+    shape = (rows, columns) if batch == 0 else (batch, rows, columns)
+    strides = operand.strides if batch == 0 else (operand.batch_stride, *operand.strides)
+    dtype = getattr(torch, operand.dtype)
+    span = offset + operand.span(rows, columns, max(1, batch))
+    if device == "meta":
+        storage = torch.empty(span, dtype=dtype, device="meta")
+    elif dtype.is_floating_point:
+        storage = torch.randn(span, device=device).to(dtype)
+    else:
+        storage = torch.randint(-8, 8, (span,), device=device).to(dtype)
+    return storage.as_strided(shape, strides, offset)
+
+
+def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
+    """Operands of a case: a; every factor b; what its prologue reads; offsets; a bias.
+
+    Parts are matrices of their own, with b's layout.
+    """
+    torch.manual_seed(seed)
+    problem = case.problem
+    batch = problem.batch if problem.operation in BATCHED else 0
+    groups = problem.batch if problem.operation == "grouped" else 0
+    a_batch = groups if groups and problem.a.batch_stride else batch
+    b_batch = groups if groups and problem.b.batch_stride else batch
+    found = [_matrix(problem.a, problem.m, problem.k, a_batch, case.offset, device)]
+    for part in problem.parts or (problem.n,):
+        b = problem.b
+        if problem.parts:
+            strides = (part, 1) if b.layout == "row" else b.strides
+            b = Operand.of(b.dtype, (problem.k, part), strides)
+        found.append(_matrix(b, problem.k, part, b_batch, case.offset, device))
+    prologue = problem.prologue
+    if prologue is not None:
+        dtype = getattr(torch, prologue.scale_dtype)
+        if prologue.kind == "normalize":
+            found.append(torch.rand(problem.k, device=device).to(found[0].dtype))
+        elif prologue.scales in ("column", "tensor"):
+            count = problem.n if prologue.scales == "column" else 1
+            found.append(torch.rand(count, device=device).to(dtype))
+    if case.offsets:
+        found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
+    if case.bias:
+        size = _size(case) if case.bias == "matrix" else [problem.columns]
+        found.append(torch.randn(size, device=device).to(found[0].dtype))
+    return found
+
+
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The result in float64."""
+    problem = case.problem
+    parts = len(problem.parts or (problem.n,))
+    a, *rest = values
+    factors, rest = rest[:parts], rest[parts:]
+    a, factors = a.double(), [each.double() for each in factors]
+    prologue = problem.prologue
+    if prologue is not None and prologue.kind == "normalize":
+        scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
+        a = a * scale * rest.pop(0).double()
+    if case.offsets:
+        products = [_grouped(a, factors[0], case.offsets)]
+    else:
+        products = [a @ each for each in factors]
+    if prologue is not None and prologue.scales in ("column", "tensor"):
+        scales = rest.pop(0).double()
+        if prologue.scales == "column":
+            ends = torch.tensor(problem.parts or (problem.n,)).cumsum(0)
+            split = torch.tensor_split(scales, ends[:-1].tolist())
+        else:
+            split = (scales,) * parts
+        products = [product * each for product, each in zip(products, split, strict=True)]
+    if problem.epilogue.gated:
+        activation = _ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
+        found = activation(products[0]) * products[1]
+    else:
+        found = torch.cat(products, -1)
+    if case.bias:
+        found = found + values[-1].double()
+    return found if case.after is None else case.after(found)
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
+    begins = (0, *offsets[:-1])
+    spans = [slice(begin, end) for begin, end in zip(begins, offsets, strict=True)]
+    if a.dim() == 2 and b.dim() == 3:
+        return torch.cat([a[span] @ b[g] for g, span in enumerate(spans)])
+    if a.dim() == 3:
+        return torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
+    return torch.stack([a[:, span] @ b[span] for span in spans])
+
+
+@torch.library.custom_op("inductor_ext_test::product", mutates_args=())
+def _product(operands: list[torch.Tensor], size: list[int], dtype: torch.dtype) -> torch.Tensor:
+    raise NotImplementedError("it is lowered, and not called")
+
+
+@_product.register_fake
+def _(operands: list[torch.Tensor], size: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return operands[0].new_empty(size, dtype=dtype)
+
+
+def _size(case: Case) -> list[int]:
+    problem = case.problem
+    split = case.config.split_k
+    if problem.operation in BATCHED:
+        return [problem.batch, split * problem.m, problem.columns]
+    if case.offsets and not problem.a.batch_stride and not problem.b.batch_stride:
+        return [problem.batch, problem.m, problem.columns]
+    return [split * problem.m, problem.columns]
+
+
+def _dtype(case: Case) -> torch.dtype:
+    problem = case.problem
+    name = problem.accumulator if case.config.split_k > 1 else problem.out
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+@contextlib.contextmanager
+def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
+    """A function of `inputs`, which Inductor lowers to the case's kernel while this lasts."""
+    from torch._inductor import lowering
+    from torch._inductor.ir import FixedLayout
+    from torch._inductor.kernel.mm_common import addmm_epilogue, realize_inputs
+
+    from inductor_ext.templates.triton import instances
+
+    def lower(operands: Any, size: Any, dtype: torch.dtype) -> Any:
+        rest: dict[str, Any] = {}
+        if case.bias:
+            operands = [lowering.expand(operands[-1], size), *operands[:-1]]
+            rest = {"prefix_args": 1, "epilogue_fn": addmm_epilogue(dtype, 1, 1)}
+        nodes = realize_inputs(*operands)
+        layout = FixedLayout(nodes[-1].get_device(), dtype, size)
+        choice = instances.choice(
+            case.problem, case.config, nodes, layout, options=case.options, **rest
+        )
+        return choice.output_node()
+
+    def function(*tensors: torch.Tensor) -> torch.Tensor:
+        product = torch.ops.inductor_ext_test.product(list(tensors), _size(case), _dtype(case))
+        return product if case.after is None else case.after(product)
+
+    operator = torch.ops.inductor_ext_test.product.default
+    with mock.patch.dict(lowering.lowerings, {operator: lower}):
+        yield function
+
+
+def render(case: Case, capability: tuple[int, int] = (9, 0)) -> fake_cuda.Lowered:
+    """What Inductor generates for a case."""
+    with lowering_of(case) as function:
+        return fake_cuda.lower(function, *inputs(case, "meta"), capability=capability)
+
+
+def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
+    """Results of cases by Triton's interpreter; sums of splits are added up."""
+    work = {name: (render(case).code, inputs(case)) for name, case in cases.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        given, results = Path(folder, "given.pt"), Path(folder, "results.pt")
+        torch.save(work, given)
+        subprocess.run(
+            [sys.executable, "-m", "test.kernel_util", str(given), str(results)],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            check=True,
+        )
+        found: dict[str, torch.Tensor] = torch.load(results)
+    for name, case in cases.items():
+        split = case.config.split_k
+        if split > 1:
+            sums = found[name]
+            sums = sums.unflatten(-2, (split, -1)).sum(-3)
+            found[name] = sums
+    return found
+
+
+class _Kernel:
+    """In the place of a kernel that Inductor has loaded."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def run(self, *arguments: Any, stream: Any) -> None:
+        *operands, x, y, z = arguments
+        self.function[(x, y, z)](*operands)
+
+
+def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> torch.Tensor:
+    """Run a generated module's wrapper, with its kernels interpreted."""
+    tree = ast.parse(code)
+    (runner,) = (each for each in tree.body if getattr(each, "name", None) == "Runner")
+    (call,) = (each for each in runner.body if getattr(each, "name", None) == "call")  # type: ignore[attr-defined]
+    lowered = fake_cuda.Lowered(code, ())
+    namespace: dict[str, Any] = {
+        "torch": torch,
+        "assert_size_stride": lambda *_: None,
+        "assert_alignment": lambda *_: None,
+        "copy_if_misaligned": lambda tensor: tensor,
+        "empty_strided_cuda": _unwritten,
+        "get_raw_stream": lambda _: 0,
+        "reinterpret_tensor": torch._C._dynamo.guards._reinterpret_tensor,  # type: ignore[attr-defined]
+    }
+    for index, (kernel, source) in enumerate(lowered.kernels().items()):
+        namespace[kernel] = _Kernel(load(f"{name}_{index}", source, folder))
+    exec(compile(ast.Module([call], []), "<wrapper>", "exec"), namespace)
+    (found,) = namespace["call"](types.SimpleNamespace(), list(values))
+    return found  # type: ignore[no-any-return]
+
+
+def _unwritten(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A buffer that shows what was not written."""
+    found = torch.empty_strided(size, stride, dtype=dtype)
+    return found.fill_(float("nan") if dtype.is_floating_point else -77)
+
+
+_HEAD = """\
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+
+
+@triton.jit
+"""
+
+
+def load(name: str, source: str, folder: Path) -> Any:
+    """A kernel from its source; Triton reads it from a file."""
+    file = folder / f"{name}.py"
+    file.write_text(_HEAD + source)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (kernel,) = (each for each in vars(module).values() if hasattr(each, "arg_names"))
+    return kernel
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as compiled for a GPU."""
+
+    ptx: str
+    shared: int
+    """Bytes of shared memory of a CTA."""
+    spills: int
+    """Bytes of registers that ptxas has put into memory."""
+    registers: int
+    """Of a thread."""
+
+
+_TRITON = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+
+
+def compiled(case: Case, capability: tuple[int, int] = (9, 0)) -> Compiled:
+    """What Triton makes of a case's kernel for a GPU, by ptxas as well."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    lowered = render(case, capability)
+    ((name, source),) = lowered.kernels().items()
+    signature = dict(re.findall(r"'(\w+)': '(\*\w+|i32|i64)'", lowered.code))
+    config = case.config
+    with tempfile.TemporaryDirectory() as folder:
+        kernel = load(name, source, Path(folder))
+        given = {each: signature[each] for each in kernel.arg_names}
+        attributes = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(kernel.arg_names)}
+        target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        options = {"num_warps": config.warps, "num_stages": config.stages}
+        if config.pdl:
+            options["launch_pdl"] = True
+        with mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": folder}):
+            binary = triton.compile(
+                ASTSource(kernel, given, {}, attributes), target=target, options=options
+            )
+        registers, spills = _resources(binary.asm["cubin"], folder)
+    return Compiled(binary.asm["ptx"], binary.metadata.shared, spills, registers)
+
+
+def _resources(cubin: bytes, folder: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes of memory for those that did not fit."""
+    from triton import knobs
+
+    file = Path(folder, "kernel.cubin")
+    file.write_bytes(cubin)
+    told = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    (usage,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
+    registers, stack, local = (int(each) for each in usage)
+    return registers, stack + local
+
+
+def _main(given: str, results: str) -> None:
+    work = torch.load(given)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(torch.cuda, "_DeviceGuard", return_value=contextlib.nullcontext()),
+        mock.patch.object(torch.cuda, "set_device"),
+    ):
+        found = {
+            name: _run(code, values, Path(folder), re.sub(r"\W", "_", name))
+            for name, (code, values) in work.items()
+        }
+        torch.save(found, results)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
