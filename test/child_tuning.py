@@ -142,6 +142,7 @@ def agree(file: str) -> None:
 
     def work(rank: int) -> None:
         store = dist.FileStore(file, 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
         def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
             # Both have looked, and found that nobody has decided, before either decides.
@@ -151,7 +152,7 @@ def agree(file: str) -> None:
             return {each: decision(10.0 + rank) for each in batch}
 
         problems = [problem(index) for index in range(3)]
-        found = ranks.agree(problems if rank else problems[::-1], decide, HERE, "", store)
+        found = ranks.agree(problems if rank else problems[::-1], decide, HERE, "")
         times = [found[each].microseconds(CONFIG) for each in problems]
         os.write(1, (json.dumps(times) + "\n").encode())
 

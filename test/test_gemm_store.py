@@ -160,6 +160,28 @@ def test_a_table_with_anything_wrong_is_refused(tmp_path: Path, text: str, why: 
     assert len(str(caught.value)) < 600
 
 
+@given(st.data())
+@examples(150)
+def test_json_of_any_other_shape_is_refused_and_nothing_worse(data: st.DataObject) -> None:
+    """One value somewhere in an entry becomes another."""
+    value = json.loads(json.dumps(GOOD))
+    place: Any = value
+    while True:
+        key = data.draw(
+            st.sampled_from(list(place) if isinstance(place, dict) else range(len(place)))
+        )
+        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    junk = (None, True, -1, 0, 10**30, 1.5, "", "x", [], [[]], {}, {"": 0})
+    place[key] = data.draw(st.sampled_from(junk))
+    try:
+        read = Entry.from_json(value)
+    except exc.BadGemmError:
+        return
+    assert json.loads(read.line) == value
+
+
 def test_a_table_that_cannot_be_read_or_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(exc.BadTuningFileError, match="No such file"):
         read_table(tmp_path / "missing.json")

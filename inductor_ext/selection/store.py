@@ -143,7 +143,7 @@ class Store:
         Args:
             folder: made when it is first written to; with None nothing is kept, and only what is
                 shipped is known.
-            max_entries: problems that are kept of each source; beyond it the oldest go.
+            max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go.
             wait: seconds without any progress after which nobody waits for others who tune.
             tables: the folder of what is shipped.
         """
@@ -151,6 +151,7 @@ class Store:
         self.max_entries = max_entries
         self.wait = wait
         self._tables = pathlib.Path(tables)
+        self._until_collected: Counter[Source] = Counter()
 
     # --- what is known ---
 
@@ -398,7 +399,11 @@ class Store:
             self._make(source)
             for problem, added in by_problem.items():
                 count += self._merge_problem(self._path(source, problem), added)
-            self._collect(source)
+            # Looking at all names costs more than adding one.
+            self._until_collected[source] -= len(by_problem)
+            if self._until_collected[source] < 0:
+                self._collect(source)
+                self._until_collected[source] = self.max_entries // 50
             self._renew(source)
         return count
 
@@ -462,7 +467,8 @@ class Store:
         import filelock
 
         # Each holds it for milliseconds, unless somebody has stopped it.
-        with filelock.FileLock(self._make(".") / "writing", timeout=_PATIENCE):
+        path = self._make(".") / "writing"
+        with filelock.FileLock(path, timeout=_PATIENCE, poll_interval=0.005):
             yield
 
     def _make(self, name: str) -> pathlib.Path:
