@@ -217,8 +217,8 @@ class Settings:
     )
     tuning_wait: int = _setting(
         300,
-        "Seconds that a process waits for another that is tuning the same GEMM, counted from the "
-        "last result that anybody has put into the folder. Then it tunes the GEMM itself.",
+        "Seconds that a process waits for others that are tuning the same GEMMs, counted from the "
+        "last result that it got from them. Then it tunes what is left itself.",
         in_cache_key=False,
         reads=_count,
     )

@@ -125,9 +125,7 @@ def of_settings(settings: Settings) -> Store:
 class Store:
     """What is known, and the right to find out more.
 
-    known = store.lookup(problem, device)
-
-    decisions = store.settle(problems, device, tune)
+    `lookup` says what is known of a problem; `settle` has measured what is not known exactly.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class Store:
             folder: made when it is first written to; with None nothing is kept, and only what is
                 shipped is known.
             max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go.
-            wait: seconds without any progress after which nobody waits for others who tune.
+            wait: seconds without a result after which nobody waits any longer for others who tune.
             tables: the folder of what is shipped.
         """
         self.folder = None if folder is None else pathlib.Path(folder).absolute()
@@ -299,25 +297,26 @@ class Store:
         It waits until nobody else tunes one of them, or until all are known exactly, and then
         yields none. The right ends with the block, or with the process that holds it. Whoever holds
         one waits for nobody, so there is no deadlock among claims; and since a process may hold one
-        while its GPU waits for another rank, after `wait` seconds in which nobody has put anything
+        while its GPU waits for another rank, after `wait` seconds without any result for this one
         all that is left is yielded, whoever holds it.
         """
         here = environment or Environment.of(device)
         with contextlib.ExitStack() as stack:
             mine: list[GemmProblem] = []
             left = list(problems)
-            progress, since = None, time.monotonic()
+            seen: str | None = None
+            since = time.monotonic()
             while left and not mine:
-                now = self._token("measured")
-                changed = now != progress
-                if changed:
-                    progress, since = now, time.monotonic()
+                before, seen = seen, self._token("measured")
+                # Whether somebody has put something, which may be what is waited for.
+                changed = seen != before
                 late = time.monotonic() - since > self.wait
                 for problem in tuple(left):
                     with contextlib.ExitStack() as attempt:
                         owned = self._own(attempt, problem, here) or late
                         if (owned or changed) and self._exact(problem, device, here):
                             left.remove(problem)
+                            since = time.monotonic()
                         elif owned:
                             left.remove(problem)
                             mine.append(problem)
