@@ -90,7 +90,7 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     prologue = problem.prologue
     if prologue is not None:
         dtype = getattr(torch, prologue.scale_dtype)
-        if prologue.kind == "normalize":
+        if prologue.vectors:
             found.append(torch.rand(problem.k, device=device).to(found[0].dtype))
         elif prologue.scales in ("column", "tensor"):
             count = problem.n if prologue.scales == "column" else 1
@@ -123,7 +123,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     prologue = problem.prologue
     if prologue is not None and prologue.kind == "normalize":
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
-        a = a * scale * rest.pop(0).double()
+        a = a * scale * (rest.pop(0).double() if prologue.vectors else 1)
     if case.offsets:
         products = [_grouped(a, factors[0], case.offsets)]
     else:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from inductor_ext.templates.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
+    BATCHED,
     DTYPE_BITS,
     FP8,
     HALF,
@@ -74,6 +75,8 @@ def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -
         return f"{config.template} has no prologue to {problem.prologue.kind}"
     if len(problem.parts) > 1 and not template.parts:
         return f"{config.template} takes one factor b, and there are {len(problem.parts)}"
+    if len(problem.parts) > 1 and problem.operation in BATCHED:
+        return f"the matrices of a batch have one factor b each, and not {len(problem.parts)}"
     return None
 
 
@@ -297,7 +300,14 @@ def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> 
 
 @_constraint("gemv")
 def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Up to 8 rows, all in one tile; what a thread holds at once stays in registers."""
+    """Up to 8 rows, all in one tile; what a thread holds at once stays in registers; b in 8 bits
+    has at most a scale for a column.
+    """
+    prologue = problem.prologue
+    if prologue is not None and (prologue.scales == "group" or prologue.zero_points):
+        return "gemv takes one scale for a column or for all, and no zero points"
+    if DTYPE_BITS[problem.b.dtype] < 8:
+        return f"gemv does not unpack {problem.b.dtype}"
     if problem.rows > 8:
         return f"gemv takes up to 8 rows, and there are {problem.rows}"
     if config.block_m < problem.rows:

@@ -190,12 +190,18 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
     rows = next_power_of_two(problem.rows)
     longest = next_power_of_two(problem.k)
     widest = next_power_of_two(max(problem.parts, default=problem.n))
-    for n in sorted({min(each, widest) for each in (4, 8, 16, 32)}):
-        for k in sorted({min(each, longest) for each in (128, 256, 512, 1024)}):
-            for warps in (4, 8):
-                shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
-                for splits in _splits(problem, shape, device)[:3]:
-                    yield dataclasses.replace(shape, split_k=splits)
+    # Where a thread's 16 bytes of a row of a are those that it needs for its elements of b, they
+    # need not change places: one load of all threads is a step along K.
+    vector = 128 // DTYPE_BITS[problem.a.dtype]
+    for warps in (1, 2, 4, 8):
+        if problem.b.layout == "row":
+            tiles = [(n, k) for n in (16, 32, 64) for k in (64, 128, 256)]
+        else:
+            tiles = [(n, vector * 32 * warps) for n in (2, 4, 8, 16)]
+        for n, k in dict.fromkeys((min(n, widest), min(k, longest)) for n, k in tiles):
+            shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
+            for splits in _splits(problem, shape, device)[:3]:
+                yield dataclasses.replace(shape, split_k=splits)
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

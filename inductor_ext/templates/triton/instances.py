@@ -9,7 +9,7 @@ from typing import Any
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import persistent, tile
+from inductor_ext.templates.triton import gemv, persistent, tile
 
 __all__ = ["choice"]
 
@@ -17,6 +17,7 @@ _KERNELS: Mapping[str, ModuleType] = {
     "splitk": tile,
     "cp_async": tile,
     "mixed": tile,
+    "gemv": gemv,
     "persistent_tma": persistent,
     "persistent_tma_ws": persistent,
     "bmm_persistent": persistent,

@@ -1,4 +1,4 @@
-"""What several kernels have in common: how an output is divided into tiles, and gates."""
+"""What several kernels have in common: an output's tiles, operands by plain loads, gates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from inductor_ext.templates.config import GemmConfig, tiles_along_n
 from inductor_ext.templates.problem import GemmProblem, ceiling
 
-__all__ = ["ACTIVATIONS", "MACROS", "tiling"]
+__all__ = ["ACTIVATIONS", "MACROS", "loads", "tiling"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
 """What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
@@ -29,6 +29,35 @@ tl.sigmoid({{x}}) * {{up}}
 {%- else -%}
 {{x}} * {{up}}
 {%- endif -%}
+{%- endmacro %}
+{#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
+    output, and the tile's columns rn in the factor. #}
+{%- macro columns() %}
+    B = B0
+    N = {{size("B0", -1)}}
+    stride_bk = {{stride("B0", -2)}}
+    stride_bn = {{stride("B0", -1)}}
+    first = 0
+    {%- if PARTS > 1 and not GATED %}
+    tile = 0
+    {%- set before = namespace(columns=size("B0", -1)) %}
+    {%- for i in range(1, PARTS) %}
+    if pid_n >= FIRST_TILE_{{i}}:
+        B = B{{i}}
+    tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, tile)
+    first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
+    N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, -1)}}, N)
+    {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, -1) %}
+    {%- for axis, name in ((-2, "stride_bk"), (-1, "stride_bn")) %}
+    {%- if stride("B%d" % i, axis) != stride("B0", axis) %}
+    {{name}} = tl.where(pid_n >= FIRST_TILE_{{i}}, {{stride("B%d" % i, axis)}}, {{name}})
+    {%- endif %}
+    {%- endfor %}
+    {%- endfor %}
+    rn = (pid_n - tile) * COLUMNS + tl.arange(0, COLUMNS)
+    {%- else %}
+    rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+    {%- endif %}
 {%- endmacro %}
 """
 """Macros of the template language, for the beginning of a kernel's source."""
@@ -58,3 +87,23 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     for i in range(1, len(parts)):
         found[f"FIRST_TILE_{i}"] = sum(tiles[:i])
     return found
+
+
+def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """Constants of a kernel whose threads load and may change operands on the way.
+
+    Of N, which is static, whether tiles divide it is decided here; of M and K `instances` decides,
+    which knows what is symbolic.
+    """
+    columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
+    prologue = problem.prologue
+    return {
+        "SPLIT_K": config.split_k,
+        "PDL": config.pdl,
+        "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
+        "NORMALIZE": prologue is not None and prologue.kind == "normalize",
+        "WEIGHTED": prologue is not None and prologue.vectors > 0,
+        "DEQUANTIZE": prologue is not None and prologue.kind == "dequantize",
+        "SCALES": repr(prologue.scales if prologue is not None else "none"),
+        "B_ONCE": problem.rows <= config.block_m,
+    }

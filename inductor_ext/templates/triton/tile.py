@@ -43,8 +43,6 @@ SOURCE = (
     K = {{size("A", -1)}}
     stride_am = {{stride("A", -2)}}
     stride_ak = {{stride("A", -1)}}
-    stride_bk = {{stride("B0", -2)}}
-    stride_bn = {{stride("B0", -1)}}
 
     pid = tl.program_id(0).to(INDEX_DTYPE)
     {%- if BATCHED or SPLIT_K > 1 %}
@@ -57,28 +55,7 @@ SOURCE = (
     group_rows = min(tl.cdiv(M, BLOCK_M) - group * GROUP_M, GROUP_M)
     pid_m = group * GROUP_M + (pid % width) % group_rows
     pid_n = (pid % width) // group_rows
-
-    {%- if PARTS > 1 and not GATED %}
-    B = B0
-    tile = 0
-    first = 0
-    N = {{size("B0", -1)}}
-    {%- set before = namespace(columns=size("B0", -1)) %}
-    {%- for i in range(1, PARTS) %}
-    if pid_n >= FIRST_TILE_{{i}}:
-        B = B{{i}}
-    tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, tile)
-    first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
-    N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, -1)}}, N)
-    {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, -1) %}
-    {%- endfor %}
-    rn = (pid_n - tile) * COLUMNS + tl.arange(0, COLUMNS)
-    {%- else %}
-    B = B0
-    first = 0
-    N = {{size("B0", -1)}}
-    rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
-    {%- endif %}
+{{columns()}}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
 
@@ -116,7 +93,7 @@ SOURCE = (
     b_at = B + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
     acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- if GATED %}
-    c_at = B1 + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    c_at = B1 + (begin + rk){{b_k}} * {{stride("B1", -2)}} + rn{{n}} * {{stride("B1", -1)}}
     up = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- endif %}
     {%- if WEIGHTED %}
@@ -162,7 +139,7 @@ SOURCE = (
         {%- else %}
         up = tl.dot(a, c, up, {{options}})
         {%- endif %}
-        c_at += BLOCK_K * stride_bk
+        c_at += BLOCK_K * {{stride("B1", -2)}}
         {%- endif %}
         a_at += BLOCK_K * stride_ak
         b_at += BLOCK_K * stride_bk
@@ -195,22 +172,5 @@ SOURCE = (
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel.
-
-    Of N, which is static, whether tiles divide it is decided here; of M and K `instances` decides,
-    which knows what is symbolic.
-    """
-    parts = problem.parts or (problem.n,)
-    tiling = shared.tiling(problem, config)
-    prologue = problem.prologue
-    return {
-        **tiling,
-        "SPLIT_K": config.split_k,
-        "PDL": config.pdl,
-        "EVEN_N": all(part % tiling["COLUMNS"] == 0 for part in parts),
-        "NORMALIZE": prologue is not None and prologue.kind == "normalize",
-        "WEIGHTED": prologue is not None and prologue.vectors > 0,
-        "DEQUANTIZE": prologue is not None and prologue.kind == "dequantize",
-        "SCALES": repr(prologue.scales if prologue is not None else "none"),
-        "B_ONCE": problem.rows <= config.block_m,
-    }
+    """What a problem and a configuration make of the kernel."""
+    return {**shared.tiling(problem, config), **shared.loads(problem, config)}
