@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inductor_ext.aot import aoti_compile_and_package
     from inductor_ext.cpp_wrapper.loader import load
     from inductor_ext.options import list_mode_options, list_options
+    from inductor_ext.report.gemm import explain
     from inductor_ext.report.memory import memory_report
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "activate": "activation",
     "aoti_compile_and_package": "aot",
+    "explain": "report.gemm",
     "install": "activation",
     "list_mode_options": "options",
     "list_options": "options",
@@ -40,6 +42,7 @@ __all__ = [
     "config",
     "events",
     "exc",
+    "explain",
     "install",
     "list_mode_options",
     "list_options",

@@ -52,6 +52,11 @@ COMMANDS = (
         "inductor_ext.report.doctor",
     ),
     Command(
+        "explain",
+        "run a program, and say which kernel each of its GEMMs gets, and why",
+        "inductor_ext.report.gemm",
+    ),
+    Command(
         "inspect",
         "show what a package holds, how its models are called and where they run",
         "inductor_ext.report.artifact_inspect",

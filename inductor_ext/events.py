@@ -19,9 +19,14 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import threading
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from inductor_ext.templates.config import GemmConfig
+    from inductor_ext.templates.problem import GemmProblem
 
 __all__ = [
     "ArtifactCacheRecord",
@@ -31,9 +36,12 @@ __all__ = [
     "PackageRecord",
     "PlannedArena",
     "PlannedStorage",
+    "ProductCandidate",
+    "ProductRecord",
     "Record",
     "capture",
     "emit",
+    "module_path",
 ]
 
 log = logging.getLogger("inductor_ext")
@@ -99,6 +107,63 @@ class EagerFallbackRecord(Record):
     why: str
     install: str
     operators: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductCandidate:
+    """One kernel that was measured for a GEMM, or was to be."""
+
+    config: GemmConfig | None
+    """None for stock's path."""
+    predicted: float | None
+    """Microseconds by the model; None for stock's path."""
+    measured: float | None
+    """Microseconds; None for a candidate that was dropped."""
+    failure: str | None
+    """Why it was dropped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductRecord(Record):
+    """Which kernel one product of a graph gets, and on which grounds."""
+
+    name: ClassVar[str] = "product"
+
+    operator: str
+    """As it stands in the graph, such as "aten.addmm"; "fused" for several nodes in one kernel."""
+    operands: tuple[str, ...]
+    """Its tensors, such as "bfloat16[16, 4096]"."""
+    module: str
+    """Path of the model's module that calls it, such as "layers.0.mlp.gate"."""
+    problem: GemmProblem | None
+    """With all that is fused into it; None for a product that is stock's alone."""
+    device: str
+    roofline: float | None
+    """Microseconds below which no kernel can be."""
+    chosen: GemmConfig | None
+    """None for stock's path."""
+    origin: str
+    """As of `selection.decision.Decision`; "uncovered" where there was nothing to decide."""
+    reason: str
+    candidates: tuple[ProductCandidate, ...]
+    """Stock's path among them; none where nothing is known."""
+
+    @property
+    def microseconds(self) -> float | None:
+        """What the chosen kernel took; None if it was not measured."""
+        return next((c.measured for c in self.candidates if c.config == self.chosen), None)
+
+    @property
+    def stock_microseconds(self) -> float | None:
+        """What stock's path took; None if it was not measured."""
+        return next((c.measured for c in self.candidates if c.config is None), None)
+
+    def describe(self) -> str:
+        """One line for a person; candidates are left to the structured forms."""
+        kernel = "stock" if self.chosen is None else self.chosen.template
+        where = f" in {self.module}" if self.module else ""
+        what = f"{self.operator} of {' and '.join(self.operands)}{where}"
+        return f"product: {what}: {kernel} ({self.origin}: {self.reason})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,6 +344,23 @@ def _append(path: str, text: str) -> None:
             os.close(descriptor)
     except OSError as error:
         warn_once(f"event_log:{path}", f"the event log {path} cannot be written: {error}")
+
+
+_ROOT = re.compile(r"^L\['\w+'\]\.?|^L__self___?|^self\.?")
+"""What dynamo and export write before the path of a module: the variable that holds the model."""
+
+
+def module_path(meta: Mapping[str, Any]) -> str:
+    """Path of the model's module that an FX node comes from; empty if it is not known.
+
+    Args:
+        meta: of the node.
+    """
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = _ROOT.sub("", [*stack.values()][-1][0])
+    return re.sub(r"\['?|'?\]", ".", path).replace("..", ".").strip(".")
 
 
 def warn_once(key: str, message: str) -> None:

@@ -849,18 +849,9 @@ def _arena_name(wrapper: Any) -> str:
 # --- the record ---------------------------------------------------------------------------------
 
 
-_ROOT = re.compile(r"^L\['\w+'\]\.?|^L__self___?|^self\.?")
-"""What dynamo and export write before the path of a module: the variable that holds the model."""
-
-
 def _module(node: Any) -> str:
     """Path of the model's module that a buffer was made in: the deepest that its origins share."""
-    paths = []
-    for origin in getattr(node, "origins", None) or ():
-        stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack")
-        if stack:
-            path = _ROOT.sub("", [*stack.values()][-1][0])
-            paths.append(re.sub(r"\['?|'?\]", ".", path).replace("..", ".").strip("."))
+    paths = [events.module_path(origin.meta) for origin in getattr(node, "origins", None) or ()]
     # The kernel writes what its last operator makes.
     return max(paths, key=lambda path: (path.count("."), path), default="")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext.lowerings import problems
+from inductor_ext.lowerings import gemm_records, problems
 from inductor_ext.lowerings.gemm import PLAN, Plan
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision
@@ -25,6 +25,11 @@ __all__ = ["run"]
 
 def run(gm: torch.fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
+    _plan(gm, settings)
+    gemm_records.emit(gm.graph, settings)
+
+
+def _plan(gm: torch.fx.GraphModule, settings: Settings) -> None:
     sites = list(_sites(gm.graph))
     if not sites or not settings.gemm_templates:
         return

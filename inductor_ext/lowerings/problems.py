@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["NotCovered", "broadcast", "dtype_of", "obstacle", "operand", "problem_of", "sizes"]
+__all__ = [
+    "NotCovered",
+    "broadcast",
+    "dtype_of",
+    "is_product",
+    "obstacle",
+    "operand",
+    "problem_of",
+    "sizes",
+]
 
 Hints = Mapping[Any, int]
 """Values of size symbols (sympy)."""
@@ -64,6 +73,11 @@ def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
         return reader(node, hints or {})
     except NotCovered:
         return None
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node multiplies matrices, be it covered or not."""
+    return node.op == "call_function" and node.target in _readers()
 
 
 def obstacle(node: fx.Node) -> str | None:

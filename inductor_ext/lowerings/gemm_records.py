@@ -1,0 +1,143 @@
+"""What became of every product of a graph, as records (`events.ProductRecord`).
+
+Products that stock keeps are among them, with the reason: somebody who asks why a model is not
+faster has to see these first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from inductor_ext import events
+from inductor_ext.events import ProductCandidate, ProductRecord
+from inductor_ext.lowerings import problems
+from inductor_ext.lowerings.gemm import Plan, fused, plan_of
+from inductor_ext.selection.decision import Decision
+from inductor_ext.settings import Settings
+from inductor_ext.templates import ranking
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["RECORD", "emit", "reason"]
+
+RECORD = "inductor_ext_gemm_record"
+"""Key of a node's metadata under which its record is left for whoever sees the node later."""
+
+
+def emit(graph: torch.fx.Graph, settings: Settings) -> None:
+    """Emit the records of a graph's products, without those of its subgraphs.
+
+    Args:
+        graph: after its products have been planned.
+        settings: of the compile.
+    """
+    for node, record in _records(graph, settings):
+        node.meta[RECORD] = record
+        events.emit(record, event_log=settings.event_log)
+
+
+def _records(
+    graph: torch.fx.Graph, settings: Settings
+) -> Iterator[tuple[torch.fx.Node, ProductRecord]]:
+    for node in graph.nodes:
+        plan = plan_of(node)
+        if plan is not None:
+            yield node, _planned(node, plan)
+        elif problems.is_product(node):
+            yield node, _uncovered(node, settings)
+
+
+def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
+    bound = plan.problem.roofline(plan.device)
+    return ProductRecord(
+        operator=_operator(node),
+        operands=_operands(node),
+        module=events.module_path(node.meta),
+        problem=plan.problem,
+        device=plan.device.name,
+        roofline=bound if math.isfinite(bound) else None,
+        chosen=plan.decision.config,
+        origin=plan.decision.origin,
+        reason=reason(plan.decision),
+        candidates=_candidates(plan.problem, plan.decision, plan.device),
+    )
+
+
+def _uncovered(node: torch.fx.Node, settings: Settings) -> ProductRecord:
+    why = problems.obstacle(node)
+    if why is None:
+        why = "it was added after planning" if settings.gemm_templates else "gemm_templates is off"
+    value = node.meta.get("val")
+    return ProductRecord(
+        operator=_operator(node),
+        operands=_operands(node),
+        module=events.module_path(node.meta),
+        problem=problems.problem_of(node),
+        device=str(value.device) if isinstance(value, torch.Tensor) else "unknown",
+        roofline=None,
+        chosen=None,
+        origin="uncovered",
+        reason=why,
+        candidates=(),
+    )
+
+
+def _candidates(
+    problem: GemmProblem, decision: Decision, device: Device
+) -> tuple[ProductCandidate, ...]:
+    return tuple(
+        ProductCandidate(
+            config=timing.config,
+            predicted=None
+            if timing.config is None
+            else ranking.predict(problem, timing.config, device).total,
+            measured=timing.microseconds,
+            failure=timing.failure,
+        )
+        for timing in decision.timings
+    )
+
+
+def reason(decision: Decision) -> str:
+    """Why a decision is what it is, in words."""
+    if decision.origin == "forced":
+        return "the caller decided"
+    if decision.origin == "unknown":
+        return "it has not been measured; max_autotune does that"
+    stock = decision.microseconds(None)
+    if decision.config is not None:
+        taken = decision.microseconds(decision.config)
+        if taken is None or stock is None:
+            return "it was the fastest"
+        return f"{taken:.1f} us, and stock's path {stock:.1f} us"
+    others = [
+        timing.microseconds
+        for timing in decision.timings
+        if timing.config is not None and timing.microseconds is not None
+    ]
+    if not others:
+        failed = sum(timing.failure is not None for timing in decision.timings)
+        return f"all {failed} candidates were dropped" if failed else "there is no candidate"
+    if stock is None or min(others) >= stock:
+        return "stock's path was the fastest"
+    return f"the fastest is ahead of stock's path by {stock - min(others):.1f} us, within noise"
+
+
+def _operator(node: torch.fx.Node) -> str:
+    if node.target is fused:
+        return "fused"
+    return str(getattr(node.target, "_overloadpacket", node.target))
+
+
+def _operands(node: torch.fx.Node) -> tuple[str, ...]:
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    return tuple(_tensor(value) for value in values if isinstance(value, torch.Tensor))
+
+
+def _tensor(value: Any) -> str:
+    sizes = ", ".join(map(str, value.shape))
+    return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"

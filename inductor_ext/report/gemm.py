@@ -1,0 +1,410 @@
+"""`inductor_ext.explain`, `inductor-ext explain`: which kernel each GEMM of a model got, and why.
+
+A function is compiled and called once, or a script is run, with every cache of compiled code off,
+so that each graph goes through all decisions again; what tuning has measured before is used. For
+each product the table tells the kernel, what it took beside stock's path and the roofline, what the
+compiler made one kernel with it, and what it did not, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from inductor_ext import activation, events, exc
+from inductor_ext.events import ProductRecord
+from inductor_ext.selection.wording import config_words, problem_words
+
+__all__ = ["Gemm", "GemmReport", "add_arguments", "explain", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gemm:
+    """One product of a model, or several that are alike in everything but their place."""
+
+    record: ProductRecord
+    """Of the first of them."""
+    modules: tuple[str, ...]
+    """Paths of the model's modules that call them, one for each; empty where it is not known."""
+    fused: tuple[str, ...] = ()
+    """Operators that are one kernel with it, beyond what is in its problem."""
+    separate: tuple[str, ...] = ()
+    """Operators that use its result in a kernel of their own, with the reason."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a kernel of ours."""
+        return self.record.chosen is not None
+
+    @property
+    def share(self) -> float | None:
+        """Roofline over time, 1.0 for a kernel that could not be faster; None if not measured."""
+        taken, bound = self.record.microseconds, self.record.roofline
+        return bound / taken if taken and bound is not None else None
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmReport:
+    """The products of a model. `str()` is the table."""
+
+    title: str
+    gemms: tuple[Gemm, ...]
+    """In the order in which they were compiled; alike ones once."""
+
+    @property
+    def count(self) -> int:
+        """Products, alike ones counted each."""
+        return sum(len(gemm.modules) for gemm in self.gemms)
+
+    def table(self, *, candidates: bool = False) -> str:
+        """The report as text.
+
+        Args:
+            candidates: whether to list what was measured for each.
+        """
+        ours = sum(len(gemm.modules) for gemm in self.gemms if gemm.ours)
+        lines = [f"GEMMs of {self.title}: {self.count}, of which {ours} get a kernel of ours"]
+        if not self.gemms:
+            return lines[0]
+        rows: list[Sequence[str]] = [
+            ("", "times", "GEMM", "kernel", "us", "stock us", "roofline us", "reached")
+        ]
+        rows += [_row(number, gemm) for number, gemm in enumerate(self.gemms, 1)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["", _aligned(rows[0], widths)]
+        for gemm, row in zip(self.gemms, rows[1:], strict=True):
+            lines.append(_aligned(row, widths))
+            lines += [f"      {line}" for line in _details(gemm, candidates)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def to_json(self) -> str:
+        """The report as one JSON object."""
+        gemms = [
+            {
+                **gemm.record.as_json(),
+                "modules": gemm.modules,
+                "fused": gemm.fused,
+                "separate": gemm.separate,
+            }
+            for gemm in self.gemms
+        ]
+        return json.dumps({"title": self.title, "gemms": gemms}, indent=1)
+
+
+def _row(number: int, gemm: Gemm) -> Sequence[str]:
+    record = gemm.record
+    what = (
+        f"{record.operator} {' x '.join(record.operands[:2])}"
+        if record.problem is None
+        else problem_words(record.problem)
+    )
+    numbers = (record.microseconds, record.stock_microseconds, record.roofline)
+    reached = "" if gemm.share is None else f"{gemm.share:.0%}"
+    shown = ("" if value is None else f"{value:.1f}" for value in numbers)
+    return (
+        f"{number}.",
+        str(len(gemm.modules)),
+        what,
+        config_words(record.chosen),
+        *shown,
+        reached,
+    )
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    # Words to the left; numbers to the right, so that magnitudes line up.
+    padded = (
+        cell.ljust(width) if index in (2, 3) else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join(padded).rstrip()
+
+
+def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
+    record = gemm.record
+    named = [module for module in gemm.modules if module]
+    if named:
+        more = f" and {len(named) - 2} more" if len(named) > 2 else ""
+        yield f"in {', '.join(named[:2])}{more}"
+    yield f"{record.origin}: {record.reason}"
+    if gemm.fused:
+        yield f"one kernel with: {', '.join(gemm.fused)}"
+    for each in gemm.separate:
+        yield f"not with: {each}"
+    if candidates:
+        for candidate in record.candidates:
+            taken = "dropped" if candidate.measured is None else f"{candidate.measured:.1f} us"
+            predicted = (
+                "" if candidate.predicted is None else f", predicted {candidate.predicted:.1f}"
+            )
+            failure = f": {candidate.failure}" if candidate.failure else ""
+            yield f"- {config_words(candidate.config)}: {taken}{predicted}{failure}"
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> GemmReport:
+    """Compile a function anew, call it once, and report which kernels its GEMMs got.
+
+    Backward graphs are reported if the function calls backward. Nothing that was compiled before
+    is used or changed.
+
+    Args:
+        fn: a function or module; of what torch.compile returned, what that was given.
+        args, kwargs: for `fn`.
+        mode: of torch.compile, see `inductor_ext.list_mode_options`.
+        options: Inductor's options and ours by name; `{"max_autotune": True}` measures what has
+            not been measured before.
+        dynamic: of torch.compile.
+
+    Raises:
+        exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: before anything else.
+        Exception: what compiling or calling `fn` raises.
+    """
+    import torch
+    from torch._dynamo.backends.registry import lookup_backend
+
+    from inductor_ext import options as option_names
+
+    option_names.split(mode, options)
+    target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
+    ours: Any = lookup_backend("inductor_ext")
+
+    # A callable of its own: dynamo reuses what it has compiled by an equal one.
+    def backend(gm: Any, inputs: Any) -> Any:
+        return ours(gm, inputs, mode=mode, options=options)
+
+    with listen() as found:
+        torch.compile(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
+    return GemmReport(_name(target), found())
+
+
+def _name(target: Any) -> str:
+    name = getattr(target, "__qualname__", None)
+    return name if isinstance(name, str) else type(target).__qualname__
+
+
+# --- listening to a compile ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
+    """Inside, caches of compiled code are off; yields what tells the products compiled so far."""
+    from torch._functorch import config as aot_config
+    from torch._inductor import config
+
+    fusions = _Fusions(config._post_fusion_custom_pass)
+    # Not force_disable_caches: it hides what tuning has measured, too.
+    off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    aot_off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
+    with (
+        events.capture(ProductRecord) as records,
+        config.patch({**off, "_post_fusion_custom_pass": fusions}),
+        aot_config.patch(aot_off),
+        _debugging(fusions.hear),
+    ):
+        yield lambda: _merged(records, fusions)
+
+
+def _merged(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, ...]:
+    found: dict[Any, Gemm] = {}
+    for record in records:
+        fused, separate = fusions.of(record)
+        likeness = (dataclasses.replace(record, module=""), fused, separate)
+        known = found.get(likeness)
+        modules = (*(known.modules if known else ()), record.module)
+        first = known.record if known else record
+        found[likeness] = Gemm(first, modules, fused, separate)
+    return tuple(found.values())
+
+
+class _Fusions:
+    """What Inductor's scheduler made one kernel with a product, and what not.
+
+    Called by Inductor with the nodes of each graph after fusion (`_post_fusion_custom_pass`), and
+    with its messages about pairs that it could not fuse.
+    """
+
+    def __init__(self, before: Callable[[list[Any]], list[Any]] | None) -> None:
+        self._before = before
+        self._found: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
+
+    def of(self, record: ProductRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(what is fused, what is not)."""
+        return self._found.get(id(record), ((), ()))
+
+    def hear(self, message: Any) -> None:
+        """Take one message of Inductor's log of fusions."""
+        first, second = getattr(message, "name1", None), getattr(message, "name2", None)
+        if first is not None and second is not None:
+            why = message.reason % message.args
+            for pair in ((a, b) for a in first.split("_") for b in second.split("_")):
+                self._reasons[pair] = why
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """Note what is in one kernel with which product; returns the nodes."""
+        if self._before is not None:
+            nodes = self._before(nodes)
+        kernel_of = {each.get_name(): kernel for kernel in nodes for each in kernel.get_nodes()}
+        for kernel in nodes:
+            members = list(kernel.get_nodes())
+            for member in members:
+                for record in _records(member):
+                    others = [each for each in members if each is not member]
+                    fused = dict.fromkeys(name for each in others for name in _operators(each))
+                    self._found[id(record)] = (
+                        tuple(fused),
+                        tuple(dict.fromkeys(self._separate(member, members, kernel_of))),
+                    )
+        # Names are those of one graph.
+        self._reasons.clear()
+        return nodes
+
+    def _separate(
+        self, member: Any, members: Sequence[Any], kernel_of: Mapping[str, Any]
+    ) -> Iterator[str]:
+        for buffer in member.get_outputs():
+            for user in buffer.users:
+                name = user.node.get_name()
+                if name not in kernel_of or any(user.node is each for each in members):
+                    continue
+                # Another product is never part of this one's kernel.
+                if next(_records(user.node), None) is not None:
+                    continue
+                operators = ", ".join(_operators(user.node)) or name
+                own = member.get_name()
+                why = self._reasons.get((own, name)) or self._reasons.get((name, own))
+                if why is None:
+                    why = (
+                        "a library's kernel takes nothing in"
+                        if member.is_extern()
+                        else "Inductor did not try"
+                    )
+                yield f"{operators} ({why})"
+
+
+def _records(node: Any) -> Iterator[ProductRecord]:
+    """The records of the products that a scheduler's node computes."""
+    from inductor_ext.lowerings.gemm_records import RECORD
+
+    if node.is_template() or node.is_extern():
+        for origin in getattr(node.node, "origins", ()) or ():
+            if RECORD in origin.meta:
+                yield origin.meta[RECORD]
+
+
+def _operators(node: Any) -> list[str]:
+    """The operators that a scheduler's node computes beside products, as the model calls them."""
+    from inductor_ext.lowerings.gemm_records import RECORD
+
+    origins = [
+        origin
+        for origin in getattr(node.node, "origins", None) or ()
+        if origin.op == "call_function" and RECORD not in origin.meta
+    ]
+    order = {each: index for index, each in enumerate(origins[0].graph.nodes)} if origins else {}
+    origins.sort(key=lambda each: order.get(each, 0))
+    operators = (each.meta.get("original_aten") or each.target for each in origins)
+    names = (str(getattr(each, "_overloadpacket", each)) for each in operators)
+    return list(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
+
+
+@contextlib.contextmanager
+def _debugging(hear: Callable[[Any], None]) -> Iterator[None]:
+    """Have Inductor's messages about what it could not fuse, without printing them."""
+    from torch._inductor import scheduler
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            hear(record.msg)
+
+    log = scheduler.fusion_log
+    level, propagate, handler = log.level, log.propagate, Listener()
+    log.addHandler(handler)
+    if not log.isEnabledFor(logging.DEBUG):
+        log.setLevel(logging.DEBUG)
+        log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("script", metavar="SCRIPT", help="a Python program that compiles a model")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the program"
+    )
+    parser.add_argument(
+        "--max-autotune",
+        action="store_true",
+        help="measure what has not been measured, whatever the program asks for",
+    )
+    parser.add_argument(
+        "--candidates", action="store_true", help="list what was measured for each GEMM"
+    )
+    parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program with the extension at work, and print the report after it has ended.
+
+    Returns:
+        The program's exit code.
+    """
+    if not os.path.isfile(arguments.script):
+        raise exc.BadReportFileError(
+            file=arguments.script,
+            where="",
+            why="there is no such file",
+            mend="Give the path of a Python program.",
+        )
+    with listen() as found:
+        code = _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+    report = GemmReport(arguments.script, found())
+    print(report.table(candidates=arguments.candidates))
+    if arguments.json is not None:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            file.write(report.to_json())
+    return code
+
+
+def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
+    from torch._inductor import config
+
+    before = sys.argv, sys.path[0]
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    patch = config.patch(max_autotune=True) if max_autotune else contextlib.nullcontext()
+    try:
+        with activation.activate(), patch:
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.argv, sys.path[0] = before
+    return 0

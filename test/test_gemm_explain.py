@@ -1,0 +1,263 @@
+"""The report on a model's GEMMs: what it says, of which compiles, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import inductor_ext
+from inductor_ext import activation, cli, events, exc
+from inductor_ext.events import ProductCandidate, ProductRecord
+from inductor_ext.lowerings import gemm_records
+from inductor_ext.report import gemm
+from inductor_ext.selection import choose
+from inductor_ext.selection.decision import Decision, Timing
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+from test import fake_cuda
+from test.gemm_problems import device
+
+BF16 = torch.bfloat16
+CONFIG = GemmConfig("cp_async", 64, 64, 64, 3, 4)
+
+
+# As for a GPU
+
+
+def program(
+    x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    h = torch.relu(x @ w1)
+    return (h @ w2) * residual, (h @ w1.t()).sum(0)
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[None]:
+    """The extension's scope of one compile, which `fake_cuda.lower` goes around."""
+    activation._ensure_code_dispatchers()
+    with activation.activate(), activation._scope(inductor_ext.config.snapshot()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def lowered() -> Mapping[int, gemm.Gemm]:
+    """The products of `program` by N; of the first and the second, kernels of ours are forced."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("it stands in for a GPU")
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        return CONFIG if problem.n in (512, 384) else None
+
+    sizes = ((64, 256), (256, 512), (512, 384), (64, 384))
+    with gemm.listen() as found, at_work(), choose.forced(rule):
+        fake_cuda.lower(program, *((size, BF16) for size in sizes))
+        return {each.record.problem.n: each for each in found() if each.record.problem}
+
+
+def test_every_product_is_reported_with_its_decision(lowered: Mapping[int, gemm.Gemm]) -> None:
+    assert set(lowered) == {512, 384, 256}
+    first = lowered[512].record
+    assert (first.operator, first.origin, first.chosen) == ("aten.mm", "forced", CONFIG)
+    assert first.operands == ("bfloat16[64, 256]", "bfloat16[256, 512]")
+    assert first.device == "NVIDIA H200"
+    assert first.problem is not None
+    assert first.roofline == pytest.approx(first.problem.roofline(device("NVIDIA H200")), rel=0.01)
+    assert lowered[384].ours
+    assert not lowered[256].ours
+
+
+def test_what_is_one_kernel_with_a_product_and_what_is_not(
+    lowered: Mapping[int, gemm.Gemm],
+) -> None:
+    assert lowered[512].fused == ("relu",)
+    assert not lowered[512].separate
+    assert lowered[384].fused == ("mul",)
+    # A call of the library is a kernel of its own.
+    assert not lowered[256].fused
+    (separate,) = lowered[256].separate
+    assert separate == "sum (a library's kernel takes nothing in)"
+
+
+# What is said of a decision
+
+
+def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -> Decision:
+    timings = [Timing(None, times["stock"])] if "stock" in times else []
+    if "ours" in times:
+        failure = "wrong" if times["ours"] is None else None
+        timings.append(Timing(CONFIG, times["ours"], failure))
+    return Decision(config, origin, tuple(timings))
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (decided(CONFIG, stock=9.0, ours=6.04), "6.0 us, and stock's path 9.0 us"),
+        (decided(None, stock=9.0, ours=9.5), "stock's path was the fastest"),
+        (
+            decided(None, stock=9.0, ours=8.9),
+            "the fastest is ahead of stock's path by 0.1 us, within noise",
+        ),
+        (decided(None, stock=9.0, ours=None), "all 1 candidates were dropped"),
+        (decided(None, stock=9.0), "there is no candidate"),
+        (decided(CONFIG, "forced"), "the caller decided"),
+        (decided(None, "unknown"), "it has not been measured; max_autotune does that"),
+    ],
+)
+def test_reasons(decision: Decision, words: str) -> None:
+    assert gemm_records.reason(decision) == words
+
+
+def record(**changes: Any) -> ProductRecord:
+    fields: dict[str, Any] = {
+        "operator": "aten.mm",
+        "operands": ("bfloat16[16, 4096]", "bfloat16[4096, 1024]"),
+        "module": "layers.0.key",
+        "problem": GemmProblem.contiguous("mm", 16, 1024, 4096),
+        "device": "NVIDIA H200",
+        "roofline": 2.5,
+        "chosen": CONFIG,
+        "origin": "measured",
+        "reason": "5.0 us, and stock's path 8.0 us",
+        "candidates": (
+            ProductCandidate(None, None, 8.0, None),
+            ProductCandidate(CONFIG, 4.0, 5.0, None),
+            ProductCandidate(GemmConfig("cp_async", 32, 64, 64, 3, 4), 4.5, None, "wrong numbers"),
+        ),
+    }
+    return ProductRecord(**{**fields, **changes})
+
+
+TABLE = """\
+GEMMs of model: 3, of which 2 get a kernel of ours
+
+    times  GEMM                                kernel                                 us  \
+stock us  roofline us  reached
+1.      2  mm 16x1024x4096 bf16 rc             cp_async 64x64x64, 3 stages, 4 warps  5.0  \
+     8.0          2.5      50%
+      in layers.0.key, layers.1.key
+      measured: 5.0 us, and stock's path 8.0 us
+      one kernel with: relu
+      - stock: 8.0 us
+      - cp_async 64x64x64, 3 stages, 4 warps: 5.0 us, predicted 4.0
+      - cp_async 32x64x64, 3 stages, 4 warps: dropped, predicted 4.5: wrong numbers
+2.      1  aten.mm float32[2, 3] x float32[3]  stock
+      uncovered: the product is computed on cpu
+      not with: softmax (it is a reduction)"""
+
+
+def test_table() -> None:
+    other = record(
+        operands=("float32[2, 3]", "float32[3]"),
+        module="",
+        problem=None,
+        roofline=None,
+        chosen=None,
+        origin="uncovered",
+        reason="the product is computed on cpu",
+        candidates=(),
+    )
+    gemms = (
+        gemm.Gemm(record(), ("layers.0.key", "layers.1.key"), ("relu",)),
+        gemm.Gemm(other, ("",), (), ("softmax (it is a reduction)",)),
+    )
+    report = gemm.GemmReport("model", gemms)
+    assert report.table(candidates=True) == TABLE
+    assert "predicted" not in str(report)
+    assert report.count == 3
+    assert gemms[0].share == 0.5
+    assert gemms[1].share is None
+    loaded = json.loads(report.to_json())
+    assert [each["reason"] for each in loaded["gemms"]] == [gemms[0].record.reason, other.reason]
+    assert str(gemm.GemmReport("empty", ())) == "GEMMs of empty: 0, of which 0 get a kernel of ours"
+
+
+def test_record_in_one_line_and_as_json() -> None:
+    assert record().describe() == (
+        "product: aten.mm of bfloat16[16, 4096] and bfloat16[4096, 1024] in layers.0.key: cp_async "
+        "(measured: 5.0 us, and stock's path 8.0 us)"
+    )
+    loaded = json.loads(json.dumps(record().as_json()))
+    assert GemmProblem.from_json(loaded["problem"]) == record().problem
+    assert GemmConfig.from_json(loaded["chosen"]) == CONFIG
+    assert loaded["candidates"][2]["failure"] == "wrong numbers"
+
+
+# Real compiles, on the CPU
+
+
+class Layers(nn.Module):
+    """Products alone: nothing that a C++ compiler is needed for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(8, 8, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
+    module = Layers()
+    compiled = torch.compile(module, backend="inductor_ext")
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        expected = compiled(x)
+        # It is compiled already, and its graph lies in the cache.
+        for target in (module, compiled):
+            with events.capture(events.CompileRecord) as compiles:
+                report = inductor_ext.explain(target, x)
+            assert [each.cache for each in compiles] == ["off"]
+            (found,) = report.gemms
+            assert found.modules == ("first", "second")
+            assert found.record.origin == "uncovered"
+            assert found.record.reason == "the product is computed on cpu"
+            assert found.record.operands[0] == "float32[4, 8]"
+        with events.capture(events.CompileRecord) as compiles:
+            torch.testing.assert_close(compiled(x), expected)
+        assert not compiles
+
+
+def test_wrong_options_are_refused_before_anything_is_compiled() -> None:
+    with events.capture(events.CompileRecord) as compiles:
+        with pytest.raises(exc.UnknownOptionError, match="max_autotune"):
+            inductor_ext.explain(Layers(), torch.randn(4, 8), options={"max_autotun": True})
+        with pytest.raises(exc.UnknownModeError):
+            inductor_ext.explain(Layers(), torch.randn(4, 8), mode="fast")
+    assert not compiles
+
+
+SCRIPT = """\
+import sys
+import torch
+
+@torch.compile
+def product(a, b):
+    return a @ b
+
+print(product(torch.ones(2, 3), torch.ones(3, 4)).sum().item(), *sys.argv[1:], __name__)
+sys.exit(3)
+"""
+
+
+def test_command_runs_a_program_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "report.json"
+    script.write_text(SCRIPT)
+    assert cli.main(["explain", "--json", str(out), str(script), "--flag", "1"]) == 3
+    program, report = capsys.readouterr().out.split("\n", 1)
+    assert program == "24.0 --flag 1 __main__"
+    assert f"GEMMs of {script}: 1, of which 0 get a kernel of ours" in report
+    assert "aten.mm float32[2, 3] x float32[3, 4]" in report
+    assert len(json.loads(out.read_text())["gemms"]) == 1
+    assert cli.main(["explain", str(tmp_path / "absent.py")]) == 2
+    assert "no such file" in capsys.readouterr().err
