@@ -21,6 +21,9 @@ if _typing.TYPE_CHECKING:
     enabled: bool
     fallback_to_eager: bool
     allow_unsupported_torch: bool
+    gemm_fuse_gated: bool
+    gemm_fuse_norm: bool
+    gemm_fuse_shared_input: bool
     gemm_templates: bool
     memory_arenas: _typing.Literal["auto", "always", "never"]
     memory_reorder: bool

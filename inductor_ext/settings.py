@@ -120,6 +120,19 @@ class Settings:
         "Whether GEMMs on a GPU may become kernels of ours: with `max_autotune` those that measure "
         "faster than stock's, otherwise those of which that is known already.",
     )
+    gemm_fuse_gated: bool = _setting(
+        True,
+        "Whether act(x @ w1) * (x @ w2), as in SwiGLU, may become one kernel, with two weights or "
+        "with the halves of one.",
+    )
+    gemm_fuse_shared_input: bool = _setting(
+        True,
+        "Whether GEMMs of one input (Q, K and V) may become one kernel. No weight is copied.",
+    )
+    gemm_fuse_norm: bool = _setting(
+        True,
+        "Whether an RMSNorm whose result only GEMMs of one kernel read may be computed within it.",
+    )
     memory_arenas: Literal["auto", "always", "never"] = _setting(
         "auto",
         "Whether buffers are placed in arenas, one allocation each. auto: where the simulated peak "

@@ -69,6 +69,11 @@ def lowered_graph(
         decomposed = make_fx(results, decomposition_table=select_decomp_table())(*arguments)
         # Decompositions write into what they have made themselves.
         module = make_fx(torch.func.functionalize(decomposed))(*arguments)
+        # Sizes are inputs of the graphs that dynamo makes, and asked of no intermediate value.
+        known: dict[Any, fx.Node] = {}
+        sizes = module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
+        for node in sizes:
+            node.replace_all_uses_with(known.setdefault(node.meta["val"].node.expr, node))
         module.graph = fx_graph_cse(module.graph)
         module.graph.eliminate_dead_code()
         with V.set_fake_mode(mode):

@@ -1,0 +1,227 @@
+"""What pointwise nodes of an FX graph compute, as a formula.
+
+Models write the same function in many ways: silu(x) arrives as x * sigmoid(x) or as
+x / (1 + exp(-x)), in one dtype or through float32 and back. Read as formulas (sympy), without casts
+and reshapes, they compare equal, so that a pattern is one formula and no list of graphs.
+
+Casts are left out since Inductor's own kernels leave them out: within a kernel it computes in
+float32. Where the user wants them (`emulate_precision_casts`), nothing may be read by this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import sympy  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from torch import fx
+
+__all__ = [
+    "Reader",
+    "Unreadable",
+    "canonical",
+    "flat",
+    "is_cast",
+    "is_view",
+    "mean",
+    "relu",
+    "shape",
+]
+
+MOST_NODES = 40
+"""Beyond this many nodes there is no pattern to be found."""
+
+mean = sympy.Function("mean")
+"""The mean over the last dimension."""
+
+relu = sympy.Function("relu")
+
+
+class Unreadable(Exception):
+    """A node that is no part of any formula."""
+
+
+@functools.cache
+def _operators() -> Mapping[Any, Callable[..., Any]]:
+    """ATen's operators as functions of formulas and numbers."""
+    import torch
+
+    aten = torch.ops.aten
+
+    def add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+        return a + alpha * b
+
+    def subtract(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+        return a - alpha * b
+
+    def sigmoid(a: Any) -> Any:
+        return 1 / (1 + sympy.exp(-a))
+
+    def power(a: Any, exponent: Any) -> Any:
+        if 2 * exponent != int(2 * exponent):
+            raise Unreadable
+        return a ** (sympy.Integer(int(2 * exponent)) / 2)
+
+    def at_least(a: Any, least: Any) -> Any:
+        if least != 0:
+            raise Unreadable
+        return relu(a)
+
+    found: dict[Any, Callable[..., Any]] = {
+        aten.relu.default: relu,
+        aten.clamp_min.default: at_least,
+        aten.neg.default: operator.neg,
+        aten.exp.default: sympy.exp,
+        aten.erf.default: sympy.erf,
+        aten.tanh.default: sympy.tanh,
+        aten.sigmoid.default: sigmoid,
+        aten.silu.default: lambda a: a * sigmoid(a),
+        aten.reciprocal.default: lambda a: 1 / a,
+        aten.sqrt.default: sympy.sqrt,
+        aten.rsqrt.default: lambda a: 1 / sympy.sqrt(a),
+        aten.square.default: lambda a: a**2,
+        aten.pow.Tensor_Scalar: power,
+    }
+    for name, function in (
+        ("add", add),
+        ("sub", subtract),
+        ("mul", operator.mul),
+        ("div", operator.truediv),
+    ):
+        packet = getattr(aten, name)
+        found[packet.Tensor] = found[packet.Scalar] = function
+    return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node gives its input other sizes and changes nothing else."""
+    import torch
+
+    aten = torch.ops.aten
+    return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Whether a node gives its input another dtype of those that kernels compute in float32."""
+    import torch
+
+    if node.target is not torch.ops.prims.convert_element_type.default:
+        return False
+    computed = (torch.float32, torch.bfloat16, torch.float16)
+    return all(each.meta["val"].dtype in computed for each in (node, *node.all_input_nodes))
+
+
+def shape(node: fx.Node) -> tuple[Any, ...]:
+    """The sizes of a node's tensor: numbers, and formulas where they are symbols.
+
+    Raises:
+        Unreadable: it is no tensor.
+    """
+    value: Any = node.meta.get("val")
+    if not hasattr(value, "shape"):
+        raise Unreadable
+    return tuple(each if isinstance(each, int) else each.node.expr for each in value.shape)
+
+
+class Reader:
+    """Reads one formula, and notes the nodes that it consists of.
+
+    Args:
+        like: a node with the rows and the columns that every matrix of the formula has.
+        leaf: the symbol of a node at which reading stops; None where it does not stop.
+    """
+
+    def __init__(self, like: fx.Node, leaf: Callable[[fx.Node], sympy.Expr | None]) -> None:
+        self.rows, self.columns = flat(like)
+        self.leaf = leaf
+        self.inner: dict[fx.Node, sympy.Expr] = {}
+        """What was read, without the leaves."""
+
+    def read(self, node: fx.Node) -> sympy.Expr:
+        """The formula of one element of a node's tensor.
+
+        Raises:
+            Unreadable: something is in it that this module does not know.
+        """
+        if node in self.inner:
+            return self.inner[node]
+        found = self.leaf(node)
+        if found is not None:
+            return found
+        if node.op != "call_function" or len(self.inner) >= MOST_NODES:
+            raise Unreadable
+        self._check_shape(node)
+        if is_view(node) or is_cast(node):
+            found = self.read(node.all_input_nodes[0])
+        elif _is_mean_of_rows(node):
+            found = mean(canonical(self.read(node.all_input_nodes[0])))
+        else:
+            found = self._computed(node)
+        self.inner[node] = found
+        return found
+
+    def _check_shape(self, node: fx.Node) -> None:
+        """Elements of all matrices correspond in their order, and one number goes with a row."""
+        rows, columns = flat(node)
+        if rows != self.rows or columns not in (self.columns, 1):
+            raise Unreadable
+
+    def _computed(self, node: fx.Node) -> sympy.Expr:
+        function = _operators().get(node.target)
+        if function is None:
+            raise Unreadable
+        own = shape(node)
+        for each in node.all_input_nodes:
+            # Where rows are broadcast, they do not correspond in their order.
+            given = shape(each)
+            if given[:-1] != own[:-1] and any(size != 1 for size in given[:-1]):
+                raise Unreadable
+        arguments = [self._argument(each) for each in node.args]
+        options = {name: self._argument(each) for name, each in node.kwargs.items()}
+        try:
+            return sympy.sympify(function(*arguments, **options))
+        except TypeError:
+            raise Unreadable from None
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, (int, float)):
+            return argument
+        if not hasattr(argument, "all_input_nodes"):
+            raise Unreadable
+        return self.read(argument)
+
+
+def _is_mean_of_rows(node: fx.Node) -> bool:
+    """Whether a node is the mean over the last dimension, which it keeps."""
+    import torch
+
+    if node.target is not torch.ops.aten.mean.dim or len(node.args) < 3:
+        return False
+    _, axes, keeps = node.args[:3]
+    last = len(shape(node)) - 1
+    return bool(keeps) and axes in ([-1], [last])
+
+
+def canonical(formula: sympy.Expr) -> sympy.Expr:
+    """A formula in the form in which equal ones are identical, with constants of six digits."""
+    expanded = sympy.expand(formula)
+    numbers = {
+        each: sympy.Rational(f"{float(each):.5e}")
+        for each in expanded.atoms(sympy.Float, sympy.Rational)
+        if not each.is_Integer
+    }
+    return sympy.expand(expanded.xreplace(numbers))
+
+
+def flat(node: fx.Node) -> tuple[Any, Any]:
+    """Rows and columns of a node's tensor, all dimensions but the last taken for one.
+
+    Raises:
+        Unreadable: it is no tensor.
+    """
+    *rows, columns = shape(node) or (1,)
+    return sympy.expand(sympy.prod(rows)), columns

@@ -1,0 +1,587 @@
+"""Which nodes of an FX graph are worth one kernel: gates, shared inputs, normalised inputs.
+
+`find` looks for three patterns in a graph after Inductor's own passes:
+
+- gate (`gemm_fuse_gated`): act(x @ w1) * (x @ w2), two weights or the halves of one;
+- shared input (`gemm_fuse_shared_input`): products that have their first factor in common (Q, K
+  and V), and of which none is computed from another;
+- norm (`gemm_fuse_norm`): an RMSNorm of the rows of the first factor, if nothing else reads what
+  is normalised.
+
+Nothing is found where a value inside is used elsewhere too, as those are that a forward graph keeps
+for its backward, and nothing across an operator that writes into its arguments. Where Inductor is
+told to round as eager code does (`emulate_precision_casts`), gates and norms are left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sympy  # type: ignore[import-untyped]
+
+from inductor_ext.lowerings import problems
+from inductor_ext.lowerings.expressions import (
+    Reader,
+    Unreadable,
+    canonical,
+    flat,
+    is_cast,
+    is_view,
+    mean,
+    relu,
+    shape,
+)
+from inductor_ext.lowerings.fusion import Fusion, as_matrix, later
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+__all__ = ["find"]
+
+MOST_NODES = 40
+"""Of those that a norm is looked for in."""
+
+MOST_PARTS = 8
+"""Of one launch: every tile selects its factor among them."""
+
+X = sympy.Dummy("x", real=True)
+"""What a formula of one variable is of."""
+
+
+def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
+    """The fusions that a graph has to offer.
+
+    Those with a normalisation come before the same ones without; of fusions that have a node in
+    common at most one can be applied. Whatever is chosen under this condition can be applied
+    together. Calls without users are erased before: they would count as users.
+    """
+    from torch._inductor import config
+
+    _erase_unused(graph)
+    search = _Search(graph)
+    rounds = bool(config.emulate_precision_casts)
+    gated = list(search.gated()) if settings.gemm_fuse_gated and not rounds else []
+    taken = {node for each in gated for node in each.nodes}
+    shared = list(search.shared(gated, taken)) if settings.gemm_fuse_shared_input else []
+    taken |= {node for each in shared for node in each.nodes}
+    found = [*gated, *shared]
+    if not settings.gemm_fuse_norm or rounds:
+        return found
+    plain = (search.plain(node) for node in search.products if node not in taken)
+    normalized = (search.normalized(each) for each in [*found, *plain])
+    return [*(each for each in normalized if each is not None), *found]
+
+
+def _erase_unused(graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        if not node.users and _is_pure(node):
+            graph.erase_node(node)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether a call can be dropped or moved among others."""
+    import torch
+
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    return (
+        target.namespace in ("aten", "prims")
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not node.is_impure()
+    )
+
+
+def _regions(graph: fx.Graph) -> dict[fx.Node, int]:
+    """For each node, how many calls up to it may have written into tensors.
+
+    Upstream numbers regions in the same way, as metadata, but not anew after its last passes.
+    """
+    import torch
+    from torch._inductor.pattern_matcher import is_mutation_op
+
+    regions, region = {}, 0
+    for node in graph.nodes:
+        higher = isinstance(node.target, torch._ops.HigherOrderOperator)
+        region += node.op == "call_function" and (higher or is_mutation_op(node))
+        regions[node] = region
+    return regions
+
+
+class _Search:
+    def __init__(self, graph: fx.Graph) -> None:
+        import torch
+
+        aten = torch.ops.aten
+        self.order = {node: index for index, node in enumerate(graph.nodes)}
+        self.regions = _regions(graph)
+        self.graph = graph
+        self.products: dict[fx.Node, GemmProblem] = {}
+        """Those that can be fused, and their problems."""
+        for node in graph.nodes:
+            if node.target in (aten.mm.default, aten.addmm.default):
+                problem = problems.problem_of(node)
+                # Only rows may be symbols.
+                if problem is not None and all(
+                    isinstance(size, int) for size in problems.value_of(_factors(node)[1]).shape
+                ):
+                    self.products[node] = problem
+
+    def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+        return tuple(sorted(set(nodes), key=self.order.__getitem__))
+
+    def closed(self, fusion: Fusion) -> bool:
+        """Whether nodes can be replaced: by one call, and nothing is written between them."""
+        own = set(fusion.nodes)
+        return (
+            len({self.regions[node] for node in own}) == 1
+            and own.isdisjoint(fusion.inputs)
+            and all(set(node.users) <= own for node in own - set(fusion.outputs))
+        )
+
+    # Gates
+
+    def gated(self) -> Iterator[Fusion]:
+        """Every act(x @ w1) * (x @ w2)."""
+        import torch
+
+        taken: set[fx.Node] = set()
+        for node in self.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            found = self.gate(node)
+            if found is not None and taken.isdisjoint(found.nodes):
+                taken.update(found.nodes)
+                yield found
+
+    def gate(self, root: fx.Node) -> Fusion | None:
+        """The gate whose last multiplication a node is."""
+        leaves: dict[fx.Node, tuple[fx.Node, int | None, set[fx.Node]]] = {}
+
+        def leaf(node: fx.Node) -> sympy.Expr | None:
+            part = self.part(node)
+            if part is None:
+                return None
+            if flat(node) != flat(root):
+                raise Unreadable
+            leaves[node] = part
+            return _symbol(node)
+
+        try:
+            reader = Reader(root, leaf)
+            split = _split(reader.read(root), list(leaves))
+        except Unreadable:
+            return None
+        if split is None:
+            return None
+        gate, up, activation = split
+        (product, first, _), (other, second, _) = leaves[gate], leaves[up]
+        halves = None if first is None or second is None else (first, second)
+        parts = [product] if product is other else [product, other]
+        if (halves is None) == (len(parts) == 1) or (halves and first == second):
+            return None
+        output = _cast_of(root, product.meta["val"].dtype)
+        between = {node for _, _, nodes in leaves.values() for node in nodes}
+        nodes = self.ordered([*between, *reader.inner, *parts, output])
+        problem = self.together(parts, halves=halves is not None)
+        if problem is None or problem.operation != "mm":
+            return None
+        out = problems.dtype_of(output.meta["val"])
+        epilogue = Epilogue(out=out if out != problem.out else None, gated=True)
+        problem = dataclasses.replace(problem, epilogue=epilogue)
+        inputs = (_factors(product)[0], *(_factors(each)[1] for each in parts))
+        options = {"ACTIVATION": repr(activation), "operands": 3}
+        found = Fusion(problem, nodes, (output,), inputs, options, halves)
+        return found if self.closed(found) else None
+
+    def part(self, node: fx.Node) -> tuple[fx.Node, int | None, set[fx.Node]] | None:
+        """The product that a node is, or is a half of.
+
+        Returns:
+            The product; for a half its first column; the nodes between, with `node`.
+        """
+        if node in self.products:
+            return node, None, set()
+        half = _half(node)
+        if half is None:
+            return None
+        whole, begin, between = half
+        product = _source(whole)
+        if product not in self.products or self.products[product].n != shape(whole)[-1]:
+            return None
+        return product, begin, between | set(_views(whole))
+
+    # Shared inputs
+
+    def shared(self, others: Sequence[Fusion], taken: set[fx.Node]) -> Iterator[Fusion]:
+        """All products of the same first factor, those that fit together, in groups."""
+        groups: dict[Any, list[fx.Node]] = {}
+        for node in self.products:
+            if node not in taken:
+                a, b, bias = _factors(node)
+                value = problems.value_of(b)
+                key = (
+                    (_source(a), shape(a)),
+                    (value.dtype, value.stride(), value.shape[0]),
+                    bias is None,
+                    node.meta["val"].dtype,
+                    self.regions[node],
+                )
+                groups.setdefault(key, []).append(node)
+        found: list[Fusion] = []
+        for group in groups.values():
+            while group:
+                chosen = self.independent(group, [*others, *found])
+                group = [node for node in group if node not in chosen]
+                fusion = self.side_by_side(chosen)
+                if fusion is not None:
+                    found.append(fusion)
+                    yield fusion
+
+    def independent(self, group: Sequence[fx.Node], fusions: Sequence[Fusion]) -> list[fx.Node]:
+        """The first of a group, and others that can be computed together with it.
+
+        Args:
+            group: products in the graph's order.
+            fusions: what else may be computed together.
+        """
+        chosen = [group[0]]
+        for node in group[1:]:
+            together = [*chosen, node]
+            if len(together) <= MOST_PARTS and not self.cyclic(together, fusions):
+                chosen = together
+        return chosen
+
+    def cyclic(self, nodes: Sequence[fx.Node], fusions: Sequence[Fusion]) -> bool:
+        """Whether one of the nodes is computed from another, with all fusions applied."""
+        whole = {node: fusion for fusion in fusions for node in fusion.nodes}
+        spans = [(self.order[fusion.nodes[0]], self.order[fusion.nodes[-1]]) for fusion in fusions]
+        # No fusion leads from before this place to after it.
+        begin = self.order[nodes[0]]
+        while spanning := [first for first, last in spans if first < begin <= last]:
+            begin = min(spanning)
+        seen: set[fx.Node] = set()
+        pending = [each for node in nodes for each in node.all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node in seen or self.order[node] < begin:
+                continue
+            if node in nodes:
+                return True
+            together = whole[node].nodes if node in whole else (node,)
+            seen.update(together)
+            pending.extend(each for one in together for each in one.all_input_nodes)
+        return False
+
+    def side_by_side(self, nodes: Sequence[fx.Node]) -> Fusion | None:
+        """Products of one first factor as one kernel."""
+        problem = self.together(nodes, halves=False) if len(nodes) > 1 else None
+        if problem is None:
+            return None
+        factors = [_factors(node) for node in nodes]
+        operands = [factors[0][0], *(b for _, b, _ in factors)]
+        biases = [bias for _, _, bias in factors if bias is not None]
+        moved = later(nodes[0], [*operands, *biases], self.order)
+        if not all(_is_pure(node) or node.op != "call_function" for node in moved):
+            return None
+        options = {"operands": len(operands)}
+        return Fusion(problem, tuple(nodes), tuple(nodes), (*operands, *biases), options)
+
+    def together(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
+        """The problem of products of one first factor; None where they cannot share a kernel.
+
+        Args:
+            nodes: products.
+            halves: whether the only one is two parts, of half its columns each.
+        """
+        first = nodes[0]
+        a, b, _ = _factors(first)
+        strides = problems.value_of(b).stride()
+        alike = [self.products[node] for node in nodes]
+        for node, problem in zip(nodes[1:], alike[1:], strict=True):
+            other, weight, _ = _factors(node)
+            if (
+                _source(other) is not _source(a)
+                or shape(other) != shape(a)
+                or problems.value_of(weight).stride() != strides
+                or (problem.operation, problem.b.dtype) != (alike[0].operation, alike[0].b.dtype)
+                or problem.out != alike[0].out
+            ):
+                return None
+        parts = tuple(problem.n for problem in alike)
+        operand = min((problem.b for problem in alike), key=lambda each: each.alignment)
+        if halves:
+            parts = (parts[0] // 2,) * 2
+            operand = _half_of(operand, alike[0].k, parts[0])
+        biases = {_row_bias(problem) for problem in alike}
+        if alike[0].operation == "addmm" and (None in biases or len(biases) > 1):
+            return None
+        return dataclasses.replace(alike[0], n=sum(parts), b=operand, parts=parts)
+
+    # Norms
+
+    def plain(self, node: fx.Node) -> Fusion:
+        """A product by itself."""
+        a, b, bias = _factors(node)
+        inputs = (a, b) if bias is None else (a, b, bias)
+        return Fusion(self.products[node], (node,), (node,), inputs, {"operands": 2})
+
+    def normalized(self, fusion: Fusion) -> Fusion | None:
+        """A fusion with the RMSNorm of its first factor, if there is one."""
+        problem = fusion.problem
+        if problem.operation == "addmm" and _row_bias(problem) is None:
+            return None
+        views = {
+            view
+            for node in fusion.nodes
+            if node in self.products
+            for view in _views(_factors(node)[0])
+        }
+        normalized = _source(fusion.inputs[0])
+        norm = _rms_norm(normalized, problem.k)
+        if norm is None:
+            return None
+        inner = norm.nodes
+        own = {*fusion.nodes, *views, *inner}
+        # What else reads the input in float32 keeps this cast; the kernel has its own.
+        own -= {node for node in inner if is_cast(node) and not set(node.users) <= own}
+        nodes = self.ordered(own)
+        value = norm.x.meta["val"]
+        if value.dtype != problems.value_of(normalized).dtype or not _is_contiguous(norm.x):
+            return None
+        factors = 1 + (1 if fusion.halves else max(1, len(problem.parts)))
+        rows = problems.value_of(fusion.inputs[0]).shape[0]
+        prologue, vectors = Prologue("normalize"), []
+        if norm.weight is not None:
+            vectors = [norm.weight]
+            dtype = problems.dtype_of(problems.value_of(norm.weight))
+            prologue = Prologue("normalize", scale_dtype=dtype, vectors=1)
+        found = dataclasses.replace(
+            fusion,
+            problem=dataclasses.replace(
+                problem,
+                a=problems.operand(as_matrix(value, rows)),
+                prologue=prologue,
+            ),
+            nodes=nodes,
+            inputs=(norm.x, *fusion.inputs[1:factors], *vectors, *fusion.inputs[factors:]),
+            options={
+                **fusion.options,
+                "EPSILON": norm.epsilon,
+                "operands": fusion.options["operands"] + len(vectors),
+            },
+        )
+        return found if self.closed(found) else None
+
+
+# What nodes are
+
+
+def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+    """The factors a and b of aten.mm or addmm, and the bias."""
+    *bias, a, b = product.args[:3]
+    return a, b, bias[0] if bias else None  # type: ignore[return-value]
+
+
+def _views(node: fx.Node) -> Iterator[fx.Node]:
+    """A node and what it is a view of, as long as these are views."""
+    while is_view(node):
+        yield node
+        node = node.all_input_nodes[0]
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a node is a view of."""
+    for view in _views(node):
+        node = view.all_input_nodes[0]
+    return node
+
+
+def _row_bias(problem: GemmProblem) -> EpilogueInput | None:
+    """The bias of aten.addmm, if it is a row that is added as it is."""
+    (bias,) = problem.epilogue.inputs or (None,)
+    plain = bias is not None and bias.broadcast == "row" and problem.epilogue.pointwise == 1
+    return bias if plain else None
+
+
+def _half(node: fx.Node) -> tuple[fx.Node, int, set[fx.Node]] | None:
+    """What a node is the half of along its last dimension.
+
+    Returns:
+        The whole; the first of the half's elements; the nodes between, with `node`.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    if node.target is operator.getitem:
+        split: Any = node.args[0]
+        index: Any = node.args[1]
+        if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
+            return None
+        source, _, *axis = split.args
+        begin, between = index * shape(node)[-1], {node, split}
+    elif node.target is aten.slice.Tensor and len(node.args) == 4:
+        source, *axis, begin, _ = node.args
+        between = {node}
+    else:
+        return None
+    size = shape(source)
+    if axis not in ([-1], [len(size) - 1]) or 2 * shape(node)[-1] != size[-1]:
+        return None
+    return (source, begin, between) if begin in (0, size[-1] // 2) else None
+
+
+def _half_of(operand: Operand, k: int, columns: int) -> Operand:
+    """One half of the columns of an operand, both halves being equally far aligned."""
+    offset = columns * operand.strides[1]
+    half = Operand.of(operand.dtype, (k, columns), operand.strides, offset=offset)
+    return dataclasses.replace(half, alignment=min(half.alignment, operand.alignment))
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    expected = sympy.Integer(1)
+    sizes = shape(node)
+    strides = [
+        each if isinstance(each, int) else each.node.expr for each in node.meta["val"].stride()
+    ]
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and sympy.expand(stride - expected) != 0:
+            return False
+        expected *= size
+    return True
+
+
+# Formulas
+
+
+@functools.cache
+def _activations() -> Mapping[sympy.Expr, str]:
+    """What can gate, as formulas of `X`."""
+    half = sympy.Rational(1, 2)
+    sigmoid = 1 / (1 + sympy.exp(-X))
+    formulas = {
+        "silu": X * sigmoid,
+        "gelu": half * X * (1 + sympy.erf(X * math.sqrt(0.5))),
+        "gelu_tanh": half * X * (1 + sympy.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3))),
+        "relu": relu(X),
+        "sigmoid": sigmoid,
+        "identity": X,
+    }
+    return {canonical(formula): name for name, formula in formulas.items()}
+
+
+def _symbol(node: fx.Node) -> sympy.Symbol:
+    return sympy.Symbol(node.name, real=True)
+
+
+def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node, str] | None:
+    """The node of two that gates, the one that it gates, and the activation.
+
+    Args:
+        formula: of the symbols of the leaves.
+        leaves: those that were read.
+    """
+    if len(leaves) != 2:
+        return None
+    for gate, up in (leaves, reversed(leaves)):
+        activation, rest = formula.as_independent(_symbol(up), as_Add=False)
+        if rest == _symbol(up):
+            name = _activations().get(canonical(activation.xreplace({_symbol(gate): X})))
+            if name is not None:
+                return gate, up, name
+    return None
+
+
+@dataclass(frozen=True)
+class _Norm:
+    x: fx.Node
+    weight: fx.Node | None
+    epsilon: float
+    nodes: tuple[fx.Node, ...]
+
+
+def _rms_norm(root: fx.Node, k: int) -> _Norm | None:
+    """The RMSNorm (Zhang and Sennrich 2019) that a node is.
+
+    That is x / sqrt(mean(x^2) + epsilon) over the last dimension, of k elements, times a weight for
+    each of them, or none.
+    """
+    weights: list[fx.Node] = []
+
+    def leaf(node: fx.Node) -> sympy.Expr | None:
+        if node is x:
+            return X
+        if _is_vector(node, k) and (len(shape(node)) == 1 or flat(root)[0] != 1):
+            weights.append(node)
+            return _symbol(node)
+        return None
+
+    try:
+        x = _squared(root)
+        if x is None or flat(x) != flat(root) or flat(x)[1] != k:
+            return None
+        reader = Reader(root, leaf)
+        formula = reader.read(root)
+    except Unreadable:
+        return None
+    scale = formula / X
+    weight = None
+    if weights:
+        weight = weights[0]
+        scale /= _symbol(weight)
+        while is_cast(weight):
+            weight = weight.all_input_nodes[0]
+        if problems.value_of(weight).stride(-1) != 1:
+            return None
+    if not scale.is_Pow or scale.exp != -sympy.Rational(1, 2):
+        return None
+    epsilon = sympy.expand(scale.base - mean(X**2))
+    if not epsilon.is_number or epsilon < 0:
+        return None
+    return _Norm(x, weight, float(epsilon), tuple(reader.inner))
+
+
+def _is_vector(node: fx.Node, k: int) -> bool:
+    """Whether a node is one row of k elements."""
+    try:
+        return flat(node) == (1, k)
+    except Unreadable:
+        return False
+
+
+def _squared(root: fx.Node) -> fx.Node | None:
+    """What is squared in the mean of squares that a node is computed from, before any cast."""
+    import torch
+
+    aten = torch.ops.aten
+    dtype = root.meta["val"].dtype
+    pending, seen = [root], 0
+    while pending and seen < MOST_NODES:
+        node, seen = pending.pop(), seen + 1
+        if node.target is not aten.mean.dim:
+            pending.extend(node.all_input_nodes)
+            continue
+        square: Any = node.args[0]
+        if square.target not in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
+            return None
+        x: fx.Node = square.args[0]
+        while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):
+            x = x.all_input_nodes[0]
+        return x
+    return None
+
+
+def _cast_of(root: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """The cast of a node to a dtype, if nothing else uses the node; else the node."""
+    (user, *others) = root.users
+    if root.meta["val"].dtype != dtype and not others and is_cast(user):
+        return user
+    return root

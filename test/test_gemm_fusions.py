@@ -1,0 +1,641 @@
+"""Patterns of products in FX graphs: found or not, and the same numbers after the replacement."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx
+from torch.nn import functional as F
+
+from inductor_ext.lowerings import fusion, patterns
+from inductor_ext.lowerings.epilogues import with_epilogue
+from inductor_ext.lowerings.fusion import Fusion
+from inductor_ext.lowerings.problems import problem_of
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, Operand, Prologue
+from test import fake_cuda
+from test.gemm_graphs import lowered_graph, tensor
+from test.gemm_problems import examples
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+
+aten = torch.ops.aten
+F32, F64 = torch.float32, torch.float64
+Tensor = torch.Tensor
+
+X, X3 = tensor(32, 64), tensor(2, 16, 64)
+W = tensor(48, 64)
+NORM = tensor(64)
+PLAIN = Settings()
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """As models write it."""
+    wide = x.to(torch.float32)
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def reference(found: Fusion) -> Callable[..., Any]:
+    """The fusion's kernel in plain torch."""
+    problem = found.problem
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "relu": F.relu,
+        "sigmoid": torch.sigmoid,
+        "identity": lambda x: x,
+    }
+
+    def kernel(a: Tensor, *rest: Tensor) -> Any:
+        count = max(1, len(problem.parts))
+        biases = rest[found.options["operands"] - 1 :]
+        factors, vectors = rest[:count], rest[count : len(rest) - len(biases)]
+        assert a.dim() == 2
+        if problem.prologue is not None:
+            assert len(vectors) == problem.prologue.vectors
+            a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + found.options["EPSILON"])
+            a = math.prod(vectors, start=a)
+        products = [a @ factor for factor in factors]
+        if biases:
+            products = [x + bias for x, bias in zip(products, biases, strict=True)]
+        if problem.epilogue.gated:
+            gate, up = products
+            gated = activations[found.options["ACTIVATION"].strip("'")](gate) * up
+            # Graphs of float32 are also run in float64.
+            return gated if gated.dtype is F64 else gated.to(getattr(torch, problem.stored))
+        return products[0] if count == 1 else tuple(products)
+
+    return kernel
+
+
+def find(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[Fusion]:
+    return patterns.find(lowered_graph(function, *inputs, **options), PLAIN)
+
+
+def check(function: Callable[..., Any], *inputs: Tensor, count: int = 1, **options: Any) -> Fusion:
+    """The first fusion of a function, after which its graph computes the same."""
+    graph = lowered_graph(function, *inputs, **options)
+    found = patterns.find(graph, PLAIN)
+    assert len(found) == count, found
+    tolerance = 1e-5 if inputs[0].dtype is F32 else 0.05
+    apply_and_compare(graph, found[:1], values_of(inputs), tolerance)
+    return found[0]
+
+
+def values_of(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Values for which products are of the order of 1."""
+    generator = torch.Generator().manual_seed(0)
+    scales = [1, *(8 if each.dim() == 2 else 1 for each in inputs[1:])]
+    return [
+        (torch.randn(each.shape, generator=generator) / scale).to(each.dtype)
+        for each, scale in zip(inputs, scales, strict=True)
+    ]
+
+
+def apply_and_compare(
+    graph: fx.Graph, fusions: Sequence[Fusion], inputs: Sequence[Tensor], tolerance: float
+) -> None:
+    def run() -> list[Tensor]:
+        return list(fx.Interpreter(torch.nn.Module(), graph=graph).run(*inputs))
+
+    before = run()
+    values = {node.name: node.meta["val"] for each in fusions for node in each.outputs}
+    with fake_cuda.device():
+        calls = [fusion.apply(graph, each, reference(each)) for each in fusions]
+    graph.lint()
+    for call, each in zip(calls, fusions, strict=True):
+        assert call.target is not None
+        whole = (call.meta["val"],) if len(each.outputs) == 1 else call.meta["val"]
+        assert [tuple(part.shape)[1] for part in whole] == list(
+            each.problem.parts if len(each.outputs) > 1 else [each.problem.columns]
+        )
+    kept = {node.name: node.meta.get("val") for node in graph.nodes}
+    assert all(kept[name] is value for name, value in values.items())
+    for old, new in zip(before, run(), strict=True):
+        assert old.dtype == new.dtype
+        assert old.shape == new.shape
+        torch.testing.assert_close(new, old, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# Gates
+
+
+def gate_and_up(act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda x, gate, up: act(F.linear(x, gate)) * F.linear(x, up)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F32])
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (F.silu, "silu"),
+        (lambda x: x * torch.sigmoid(x), "silu"),
+        (F.gelu, "gelu"),
+        (lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))), "gelu"),
+        (lambda x: F.gelu(x, approximate="tanh"), "gelu_tanh"),
+        (
+            lambda x: (
+                x
+                / 2
+                * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+            ),
+            "gelu_tanh",
+        ),
+        (F.relu, "relu"),
+        (torch.sigmoid, "sigmoid"),
+        (lambda x: x, "identity"),
+    ],
+)
+def test_gates(act: Any, name: str, dtype: torch.dtype) -> None:
+    inputs = [each.to(dtype) for each in (X3, W, W)]
+    found = check(gate_and_up(act), *inputs)
+    assert found.options == {"ACTIVATION": repr(name), "operands": 3}
+    problem = found.problem
+    assert (problem.operation, problem.m, problem.n, problem.k) == ("mm", 32, 96, 64)
+    assert problem.parts == (48, 48)
+    assert problem.epilogue == Epilogue(gated=True)
+
+
+def test_the_order_of_gate_and_up_is_found() -> None:
+    def function(x: Tensor, up: Tensor, gate: Tensor) -> Tensor:
+        return F.linear(x, up) * F.silu(F.linear(x, gate))
+
+    found = check(function, X, W, W)
+    weights = [each.args[0].name for each in found.inputs[1:]]  # type: ignore[union-attr]
+    assert weights == ["arg2_1", "arg1_1"]
+
+
+def test_a_gate_in_float32_is_cast_by_the_kernel() -> None:
+    def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(F.linear(x, gate).float()) * F.linear(x, up).float()
+
+    found = check(lambda *args: function(*args).to(torch.bfloat16), X, W, W)
+    assert found.problem.stored == "bfloat16"
+    found = check(function, X, W, W)
+    assert (found.problem.out, found.problem.stored) == ("bfloat16", "float32")
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "halve",
+    [
+        lambda h: h.chunk(2, dim=-1),
+        lambda h: h.split([24, 24], dim=-1),
+        lambda h: (h.narrow(-1, 0, 24), h.narrow(-1, 24, 24)),
+    ],
+)
+def test_a_gate_by_halves_of_one_weight(halve: Any, first: bool) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        a, b = halve(F.linear(x, w))
+        return F.silu(a) * b if first else a * F.silu(b)
+
+    found = check(function, X3, W)
+    assert found.halves == ((0, 24) if first else (24, 0))
+    assert found.problem.parts == (24, 24)
+    assert found.problem.b == Operand("bfloat16", (1, 64), 8)
+
+
+def test_halves_that_begin_anywhere_are_less_aligned() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        a, b = (x @ w).chunk(2, dim=-1)
+        return F.silu(a) * b
+
+    found = check(function, X, tensor(64, 40))
+    assert found.problem.b == Operand("bfloat16", (40, 1), 4)
+
+
+def quarter(h: Tensor) -> Tensor:
+    a, b, c, d = h.chunk(4, dim=-1)
+    return F.silu(a) * b + c + d
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        # What is saved for a backward is needed outside.
+        (
+            lambda x, g, u: (lambda a, b: (F.silu(a) * b, a))(F.linear(x, g), F.linear(x, u)),
+            (X, W, W),
+        ),
+        (lambda x, g, u: (lambda s: (s * F.linear(x, u), s))(F.silu(F.linear(x, g))), (X, W, W)),
+        (lambda x, y, g, u: F.silu(F.linear(x, g)) * F.linear(y, u), (X, X, W, W)),
+        (lambda x, g, u, c: F.silu(F.linear(x, g, c)) * F.linear(x, u, c), (X, W, W, tensor(48))),
+        (lambda x, g, u: torch.clamp(F.silu(F.linear(x, g)), max=7) * F.linear(x, u), (X, W, W)),
+        (lambda x, g, u: torch.cos(F.linear(x, g)) * F.linear(x, u), (X, W, W)),
+        (lambda x, g: F.silu(F.linear(x, g)) * F.linear(x, g), (X, W)),
+        (lambda x, g: quarter(F.linear(x, g)), (X, W)),
+        # Rows of one are not rows of the other.
+        (
+            lambda x, g, u: F.silu(F.linear(x, g)).view(32, 1, 48) * F.linear(x, u).view(1, 32, 48),
+            (X, W, W),
+        ),
+        (
+            lambda x, g, u: F.silu(F.linear(x, g)).view(48, 32) * F.linear(x, u).view(48, 32),
+            (X, W, W),
+        ),
+        # Rounded on the way on purpose.
+        (
+            lambda x, g, u: (
+                F.silu(F.linear(x, g)).to(torch.float8_e4m3fn).to(torch.bfloat16) * F.linear(x, u)
+            ),
+            (X, W, W),
+        ),
+    ],
+)
+def test_what_is_no_gate(function: Any, inputs: Any) -> None:
+    assert all(not each.problem.epilogue.gated for each in find(function, *inputs))
+
+
+def test_gates_of_weights_in_different_layouts_are_left_alone() -> None:
+    def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(F.linear(x, gate)) * (x @ up)
+
+    assert find(function, X, W, tensor(64, 48)) == []
+
+
+# Shared inputs
+
+
+def qkv(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    return tuple(F.linear(x, weight) for weight in weights)
+
+
+def test_a_shared_input_of_factors_of_several_widths() -> None:
+    found = check(qkv, X3, W, tensor(16, 64), tensor(8, 64))
+    problem = found.problem
+    assert (problem.m, problem.n, problem.k, problem.parts) == (32, 72, 64, (48, 16, 8))
+    assert not problem.epilogue.gated
+    assert found.options == {"operands": 4}
+
+
+def test_each_part_may_have_a_bias() -> None:
+    def function(x: Tensor, q: Tensor, k: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, q, b), F.linear(x, k, c)
+
+    found = check(function, X, W, tensor(16, 64), tensor(48), tensor(16))
+    assert found.problem.operation == "addmm"
+    assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1)
+    assert found.options == {"operands": 3}
+    assert len(found.inputs) == 5
+
+
+def test_a_part_without_a_bias_goes_with_those_without() -> None:
+    def function(x: Tensor, q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, q), F.linear(x, k, b), F.linear(x, v)
+
+    (found,) = find(function, X, W, W, W, tensor(48))
+    assert [node.name for node in found.nodes] == ["mm", "mm_1"]
+
+
+def test_weights_that_are_computed_later_are_moved_before_the_call() -> None:
+    def function(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        query = F.linear(x, q).relu()
+        return query * 2, F.linear(x, k * 2 + 1)
+
+    check(function, X, W, W)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        # The second weight is computed from the first product.
+        (lambda x, w: x @ torch.relu(x @ w), (tensor(64, 64), tensor(64, 64))),
+        (lambda x, q, k: (F.linear(x, q), x @ k), (X, W, tensor(64, 48))),
+        (lambda x, q, k: (x @ q, x @ k), (X, tensor(64, 48), tensor(64, 16))),
+        (
+            lambda x, q, k: (F.linear(x, q), F.linear(x.float(), k.float())),
+            (X, W, W),
+        ),
+        (lambda x, q, k: (F.linear(x, q), F.linear(x.narrow(0, 0, 16), k)), (X, W, W)),
+        (
+            lambda x, q, k, b: (F.linear(x, q, b), aten.addmm(b, x, k.t(), beta=2)),
+            (X, W, W, tensor(48)),
+        ),
+    ],
+)
+def test_what_is_not_computed_side_by_side(function: Any, inputs: Any) -> None:
+    assert find(function, *inputs) == []
+
+
+def test_two_pairs_that_would_wait_for_each_other() -> None:
+    def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first = x @ w
+        second = y @ torch.relu(first)
+        third = y @ w
+        return second, x @ torch.relu(third)
+
+    # Together, (first, fourth) would wait for third and (second, third) for first.
+    found = find(function, *(tensor(64, 64) for _ in range(3)))
+    assert [[node.name for node in each.nodes] for each in found] == [["mm", "mm_3"]]
+
+
+def test_there_is_a_most_of_parts() -> None:
+    found = find(qkv, X, *[W] * 10)
+    assert [len(each.problem.parts) for each in found] == [patterns.MOST_PARTS, 2]
+
+
+def test_nothing_is_moved_across_what_writes() -> None:
+    def function(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, q), F.linear(x, k)
+
+    graph = lowered_graph(function, X, W, W)
+    _, second = graph.find_nodes(op="call_function", target=aten.mm.default)
+    x, *_ = graph.find_nodes(op="placeholder")
+    with graph.inserting_before(second):
+        graph.call_function(aten.add_.Scalar, (x, 1)).meta["val"] = x.meta["val"]
+    assert patterns.find(graph, PLAIN) == []
+
+
+# Norms
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F32])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        rms_norm,
+        lambda x, w: F.rms_norm(x, (64,), w, 1e-6),
+        lambda x, w: rms_norm(x, 1 + w),
+        lambda x, w: (
+            (x.float() / torch.sqrt((x.float() ** 2).mean(-1, True) + 1e-6)).to(x.dtype) * w
+        ),
+    ],
+)
+def test_norms(norm: Any, dtype: torch.dtype) -> None:
+    inputs = [each.to(dtype) for each in (X3, NORM, W)]
+    found = check(lambda x, n, w: F.linear(norm(x, n), w), *inputs)
+    name = str(dtype).removeprefix("torch.")
+    assert found.problem.prologue == Prologue("normalize", scale_dtype=name, vectors=1)
+    assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
+    assert found.options["EPSILON"] == pytest.approx(1e-6)
+
+
+def test_a_norm_without_a_weight() -> None:
+    found = check(lambda x, w: F.linear(F.rms_norm(x, (64,), None, 1e-6), w), X, W)
+    assert found.problem.prologue == Prologue("normalize")
+    assert found.options["operands"] == 2
+
+
+def test_a_norm_before_parts_and_before_a_gate() -> None:
+    found = check(lambda x, n, *w: qkv(rms_norm(x, n), *w), X3, NORM, W, tensor(8, 64), count=2)
+    assert (found.problem.parts, found.options["operands"]) == ((48, 8), 4)
+    gated = gate_and_up(F.silu)
+    found = check(lambda x, n, g, u: gated(rms_norm(x, n), g, u), X3, NORM, W, W, count=2)
+    assert found.problem.epilogue.gated
+    assert found.problem.prologue is not None
+
+    def halves(x: Tensor, n: Tensor, w: Tensor) -> Tensor:
+        a, b = F.linear(rms_norm(x, n), w).chunk(2, dim=-1)
+        return F.silu(a) * b
+
+    found = check(halves, X3, NORM, W, count=2)
+    assert (found.halves, found.options["operands"]) == ((0, 24), 4)
+
+
+def test_a_norm_before_a_bias() -> None:
+    found = check(lambda x, n, w, b: F.linear(rms_norm(x, n), w, b), X, NORM, W, tensor(48))
+    assert [each.name for each in found.inputs] == ["arg0_1", "permute", "arg1_1", "arg3_1"]
+
+
+def test_the_input_of_a_norm_may_be_used_again() -> None:
+    def layer(x: Tensor, y: Tensor, n: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        residual = x + y
+        return F.linear(rms_norm(residual, n), w), residual.float() * 2
+
+    check(layer, X3, X3, NORM, W)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x, n, w: (lambda y: (F.linear(y, w), y))(rms_norm(x, n)), (X, NORM, W)),
+        (
+            lambda x, n, w: (lambda y: (F.linear(y, w), w @ y.t()))(rms_norm(x, n)),
+            (X, NORM, W),
+        ),
+        # Of heads, and not of what is multiplied.
+        (
+            lambda x, n, w: F.linear(rms_norm(x.view(32, 4, 16), n).view(32, 64), w),
+            (X, tensor(16), W),
+        ),
+        (lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), (X, NORM, W)),
+        (lambda x, n, w: F.linear(rms_norm(x, n).relu(), w), (X, NORM, W)),
+        (lambda x, n, w: F.linear(rms_norm(x.t(), n), w), (tensor(64, 32), NORM, W)),
+        (lambda x, n, w: F.linear(rms_norm(x, n).to(torch.bfloat16), w), (X.to(F32), NORM, W)),
+    ],
+)
+def test_what_is_no_norm(function: Any, inputs: Any) -> None:
+    assert all(each.problem.prologue is None for each in find(function, *inputs))
+
+
+# All of them
+
+
+def layer(x: Tensor, n: Tensor, *weights: Tensor) -> Tensor:
+    q, k, gate, up, down = weights
+    query, key = F.linear(rms_norm(x, n), q), F.linear(rms_norm(x, n), k)
+    mixed = x + query - key
+    hidden = rms_norm(mixed, n)
+    return mixed + F.linear(F.silu(F.linear(hidden, gate)) * F.linear(hidden, up), down)
+
+
+LAYER = (NORM, tensor(64, 64), tensor(64, 64), W, W, tensor(64, 48))
+
+
+def kinds_of(found: Sequence[Fusion]) -> list[tuple[bool, bool]]:
+    """Whether each begins with a norm, and whether it is a gate."""
+    return [(each.problem.prologue is not None, each.problem.epilogue.gated) for each in found]
+
+
+@pytest.mark.parametrize("dynamic", [(), [(0, 1)]])
+def test_a_layer_with_all_of_them(dynamic: Any) -> None:
+    graph = lowered_graph(layer, X3, *LAYER, dynamic=dynamic)
+    found = patterns.find(graph, PLAIN)
+    assert kinds_of(found) == [(True, True), (True, False), (False, True), (False, False)]
+    apply_and_compare(graph, found[:2], values_of((X3, *LAYER)), 0.05)
+    assert patterns.find(graph, PLAIN) == []
+
+
+@pytest.mark.parametrize(
+    ("switch", "kinds"),
+    [
+        ("gated", [(True, False), (True, False), (False, False), (False, False)]),
+        ("shared_input", [(True, True), (False, True)]),
+        ("norm", [(False, True), (False, False)]),
+    ],
+)
+def test_each_can_be_switched_off(switch: str, kinds: list[tuple[bool, bool]]) -> None:
+    settings = dataclasses.replace(PLAIN, **{f"gemm_fuse_{switch}": False})  # type: ignore[arg-type]
+    assert kinds_of(patterns.find(lowered_graph(layer, X3, *LAYER), settings)) == kinds
+
+
+def test_casts_that_the_user_wants_are_kept() -> None:
+    graph = lowered_graph(layer, X3, *LAYER)
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        found = patterns.find(graph, PLAIN)
+    assert [each.problem.epilogue for each in found] == [Epilogue(), Epilogue()]
+    assert [each.problem.prologue for each in found] == [None, None]
+
+
+SIDE = 8
+
+
+class Builder:
+    """A random graph of square matrices, any of which can be a factor of any other's product."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.fake = torch._subclasses.fake_tensor.FakeTensorMode()
+        with self.fake:
+            value = torch.empty(SIDE, SIDE, dtype=F32, device="cuda")
+            vector = torch.empty(SIDE, dtype=F32, device="cuda")
+        self.values = [self.placeholder(value) for _ in range(4)]
+        self.weight = self.placeholder(vector)
+
+    def placeholder(self, value: Tensor) -> fx.Node:
+        node = self.graph.placeholder(f"p{len(self.graph.nodes)}")
+        node.meta["val"] = value
+        return node
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args]
+        with self.fake:
+            node.meta["val"] = target(*values)
+        return node
+
+    def product(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.call(aten.mm.default, a, b)
+
+    def silu(self, a: fx.Node) -> fx.Node:
+        return self.call(aten.mul.Tensor, a, self.call(aten.sigmoid.default, a))
+
+    def norm(self, a: fx.Node) -> fx.Node:
+        square = self.call(aten.pow.Tensor_Scalar, a, 2)
+        mean = self.call(aten.mean.dim, square, [-1], True)
+        scale = self.call(aten.rsqrt.default, self.call(aten.add.Tensor, mean, 1e-3))
+        return self.call(aten.mul.Tensor, self.call(aten.mul.Tensor, a, scale), self.weight)
+
+    def step(self, kind: str, a: fx.Node, b: fx.Node, c: fx.Node) -> None:
+        made = {
+            "product": lambda: [self.product(a, b)],
+            "pair": lambda: [self.product(a, b), self.product(a, c)],
+            "gate": lambda: [
+                self.call(aten.mul.Tensor, self.silu(self.product(a, b)), self.product(a, c))
+            ],
+            "norm": lambda: [self.norm(a)],
+            "normed": lambda: [self.product(self.norm(a), b)],
+            "add": lambda: [self.call(aten.add.Tensor, a, b)],
+            "transpose": lambda: [self.call(aten.permute.default, a, [1, 0])],
+        }[kind]()
+        self.values.extend(made)
+
+
+@pytest.fixture(scope="module")
+def fake_device() -> Iterator[None]:
+    with fake_cuda.device():
+        yield
+
+
+KINDS = ("product", "pair", "gate", "norm", "normed", "add", "transpose")
+
+
+@examples(60)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(KINDS), *(st.integers(0, 5) for _ in "abc")),
+        min_size=3,
+        max_size=10,
+    ),
+    outputs=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_random_graphs_compute_the_same(
+    fake_device: None, steps: list[Any], outputs: int, seed: int
+) -> None:
+    builder = Builder()
+    for kind, *picks in steps:
+        # Mostly of what was made last.
+        builder.step(kind, *(builder.values[-1 - pick % len(builder.values)] for pick in picks))
+    builder.graph.output(tuple(builder.values[-outputs:]))
+    graph = builder.graph
+    found = patterns.find(graph, PLAIN)
+    choose = random.Random(seed)
+    choose.shuffle(found)
+    chosen: list[Fusion] = []
+    for each in found:
+        if not any(set(each.nodes) & set(other.nodes) for other in chosen):
+            chosen.append(each)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [
+        torch.randn(*node.meta["val"].shape, dtype=F64, generator=generator) / 4
+        for node in graph.find_nodes(op="placeholder")
+    ]
+    apply_and_compare(graph, chosen, inputs, 1e-6)
+
+
+# Epilogues
+
+
+def row(dtype: str = "bfloat16") -> EpilogueInput:
+    return EpilogueInput(dtype, "row")
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (lambda x, w: F.linear(x, w), (X, W), Epilogue()),
+        (lambda x, w: F.linear(x, w).relu(), (X3, W), Epilogue(pointwise=1)),
+        (lambda x, w: F.silu(F.linear(x, w)), (X3, W), Epilogue(pointwise=4)),
+        (
+            lambda x, w, r: F.linear(x, w) + r,
+            (X3, W, tensor(2, 16, 48)),
+            Epilogue((EpilogueInput("bfloat16", "matrix"),), 1),
+        ),
+        (
+            lambda x, w, b, s: (F.linear(x, w, b).float() * s).to(torch.float16),
+            (X, W, tensor(48), tensor(32, 1, dtype=F32)),
+            Epilogue((row(), EpilogueInput("float32", "column")), 2, "float16"),
+        ),
+        (
+            lambda x, w, b: (F.linear(x, w) * b.float() + b.float()).relu().sum(0),
+            (X, W, tensor(48)),
+            Epilogue((row(),), 3, "float32"),
+        ),
+        # The product is used as it is, too.
+        (lambda x, w: (lambda h: (h, h.relu()))(F.linear(x, w)), (X, W), Epilogue()),
+        (lambda x, w: (lambda h: h.relu() + h.sum(0))(F.linear(x, w)), (X, W), Epilogue()),
+        (lambda x, w: F.linear(x, w).t().relu(), (X, W), Epilogue()),
+        (lambda x, w, r: F.linear(x, w) + r, (X, W, tensor(5, 32, 48)), Epilogue()),
+        # Two results of which none follows from the other.
+        (lambda x, w: (lambda h: (h.relu(), h.cos()))(F.linear(x, w)), (X, W), Epilogue()),
+    ],
+)
+def test_what_is_fused_behind_a_product(function: Any, inputs: Any, expected: Epilogue) -> None:
+    graph = lowered_graph(function, *inputs)
+    (node,) = (n for n in graph.nodes if "mm" in str(n.target))
+    problem = problem_of(node)
+    assert problem is not None
+    assert with_epilogue(node, problem).epilogue == expected
+
+
+def test_what_is_fused_behind_a_gate() -> None:
+    def function(x: Tensor, g: Tensor, u: Tensor, r: Tensor) -> Tensor:
+        return F.silu(F.linear(x, g)) * F.linear(x, u) + r
+
+    (found,) = find(function, X, W, W, tensor(32, 48))
+    expected = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, gated=True)
+    assert with_epilogue(found.outputs[0], found.problem).epilogue == expected
