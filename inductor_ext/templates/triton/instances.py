@@ -58,9 +58,7 @@ def choice(
         num_warps=config.warps,
         call_sizes=[*(batch or [1]), m],
         triton_meta={"launch_pdl": True} if config.pdl else None,
-        **kernel.constants(problem, config),
-        **_facts(problem, config, a, b),
-        **options,
+        **{**kernel.constants(problem, config), **_facts(problem, config, a, b), **options},
         **rest,
     )
 

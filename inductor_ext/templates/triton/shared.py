@@ -103,7 +103,6 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
         "NORMALIZE": prologue is not None and prologue.kind == "normalize",
         "WEIGHTED": prologue is not None and prologue.vectors > 0,
-        "DEQUANTIZE": prologue is not None and prologue.kind == "dequantize",
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
     }

@@ -12,7 +12,8 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
   of a row is a factor of its whole product, so that squares are summed up beside the product (the
   tensor cores do it: they are the diagonal of a @ a^T), and the product is scaled once; only the
   weight is multiplied into a before;
-- b can be converted on the way (`DEQUANTIZE`); scales of columns are factors of the product, too;
+- b can be dequantised on the way (`DEQUANTIZE`, see `dequantize`): scales of groups along K are
+  applied to b, those of tensors and columns are factors of the product, too;
 - K can be divided among `SPLIT_K` CTAs, which write float32 sums one below the other; who adds them
   up is not the kernel's business, and no order is left to chance;
 - a dependent launch (`PDL`) begins while the kernel before it is at work, and lets the next one
@@ -27,17 +28,19 @@ from typing import Any
 
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import shared
+from inductor_ext.templates.triton import dequantize, shared
 
 __all__ = ["SOURCE", "constants"]
 
 SOURCE = (
     shared.MACROS
+    + dequantize.MACROS
     + r"""
 {%- set factors = [] %}
 {#- The factors, each an argument of its own. #}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = ["W"] if WEIGHTED else ["S"] if SCALES in ("'tensor'", "'column'") else [] %}
+{%- set extra = ["W"] if WEIGHTED else ["S"] if SCALES != "'none'" else [] %}
+{%- if ZEROS %}{% set _ = extra.append("Z") %}{% endif %}
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
@@ -57,7 +60,7 @@ SOURCE = (
     pid_n = (pid % width) // group_rows
 {{columns()}}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    rk = tl.arange(0, BLOCK_K{{" // 2" if packed else ""}}).to(INDEX_DTYPE)
 
     {%- if SPLIT_K > 1 %}
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
@@ -78,8 +81,9 @@ SOURCE = (
     {%- set a_masks = [] if EVEN_M else ["(rm%s < M)" % m] %}
     {%- set b_masks = [] if EVEN_N else ["(rn%s < N)" % n] %}
     {%- if not EVEN_K %}
-    {%- set _ = a_masks.append("(rk%s < end - k)" % a_k) %}
-    {%- set _ = b_masks.append("(rk%s < end - k)" % b_k) %}
+    {%- set rest = "end - k" if not packed else "(end - k) // 2" %}
+    {%- set _ = a_masks.append("(rk%s < %s)" % (a_k, rest)) %}
+    {%- set _ = b_masks.append("(rk%s < %s)" % (b_k, rest)) %}
     {%- endif %}
     {%- set a_mask = ", mask=%s, other=0" % " & ".join(a_masks) if a_masks else "" %}
     {%- set b_mask = ", mask=%s, other=0" % " & ".join(b_masks) if b_masks else "" %}
@@ -89,8 +93,13 @@ SOURCE = (
     A = A + q * {{stride("A", 0)}}
     B = B + q * {{stride("B0", 0)}}
     {%- endif %}
+    {%- if packed %}
+    a_at = A.to(tl.pointer_type(tl.int32)) + rm{{m}} * (stride_am // 2) + (begin // 2 + rk){{a_k}}
+    b_at = B + (begin // 2 + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    {%- else %}
     a_at = A + rm{{m}} * stride_am + (begin + rk){{a_k}} * stride_ak
     b_at = B + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    {%- endif %}
     acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- if GATED %}
     c_at = B1 + (begin + rk){{b_k}} * {{stride("B1", -2)}} + rn{{n}} * {{stride("B1", -1)}}
@@ -121,14 +130,19 @@ SOURCE = (
         a = a * weight{{a_k}}.to(A.dtype.element_ty)
         w_at += BLOCK_K
         {%- endif %}
-        {%- if DEQUANTIZE %}
-        b = b.to(A.dtype.element_ty)
-        {%- if GATED %}
-        c = c.to(A.dtype.element_ty)
-        {%- endif %}
+        {%- if DEQUANTIZE != "''" %}
+        {%- if SCALES == "'group'" %}{{shared("scale", "S", SCALE_WORDS)}}{% endif %}
+        {%- if ZEROS %}{{shared("zero", "Z", ZERO_WORDS)}}{% endif %}
+        {{- convert("b")}}
+        {%- if GATED %}{{convert("c")}}{% endif %}
         {%- endif %}
         {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" %}
-        {%- if SWAP %}
+        {%- if packed %}
+        even = (a & 0xFFFF).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
+        odd = (a >> 16).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
+        acc = tl.dot(even, b_even, acc, {{options}})
+        acc = tl.dot(odd, b_odd, acc, {{options}})
+        {%- elif SWAP %}
         acc = tl.dot(b, a, acc, {{options}})
         {%- else %}
         acc = tl.dot(a, b, acc, {{options}})
@@ -141,8 +155,13 @@ SOURCE = (
         {%- endif %}
         c_at += BLOCK_K * {{stride("B1", -2)}}
         {%- endif %}
+        {%- if packed %}
+        a_at += BLOCK_K // 2
+        b_at += BLOCK_K // 2 * stride_bk
+        {%- else %}
         a_at += BLOCK_K * stride_ak
         b_at += BLOCK_K * stride_bk
+        {%- endif %}
 
     {%- if NORMALIZE %}
     diagonal = tl.arange(0, BLOCK_M)[:, None] == tl.arange(0, BLOCK_M)[None, :]
@@ -173,4 +192,8 @@ SOURCE = (
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """What a problem and a configuration make of the kernel."""
-    return {**shared.tiling(problem, config), **shared.loads(problem, config)}
+    return {
+        **shared.tiling(problem, config),
+        **shared.loads(problem, config),
+        **dequantize.constants(problem),
+    }

@@ -1,0 +1,161 @@
+"""Making floats of integers in registers, for kernels whose factor b is quantised.
+
+Conversions are slow and bit operations are not: an integer put below the exponent of 2^n, where
+the last bit of the mantissa counts 1, is the float 2^n + integer, of which 2^n is subtracted (Kim
+et al. 2022, "Who Says Elephants Can't Run"). bfloat16 has 7 such bits, float16 has 10.
+
+Of two 4-bit integers in a byte, which are neighbours along K, each makes a tile of its own, to be
+multiplied by every other column of a. Kernels read a in words of two neighbours, whose halves go
+the same way; so nothing is moved between threads, which is what makes other forms slow.
+
+`MACROS` stands at the head of a kernel's source. `convert(name)` replaces the tile `name` by one of
+a's dtype, or by `name`_even and `name`_odd; `shared(target, name, words)` makes a tile of what
+groups along K share. Tiles are [K, N]. What the problem does not tell are options:
+
+- ZERO: an integer from 0 to 100 that is subtracted from all of b;
+- HIGH_FIRST: whether the upper half of a byte has the smaller k;
+- WIDE: whether zero points and scales of groups are applied in float32, and not in a's dtype;
+- SCALE_WORDS, ZERO_WORDS: how many neighbours along K make a word of 32 bits, if all words are
+  aligned; else 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["MACROS", "constants"]
+
+MACROS = r"""
+{%- set packed = DEQUANTIZE in ("'int4'", "'uint4'") %}
+{%- set signed = DEQUANTIZE in ("'int8'", "'int4'") %}
+{#- Exponents below which integers stand, and the numbers that these are: 128 and 1024. #}
+{%- set exponent = "0x43434343" if HALF == "'bfloat16'" else "0x64646464" %}
+{#- Spread the lower and the upper two of four bytes below exponents. #}
+{%- macro spread(low, high, source) -%}
+prmt.b32 {{low}}, {{source}}, {{exponent}}, 0x4140;
+{{- " " -}} prmt.b32 {{high}}, {{source}}, {{exponent}}, 0x4342;
+{%- endmacro %}
+{%- macro minus(target, number) -%}
+{%- if HALF == "'bfloat16'" -%}
+fma.rn.bf16x2 {{target}}, {{target}}, one, {{number}};
+{%- else -%}
+add.rn.f16x2 {{target}}, {{target}}, {{number}};
+{%- endif -%}
+{%- endmacro %}
+{#- Turn the numbers of `name` into a's dtype; of 4-bit ones into `name`_even and `name`_odd. #}
+{%- macro convert(name) %}
+    {%- if packed %}
+    {%- set low = name ~ ("_odd" if HIGH_FIRST else "_even") %}
+    {%- set high = name ~ ("_even" if HIGH_FIRST else "_odd") %}
+    {%- set bias = ZERO + (8 if signed else 0) %}
+    {%- if BITS %}
+    {%- set offset = "0x%04x" % ((0xC300 if HALF == "'bfloat16'" else 0xE400) + bias) %}
+        {{low}}, {{high}} = tl.inline_asm_elementwise(
+            "{ .reg .b32 t, u, one, offset; mov.b32 one, 0x3f803f80; "
+            "mov.b32 offset, {{offset}}{{offset[2:]}}; "
+            "{{"xor.b32 u, $4, 0x88888888;" if signed else "mov.b32 u, $4;"}} "
+            "and.b32 t, u, 0x0f0f0f0f; shr.u32 u, u, 4; and.b32 u, u, 0x0f0f0f0f; "
+            "{{spread("$0", "$1", "t")}} {{spread("$2", "$3", "u")}} "
+            {%- for i in range(4) %}
+            "{{minus("$%d" % i, "offset")}} "
+            {%- endfor %}
+            "}", "=&r,=&r,=&r,=&r,r", [{{name}}],
+            dtype=(A.dtype.element_ty, A.dtype.element_ty), is_pure=True, pack=4,
+        )
+    {%- else %}
+        {{low}} = {{name}} & 15
+        {{high}} = ({{name}} >> 4) & 15
+        {%- for each in (low, high) %}
+        {%- if signed %}
+        {{each}} = {{each}} ^ 8
+        {%- endif %}
+        {{each}} = {{each}}.to(A.dtype.element_ty) - {{bias}}.0
+        {%- endfor %}
+    {%- endif %}
+    {%- set found = (low, high) %}
+    {%- elif BITS and DEQUANTIZE in ("'int8'", "'uint8'") %}
+        {{name}} = tl.inline_asm_elementwise(
+            {%- if HALF == "'bfloat16'" %}
+            {#- 7 bits fit below the exponent: the eighth one doubles the number, which becomes
+                128 + n up to 127 and 2 n beyond; half of that, less 128, is too much there. #}
+            "{ .reg .b32 t, p, q, one, half, less, most, offset; mov.b32 one, 0x3f803f80; "
+            "mov.b32 half, 0x3f003f00; mov.b32 less, 0xbf80bf80; mov.b32 most, 0xc300c300; "
+            "mov.b32 offset, {{"0xc380c380" if signed else "0xc300c300"}}; "
+            "{{"xor.b32 t, $2, 0x80808080;" if signed else "mov.b32 t, $2;"}} "
+            "{{spread("$0", "$1", "t")}} "
+            "fma.rn.relu.bf16x2 p, $0, half, most; fma.rn.relu.bf16x2 q, $1, half, most; "
+            "{{minus("$0", "offset")}} {{minus("$1", "offset")}} "
+            "fma.rn.bf16x2 $0, p, less, $0; fma.rn.bf16x2 $1, q, less, $1; }",
+            {%- else %}
+            "{ .reg .b32 t, offset; mov.b32 offset, {{"0xe480e480" if signed else "0xe400e400"}}; "
+            "{{"xor.b32 t, $2, 0x80808080;" if signed else "mov.b32 t, $2;"}} "
+            "{{spread("$0", "$1", "t")}} {{minus("$0", "offset")}} {{minus("$1", "offset")}} }",
+            {%- endif %}
+            "=&r,=&r,r", [{{name}}], dtype=A.dtype.element_ty, is_pure=True, pack=4,
+        )
+    {%- set found = (name,) %}
+    {%- else %}
+        {{name}} = {{name}}.to(A.dtype.element_ty)
+    {%- set found = (name,) %}
+    {%- endif %}
+    {%- if ZERO and not packed %}
+        {{name}} = {{name}} - {{ZERO}}.0
+    {%- endif %}
+    {%- for each in found %}
+    {%- if WIDE and SCALES == "'group'" %}
+        {{each}} = {{each}}.to(tl.float32)
+    {%- endif %}
+    {%- if ZEROS %}
+        {{each}} = {{each}} - zero
+    {%- endif %}
+    {%- if SCALES == "'group'" %}
+        {{each}} = ({{each}} * scale).to(A.dtype.element_ty)
+    {%- endif %}
+    {%- endfor %}
+{%- endmacro %}
+{#- As large as the tile of b: rows of groups, each for its part of K. Asynchronous copies, without
+    which every step would wait for memory, have 32 bits or more: words of several groups if need
+    be. #}
+{%- macro shared(target, name, words) %}
+    {%- set rows = BLOCK_K // GROUP if BLOCK_K > GROUP else 1 %}
+    {%- set deep = BLOCK_K // 2 if packed else BLOCK_K %}
+    {%- set checks = [] if EVEN_N else ["(rn[None, :] < N)"] %}
+    {%- if not EVEN_K %}{% set _ = checks.append("(rg[:, None] * GROUP < K)") %}{% endif %}
+    {%- set mask = ", mask=%s, other=0" % " & ".join(checks) if checks else "" %}
+        rg = k // GROUP + tl.arange(0, {{rows}})
+    {%- if words > rows %}
+    {%- set bits = 32 // words %}
+        at = {{name}}.to(tl.pointer_type(tl.int32)) + k // GROUP // {{words}}
+        at += rn[None, :] * ({{stride(name, 1)}} // {{words}})
+        {{target}} = tl.load(at{{", mask=rn[None, :] < N, other=0" if not EVEN_N else ""}})
+        {{target}} = ({{target}} >> (rg[:, None] % {{words}} * {{bits}})).to(tl.int{{bits}})
+        {{target}} = {{target}}.to({{name}}.dtype.element_ty, bitcast=True)
+    {%- else %}
+        at = {{name}} + rg[:, None] * {{stride(name, 0)}} + rn[None, :] * {{stride(name, 1)}}
+        {{target}} = tl.load(at{{mask}})
+    {%- endif %}
+        {{target}} = {{target}}.to({{"tl.float32" if WIDE else "A.dtype.element_ty"}})
+        {{target}} = tl.broadcast_to({{target}}[:, None, :], ({{rows}}, {{deep // rows}}, COLUMNS))
+        {{target}} = tl.reshape({{target}}, ({{deep}}, COLUMNS))
+{%- endmacro %}
+"""
+
+
+def constants(problem: GemmProblem) -> dict[str, Any]:
+    """What a problem makes of the macros, and their options where nothing else is said."""
+    prologue = problem.prologue
+    return {
+        "DEQUANTIZE": repr(problem.b.dtype if problem.operation == "mixed" else ""),
+        "HALF": repr(problem.a.dtype),
+        "GROUP": prologue.group if prologue is not None else 0,
+        "ZEROS": prologue is not None and prologue.zero_points,
+        "ZERO": 0,
+        "HIGH_FIRST": False,
+        "WIDE": False,
+        "SCALE_WORDS": 1,
+        "ZERO_WORDS": 1,
+        # Whether bits are operated on by instructions of a GPU, which the interpreter has not.
+        "BITS": True,
+    }
