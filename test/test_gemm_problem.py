@@ -37,6 +37,7 @@ L4 = device("NVIDIA L4")
 LINEAR = GemmProblem.contiguous("mm", 4096, 14336, 4096)
 DECODE = GemmProblem.contiguous("mm", 1, 4096, 4096)
 INT8 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
+INT4 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
 TILE = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
 
 
@@ -348,7 +349,8 @@ class TestConfig:
             (GemmConfig("splitk", 16, 128, 64, 4, 4), DECODE, 4 * (2048 + 16_384)),
             # b in its own dtype, and once more as a's where it is no operand from registers.
             (GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True), INT8, 4 * (2048 + 8192)),
-            (GemmConfig("mixed", 16, 128, 64, 4, 4), INT8, 4 * (2048 + 8192) + 16_384),
+            (GemmConfig("mixed", 16, 128, 64, 4, 4), INT8, 4 * (2048 + 8192)),
+            (GemmConfig("mixed", 64, 128, 64, 4, 4), INT8, 4 * (8192 + 8192) + 16_384),
             (GemmConfig("gemv", 1, 16, 512, 1, 4), DECODE, 0),
         ],
     )
@@ -437,6 +439,7 @@ SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap=True, tma=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 128, 64, 4, 4, tma=True, warp_specialize=True)
 GEMV = GemmConfig("gemv", 1, 16, 512, 1, 4)
 MIXED = GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True)
+PLAIN = but(MIXED, swap=False)
 ODD = GemmProblem.contiguous("mm", 4096, 4096, 4095)
 HUGE = GemmProblem.contiguous("mm", 1 << 20, 4096, 4096)
 NORMALIZED = but(LINEAR, prologue=Prologue("normalize"))
@@ -557,6 +560,19 @@ REFUSED = [
         H200,
         "groups of 96",
     ),
+    ("quantized", INT4, MIXED, H200, "operands exchanged"),
+    ("quantized", INT4, GEMV, H200, "no 4-bit pairs"),
+    ("quantized", but(INT4, parts=(7168, 7168)), PLAIN, H200, "one factor b"),
+    ("quantized", but(INT4, k=4095), PLAIN, H200, "words of two"),
+    ("quantized", but(INT4, a=but(INT4.a, alignment=1)), PLAIN, H200, "words of two"),
+    (
+        "quantized",
+        but(INT8, parts=(7168, 7168), epilogue=Epilogue(gated=True)),
+        MIXED,
+        H200,
+        "scales of their own",
+    ),
+    ("dtype", but(INT8, b=but(INT8.b, dtype="float8_e5m2")), MIXED, A100, "does not convert"),
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
     ("normalization", but(DECODE, prologue=Prologue("normalize", vectors=2)), SPLIT, H200, "mean"),
     ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split sees them"),
@@ -632,6 +648,8 @@ class TestCandidates:
     def test_contiguous_problems_have_some_on_an_h200(self, problem: GemmProblem) -> None:
         # torch itself groups only what TMA can load.
         refused = problem.operation == "grouped" and problem.tma_obstacle is not None
+        # Pairs of 4 bits are multiplied by pairs along K.
+        refused |= problem.b.dtype.endswith("int4") and problem.a.layout != "row"
         assert any(candidates(problem, H200)) != refused
 
     @pytest.mark.parametrize(

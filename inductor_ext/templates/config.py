@@ -275,7 +275,9 @@ class GemmConfig:
         if self.tma:
             extra += _BARRIER_BYTES
         kind = problem.prologue.kind if problem.prologue else None
-        if kind == "dequantize" and not self.swap:
+        # Fewer rows or warps are multiplied by mma.sync, which reads both from registers.
+        warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
+        if kind == "dequantize" and not self.swap and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
         if kind == "normalize" and self.swap:
             extra += size_of(self.block_m * self.block_k, problem.a.dtype)

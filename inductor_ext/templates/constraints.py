@@ -104,8 +104,10 @@ def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     """The template multiplies these dtypes, and the device has the tensor cores for it."""
     a, b = problem.a.dtype, problem.b.dtype
     if problem.operation == "mixed":
-        if a not in HALF or b not in ("int8", "uint8", "int4", "uint4"):
+        if a not in HALF or b not in ("int8", "uint8", "int4", "uint4", *FP8):
             return f"{b} is not dequantised to {a}"
+        if b in FP8 and device.capability < (8, 9):
+            return f"{device.name} does not convert {b}"
         return None
     if problem.operation == "int_mm":
         ok = a == b == "int8"
@@ -173,7 +175,7 @@ def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> s
 @_constraint(*_TENSOR_CORES)
 def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """tl.dot takes tiles of 16 and more along M, N and K, of 32 along K if a or b has 8 bits or
-    fewer; a TMA box has at most 256 elements a side, and beyond that nothing fits.
+    fewer; a TMA box has at most 256 elements a side, and beyond that, or 512 along K, nothing fits.
     """
     least_k = least_block_k(problem)
     for name, value, least in (
@@ -183,8 +185,9 @@ def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str 
     ):
         if value < least:
             return f"{name} is {value}, and tensor cores need {least}"
-        if value > 256:
-            return f"{name} is {value}, and a tile has at most 256 elements a side"
+        most = 512 if name == "block_k" and not config.tma else 256
+        if value > most:
+            return f"{name} is {value}, and a tile has at most {most} elements there"
     return None
 
 
@@ -345,6 +348,31 @@ def _check_scale_groups(problem: GemmProblem, config: GemmConfig, device: Device
     group, block = problem.prologue.group, config.block_k
     if max(group, block) % min(group, block):
         return f"groups of {group} that share a scale do not fit tiles of {block} along K"
+    return None
+
+
+@_constraint("gemv", "mixed")
+def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What is applied to b itself is the same for all tiles, whose rows run along K; neighbours
+    along K that share a byte are multiplied by words of two neighbours of a.
+    """
+    prologue = problem.prologue
+    if prologue is None:
+        return None
+    packed = DTYPE_BITS[problem.b.dtype] == 4
+    if packed or prologue.scales == "group" or prologue.zero_points:
+        if config.template == "gemv":
+            return "gemv has scales of tensors and columns only, and no 4-bit pairs"
+        if config.swap:
+            return "groups and 4-bit pairs along K are not read with operands exchanged"
+        if problem.parts:
+            return "groups and 4-bit pairs along K are read of one factor b"
+    if packed and (problem.k % 2 or problem.a.layout != "row" or problem.a.alignment < 2):
+        return "a's rows are not words of two elements"
+    if prologue.scales == "none" and prologue.zero_points:
+        return "zero points have the groups of scales"
+    if problem.epilogue.gated and prologue.scales != "none":
+        return "a gate and what it gates have scales of their own"
     return None
 
 

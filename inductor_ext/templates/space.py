@@ -169,11 +169,13 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
         return
     pdl = device.capability >= (9, 0)
     tma = [True, False] if pdl and problem.tma_obstacle is None and not mixed else [False]
+    if skinny:
+        yield from _few_rows(name, problem, device)
     for m, n, swap in _tiles(problem, device, (32, 64, 128)):
-        if m * n > 128 * 128 and not mixed:
+        if (m * n > 128 * 128 and not mixed) or (skinny and (mixed or not swap)):
             continue
         for k in _k_blocks(problem, (1, 2)):
-            for by_tma in tma if swap or not skinny else [False]:
+            for by_tma in tma:
                 for warps in _warps(m, n)[-1:]:
                     shape = _shape(
                         name, problem, m, n, k, warps=warps, swap=swap, tma=by_tma, pdl=pdl
@@ -181,6 +183,37 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
                     for splits in _splits(problem, shape, device):
                         split = dataclasses.replace(shape, split_k=splits)
                         yield from _staged(split, problem, device, 6, 2)
+
+
+_STEP_BYTES = (4096, 32768)
+"""Of b, in one step along K of a tile with few rows: fewer leave too little on the way, and of
+more than that an SM has not enough stages."""
+
+
+def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    """Loads by threads into deep tiles: b streams through, and rows are too few to share it.
+
+    On an H200 the best of a wide grid were 16 to 64 columns by 256 to 512 bytes along K, with 2
+    warps, and 128 columns with 4.
+    """
+    pdl = device.capability >= (9, 0)
+    rows = max(16, next_power_of_two(problem.rows))
+    bits = DTYPE_BITS[problem.b.dtype]
+    longest = max(least_block_k(problem), next_power_of_two(problem.k))
+    widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(problem.n))
+    least, most = _STEP_BYTES
+    for n in sorted({min(side, widest) for side in (16, 32, 64, 128)}):
+        for k in sorted({min(depth, longest) for depth in (64, 128, 256, 512)}):
+            size = n * k * bits // 8
+            if size > most or (size < least and n < widest and k < longest):
+                continue
+            for warps in (2, 4) if n <= 64 else (4,):
+                if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps:
+                    continue
+                shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
+                for splits in _splits(problem, shape, device):
+                    split = dataclasses.replace(shape, split_k=splits)
+                    yield from _staged(split, problem, device, 4, 2)
 
 
 def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
