@@ -86,7 +86,11 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
         if problem.parts:
             strides = (part, 1) if b.layout == "row" else b.strides
             b = Operand.of(b.dtype, (problem.k, part), strides)
-        found.append(_matrix(b, problem.k, part, b_batch, case.offset, device))
+        if b.dtype in ("int4", "uint4"):
+            pairs = torch.randint(256, (part, problem.k // 2), device=device)
+            found.append(pairs.to(torch.uint8).t())
+        else:
+            found.append(_matrix(b, problem.k, part, b_batch, case.offset, device))
     prologue = problem.prologue
     if prologue is not None:
         dtype = getattr(torch, prologue.scale_dtype)
@@ -95,6 +99,11 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
         elif prologue.scales in ("column", "tensor"):
             count = problem.n if prologue.scales == "column" else 1
             found.append(torch.rand(count, device=device).to(dtype))
+        elif prologue.scales == "group":
+            groups = (problem.n, -(-problem.k // prologue.group))
+            found.append(torch.rand(groups, device=device).to(dtype).t())
+            if prologue.zero_points:
+                found.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
     if case.offsets:
         found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
     if case.bias:
@@ -119,8 +128,14 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     parts = len(problem.parts or (problem.n,))
     a, *rest = values
     factors, rest = rest[:parts], rest[parts:]
-    a, factors = a.double(), [each.double() for each in factors]
+    a, factors = a.double(), [_numbers(case, each) for each in factors]
     prologue = problem.prologue
+    if prologue is not None and prologue.scales == "group":
+        scale, zero = (
+            each.double().repeat_interleave(prologue.group, 0)[: problem.k]
+            for each in (*rest, torch.zeros_like(rest[0]))[:2]
+        )
+        factors = [(factors[0] - zero) * scale]
     if prologue is not None and prologue.kind == "normalize":
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
         a = a * scale * (rest.pop(0).double() if prologue.vectors else 1)
@@ -144,6 +159,16 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     if case.bias:
         found = found + values[-1].double()
     return found if case.after is None else case.after(found)
+
+
+def _numbers(case: Case, b: torch.Tensor) -> torch.Tensor:
+    """What a factor b stands for, without scales and zero points of groups."""
+    kind = case.problem.b.dtype
+    if kind in ("int4", "uint4"):
+        pair = (b >> 4, b & 15) if case.options.get("HIGH_FIRST") else (b & 15, b >> 4)
+        b = torch.stack(pair, 1).flatten(0, 1).int()
+        b = (b ^ 8) - 8 if kind == "int4" else b
+    return b.double() - case.options.get("ZERO", 0)
 
 
 def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:

@@ -83,6 +83,7 @@ PURE = (
     "templates.problem",
     "templates.ranking",
     "templates.space",
+    "templates.triton.dequantize",
     "templates.triton.gemv",
     "templates.triton.persistent",
     "templates.triton.shared",

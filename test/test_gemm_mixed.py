@@ -1,0 +1,217 @@
+"""Products with a quantised factor: kernels interpreted and compiled, and their bit operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem, Prologue
+from test import kernel_util
+from test.kernel_util import Case
+
+pytest.importorskip("triton")
+
+
+def case(
+    b_dtype: str,
+    prologue: Prologue,
+    config: GemmConfig,
+    sizes: tuple[int, int, int] = (19, 50, 192),
+    dtype: str = "float16",
+    **options: Any,
+) -> Case:
+    problem = GemmProblem.contiguous("mixed", *sizes, dtype, b_dtype=b_dtype, prologue=prologue)
+    return Case(problem, config, options)
+
+
+def grouped(group: int, dtype: str = "float16", **rest: Any) -> Prologue:
+    return Prologue("dequantize", "group", group, scale_dtype=dtype, **rest)
+
+
+COLUMN = Prologue("dequantize", "column", scale_dtype="float16")
+NONE = Prologue("dequantize")
+SMALL = GemmConfig("mixed", 16, 32, 64, 2, 2)
+
+INTERPRETED = {
+    "int8": case("int8", COLUMN, SMALL),
+    "int8 exchanged": case("int8", NONE, dataclasses.replace(SMALL, swap=True)),
+    "bytes with a zero": case("uint8", grouped(32), SMALL, ZERO=8),
+    "pairs of large groups": case("uint4", grouped(96), dataclasses.replace(SMALL, block_k=32)),
+    "pairs of small groups": case("uint4", grouped(16), SMALL, ZERO=8, HIGH_FIRST=True),
+    "zero points": case("uint4", grouped(32, zero_points=True), SMALL),
+    "words": case(
+        "uint4",
+        grouped(64, zero_points=True),
+        dataclasses.replace(SMALL, split_k=2),
+        (19, 50, 512),
+        SCALE_WORDS=2,
+        ZERO_WORDS=4,
+    ),
+    "a tail of K": case("uint4", grouped(32), SMALL, (3, 40, 96), ZERO=8),
+    "in float32": case("int4", grouped(32, dtype="float32"), SMALL, WIDE=True),
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, torch.Tensor]:
+    plain = {
+        name: dataclasses.replace(each, options={**each.options, "BITS": False})
+        for name, each in INTERPRETED.items()
+    }
+    return kernel_util.interpret(plain)
+
+
+class TestNumerics:
+    @pytest.mark.parametrize("name", INTERPRETED)
+    def test_as_in_float64(self, name: str, results: dict[str, torch.Tensor]) -> None:
+        each = INTERPRETED[name]
+        expected = kernel_util.reference(each, kernel_util.inputs(each))
+        unit = expected.abs().max()
+        assert (results[name].double() - expected).abs().max() < 2e-3 * unit
+
+
+class Machine:
+    """Runs the few PTX instructions that conversions are made of, on one thread's registers."""
+
+    def __init__(self, text: str, inputs: dict[str, int]) -> None:
+        self.registers = dict(inputs)
+        for line in text.strip("{} ").split(";"):
+            operation, _, operands = line.strip().partition(" ")
+            if operation and operation != ".reg":
+                self.run(operation, [each.strip() for each in operands.split(",")])
+
+    def run(self, operation: str, operands: list[str]) -> None:
+        target, *rest = operands
+        values = [int(each, 0) if each[0].isdigit() else self.registers[each] for each in rest]
+        name, *kind = operation.split(".")
+        self.registers[target] = getattr(self, name)(kind, *values)
+
+    def mov(self, kind: list[str], x: int) -> int:
+        return x
+
+    def xor(self, kind: list[str], x: int, y: int) -> int:
+        return x ^ y
+
+    def shr(self, kind: list[str], x: int, by: int) -> int:
+        return x >> by
+
+    def prmt(self, kind: list[str], x: int, y: int, selector: int) -> int:
+        both = struct.pack("<II", x, y)
+        chosen = bytes(both[selector >> 4 * i & 7] for i in range(4))
+        return int.from_bytes(chosen, "little")
+
+    def fma(self, kind: list[str], x: int, y: int, z: int) -> int:
+        found = [
+            a * b + c for a, b, c in zip(*(halves(each, "bf16") for each in (x, y, z)), strict=True)
+        ]
+        return joined([max(each, 0.0) for each in found] if "relu" in kind else found, "bf16")
+
+    def add(self, kind: list[str], x: int, y: int) -> int:
+        return joined(
+            [a + b for a, b in zip(halves(x, "f16"), halves(y, "f16"), strict=True)], "f16"
+        )
+
+
+setattr(Machine, "and", lambda self, kind, x, y: x & y)
+
+
+def halves(word: int, kind: str) -> list[float]:
+    """The two floats of a word, lower one first."""
+    if kind == "f16":
+        return list(struct.unpack("<ee", word.to_bytes(4, "little")))
+    parts = (word << 16 & 0xFFFFFFFF, word & 0xFFFF0000)
+    return [struct.unpack("<f", each.to_bytes(4, "little"))[0] for each in parts]
+
+
+def joined(values: list[float], kind: str) -> int:
+    """A word of two floats; they have to be exact."""
+    if kind == "f16":
+        word = struct.pack("<ee", *values)
+    else:
+        low, high = (struct.pack("<f", each) for each in values)
+        assert low[:2] == high[:2] == b"\0\0", values
+        word = low[2:] + high[2:]
+    assert halves(int.from_bytes(word, "little"), kind) == values
+    return int.from_bytes(word, "little")
+
+
+def assembly(each: Case) -> str:
+    """The inline assembly of a kernel."""
+    (source,) = kernel_util.render(each).kernels().values()
+    (found,) = re.findall(r"inline_asm_elementwise\(\s*(\"{.*?}\")", source, re.DOTALL)
+    return "".join(re.findall(r"\"(.*)\"", found))
+
+
+def words() -> Iterator[int]:
+    """All bytes, four to a word."""
+    for first in range(0, 256, 4):
+        yield int.from_bytes(bytes(range(first, first + 4)), "little")
+
+
+class TestBits:
+    """Every byte becomes the numbers that it stands for, exactly."""
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("b_dtype", ["int8", "uint8"])
+    def test_bytes(self, b_dtype: str, dtype: str) -> None:
+        text = assembly(case(b_dtype, NONE, SMALL, dtype=dtype))
+        kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+        for word in words():
+            registers = Machine(text, {"$2": word}).registers
+            found = halves(registers["$0"], kind) + halves(registers["$1"], kind)
+            assert found == list(
+                struct.unpack("4b" if b_dtype == "int8" else "4B", word.to_bytes(4, "little"))
+            )
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(("b_dtype", "zero"), [("int4", 0), ("uint4", 0), ("uint4", 8)])
+    def test_pairs(self, b_dtype: str, zero: int, dtype: str) -> None:
+        text = assembly(case(b_dtype, NONE, SMALL, dtype=dtype, ZERO=zero))
+        kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+        for word in words():
+            registers = Machine(text, {"$4": word}).registers
+            low, high = (
+                [number for i in pair for number in halves(registers[f"${i}"], kind)]
+                for pair in ((0, 1), (2, 3))
+            )
+            for byte, *found in zip(word.to_bytes(4, "little"), low, high, strict=True):
+                expected = [byte & 15, byte >> 4]
+                if b_dtype == "int4":
+                    expected = [(each ^ 8) - 8 for each in expected]
+                assert found == [each - zero for each in expected]
+
+
+STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+    @pytest.mark.parametrize(
+        ("b_dtype", "prologue", "options"),
+        [
+            ("int8", NONE, {}),
+            ("uint4", grouped(128, "bfloat16"), {"ZERO": 8, "SCALE_WORDS": 2}),
+        ],
+        ids=["bytes", "pairs"],
+    )
+    def test_what_is_loaded_goes_straight_to_the_tensor_cores(
+        self, b_dtype: str, prologue: Prologue, options: Any, capability: tuple[int, int]
+    ) -> None:
+        each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", **options)
+        found = kernel_util.compiled(each, capability)
+        assert found.spills == 0
+        assert found.shared <= STREAM.shared_memory(each.problem)
+        start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
+        assert start is not None
+        loop = start[0]
+        assert "cvt.rn" not in loop
+        # All of it comes by asynchronous copies, and none of b goes through shared memory again.
+        assert "ld.global" not in loop
+        assert loop.count("st.shared") == 0
