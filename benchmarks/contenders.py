@@ -46,19 +46,21 @@ class Contender:
         return self.backend == "inductor"
 
 
+_MAX = {"max_autotune": True, "autotune_num_choices_displayed": 0}
+
 CONTENDERS: Mapping[str, Contender] = {
     each.name: each
     for each in (
         Contender("eager", "eager", None),
         Contender("stock", "stock default", "inductor"),
-        Contender("stock-max", "stock max-autotune", "inductor", {"max_autotune": True}),
+        Contender("stock-max", "stock max-autotune", "inductor", _MAX),
         Contender(
             "stock-max-tma",
             "stock max-autotune, TMA",
             "inductor",
-            {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
+            {**_MAX, "triton.enable_persistent_tma_matmul": True},
         ),
-        Contender("ours", "ours", "inductor_ext", {"max_autotune": True}),
+        Contender("ours", "ours", "inductor_ext", _MAX),
     )
 }
 """By name. Stock's third finds in its caches what the second has compiled and measured."""

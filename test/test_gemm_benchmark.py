@@ -102,8 +102,8 @@ def test_rows_hold_medians_and_the_largest_spread() -> None:
     }
 
 
-def test_rounds_follow_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer = gpu_timing.Timer("cpu", budget=0.01)
+def test_rounds_follow_the_budget() -> None:
+    timer = gpu_timing.Timer("cpu")
     assert len(timer.measure({"a": lambda: None}, "call")["a"]) == gpu_timing.MOST
     slow = torch.randn(700, 700)
     values = timer.measure({"a": lambda: slow @ slow, "b": lambda: None}, "call", rounds=4)
