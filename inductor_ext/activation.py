@@ -202,13 +202,15 @@ def _key_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
     # and, in a subclass, for the AOTAutograd cache. torch.compiler.config.cache_key_tag would be
     # the hook for this, but torch 2.11 keeps it for the process: another thread's stock compile
     # would take our tag, and leave its code where we would find it.
+    from inductor_ext.lowerings import gemm_pass
+
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         settings = current()
         if settings is not None:
-            parts = (cache.source_key(), settings.cache_key(), lowerings.registry_key())
-            self.inductor_ext = "-".join(parts)
+            parts = [cache.source_key(), settings.cache_key(), lowerings.registry_key()]
+            self.inductor_ext = "-".join([*parts, gemm_pass.cache_key(settings)])
 
     return __init__
 

@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:
     gemm_fuse_norm: bool
     gemm_fuse_shared_input: bool
     gemm_templates: bool
+    gemm_rows: str
     memory_arenas: _typing.Literal["auto", "always", "never"]
     memory_reorder: bool
     memory_replan: bool

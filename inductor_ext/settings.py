@@ -35,6 +35,7 @@ __all__ = [
     "names",
     "nearest",
     "parse_bytes",
+    "parse_rows",
     "resolve",
     "types_of",
 ]
@@ -81,6 +82,19 @@ def parse_bytes(value: int | str) -> int:
     if size <= 0:
         raise ValueError(allowed)
     return size
+
+
+def parse_rows(value: str) -> tuple[int, ...]:
+    """Numbers of rows, ascending, given as text with commas between them.
+
+    Raises:
+        ValueError: anything else; its text says what is allowed.
+    """
+    allowed = "positive integers with commas between them, such as 1, 16, 2048"
+    numbers = [each.strip() for each in value.split(",")]
+    if not all(each.isdecimal() and int(each) for each in numbers):
+        raise ValueError(allowed)
+    return tuple(sorted({int(each) for each in numbers}))
 
 
 def _count(value: int) -> int:
@@ -132,6 +146,14 @@ class Settings:
     gemm_fuse_norm: bool = _setting(
         True,
         "Whether an RMSNorm whose result only GEMMs of one kernel read may be computed within it.",
+    )
+    gemm_rows: str = _setting(
+        "1, 16, 64, 256, 2048",
+        "For GEMMs with a number of rows that is known only at run time: the numbers at which is "
+        "decided which kernel is best, as far as they are possible. Each decision holds from the "
+        "number before up to its own, and the last one beyond. With one number there is one kernel "
+        "for all. Without effect where CUDA graphs are recorded, each for its own size.",
+        reads=parse_rows,
     )
     memory_arenas: Literal["auto", "always", "never"] = _setting(
         "auto",

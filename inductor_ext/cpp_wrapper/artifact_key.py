@@ -29,6 +29,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import cache, compat, lowerings, parts
+from inductor_ext.lowerings import gemm_pass
 from inductor_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -172,7 +173,12 @@ def ingredients(
         "program": _program(writer, program),
         "weights": _weights(writer, program),
         "symbols": [_symbols(env) for env in writer.shape_envs],
-        "settings": (cache.source_key(), ours.cache_key(), lowerings.registry_key(own=False)),
+        "settings": (
+            cache.source_key(),
+            ours.cache_key(),
+            lowerings.registry_key(own=False),
+            gemm_pass.cache_key(ours),
+        ),
         "options": _options(writer, patches),
         "foreign": _foreign_code(),
         "state": _process_state(writer),

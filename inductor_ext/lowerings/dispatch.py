@@ -14,32 +14,45 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import fx
 
+from inductor_ext.lowerings.fusion import hoist
+
 __all__ = ["Range", "by_rows"]
 
-Range = tuple[int, Callable[[fx.Node], None]]
+Rows = tuple[fx.Node, tuple[int, ...]]
+"""A tensor, and those of its axes whose sizes multiply to the number of rows."""
+
+Range = tuple[int, Callable[[fx.GraphModule], None]]
 """The largest number of rows, which the last range has no use for; and what is to be done to the
-product's node in the range's branch."""
+range's branch."""
 
 
 def by_rows(
-    gm: fx.GraphModule, region: Sequence[fx.Node], a: fx.Node, ranges: Sequence[Range]
+    gm: fx.GraphModule,
+    region: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    rows: Rows,
+    ranges: Sequence[Range],
 ) -> None:
     """Replace nodes by a dispatch to copies of them.
 
     Args:
         gm: the graph; it is not recompiled.
-        region: the product and then what is fused into it, in the graph's order; only the last of
-            them is used outside.
-        a: the product's first factor, [rows, K].
+        region: the product and what is fused with it, in the graph's order.
+        outputs: those of the region that are used outside.
+        rows: what is compared.
         ranges: two or more, ascending.
     """
-    inside, last = set(region), region[-1]
+    inside = set(region)
     inputs = dict.fromkeys(each for node in region for each in node.all_input_nodes)
     outer = {each: each for each in inputs if each not in inside}
-    with gm.graph.inserting_before(last):
-        result = _dispatch(gm, gm.graph, outer, region, a, ranges)
-    result.meta = {**last.meta}
-    last.replace_all_uses_with(result)
+    order = {node: index for index, node in enumerate(gm.graph.nodes)}
+    anchor = min(outputs, key=order.__getitem__)
+    hoist(anchor, outer, order)
+    with gm.graph.inserting_before(anchor):
+        results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
+    for output, result in zip(outputs, results, strict=True):
+        result.meta = {**output.meta}
+        output.replace_all_uses_with(result)
     for node in reversed(region):
         gm.graph.erase_node(node)
 
@@ -53,25 +66,42 @@ def _dispatch(
     graph: fx.Graph,
     inputs: Inputs,
     region: Sequence[fx.Node],
-    a: fx.Node,
+    outputs: Sequence[fx.Node],
+    rows: Rows,
     ranges: Sequence[Range],
-) -> fx.Node:
-    """Add to a graph the choice between the first range and the others; returns the output."""
-    rows = graph.call_function(torch.ops.aten.sym_size.int, (inputs[a], 0))
-    rows.meta["val"] = a.meta["val"].shape[0]
-    few = graph.call_function(operator.le, (rows, ranges[0][0]))
-    few.meta["val"] = rows.meta["val"] <= ranges[0][0]
+) -> list[fx.Node]:
+    """Add to a graph the choice between the first range and the others; returns the outputs."""
+    size = _size(graph, inputs, rows)
+    few = graph.call_function(operator.le, (size, ranges[0][0]))
+    few.meta["val"] = size.meta["val"] <= ranges[0][0]
     branches = []
     for part in (ranges[:1], ranges[1:]):
         name = _free_name(gm)
-        setattr(gm, name, _branch(inputs, region, a, part))
+        setattr(gm, name, _branch(inputs, region, outputs, rows, part))
         branches.append(graph.get_attr(name))
     operands = tuple(inputs.values())
     choice = graph.call_function(torch.ops.higher_order.cond, (few, *branches, operands))
-    choice.meta["val"] = (region[-1].meta["val"],)
-    result = graph.call_function(operator.getitem, (choice, 0))
-    result.meta["val"] = region[-1].meta["val"]
-    return result
+    choice.meta["val"] = tuple(output.meta["val"] for output in outputs)
+    results = []
+    for index, output in enumerate(outputs):
+        result = graph.call_function(operator.getitem, (choice, index))
+        result.meta["val"] = output.meta["val"]
+        results.append(result)
+    return results
+
+
+def _size(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
+    """Add the number of rows to a graph."""
+    a, axes = rows
+    found: list[fx.Node] = []
+    for axis in axes:
+        found.append(graph.call_function(torch.ops.aten.sym_size.int, (inputs[a], axis)))
+        found[-1].meta["val"] = a.meta["val"].shape[axis]
+    while len(found) > 1:
+        factors = found.pop(), found.pop()
+        found.append(graph.call_function(operator.mul, factors))
+        found[-1].meta["val"] = factors[0].meta["val"] * factors[1].meta["val"]
+    return found[0]
 
 
 def _free_name(gm: fx.GraphModule) -> str:
@@ -80,7 +110,11 @@ def _free_name(gm: fx.GraphModule) -> str:
 
 
 def _branch(
-    inputs: Inputs, region: Sequence[fx.Node], a: fx.Node, ranges: Sequence[Range]
+    inputs: Inputs,
+    region: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    rows: Rows,
+    ranges: Sequence[Range],
 ) -> fx.GraphModule:
     """The graph of one range, or of what is left of them."""
     graph = fx.Graph()
@@ -90,12 +124,12 @@ def _branch(
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = {**node.meta}
     if len(ranges) > 1:
-        result = _dispatch(branch, graph, copies, region, a, ranges)
+        results = _dispatch(branch, graph, copies, region, outputs, rows, ranges)
+        graph.output(tuple(results))
     else:
         for node in region:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-        ranges[0][1](copies[region[0]])
-        result = copies[region[-1]]
-    graph.output((result,))
+        graph.output(tuple(copies[output] for output in outputs))
+        ranges[0][1](branch)
     branch.recompile()
     return branch

@@ -18,7 +18,7 @@ from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["with_epilogue"]
+__all__ = ["region", "with_epilogue"]
 
 MOST_NODES = 64
 """Of one epilogue."""
@@ -34,7 +34,7 @@ def with_epilogue(
         problem: of the node.
         hints: as of `problems.problem_of`.
     """
-    nodes = _region(node)
+    nodes = region(node)
     if len(nodes) == 1:
         return problem
     epilogue = problem.epilogue
@@ -55,20 +55,20 @@ def with_epilogue(
     )
 
 
-def _region(node: fx.Node) -> list[fx.Node]:
+def region(node: fx.Node) -> list[fx.Node]:
     """A node and the longest run of pointwise ones behind it of which only the last is used."""
     size = flat(node)
-    region, found = [node], 1
-    while len(region) < MOST_NODES:
-        users = {user for each in region for user in each.users} - set(region)
+    nodes, found = [node], 1
+    while len(nodes) < MOST_NODES:
+        users = {user for each in nodes for user in each.users} - set(nodes)
         # The first of them is computed from nothing else that comes from the region.
         following = min(users, default=None)
         if following is None or not _is_fused(following, size):
             break
-        region.append(following)
-        if all(set(each.users) <= set(region) for each in region[:-1]):
-            found = len(region)
-    return region[:found]
+        nodes.append(following)
+        if all(set(each.users) <= set(nodes) for each in nodes[:-1]):
+            found = len(nodes)
+    return nodes[:found]
 
 
 def _is_fused(node: fx.Node, size: tuple[Any, Any]) -> bool:

@@ -1,57 +1,224 @@
 """The pass over a graph that decides which kernel every product gets.
 
-It runs after Inductor's own passes, on the graph that is about to be lowered. Products that are
-best fused are replaced by one call (`gemm.fused`), and the others get their `Plan` as metadata,
-which their lowering reads. A graph without products on a CUDA device stays as it is.
+It runs after Inductor's own passes, on the graph that is about to be lowered:
+
+1. patterns of several nodes that one kernel can replace are decided on first, and those that gain
+   most are replaced by one call (`gemm.fused`);
+2. of the products that are left each gets its `Plan` as metadata, which its lowering reads;
+3. where the number of rows is known only at run time and not all sizes want the same, the nodes
+   move into branches (`dispatch`), and each branch is planned for its sizes.
+
+A graph without products on a CUDA device stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
+from torch import fx
 
-from inductor_ext.lowerings import gemm_records, problems
-from inductor_ext.lowerings.gemm import PLAN, Plan
-from inductor_ext.selection import choose
+from inductor_ext.lowerings import dispatch, epilogues, gemm, gemm_records, patterns, problems
+from inductor_ext.lowerings.fusion import Fusion, apply
+from inductor_ext.selection import choose, store
 from inductor_ext.selection.decision import Decision
-from inductor_ext.settings import Settings
+from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["run"]
+__all__ = ["cache_key", "run"]
 
 
-def run(gm: torch.fx.GraphModule, settings: Settings) -> None:
+@dataclass(frozen=True)
+class _Site:
+    """A place in the graph for one kernel."""
+
+    problem: GemmProblem
+    """At the sizes of the examples."""
+    nodes: tuple[fx.Node, ...]
+    """What the kernel replaces, in the graph's order; without what Inductor fuses behind it."""
+    outputs: tuple[fx.Node, ...]
+    """Those of them that are used outside."""
+    a: fx.Node
+    """The first factor."""
+    axes: tuple[int, ...]
+    """Of a, those that are the rows."""
+    fusion: Fusion | None = None
+    """How the nodes become one; None for a product by itself."""
+
+
+def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
-    _plan(gm, settings)
+    if settings.gemm_templates and _products(gm.graph):
+        _Planner(gm, settings).plan()
+        gm.recompile()
     gemm_records.emit(gm.graph, settings)
 
 
-def _plan(gm: torch.fx.GraphModule, settings: Settings) -> None:
-    sites = list(_sites(gm.graph))
-    if not sites or not settings.gemm_templates:
-        return
-    device = _device()
-    decisions = choose.decide(
-        (problem for _, problem in sites), device, _lookup(settings), _measure(settings)
-    )
-    for node, problem in sites:
-        node.meta[PLAN] = Plan(problem, decisions[problem], device)
+def _products(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
+    """The products of which our templates know."""
+    calls = (node for node in graph.nodes if node.op == "call_function")
+    found = ((node, problems.problem_of(node)) for node in calls)
+    return {node: problem for node, problem in found if problem is not None}
 
 
-def _sites(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, GemmProblem]]:
-    for node in graph.nodes:
-        if node.op == "call_function":
-            problem = problems.problem_of(node)
-            if isinstance(problem, GemmProblem):
-                yield node, problem
+class _Planner:
+    """Plans one graph, and the branches that it makes."""
+
+    def __init__(self, gm: fx.GraphModule, settings: Settings, rows: int | None = None) -> None:
+        """Nothing is done yet.
+
+        Args:
+            gm: the graph.
+            settings: of the compile.
+            rows: in a branch, the number of rows that stands for its sizes.
+        """
+        self.gm = gm
+        self.settings = settings
+        self.rows = rows
+        self.device, self.index = _device(gm.graph)
+        self.known: dict[GemmProblem, Decision] = {}
+
+    def plan(self) -> None:
+        """Do all that the module promises."""
+        fusions = [_fused_site(each) for each in patterns.find(self.gm.graph, self.settings)]
+        taken: set[fx.Node] = set()
+        for site in self._by_gain(fusions):
+            if taken.isdisjoint(site.nodes) and self._place(site):
+                taken.update(site.nodes)
+        products = _products(self.gm.graph)
+        plain = [
+            _plain_site(node, problem)
+            for node, problem in products.items()
+            if gemm.plan_of(node) is None
+        ]
+        self._decide(plain)
+        for site in plain:
+            self._place(site)
+
+    def _sizes(self, site: _Site) -> list[int]:
+        """The numbers of rows to decide at, ascending; one where they are known."""
+        rows = math.prod(site.a.meta["val"].shape[axis] for axis in site.axes)
+        if isinstance(rows, int):
+            return [site.problem.m]
+        if self.rows is not None:
+            return [self.rows]
+        return _tuned_sizes(rows, self.settings) or [site.problem.m]
+
+    def _problems(self, site: _Site) -> list[GemmProblem]:
+        return [dataclasses.replace(site.problem, m=size) for size in self._sizes(site)]
+
+    def _decide(self, sites: Sequence[_Site]) -> None:
+        """Make `known` cover all sites."""
+        wanted = [problem for site in sites for problem in self._problems(site)]
+        unknown = [problem for problem in dict.fromkeys(wanted) if problem not in self.known]
+        if unknown:
+            tune = self._tune if _may_tune() else None
+            self.known |= choose.decide(unknown, self.device, self.settings, tune)
+
+    def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        from inductor_ext.selection import tuner, variants
+
+        return tuner.tune(
+            unknown, self.device, variants.cuda_bench, self.settings, index=self.index
+        )
+
+    def _by_gain(self, sites: Sequence[_Site]) -> list[_Site]:
+        """Sites that have a kernel, those first whose kernels save most time."""
+        self._decide(sites)
+
+        def gain(site: _Site) -> float:
+            saved = 0.0
+            for problem in self._problems(site):
+                decision = self.known[problem]
+                ours = decision.microseconds(decision.config)
+                stock = decision.microseconds(None)
+                if decision.config is not None and ours is not None and stock is not None:
+                    saved = max(saved, stock - ours)
+            return saved
+
+        worth = [
+            site
+            for site in sites
+            if any(self.known[problem].config is not None for problem in self._problems(site))
+        ]
+        return sorted(worth, key=gain, reverse=True)
+
+    def _place(self, site: _Site) -> bool:
+        """Put the decisions about a site into the graph; whether a kernel takes its nodes."""
+        sizes = self._sizes(site)
+        decisions = [self.known[problem] for problem in self._problems(site)]
+        if len({decision.config for decision in decisions}) > 1:
+            self._dispatch(site, sizes, decisions)
+            return True
+        decision = decisions[-1]
+        if site.fusion is None:
+            self._leave(site.nodes[0], site.problem, decision, {})
+        elif decision.config is not None:
+            call = apply(self.gm.graph, site.fusion, gemm.fused)
+            self._leave(call, site.problem, decision, site.fusion.options)
+        return decision.config is not None
+
+    def _leave(self, node: fx.Node, problem: GemmProblem, decision: Decision, options: Any) -> None:
+        node.meta[gemm.PLAN] = gemm.Plan(problem, decision, self.device, options)
+
+    def _dispatch(self, site: _Site, sizes: Sequence[int], decisions: Sequence[Decision]) -> None:
+        """Move a site into branches, one for each run of sizes with the same configuration."""
+        configs = [decision.config for decision in decisions]
+        # Of neighbours that agree the largest size stands for all.
+        following = [*configs[1:], object()]
+        limits = [
+            size
+            for size, config, after in zip(sizes, configs, following, strict=True)
+            if config != after
+        ]
+        nodes, outputs = site.nodes, site.outputs
+        if len(outputs) == 1:
+            behind = epilogues.region(outputs[0])
+            nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
+        ranges = [(limit, self._planner(limit)) for limit in limits]
+        dispatch.by_rows(self.gm, nodes, outputs, (site.a, site.axes), ranges)
+
+    def _planner(self, rows: int) -> Callable[[fx.GraphModule], None]:
+        """What plans the branch for so many rows."""
+
+        def plan(branch: fx.GraphModule) -> None:
+            planner = _Planner(branch, self.settings, rows)
+            planner.known = self.known
+            planner.plan()
+            gemm_records.emit(branch.graph, self.settings)
+
+        return plan
 
 
-def _device() -> Device:
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Device.from_properties(
+def _fused_site(fusion: Fusion) -> _Site:
+    problem = fusion.problem
+    if len(fusion.outputs) == 1:
+        problem = epilogues.with_epilogue(fusion.outputs[0], problem)
+    a = fusion.inputs[0]
+    axes = tuple(range(a.meta["val"].dim() - 1))
+    return _Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion)
+
+
+def _plain_site(node: fx.Node, problem: GemmProblem) -> _Site:
+    biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
+    a = node.args[1 if biased else 0]
+    assert isinstance(a, fx.Node)
+    rows = a.meta["val"].dim() - 2
+    return _Site(epilogues.with_epilogue(node, problem), (node,), (node,), a, (rows,))
+
+
+def _device(graph: fx.Graph) -> tuple[Device, int]:
+    """The device of the graph's products, and its index."""
+    value = next(iter(_products(graph))).meta["val"]
+    index = value.device.index
+    properties: Any = torch.cuda.get_device_properties(index)
+    device = Device.from_properties(
         properties.name,
         (properties.major, properties.minor),
         properties.multi_processor_count,
@@ -60,11 +227,38 @@ def _device() -> Device:
         shared_memory_sm=properties.shared_memory_per_multiprocessor,
         registers_sm=properties.regs_per_multiprocessor,
     )
+    return device, index
 
 
-def _lookup(settings: Settings) -> Callable[[GemmProblem], Decision | None]:
-    return lambda problem: None
+def cache_key(settings: Settings) -> str:
+    """Text that changes when the same graph may get other kernels than before.
+
+    What a compile may look up decides about its code; one that measures what it does not know makes
+    the same of it, whatever has been measured meanwhile.
+    """
+    if not settings.gemm_templates or not torch.cuda.is_available():
+        return ""
+    return store.of_settings(settings).generation(tuning=_may_tune())
 
 
-def _measure(settings: Settings) -> choose.Measure | None:
-    return None
+def _may_tune() -> bool:
+    """Whether Inductor's options let Triton's candidates for GEMMs be measured."""
+    from torch._inductor import config
+
+    backends = {each.strip().upper() for each in config.max_autotune_gemm_backends.split(",")}
+    return bool(config.max_autotune or config.max_autotune_gemm) and "TRITON" in backends
+
+
+def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
+    """The sizes at which a product of unknown rows is decided on; none for the example's alone."""
+    from torch._inductor import config
+
+    if config.triton.cudagraphs:
+        # Each size is recorded by itself, and a comparison would split the recording.
+        return []
+    asked = parse_rows(settings.gemm_rows)
+    bounds = rows.node.shape_env.bound_sympy(rows.node.expr)
+    lower = max(1, int(bounds.lower))
+    bounded = isinstance(bounds.upper, sympy.Integer)
+    upper = int(bounds.upper) if bounded else max(lower, *asked)
+    return sorted({min(max(each, lower), upper) for each in asked})

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 
+from inductor_ext.selection import ranks, store
 from inductor_ext.selection.decision import STOCK, Decision
+from inductor_ext.selection.entries import Environment
+from inductor_ext.settings import Settings
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["Measure", "Rule", "decide", "forced"]
+__all__ = ["Rule", "decide", "forced", "is_forced"]
 
 Rule = Callable[[GemmProblem], "GemmConfig | None"]
 """A configuration for a problem, or None for stock's path."""
-
-Measure = Callable[[list[GemmProblem]], Mapping[GemmProblem, Decision]]
-"""What measures the candidates of problems of which nothing is known."""
 
 _rule: ContextVar[Rule | None] = ContextVar("inductor_ext_forced_gemm", default=None)
 
@@ -35,25 +36,43 @@ def forced(rule: Rule) -> Iterator[None]:
         _rule.reset(token)
 
 
+def is_forced() -> bool:
+    """Whether a rule holds in this thread."""
+    return _rule.get() is not None
+
+
 def decide(
-    problems: Iterable[GemmProblem],
-    device: Device,
-    lookup: Callable[[GemmProblem], Decision | None],
-    measure: Measure | None,
+    problems: Iterable[GemmProblem], device: Device, settings: Settings, tune: store.Tune | None
 ) -> dict[GemmProblem, Decision]:
-    """What each problem gets.
+    """What each problem gets; the same on all ranks of a distributed run.
 
     Args:
         problems: of one graph; equal ones count once.
         device: where they run.
-        lookup: what is known of a problem.
-        measure: None where nothing may be measured.
+        settings: those of the tuning cache are used.
+        tune: None where nothing may be measured. Then also what was measured under other
+            circumstances counts, see `store`.
     """
     different = list(dict.fromkeys(problems))
     rule = _rule.get()
     if rule is not None:
-        return {each: Decision(rule(each), "forced") for each in different}
-    known = {each: found for each in different if (found := lookup(each)) is not None}
-    unknown = [each for each in different if each not in known]
-    measured = measure(unknown) if measure is not None and unknown else {}
-    return {each: known.get(each) or measured.get(each, STOCK) for each in different}
+        chosen = {each: rule(each) for each in different}
+        return {
+            each: Decision(config if config and legal(each, config, device) else None, "forced")
+            for each, config in chosen.items()
+        }
+    known = store.of_settings(settings)
+    environment = Environment.of(device)
+
+    def decide_here(pending: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        found = {}
+        for problem in pending:
+            entry = known.lookup(problem, device, environment)
+            if entry is not None and (entry.exact or tune is None):
+                found[problem] = entry.decision
+        unknown = [each for each in pending if each not in found]
+        if tune is not None and unknown:
+            found |= known.settle(unknown, device, tune, environment)
+        return {each: found.get(each, STOCK) for each in pending}
+
+    return ranks.agree(different, decide_here, environment, "known" if tune is None else "tuned")

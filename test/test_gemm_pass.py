@@ -1,0 +1,195 @@
+"""Which kernels the products of a graph get, seen in the code that is generated for a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from inductor_ext import activation, config
+from inductor_ext.selection import choose
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+
+pytest.importorskip("triton")
+
+from test import fake_cuda
+
+F = torch.nn.functional
+HALF = torch.bfloat16
+TILE = GemmConfig("splitk", 16, 32, 64, 2, 2)
+
+Given = tuple[Sequence[Any], torch.dtype]
+
+
+def lower(
+    rule: Callable[[GemmProblem], GemmConfig | None],
+    function: Callable[..., Any],
+    *inputs: Given,
+    **options: Any,
+) -> tuple[fake_cuda.Lowered, list[GemmProblem]]:
+    """What a function becomes where `rule` decides, and what it was asked about."""
+    asked: list[GemmProblem] = []
+
+    def remembered(problem: GemmProblem) -> GemmConfig | None:
+        asked.append(problem)
+        return rule(problem)
+
+    settings = config.snapshot({})
+    with activation._scope(settings), choose.forced(remembered):
+        return fake_cuda.lower(function, *inputs, **options), asked
+
+
+def matrix(*shape: Any) -> Given:
+    return shape, HALF
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def layer(x: Any, g: Any, q: Any, k: Any, v: Any, o: Any, w1: Any, w2: Any, w3: Any) -> Any:
+    """A transformer's layer, with a product of its parts in the place of attention."""
+    h = norm(x, g)
+    x = x + ((h @ q.t()) * torch.cat([h @ k.t(), h @ v.t()], -1)) @ o.t()
+    h = norm(x, g)
+    return x + (F.silu(h @ w1.t()) * (h @ w2.t())) @ w3.t()
+
+
+def layer_inputs(rows: int | str) -> list[Given]:
+    sizes = [(256, 256), (128, 256), (128, 256), (256, 256), (512, 256), (512, 256), (256, 512)]
+    return [matrix(rows, 256), matrix(256), *(matrix(*size) for size in sizes)]
+
+
+def test_a_decision_becomes_a_kernel_with_what_follows_fused() -> None:
+    lowered, asked = lower(
+        lambda _: TILE,
+        lambda x, w, b: torch.relu(F.linear(x, w, b)),
+        matrix(8, 64),
+        matrix(64, 64),
+        matrix(64),
+    )
+    (problem,) = set(asked)
+    assert (problem.operation, problem.m, problem.n, problem.k) == ("addmm", 8, 64, 64)
+    assert [each.broadcast for each in problem.epilogue.inputs] == ["row"]
+    (kernel,) = lowered.kernels().values()
+    assert "tl.dot" in kernel
+    assert "maximum" in kernel
+    assert "extern_kernels." not in lowered.code
+
+
+def test_stock_s_path_is_taken_where_that_is_the_decision() -> None:
+    lowered, _ = lower(
+        lambda _: None,
+        lambda x, w: torch.relu(x @ w.t()),
+        matrix(8, 64),
+        matrix(64, 64),
+        max_autotune=True,
+    )
+    assert "extern_kernels.mm(" in lowered.code
+    # Nothing is measured again, and none of stock's Triton candidates is made.
+    assert all("triton" not in name for names in lowered.choices for name in names)
+
+
+def test_a_configuration_that_is_not_legal_is_not_used() -> None:
+    wrong = dataclasses.replace(TILE, block_n=48)
+    lowered, _ = lower(lambda _: wrong, lambda x, w: x @ w.t(), matrix(8, 64), matrix(64, 64))
+    assert "extern_kernels.mm(" in lowered.code
+
+
+def test_splits_of_k_are_added_up_by_a_kernel_without_atomics() -> None:
+    split = dataclasses.replace(TILE, split_k=2)
+    lowered, _ = lower(
+        lambda _: split,
+        lambda x, w, b: F.linear(x, w, b),
+        matrix(8, 512),
+        matrix(64, 512),
+        matrix(64),
+    )
+    product, total = lowered.kernels().values()
+    assert "SPLIT_K : tl.constexpr = 2" in product
+    assert "empty_strided_cuda((16, 64), (64, 1), torch.float32)" in lowered.code
+    assert "atomic" not in product + total
+
+
+def test_a_layer_becomes_one_kernel_for_each_group_of_products() -> None:
+    lowered, asked = lower(lambda _: TILE, layer, *layer_inputs(8))
+    # Q, K, V with their norm; what stands for attention; its output with the residual; the gate
+    # with its norm; and the last product with the residual.
+    kernels = lowered.kernels()
+    assert [("dot" in source) for source in kernels.values()] == [True, False, True, True, True]
+    assert "extern_kernels." not in lowered.code
+    fused = {(each.parts, each.prologue is not None, each.epilogue.gated) for each in asked}
+    assert ((256, 128, 128), True, False) in fused
+    assert ((512, 512), True, True) in fused
+
+
+def test_what_gains_most_is_taken_first() -> None:
+    def only_gates(problem: GemmProblem) -> GemmConfig | None:
+        return TILE if problem.epilogue.gated and problem.prologue is None else None
+
+    lowered, _ = lower(only_gates, layer, *layer_inputs(8))
+    (kernel,) = (source for source in lowered.kernels().values() if "tl.dot" in source)
+    assert "tl.sigmoid" in kernel
+    assert "rsqrt" not in kernel
+    assert len(re.findall(r"extern_kernels\.(mm|addmm|bmm)\(", lowered.code)) == 5
+
+
+class TestUnknownRows:
+    @pytest.fixture(scope="class")
+    def dispatched(self) -> tuple[fake_cuda.Lowered, list[GemmProblem]]:
+        def rule(problem: GemmProblem) -> GemmConfig | None:
+            if problem.m > 256:
+                return None
+            return dataclasses.replace(TILE, block_m=16 if problem.m <= 16 else 64)
+
+        return lower(rule, layer, *layer_inputs("rows"))
+
+    def test_every_size_is_asked_about(
+        self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
+    ) -> None:
+        _, asked = dispatched
+        # Dynamo has promised that a size that it takes for unknown is neither 0 nor 1.
+        sizes = {2, 16, 64, 256, 2048}
+        assert {each.m for each in asked if each.epilogue.gated} == sizes
+        assert {each.m for each in asked if each.operation == "addmm"} == sizes
+
+    def test_ranges_of_one_decision_share_a_branch(
+        self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
+    ) -> None:
+        lowered, _ = dispatched
+        limits = re.findall(r"^ *if s\d+ <= (\d+):", lowered.code, re.MULTILINE)
+        # Four products of the layer, each with three kernels.
+        assert sorted(map(int, limits)) == [16] * 4 + [256] * 4
+
+    def test_each_branch_has_its_kernel(
+        self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
+    ) -> None:
+        lowered, _ = dispatched
+        sources = [source for source in lowered.kernels().values() if "tl.dot" in source]
+        blocks = [re.findall(r"BLOCK_M : tl.constexpr = (\d+)", source)[0] for source in sources]
+        assert sorted(blocks) == ["16"] * 4 + ["64"] * 4
+        assert "extern_kernels.mm(" in lowered.code
+
+    def test_one_decision_for_all_sizes_needs_no_branch(self) -> None:
+        lowered, _ = lower(
+            lambda _: TILE, lambda x, w: x @ w.t(), matrix("rows", 64), matrix(64, 64)
+        )
+        assert " <= " not in lowered.code.partition("def call(")[2].partition("\ndef ")[0]
+        assert len(lowered.kernels()) == 1
+
+    def test_one_kernel_where_cuda_graphs_are_recorded(self) -> None:
+        lowered, asked = lower(
+            lambda problem: TILE if problem.m <= 64 else None,
+            lambda x, w: x @ w.t(),
+            matrix("rows", 64),
+            matrix(64, 64),
+            triton__cudagraphs=True,
+        )
+        assert {each.m for each in asked} == {64}
+        assert len(lowered.kernels()) == 1
