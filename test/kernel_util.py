@@ -29,7 +29,7 @@ from unittest import mock
 import torch
 
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import BATCHED, GemmProblem, Operand
+from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
 from test import fake_cuda
 
 __all__ = ["Case", "Compiled", "compiled", "inputs", "interpret", "reference", "render"]
@@ -78,8 +78,8 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     problem = case.problem
     batch = problem.batch if problem.operation in BATCHED else 0
     groups = problem.batch if problem.operation == "grouped" else 0
-    a_batch = groups if groups and problem.a.batch_stride else batch
-    b_batch = groups if groups and problem.b.batch_stride else batch
+    a_batch = groups if groups and problem.divided == "n" else batch
+    b_batch = groups if groups and problem.divided == "m" else batch
     found = [_matrix(problem.a, problem.m, problem.k, a_batch, case.offset, device)]
     for part in problem.parts or (problem.n,):
         b = problem.b
@@ -106,6 +106,9 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
                 found.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
     if case.offsets:
         found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
+        if problem.a.dtype in FP8:
+            along_n = problem.n * (problem.batch if problem.divided == "m" else 1)
+            found += [torch.rand(problem.m, device=device), torch.rand(along_n, device=device)]
     if case.bias:
         size = _size(case) if case.bias == "matrix" else [problem.columns]
         found.append(torch.randn(size, device=device).to(found[0].dtype))
@@ -140,6 +143,8 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
         a = a * scale * (rest.pop(0).double() if prologue.vectors else 1)
     if case.offsets:
+        if problem.a.dtype.startswith("float8"):
+            pass
         products = [_grouped(a, factors[0], case.offsets)]
     else:
         products = [a @ each for each in factors]
@@ -196,7 +201,7 @@ def _size(case: Case) -> list[int]:
     split = case.config.split_k
     if problem.operation in BATCHED:
         return [problem.batch, split * problem.m, problem.columns]
-    if case.offsets and not problem.a.batch_stride and not problem.b.batch_stride:
+    if problem.divided == "k":
         return [problem.batch, problem.m, problem.columns]
     return [split * problem.m, problem.columns]
 

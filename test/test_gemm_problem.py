@@ -198,6 +198,17 @@ class TestProblem:
         assert grouped.bytes_read == 2 * (100 * 32 + 8 * 32 * 64)
         assert grouped.rows == 13
 
+    def test_groups_divide_columns_or_the_summed_dimension(self) -> None:
+        columns = GemmProblem.contiguous("grouped", 100, 64, 32, batch=8, divided="n")
+        assert (columns.rows, columns.width, columns.depth) == (100, 8, 32)
+        assert columns.bytes_read == 2 * (8 * 100 * 32 + 32 * 64)
+        assert columns.bytes_written == 2 * 100 * 64
+        summed = GemmProblem.contiguous("grouped", 100, 64, 32, batch=8, divided="k")
+        assert (summed.rows, summed.width, summed.depth) == (100, 64, 4)
+        assert summed.bytes_read == 2 * (100 * 32 + 32 * 64)
+        assert summed.bytes_written == 2 * 8 * 100 * 64
+        assert columns.flops == summed.flops == 2 * 100 * 64 * 32
+
     def test_packed_weights_and_their_scales(self) -> None:
         prologue = Prologue("dequantize", "group", 128, zero_points=True)
         packed = GemmProblem.contiguous("mixed", 16, 512, 1024, b_dtype="int4", prologue=prologue)
@@ -277,6 +288,7 @@ class TestProblem:
             {"k": -1},
             {"operation": "conv"},
             {"batch": 2},
+            {"divided": "k"},
             {"out": "float7"},
             {"accumulator": "float16"},
             {"prologue": Prologue("dequantize")},
@@ -508,12 +520,12 @@ REFUSED = [
         "cp_async needs compute capability 8.0",
     ),
     ("warp_specialization", LINEAR, but(SPECIALIZED, warps=8), H200, "only with 4 warps"),
-    ("warp_specialization", LINEAR, but(SPECIALIZED, flatten=True), H200, "flattened"),
+    ("flags", LINEAR, but(SPECIALIZED, flatten=True), H200, "does not make one loop"),
     ("flags", LINEAR, but(TILE, warp_specialize=True), H200, "no other template"),
     ("flags", LINEAR, but(SPECIALIZED, warp_specialize=False), H200, "persistent_tma_ws is warp"),
     ("flags", LINEAR, but(TILE, tma=False), H200, "always loads by TMA"),
     ("flags", DECODE, but(GEMV, tma=True), H200, "never loads by TMA"),
-    ("flags", DECODE, but(SPLIT, flatten=True), H200, "no loop over tiles"),
+    ("flags", DECODE, but(SPLIT, flatten=True), H200, "does not make one loop"),
     ("flags", DECODE, but(GEMV, swap=True), H200, "does not exchange"),
     ("flags", LINEAR, but(TILE, pdl=True), H200, "dependent kernel"),
     ("split_k", LINEAR, but(TILE, split_k=2), H200, "does not split K"),

@@ -85,6 +85,7 @@ PURE = (
     "templates.space",
     "templates.triton.dequantize",
     "templates.triton.gemv",
+    "templates.triton.grouped",
     "templates.triton.persistent",
     "templates.triton.shared",
     "templates.triton.tile",

@@ -38,6 +38,8 @@ class Template:
     tma: Literal["always", "optional", "never"] = "never"
     persistent: bool = False
     """Whether as many CTAs as SMs take one tile after the other."""
+    flatten: bool = False
+    """Whether its loops over tiles and over K can be one."""
     split_k: bool = False
     swap: bool = False
     parts: bool = False
@@ -83,6 +85,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             capability=(9, 0),
             tma="always",
             persistent=True,
+            flatten=True,
             swap=True,
             parts=True,
         ),
@@ -98,6 +101,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             capability=(9, 0),
             tma="always",
             persistent=True,
+            flatten=True,
             swap=True,
         ),
         "grouped": Template(
@@ -313,13 +317,13 @@ class GemmConfig:
 
     def k_steps(self, problem: GemmProblem) -> int:
         """Steps along K of the unit that has most."""
-        return ceiling(ceiling(problem.k, self.block_k), self.split_k)
+        return ceiling(ceiling(problem.depth, self.block_k), self.split_k)
 
 
 def tiles_along_n(problem: GemmProblem, block_n: int) -> int:
     """Tiles of `block_n` columns; where parts gate each other, a tile has half of it of each."""
     if problem.epilogue.gated or not problem.parts:
-        return ceiling(problem.n, block_n)
+        return ceiling(problem.width, block_n)
     return sum(ceiling(part, block_n) for part in problem.parts)
 
 

@@ -139,8 +139,8 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
         return (
             f"TMA loads into shared memory, with nothing on the way to {problem.prologue.kind} it"
         )
-    if config.flatten and not template.persistent:
-        return f"{config.template} has no loop over tiles to flatten"
+    if config.flatten and not template.flatten:
+        return f"{config.template} does not make one loop of those over tiles and along K"
     if config.swap and not template.swap:
         return f"{config.template} does not exchange its operands"
     if config.pdl and not template.pdl:
@@ -152,11 +152,11 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
 def _check_warp_specialization(
     problem: GemmProblem, config: GemmConfig, device: Device
 ) -> str | None:
-    """Triton specialises warps only with 4 warps and without flattening; else it keeps silent."""
+    """Triton specialises warps only with 4 warps and without a flattened loop, which the template
+    does not have; else it keeps silent.
+    """
     if config.warps != 4:
         return f"warps are specialised only with 4 warps, and there are {config.warps}"
-    if config.flatten:
-        return "warps are not specialised in a flattened loop"
     return None
 
 

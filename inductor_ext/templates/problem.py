@@ -60,7 +60,7 @@ HALF = frozenset({"float16", "bfloat16"})
 
 Operation = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed", "scaled", "grouped"]
 """`mixed`: b is dequantised to a's dtype. `scaled`: fp8 with scales, which are inputs of the
-epilogue. `grouped`: the rows of a are divided among groups, each with its own b[K, N]."""
+epilogue. `grouped`: groups divide one dimension of a product (`GemmProblem.divided`)."""
 
 BATCHED = frozenset({"bmm", "baddbmm"})
 
@@ -381,6 +381,10 @@ class GemmProblem:
     """Whether float32 may be rounded to tf32."""
     fast_accumulation: bool = False
     """Whether fp8 may be summed in the tensor cores' own precision."""
+    divided: Literal["m", "n", "k"] = "m"
+    """What the groups of a grouped product divide, which is counted for all groups together: rows
+    of a, each group with its own b[K, N]; columns of b, each with its own a[M, K]; or the summed
+    dimension, each with its own output [M, N]."""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -402,6 +406,13 @@ class GemmProblem:
             "accumulator",
             self.accumulator,
             accumulator,
+        )
+        require(
+            self.divided == "m" or self.operation == "grouped",
+            "problem",
+            "divided",
+            self.divided,
+            "m in this operation",
         )
         kind = self.prologue.kind if self.prologue else None
         require(
@@ -450,14 +461,16 @@ class GemmProblem:
             out = "int32" if operation == "int_mm" else "bfloat16" if dtype in FP8 else dtype
         if operation == "mixed":
             rest.setdefault("prologue", Prologue("dequantize", "column", scale_dtype=dtype))
-        a_batch = batch if operation in BATCHED else 1
+        divided = rest.get("divided", "m") if operation == "grouped" else None
+        a_batch = batch if operation in BATCHED or divided == "n" else 1
+        b_batch = batch if operation in BATCHED or divided == "m" else 1
         return cls(
             operation,
             m,
             n,
             k,
             _contiguous(dtype, m, k, layouts[0], a_batch),
-            _contiguous(b_dtype or dtype, k, n, layouts[1], batch),
+            _contiguous(b_dtype or dtype, k, n, layouts[1], b_batch),
             out,
             batch,
             "int32" if operation == "int_mm" else "float32",
@@ -495,8 +508,29 @@ class GemmProblem:
 
     @functools.cached_property
     def rows(self) -> int:
-        """M of one product; of a grouped one, as if all groups were of one size."""
-        return ceiling(self.m, self.batch) if self.operation == "grouped" else self.m
+        """M of one product; of a divided one, as if all groups were of one size."""
+        return self._of_group("m")
+
+    @functools.cached_property
+    def depth(self) -> int:
+        """K of one product; of a divided one, as if all groups were of one size."""
+        return self._of_group("k")
+
+    @functools.cached_property
+    def width(self) -> int:
+        """N of one product; of a divided one, as if all groups were of one size."""
+        return self._of_group("n")
+
+    def _of_group(self, name: str) -> int:
+        size: int = getattr(self, name)
+        divided = self.operation == "grouped" and self.divided == name
+        return ceiling(size, self.batch) if divided else size
+
+    @functools.cached_property
+    def outputs(self) -> int:
+        """Matrices of the output."""
+        batched = self.operation in BATCHED or (self.operation, self.divided) == ("grouped", "k")
+        return self.batch if batched else 1
 
     @functools.cached_property
     def arithmetic(self) -> Literal["half", "tf32", "fp8", "int8", "fma"]:
@@ -522,7 +556,7 @@ class GemmProblem:
     @functools.cached_property
     def a_bytes(self) -> int:
         """Bytes of a, once; one matrix that a batch shares counts once."""
-        copies = self.batch if self.operation in BATCHED and self.a.batch_stride else 1
+        copies = self.batch if self.batch > 1 and self.a.batch_stride else 1
         return copies * size_of(self.m * self.k, self.a.dtype)
 
     @functools.cached_property
@@ -534,8 +568,7 @@ class GemmProblem:
     @functools.cached_property
     def fused_bytes(self) -> int:
         """Bytes that epilogue and prologue read besides a and b."""
-        batch = self.batch if self.operation in BATCHED else 1
-        read = sum(each.size(self.m, self.columns) for each in self.epilogue.inputs) * batch
+        read = sum(each.size(self.m, self.columns) for each in self.epilogue.inputs) * self.outputs
         if self.prologue is not None:
             read += self.prologue.size(self.n, self.k)
         return read
@@ -548,9 +581,8 @@ class GemmProblem:
     @functools.cached_property
     def bytes_written(self) -> int:
         """Bytes that any kernel has to write."""
-        batch = self.batch if self.operation in BATCHED else 1
         stored = size_of(self.m * self.columns, self.stored)
-        return batch * (stored + size_of(self.epilogue.reductions * self.m, "float32"))
+        return self.outputs * (stored + size_of(self.epilogue.reductions * self.m, "float32"))
 
     @property
     def intensity(self) -> float:
@@ -572,11 +604,10 @@ class GemmProblem:
     @functools.cached_property
     def largest_span(self) -> int:
         """Elements from the first to the last of the tensor that spans most."""
-        batch = self.batch if self.operation in BATCHED else 1
         return max(
-            self.a.span(self.m, self.k, batch),
+            self.a.span(self.m, self.k, self.batch),
             self.b.span(self.k, self.n, self.batch),
-            batch * self.m * self.columns,
+            self.outputs * self.m * self.columns,
         )
 
     @functools.cached_property

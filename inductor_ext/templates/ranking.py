@@ -279,8 +279,7 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
 def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
     """Microseconds of the second step of split-K: it reads the float32 sums of all splits."""
     problem, device = case.problem, case.device
-    batch = problem.batch if problem.operation != "grouped" else 1
-    sums = config.split_k * batch * problem.m * problem.n * 4
+    sums = config.split_k * problem.outputs * problem.m * problem.n * 4
     spilled = max(0.0, sums - c.l2_share * device.l2)
     moved = sums / (c.l2_rate * device.sms) + 2 * spilled / device.bandwidth
     if TEMPLATES[config.template].fused_reduction:

@@ -9,7 +9,7 @@ from typing import Any
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import gemv, persistent, tile
+from inductor_ext.templates.triton import gemv, grouped, persistent, tile
 
 __all__ = ["choice"]
 
@@ -18,6 +18,7 @@ _KERNELS: Mapping[str, ModuleType] = {
     "cp_async": tile,
     "mixed": tile,
     "gemv": gemv,
+    "grouped": grouped,
     "persistent_tma": persistent,
     "persistent_tma_ws": persistent,
     "bmm_persistent": persistent,
@@ -39,7 +40,8 @@ def choice(
     Args:
         problem: sizes are those of a hint where M, or the batch, is symbolic; N and K are static.
         config: legal for the problem.
-        inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads.
+        inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
+            of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b.
         layout: of the output, [M, columns] or [batch, M, columns]; [split_k * M, columns] in
             float32 where K is split.
         options: constants that the problem does not tell: the activation, an epsilon.
@@ -51,6 +53,8 @@ def choice(
     kernel = persistent if config.tma and config.template == "splitk" else _KERNELS[config.template]
     a, b = inputs[rest.get("prefix_args", 0) :][:2]
     *batch, m, _ = a.get_size()
+    if problem.operation == "grouped":
+        batch = [problem.batch]
     return _template(kernel).generate(
         input_nodes=tuple(inputs),
         layout=layout,

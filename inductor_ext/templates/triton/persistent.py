@@ -23,28 +23,15 @@ from __future__ import annotations
 from typing import Any
 
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import FP8, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import shared
 
 __all__ = ["SOURCE", "constants"]
 
 SOURCE = (
     shared.MACROS
+    + shared.TMA
     + r"""
-{#- A descriptor of an operand with `outer` rows and `inner` contiguous columns. #}
-{%- macro descriptor(name, batched, q, outer, inner, stride_q, stride_outer, block) -%}
-tl.make_tensor_descriptor(
-        {{name}},
-        shape=[{{"%s, " % q if batched}}{{outer}}, {{inner}}],
-        strides=[{{"%s, " % stride_q if batched}}{{stride_outer}}, 1],
-        block_shape=[{{"1, " if batched}}{{block[0]}}, {{block[1]}}],
-    )
-{%- endmacro %}
-{#- A tile of an operand as the tensor cores want it: `flip` if K is not where they want it. #}
-{%- macro fetch(name, batched, at, block, flip) -%}
-{{name}}.load([{{"q, " if batched}}{{at[0]}}, {{at[1]}}])
-{%- if batched %}.reshape({{block[0]}}, {{block[1]}}){% endif %}{{".T" if flip}}
-{%- endmacro %}
 {#- Where a tile lies: matrix q, row and column of tiles. #}
 {%- macro place(tile) %}
         {%- if BATCHED or SPLIT_K > 1 %}
@@ -62,16 +49,9 @@ tl.make_tensor_descriptor(
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
 {{def_kernel(*(["A"] + factors))}}
     M = {{size("A", -2)}}
-    {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
-    {%- set b_block = ("BLOCK_K", "COLUMNS") if B_ROW else ("COLUMNS", "BLOCK_K") %}
-    {%- set a_leading = A_LEADING or stride("A", -2 if A_ROW else -1) %}
-    a_desc = {{descriptor("A", A_BATCHED, size("A", 0), "M" if A_ROW else "K",
-        "K" if A_ROW else "M", stride("A", 0), a_leading, a_block)}}
+    {{- a_descriptor("A", size("A", 0))}}
     {%- for name in factors %}
-    {%- set columns = size(name, -1) %}
-    {%- set b_leading = B_LEADING or stride(name, -2 if B_ROW else -1) %}
-    b{{loop.index0}}_desc = {{descriptor(name, B_BATCHED, size(name, 0), "K" if B_ROW else columns,
-        columns if B_ROW else "K", stride(name, 0), b_leading, b_block)}}
+    {{- b_descriptor(name, size(name, 0), loop.index0)}}
     {%- endfor %}
 
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -108,10 +88,6 @@ tl.make_tensor_descriptor(
         q = q.to(tl.int32)
         {%- endif %}
         {%- set shape = "(COLUMNS, BLOCK_M)" if SWAP else "(BLOCK_M, COLUMNS)" %}
-        {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" %}
-        {%- if IMPRECISE %}
-        {%- set options = options ~ ", max_num_imprecise_acc=IMPRECISE" %}
-        {%- endif %}
         acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
         {%- if GATED %}
         up = tl.zeros({{shape}}, dtype=ACC_TYPE)
@@ -122,17 +98,12 @@ tl.make_tensor_descriptor(
         {%- else %}
         for k in tl.range(0, K, BLOCK_K):
         {%- endif %}
-            {%- set a_at = ("row", "k") if A_ROW else ("k", "row") %}
-            {%- set b_at = ("k", "column") if B_ROW else ("column", "k") %}
-            {%- set a_flip = A_ROW == SWAP %}
-            {%- set b_flip = B_ROW == SWAP %}
-            {%- set b_name = "b_desc" if PARTS > 1 and not GATED else "b0_desc" %}
-            a = {{fetch("a_desc", A_BATCHED, a_at, a_block, a_flip)}}
-            b = {{fetch(b_name, B_BATCHED, b_at, b_block, b_flip)}}
-            acc = tl.dot({{"b, a" if SWAP else "a, b"}}, acc, {{options}})
+            a = {{fetch_a("q", "row", "k")}}
+            b = {{fetch_b("b_desc" if PARTS > 1 and not GATED else "b0_desc", "q", "column", "k")}}
+            acc = {{multiply("a", "b", "acc")}}
             {%- if GATED %}
-            c = {{fetch("b1_desc", B_BATCHED, b_at, b_block, b_flip)}}
-            up = tl.dot({{"c, a" if SWAP else "a, c"}}, up, {{options}})
+            c = {{fetch_b("b1_desc", "q", "column", "k")}}
+            up = {{multiply("a", "c", "up")}}
             {%- endif %}
         {%- if FLATTEN %}
         stored += tl.num_programs(0)
@@ -172,23 +143,14 @@ tl.make_tensor_descriptor(
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel.
-
-    A stride of rows that are only one is whatever a tensor happens to have, and TMA asks for a
-    multiple of 16 bytes: there the operand's own is taken.
-    """
-    precise = problem.a.dtype in FP8 and not problem.fast_accumulation
+    """What a problem and a configuration make of the kernel."""
     return {
         **shared.tiling(problem, config),
-        "K": problem.k,
-        "A_ROW": problem.a.layout == "row",
-        "B_ROW": problem.b.layout == "row",
-        "B_LEADING": problem.b.leading if min(problem.n, problem.k) == 1 else 0,
+        **shared.by_tma(problem, config),
         "FLATTEN": config.flatten,
         "WARP_SPECIALIZE": config.warp_specialize,
         "SPLIT_K": config.split_k,
         # Elements along K of a split, whole steps.
         "SHARE": config.block_k * config.k_steps(problem),
         "PDL": config.pdl,
-        "IMPRECISE": config.block_k if precise else 0,
     }

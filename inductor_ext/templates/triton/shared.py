@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from inductor_ext.templates.config import GemmConfig, tiles_along_n
-from inductor_ext.templates.problem import GemmProblem, ceiling
+from inductor_ext.templates.problem import FP8, GemmProblem, ceiling
 
-__all__ = ["ACTIVATIONS", "MACROS", "loads", "tiling"]
+__all__ = ["ACTIVATIONS", "MACROS", "TMA", "by_tma", "loads", "tiling"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
 """What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
@@ -62,6 +62,46 @@ tl.sigmoid({{x}}) * {{up}}
 """
 """Macros of the template language, for the beginning of a kernel's source."""
 
+TMA = r"""
+{%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
+{%- set b_block = ("BLOCK_K", "COLUMNS") if B_ROW else ("COLUMNS", "BLOCK_K") %}
+{#- Descriptors have the contiguous dimension last; matrices of a batch come first. #}
+{%- macro descriptor(name, batch, shape, leading, block) -%}
+tl.make_tensor_descriptor(
+        {{name}},
+        shape=[{{"%s, " % batch if batch}}{{shape[0]}}, {{shape[1]}}],
+        strides=[{{"%s, " % stride(name, 0) if batch}}{{leading}}, 1],
+        block_shape=[{{"1, " if batch}}{{block[0]}}, {{block[1]}}],
+    )
+{%- endmacro %}
+{%- macro a_descriptor(name, batch) %}
+    {%- set shape = ("M", "K") if A_ROW else ("K", "M") %}
+    {%- set leading = A_LEADING or stride(name, -2 if A_ROW else -1) %}
+    a_desc = {{descriptor(name, batch if A_BATCHED, shape, leading, a_block)}}
+{%- endmacro %}
+{%- macro b_descriptor(name, batch, i) %}
+    {%- set columns = size(name, -1) %}
+    {%- set shape = ("K", columns) if B_ROW else (columns, "K") %}
+    {%- set leading = B_LEADING or stride(name, -2 if B_ROW else -1) %}
+    b{{i}}_desc = {{descriptor(name, batch if B_BATCHED, shape, leading, b_block)}}
+{%- endmacro %}
+{#- Tiles as the tensor cores want them, transposed where K is not where they want it. #}
+{%- macro fetch_a(q, row, k) -%}
+a_desc.load([{{"%s, " % q if A_BATCHED}}{{"%s, %s" % ((row, k) if A_ROW else (k, row))}}])
+{%- if A_BATCHED %}.reshape({{a_block | join(", ")}}){% endif %}{{".T" if A_ROW == SWAP}}
+{%- endmacro %}
+{%- macro fetch_b(name, q, column, k) -%}
+{{name}}.load([{{"%s, " % q if B_BATCHED}}{{"%s, %s" % ((k, column) if B_ROW else (column, k))}}])
+{%- if B_BATCHED %}.reshape({{b_block | join(", ")}}){% endif %}{{".T" if B_ROW == SWAP}}
+{%- endmacro %}
+{%- macro multiply(a, b, acc) -%}
+{%- set factors = (b, a) if SWAP else (a, b) -%}
+tl.dot({{factors | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32
+{%- if IMPRECISE %}, max_num_imprecise_acc=IMPRECISE{% endif %})
+{%- endmacro %}
+"""
+"""Macros of kernels that load by TMA; K is static, and `q`, rows, columns and k are 32-bit."""
+
 
 def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Constants that divide an output into tiles, those of several factors and gates included.
@@ -105,4 +145,20 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "WEIGHTED": prologue is not None and prologue.vectors > 0,
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
+    }
+
+
+def by_tma(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """Constants of a kernel that loads by TMA.
+
+    A stride of rows that are only one is whatever a tensor happens to have, and TMA asks for a
+    multiple of 16 bytes: there the operand's own is taken.
+    """
+    precise = problem.a.dtype in FP8 and not problem.fast_accumulation
+    return {
+        "K": problem.k,
+        "A_ROW": problem.a.layout == "row",
+        "B_ROW": problem.b.layout == "row",
+        "B_LEADING": problem.b.leading if min(problem.n, problem.k) == 1 else 0,
+        "IMPRECISE": config.block_k if precise else 0,
     }
