@@ -9,7 +9,7 @@ the same again from the caches.
 A run on the whole suite takes longer than many machines are lent. It measures first the cases that
 stand for all (`--quick` measures these alone), ends before the time that it is given, and goes on:
 
-    python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume
+    python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume FILE
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.gemm_suite import Case, Program
 from benchmarks.gpu_timing import Mode, Timer
 from inductor_ext.templates.device import Device
 
-__all__ = ["Measured", "error", "floor", "main", "measure_case", "rows"]
+__all__ = ["ROUNDING", "WORSE", "Measured", "error", "floor", "main", "measure_case", "rows"]
 
 MODES: tuple[Mode, ...] = ("graph", "call")
 

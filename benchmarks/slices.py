@@ -25,7 +25,7 @@ class OtherRunError(InductorExtError):
     """Results that cannot be gone on with."""
 
     template = "{path} was made with {field} {found}, and this is {here}."
-    remedy = "Leave out --resume, or give another folder."
+    remedy = "Leave out --resume, or give another file."
 
 
 class Ledger:
@@ -34,25 +34,28 @@ class Ledger:
     Args:
         header: of this run.
         folder: where the document is written; None for nowhere.
-        resume: whether to go on with the document that is there, if there is one.
+        resume: a document to go on with, if there is one.
 
     Raises:
         OtherRunError: it is of other hardware, versions or another commit.
         results.InvalidResultError: it is no document.
     """
 
-    def __init__(self, header: results.Header, folder: Path | None, resume: bool = False) -> None:
+    def __init__(
+        self, header: results.Header, folder: Path | None, resume: Path | None = None
+    ) -> None:
         self.document: results.Document = {**header, "rows": []}
         self._folder = folder
-        path = folder / results.file_name(header) if folder is not None else None
-        if resume and path is not None and path.exists():
-            found = results.read(path)
+        if resume is not None and resume.exists():
+            found = results.read(resume)
             for field, there, here in (
+                ("suite", found["suite"], header["suite"]),
+                ("hardware", found["hardware"], header["hardware"]),
                 ("versions", found["versions"], header["versions"]),
                 ("commit", found["commit"], header["commit"]),
             ):
                 if there != here:
-                    raise OtherRunError(path=path.name, field=field, found=there, here=here)
+                    raise OtherRunError(path=resume.name, field=field, found=there, here=here)
             self.document = found
 
     @property
@@ -94,6 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json-out", metavar="DIR", type=Path, help="keep the results there")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the results that are there"
+        "--resume",
+        metavar="FILE",
+        type=Path,
+        help="go on with the results in this file, which need not be there yet",
     )
     parser.add_argument("--commit", help="of the tree, where it is no checkout")

@@ -136,23 +136,24 @@ def row(case: str) -> results.Row:
 def test_results_are_kept_after_every_case_and_gone_on_with(tmp_path: Path) -> None:
     ledger = slices.Ledger(HEADER, tmp_path)
     ledger.add([row("a")])
-    again = slices.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, resume=True)
+    (path,) = tmp_path.iterdir()
+    again = slices.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, path)
     assert again.done == {"a"}
     again.add([row("b")])
-    (path,) = tmp_path.iterdir()
     document = results.read(path)
     assert [row["case"] for row in document["rows"]] == ["a", "b"]
     assert document["date"] == HEADER["date"]
     assert slices.Ledger(HEADER, tmp_path).done == frozenset()
-    assert slices.Ledger(HEADER, None, resume=True).done == frozenset()
+    assert slices.Ledger(HEADER, tmp_path, tmp_path / "absent.json").done == frozenset()
 
 
-@pytest.mark.parametrize("change", [{"commit": "a" * 40}, {"versions": {"python": "3.11.0"}}])
+@pytest.mark.parametrize("change", [{"commit": "a" * 40}, {"hardware": "nvidia-h100"}])
 def test_results_of_another_run_are_not_mixed(tmp_path: Path, change: Mapping[str, Any]) -> None:
     slices.Ledger(HEADER, tmp_path).add([row("a")])
     other: Any = {**HEADER, **change}
+    (path,) = tmp_path.iterdir()
     with pytest.raises(slices.OtherRunError, match=next(iter(change))):
-        slices.Ledger(other, tmp_path, resume=True)
+        slices.Ledger(other, tmp_path, path)
 
 
 def test_no_case_is_begun_that_would_not_fit() -> None:
@@ -182,11 +183,11 @@ def test_command_line_goes_on_where_it_stopped(
     )
     common = ["--contenders", "stock", "ours", "--rounds", "2", "--json-out", str(tmp_path)]
     assert gemm.main([*common, "--quick"]) == 0
-    assert gemm.main([*common, "--resume", "--budget-seconds", "0"]) == 0
-    assert "0 of 2 measured" in capsys.readouterr().out
-    assert gemm.main([*common, "--resume"]) == 0
-    assert "2 of 2 measured" in capsys.readouterr().out
     (path,) = tmp_path.iterdir()
+    assert gemm.main([*common, "--resume", str(path), "--budget-seconds", "0"]) == 0
+    assert "0 of 2 measured" in capsys.readouterr().out
+    assert gemm.main([*common, "--resume", str(path)]) == 0
+    assert "2 of 2 measured" in capsys.readouterr().out
     assert {row["case"] for row in results.read(path)["rows"]} == set(gemm_suite.CASES)
     assert gemm.main(["--list", "--quick"]) == 0
     assert capsys.readouterr().out == "a 4x8x16\n"

@@ -210,13 +210,13 @@ def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
     from torch._functorch import config as aot_config
     from torch._inductor import config
 
-    fusions = _Fusions(config._post_fusion_custom_pass)
+    fusions = _Fusions(config._pre_fusion_custom_pass, config._post_fusion_custom_pass)
     # Not force_disable_caches: it hides what tuning has measured, too.
     off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     aot_off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
         events.capture(ProductRecord) as records,
-        config.patch({**off, "_post_fusion_custom_pass": fusions}),
+        config.patch({**off, **fusions.hooks()}),
         aot_config.patch(aot_off),
         _debugging(fusions.hear),
     ):
@@ -238,18 +238,26 @@ def _merged(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, 
 class _Fusions:
     """What Inductor's scheduler made one kernel with a product, and what not.
 
-    Called by Inductor with the nodes of each graph after fusion (`_post_fusion_custom_pass`), and
-    with its messages about pairs that it could not fuse.
+    Called by Inductor with the nodes of each graph before and after fusion, and with its messages
+    about pairs that it could not fuse.
     """
 
-    def __init__(self, before: Callable[[list[Any]], list[Any]] | None) -> None:
-        self._before = before
+    def __init__(self, *others: Callable[[list[Any]], list[Any]] | None) -> None:
+        """
+        Args:
+            others: what was to be called before and after fusion so far.
+        """
+        self._others = others
         self._found: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._reasons: dict[tuple[str, str], str] = {}
 
     def of(self, record: ProductRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(what is fused, what is not)."""
         return self._found.get(id(record), ((), ()))
+
+    def hooks(self) -> dict[str, Any]:
+        """The options by which Inductor calls."""
+        return {"_pre_fusion_custom_pass": self._begin, "_post_fusion_custom_pass": self._note}
 
     def hear(self, message: Any) -> None:
         """Take one message of Inductor's log of fusions."""
@@ -259,10 +267,15 @@ class _Fusions:
             for pair in ((a, b) for a in first.split("_") for b in second.split("_")):
                 self._reasons[pair] = why
 
-    def __call__(self, nodes: list[Any]) -> list[Any]:
+    def _begin(self, nodes: list[Any]) -> list[Any]:
+        # Names are those of one graph.
+        self._reasons.clear()
+        return nodes if self._others[0] is None else self._others[0](nodes)
+
+    def _note(self, nodes: list[Any]) -> list[Any]:
         """Note what is in one kernel with which product; returns the nodes."""
-        if self._before is not None:
-            nodes = self._before(nodes)
+        if self._others[1] is not None:
+            nodes = self._others[1](nodes)
         kernel_of = {each.get_name(): kernel for kernel in nodes for each in kernel.get_nodes()}
         for kernel in nodes:
             members = list(kernel.get_nodes())
@@ -274,8 +287,6 @@ class _Fusions:
                         tuple(fused),
                         tuple(dict.fromkeys(self._separate(member, members, kernel_of))),
                     )
-        # Names are those of one graph.
-        self._reasons.clear()
         return nodes
 
     def _separate(
