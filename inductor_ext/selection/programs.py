@@ -1,0 +1,555 @@
+"""The canonical torch program of a GEMM problem: what a model would write, with inputs like its.
+
+With it a problem can be compiled, checked and timed anywhere, without the model that it came from.
+`program(problem)` has the operator that Inductor meets in a graph and, around it, prologue and
+epilogue as plain torch operations. Its inputs are, in this order: a; the factors b, one for each
+part; inputs of the prologue (the weights of a normalisation; scales and zero points); the ends of
+the groups of a grouped product; inputs of the epilogue, one for each part where they run along N.
+
+What a problem does not tell is chosen here, and costs the same whatever it is: SiLU for a gate,
+RMSNorm up to one vector and LayerNorm with two, rows and matrices are added and columns and scalars
+multiplied, the rest of the pointwise operations are cheap ones.
+
+Needs torch, no Inductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inductor_ext.templates.problem import (
+    BATCHED,
+    FP8,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    ceiling,
+    size_of,
+)
+
+__all__ = ["Input", "Program", "precision", "program", "unpack_int4"]
+
+_EPSILON = 1e-5
+
+_INT4 = ("int4", "uint4")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that the program takes."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    """torch's name; 4-bit values are packed in uint8."""
+    low: float
+    high: float
+    """Values are drawn between these, both included for integers."""
+    offset: int = 0
+    """Elements from the start of the storage, which has at least 16 bytes of alignment."""
+    rows: bool = False
+    """Whether the last dimension but one is M, so that a row of the result needs one row of it."""
+    ends: bool = False
+    """Whether it is no random data but the last row + 1 of each group, the groups being equal."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of the storage."""
+        spans = ((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset + sum(spans) + 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the storage."""
+        return size_of(self.elements, self.dtype)
+
+    def empty(self, device: torch.device | str) -> torch.Tensor:
+        """A tensor of these sizes, strides and offset, with any values."""
+        return self._view(torch.empty(self.elements, dtype=_dtype(self.dtype), device=device))
+
+    def random(self, generator: torch.Generator, m: int) -> torch.Tensor:
+        """The same with values.
+
+        Args:
+            generator: of the device where the tensor is to be.
+            m: rows that `ends` divides into groups.
+        """
+        device, dtype = generator.device, _dtype(self.dtype)
+        if self.ends:
+            groups = self.shape[0]
+            ends = [m * (group + 1) // groups for group in range(groups)]
+            return torch.tensor(ends, dtype=dtype, device=device)
+        storage = torch.empty(self.elements, dtype=dtype, device=device)
+        if not dtype.is_floating_point:
+            storage.random_(int(self.low), int(self.high) + 1, generator=generator)
+        elif self.dtype in FP8:
+            wide = torch.empty(self.elements, dtype=torch.bfloat16, device=device)
+            storage.copy_(wide.uniform_(self.low, self.high, generator=generator))
+        else:
+            storage.uniform_(self.low, self.high, generator=generator)
+        return self._view(storage)
+
+    def _view(self, storage: torch.Tensor) -> torch.Tensor:
+        return storage.as_strided(self.shape, self.strides, self.offset)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of torch tensors that computes a problem."""
+
+    problem: GemmProblem
+    inputs: tuple[Input, ...]
+
+    def function(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What a model would write.
+
+        Args:
+            tensors: one for each of `inputs`.
+
+        Returns:
+            The output [M, N], [batch, M, N] or, of parts that do not gate each other, one
+            [M, part] for each; then the values reduced over N, [M] each, of one after the other.
+        """
+        return _evaluate(self.problem, self._named(tensors), _Plain(self.problem))
+
+    def reference(
+        self, tensors: Sequence[torch.Tensor], rows: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Some rows of the same outputs in float64, without a rounding in between.
+
+        Args:
+            tensors: as `function` takes them.
+            rows: indices into M, ascending, on the tensors' device.
+        """
+        named = {}
+        for each, tensor in zip(self.inputs, tensors, strict=True):
+            chosen = tensor.index_select(-2, rows) if each.rows else tensor
+            integer = each.ends or self._packed(each)
+            named[each.name] = chosen if integer else chosen.to(torch.float64)
+        return _evaluate(self.problem, named, _Exact(self.problem, rows))
+
+    def make_inputs(self, device: torch.device | str, seed: int = 0) -> list[torch.Tensor]:
+        """Inputs with random values, for which outputs are of the order of 1."""
+        generator = torch.Generator(device)
+        generator.manual_seed(seed)
+        return [each.random(generator, self.problem.m) for each in self.inputs]
+
+    def empty_inputs(self, device: torch.device | str) -> list[torch.Tensor]:
+        """Inputs with any values; under a fake mode, fake ones."""
+        return [each.empty(device) for each in self.inputs]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the inputs' storages."""
+        return sum(each.bytes for each in self.inputs)
+
+    def _named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {each.name: tensor for each, tensor in zip(self.inputs, tensors, strict=True)}
+
+    def _packed(self, each: Input) -> bool:
+        return each.name.startswith("b") and self.problem.b.dtype in _INT4
+
+
+def program(problem: GemmProblem) -> Program:
+    """The canonical program of a problem."""
+    return Program(problem, tuple(_inputs(problem)))
+
+
+@contextlib.contextmanager
+def precision(problem: GemmProblem) -> Iterator[None]:
+    """Inside, torch multiplies float32 as the problem says: by tf32 or not."""
+    before = torch.get_float32_matmul_precision()
+    if problem.a.dtype != "float32" or (before != "highest") == problem.tf32:
+        yield
+        return
+    torch.set_float32_matmul_precision("high" if problem.tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def unpack_int4(packed: torch.Tensor, k: int, signed: bool) -> torch.Tensor:
+    """4-bit values of a packed factor b, as int8.
+
+    Two neighbours along K share a byte, the one with the even index in its low half.
+
+    Args:
+        packed: uint8 [ceil(K / 2), N].
+        k: K.
+        signed: whether values are in two's complement.
+
+    Returns:
+        int8 [K, N].
+    """
+    halves = torch.stack((packed & 15, packed >> 4), dim=1)
+    values = halves.reshape(2 * packed.shape[0], packed.shape[1])[:k].to(torch.int8)
+    return torch.where(values > 7, values - 16, values) if signed else values
+
+
+# --- inputs -------------------------------------------------------------------------------------
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _inputs(problem: GemmProblem) -> Iterator[Input]:
+    normalized = problem.prologue is not None and problem.prologue.kind == "normalize"
+    # Uniform values have a third of their bound's square as variance; the product's is 1.
+    bound = math.sqrt((3 if normalized else 9) / problem.k)
+    integers = problem.operation in ("int_mm", "mixed")
+    a_batch = problem.batch if problem.operation in BATCHED else 1
+    a_bound = 127.0 if problem.operation == "int_mm" else 1.0
+    yield _operand("a", problem.a, problem.m, problem.k, a_batch, a_bound, rows=True)
+    # What has scales gets them right there: the values of 8 bits fill their range.
+    if integers:
+        b_bound = 127.0 if problem.prologue is None or problem.prologue.scales != "none" else 8.0
+    else:
+        b_bound = 1.0 if problem.a.dtype in FP8 else bound
+    for index, columns in enumerate(_columns(problem)):
+        name = f"b{index}"
+        if problem.b.dtype in _INT4:
+            yield _packed(name, problem, columns)
+        else:
+            yield _operand(name, problem.b, problem.k, columns, problem.batch, b_bound)
+    if normalized:
+        yield from _vectors(problem)
+    elif problem.prologue is not None:
+        yield from _scales(problem, bound)
+    if problem.operation == "grouped":
+        yield Input("ends", (problem.batch,), (1,), "int32", 0, 0, ends=True)
+    if problem.a.dtype in FP8:
+        yield from _fp8_scales(problem, bound)
+    for index, each in enumerate(_epilogue_inputs(problem)):
+        yield from _epilogue_input(problem, index, each)
+
+
+def _columns(problem: GemmProblem) -> tuple[int, ...]:
+    return problem.parts or (problem.n,)
+
+
+def _operand(
+    name: str,
+    operand: Operand,
+    rows: int,
+    columns: int,
+    batch: int,
+    bound: float,
+    **options: Any,
+) -> Input:
+    shape, strides = (rows, columns), operand.strides
+    if operand.layout == "row" and rows > 1 and strides[0] < columns:
+        # Of factors of several widths, a wider one than that which the strides are of.
+        strides = (ceiling(columns, operand.alignment) * operand.alignment, 1)
+    natural = Operand.of(
+        operand.dtype, shape, strides, batch=batch, batch_stride=operand.batch_stride
+    )
+    low = 0.0 if operand.dtype == "uint8" else -bound
+    high = 255.0 if operand.dtype == "uint8" and bound == 127 else bound
+    if batch > 1:
+        shape, strides = (batch, *shape), (operand.batch_stride, *strides)  # type: ignore[assignment]
+    offset = operand.alignment if operand.alignment < natural.alignment else 0
+    return Input(name, shape, strides, operand.dtype, low, high, offset, **options)
+
+
+def _packed(name: str, problem: GemmProblem, columns: int) -> Input:
+    rows = ceiling(problem.k, 2)
+    strides = (1, rows) if problem.b.layout == "column" else (columns, 1)
+    return Input(name, (rows, columns), strides, "uint8", 0, 255)
+
+
+def _vectors(problem: GemmProblem) -> Iterator[Input]:
+    prologue = problem.prologue
+    assert prologue is not None
+    for index in range(prologue.vectors):
+        low, high = ((0.5, 1.5), (-0.5, 0.5))[min(index, 1)]
+        yield Input(f"vector{index}", (problem.k,), (1,), prologue.scale_dtype, low, high)
+
+
+def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
+    prologue = problem.prologue
+    assert prologue is not None
+    if prologue.scales == "none":
+        return
+    unit = bound / (7 if problem.b.dtype in _INT4 else 127)
+    middle = 7.5 if problem.b.dtype == "uint4" else 127.5 if problem.b.dtype == "uint8" else 0.0
+    for index, columns in enumerate(_columns(problem)):
+        shape = {
+            "tensor": (),
+            "column": (columns,),
+            "group": (ceiling(problem.k, prologue.group or 1), columns),
+        }[prologue.scales]
+        strides = (columns, 1)[2 - len(shape) :]
+        kind = prologue.scale_dtype
+        yield Input(f"scale{index}", shape, strides, kind, 0.5 * unit, 1.5 * unit)
+        if prologue.zero_points:
+            yield Input(f"zero{index}", shape, strides, kind, middle - 1, middle + 1)
+
+
+def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
+    """Scales of a and b: the first two inputs of the epilogue where these are scales, else one."""
+    by_row = bool(_scale_inputs(problem)) and problem.epilogue.inputs[0].broadcast == "column"
+    by_row = by_row or problem.operation == "grouped"
+    m, n, batch = problem.m, problem.n, problem.batch
+    groups = problem.operation == "grouped"
+    a = ((m,) if groups else (m, 1)) if by_row else ()
+    b = ((batch, n) if groups else (1, n)) if by_row else ()
+    a_strides = ((1,) if groups else (1, 1)) if by_row else ()
+    b_strides = (n, 1) if by_row else ()
+    yield Input(
+        "scale_a", a, a_strides, "float32", 0.5 * bound, 1.5 * bound, rows=by_row and not groups
+    )
+    yield Input("scale_b", b, b_strides, "float32", 0.5, 1.5)
+
+
+def _scale_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
+    """Those inputs of the epilogue that are scales of fp8 operands."""
+    first = problem.epilogue.inputs[:2]
+    kinds = tuple(each.broadcast for each in first)
+    scales = kinds in (("column", "row"), ("scalar", "scalar"))
+    known = problem.a.dtype in FP8 and all(each.dtype == "float32" for each in first)
+    return first if scales and known else ()
+
+
+def _epilogue_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
+    return problem.epilogue.inputs[len(_scale_inputs(problem)) :]
+
+
+def _is_bias(problem: GemmProblem, index: int) -> bool:
+    """Whether an input of the epilogue belongs to the operator."""
+    return index == 0 and problem.operation in ("addmm", "baddbmm")
+
+
+def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> Iterator[Input]:
+    parts: Sequence[int] = _columns(problem)
+    if problem.epilogue.gated and not _is_bias(problem, index):
+        parts = (problem.columns,)
+    if each.broadcast in ("column", "scalar"):
+        parts = parts[:1]
+    added = each.broadcast in ("matrix", "row") or _is_bias(problem, index)
+    low, high = (-1.0, 1.0) if added else (0.5, 1.5)
+    batch = (problem.batch,) if problem.operation in BATCHED else ()
+    for part, columns in enumerate(parts):
+        shape: tuple[int, ...] = {
+            "matrix": (*batch, problem.m, columns),
+            "row": (columns,),
+            "column": (*batch, problem.m, 1),
+            "scalar": (),
+        }[each.broadcast]
+        strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+        by_row = each.broadcast in ("matrix", "column")
+        yield Input(f"input{index}_{part}", shape, strides, each.dtype, low, high, rows=by_row)
+
+
+# --- evaluation ---------------------------------------------------------------------------------
+
+
+class _Plain:
+    """The operators as a model calls them, in the dtypes of the problem."""
+
+    def __init__(self, problem: GemmProblem) -> None:
+        self.problem = problem
+        self.a_dtype = _dtype(problem.a.dtype)
+        self.out = _dtype(problem.out)
+        self.stored = _dtype(problem.stored)
+
+    def wide(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(torch.float32)
+
+    def narrow(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
+
+    def product(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, named: Any
+    ) -> torch.Tensor:
+        operation, fp8 = self.problem.operation, self.problem.a.dtype in FP8
+        fast = self.problem.fast_accumulation
+        product: torch.Tensor
+        if operation == "int_mm":
+            product = torch._int_mm(a, b)
+        elif operation == "grouped" and fp8:
+            product = torch._scaled_grouped_mm(
+                a,
+                b,
+                named["scale_a"],
+                named["scale_b"],
+                named["ends"],
+                out_dtype=self.out,
+                use_fast_accum=fast,
+            )
+        elif operation == "grouped":
+            product = torch._grouped_mm(a, b, offs=named["ends"], out_dtype=self.out)
+        elif fp8:
+            product = torch._scaled_mm(
+                a,
+                b,
+                named["scale_a"],
+                named["scale_b"],
+                out_dtype=self.out,
+                use_fast_accum=fast,
+            )
+        elif bias is not None and bias.dtype == self.out == a.dtype:
+            add = torch.addmm if operation == "addmm" else torch.baddbmm
+            return add(bias, a, b)
+        else:
+            multiply = torch.bmm if operation in BATCHED else torch.mm
+            options = {} if self.out == a.dtype else {"out_dtype": self.out}
+            product = multiply(a, b, **options)
+        return product if bias is None else product + bias
+
+
+class _Exact:
+    """The same in float64."""
+
+    def __init__(self, problem: GemmProblem, rows: torch.Tensor) -> None:
+        self.problem = problem
+        self.rows = rows
+        self.a_dtype = torch.float64
+
+    def wide(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(torch.float64)
+
+    def narrow(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor
+
+    def product(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, named: Any
+    ) -> torch.Tensor:
+        if self.problem.operation == "grouped":
+            product = self._grouped(a, b, named)
+        else:
+            product = a @ b
+            if "scale_a" in named:
+                product = product * named["scale_a"] * named["scale_b"]
+        return product if bias is None else product + bias
+
+    def _grouped(self, a: torch.Tensor, b: torch.Tensor, named: Any) -> torch.Tensor:
+        scaled = "scale_a" in named
+        pieces, start = [], 0
+        group_of = torch.searchsorted(named["ends"], self.rows.to(torch.int32), right=True)
+        for group, count in enumerate(torch.bincount(group_of, minlength=b.shape[0]).tolist()):
+            piece = a[start : start + count] @ b[group]
+            if scaled:
+                piece = piece * named["scale_b"][group]
+            pieces.append(piece)
+            start += count
+        product = torch.cat(pieces)
+        return product * named["scale_a"][self.rows, None] if scaled else product
+
+
+_Numbers = _Plain | _Exact
+
+
+def _evaluate(
+    problem: GemmProblem, named: Mapping[str, torch.Tensor], numbers: _Numbers
+) -> tuple[torch.Tensor, ...]:
+    a = named["a"]
+    if problem.prologue is not None and problem.prologue.kind == "normalize":
+        a = _normalized(problem, a, named, numbers)
+    products = []
+    for part in range(len(_columns(problem))):
+        bias = None
+        if problem.epilogue.inputs and _is_bias(problem, 0):
+            bias = _of_part(named, 0, part)
+        if problem.operation == "mixed":
+            products.append(_dequantized_product(problem, a, part, named, numbers))
+        else:
+            products.append(numbers.product(a, named[f"b{part}"], bias, named))
+    if problem.epilogue.gated:
+        gate, up = products
+        products = [torch.nn.functional.silu(gate) * up]
+    results = [_epilogue(problem, each, part, named) for part, each in enumerate(products)]
+    reduced = [
+        numbers.narrow(reduction(numbers.wide(each)), torch.float32)
+        for each in results
+        for reduction in _REDUCTIONS[: problem.epilogue.reductions]
+    ]
+    stored = [numbers.narrow(each, _dtype(problem.stored)) for each in results]
+    return (*stored, *reduced)
+
+
+def _normalized(
+    problem: GemmProblem, a: torch.Tensor, named: Mapping[str, torch.Tensor], numbers: _Numbers
+) -> torch.Tensor:
+    prologue = problem.prologue
+    assert prologue is not None
+    wide = numbers.wide(a)
+    if prologue.vectors > 1:
+        wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPSILON)
+    if prologue.vectors:
+        wide = wide * named["vector0"]
+    if prologue.vectors > 1:
+        wide = wide + named["vector1"]
+    return numbers.narrow(wide, numbers.a_dtype)
+
+
+def _dequantized_product(
+    problem: GemmProblem,
+    a: torch.Tensor,
+    part: int,
+    named: Mapping[str, torch.Tensor],
+    numbers: _Numbers,
+) -> torch.Tensor:
+    """Scales of a column or of all of b are applied to the product, those of groups to b."""
+    prologue = problem.prologue
+    assert prologue is not None
+    b, scale, zero = (named.get(f"{name}{part}") for name in ("b", "scale", "zero"))
+    assert b is not None
+    if problem.b.dtype in _INT4:
+        b = unpack_int4(b, problem.k, problem.b.dtype == "int4")
+    b = b.to(a.dtype)
+    if prologue.scales != "group":
+        if zero is not None:
+            b = b - numbers.narrow(zero, a.dtype)
+        product = numbers.product(a, b, None, named)
+        return product if scale is None else product * numbers.narrow(scale, a.dtype)
+    if zero is not None:
+        b = b - _spread(zero, problem)
+    assert scale is not None
+    b = numbers.narrow(b * _spread(scale, problem), numbers.a_dtype)
+    return numbers.product(a, b, None, named)
+
+
+def _spread(scale: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
+    """[groups, N] as [K, N]."""
+    prologue = problem.prologue
+    assert prologue is not None
+    groups, columns = scale.shape
+    spread = scale[:, None, :].expand(groups, prologue.group, columns)
+    return spread.reshape(groups * prologue.group, columns)[: problem.k]
+
+
+def _of_part(named: Mapping[str, torch.Tensor], index: int, part: int) -> torch.Tensor:
+    """What a part has of an input of the epilogue; columns and scalars all share."""
+    return named.get(f"input{index}_{part}", named[f"input{index}_0"])
+
+
+def _epilogue(
+    problem: GemmProblem, value: torch.Tensor, part: int, named: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    inputs = _epilogue_inputs(problem)
+    for index, each in enumerate(inputs):
+        if _is_bias(problem, index):
+            continue
+        operand = _of_part(named, index, part)
+        added = each.broadcast in ("matrix", "row")
+        value = value + operand if added else value * operand
+    for index in range(max(0, problem.epilogue.pointwise - len(inputs))):
+        value = _POINTWISE[index % len(_POINTWISE)](value)
+    return value
+
+
+_POINTWISE = (lambda x: x * 1.25, lambda x: x - 0.25, torch.relu)
+
+_REDUCTIONS = (lambda x: x.abs().amax(-1), lambda x: x.abs().sum(-1))
