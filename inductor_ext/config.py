@@ -44,6 +44,7 @@ if _typing.TYPE_CHECKING:
     tuning_cache_dir: str | None
     tuning_cache_entries: int
     tuning_wait: int
+    tuning_budget: int
 
 
 def snapshot(overrides: "_typing.Mapping[str, object] | None" = None) -> "_settings.Settings":

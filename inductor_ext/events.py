@@ -39,9 +39,12 @@ __all__ = [
     "ProductCandidate",
     "ProductRecord",
     "Record",
+    "TuningRecord",
     "capture",
     "emit",
     "module_path",
+    "muted",
+    "warn_once",
 ]
 
 log = logging.getLogger("inductor_ext")
@@ -58,6 +61,7 @@ class _Listener:
 _lock = threading.Lock()
 _listeners: list[_Listener] = []
 _warned: set[str] = set()
+_threads = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +168,30 @@ class ProductRecord(Record):
         where = f" in {self.module}" if self.module else ""
         what = f"{self.operator} of {' and '.join(self.operands)}{where}"
         return f"product: {what}: {kernel} ({self.origin}: {self.reason})"
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningRecord(Record):
+    """What measuring the candidates of a GEMM has brought."""
+
+    name: ClassVar[str] = "tuning"
+
+    problem: GemmProblem
+    device: str
+    chosen: GemmConfig | None
+    """None for stock's path."""
+    reason: str
+    seconds: float
+    """Wall time of verification and timing."""
+    candidates: tuple[ProductCandidate, ...]
+    """Stock's path among them."""
+
+    def describe(self) -> str:
+        """One line for a person; candidates are left to the structured forms."""
+        kernel = "stock" if self.chosen is None else self.chosen.template
+        p = self.problem
+        size = f"{p.operation} {p.m}x{p.n}x{p.k}"
+        return f"tuning: {size}: {kernel}: {self.reason}, {self.seconds:.2f} s"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,6 +340,8 @@ def emit(record: Record, *, event_log: str | None = None) -> None:
         record: what was decided.
         event_log: path of the JSON lines file, from the setting of that name.
     """
+    if getattr(_threads, "muted", False):
+        return
     log.log(record.level, "%s", record.describe())
     with _lock:
         for listener in _listeners:
@@ -322,6 +352,17 @@ def emit(record: Record, *, event_log: str | None = None) -> None:
     _trace(record, line)
     if event_log is not None:
         _append(event_log, line + "\n")
+
+
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """Inside, what this thread emits goes nowhere: it is about a compile that is only a trial."""
+    before = getattr(_threads, "muted", False)
+    _threads.muted = True
+    try:
+        yield
+    finally:
+        _threads.muted = before
 
 
 def _trace(record: Record, line: str) -> None:

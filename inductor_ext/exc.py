@@ -41,6 +41,7 @@ __all__ = [
     "PlanError",
     "PlanNotFoundError",
     "SharedWeightsFileError",
+    "TuningFaultError",
     "UncheckableInputError",
     "UnknownModeError",
     "UnknownNodeError",
@@ -282,6 +283,16 @@ class BadGemmError(InductorExtError):
 
     template = "A GEMM's {record} has {field} {value!r}; allowed is {allowed}."
     remedy = "Correct the {record}; if it was read from a file, delete the entry and tune again."
+
+
+class TuningFaultError(InductorExtError):
+    """A kernel that was tried has broken the device for this process."""
+
+    template = "While {problem} was tuned, candidate {candidate} broke the device: {why}."
+    remedy = (
+        "Start the process again with TORCHINDUCTOR_AUTOTUNE_IN_SUBPROC=1, with which such a "
+        "candidate breaks a process of its own and is dropped; and report it."
+    )
 
 
 class PlanError(InductorExtError):

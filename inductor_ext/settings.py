@@ -97,6 +97,12 @@ def parse_rows(value: str) -> tuple[int, ...]:
     return tuple(sorted({int(each) for each in numbers}))
 
 
+def _positive(value: int) -> int:
+    if value < 1:
+        raise ValueError("an integer from 1")
+    return value
+
+
 def _count(value: int) -> int:
     if value < 0:
         raise ValueError("an integer from 0")
@@ -262,6 +268,14 @@ class Settings:
         "Path of a file to which every decision is appended as one JSON object a line. Processes "
         "may share the file.",
         in_cache_key=False,
+    )
+
+    tuning_budget: int = _setting(
+        200,
+        "Milliseconds of GPU time, about, that measuring the candidates of one GEMM may take under "
+        "`max_autotune`. Clear cases take less.",
+        in_cache_key=False,
+        reads=_positive,
     )
 
     def cache_key(self) -> str:

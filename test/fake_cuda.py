@@ -165,8 +165,9 @@ def device(
     """Let torch believe in a GPU; yields an object on which what is generated is noted."""
     import triton
     from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor import select_algorithm
+    from torch._inductor import compile_fx, scheduler, select_algorithm
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.kernel import mm_grouped
     from torch._inductor.runtime import triton_helpers
     from torch._subclasses import fake_tensor
     from torch.utils import _triton
@@ -206,7 +207,8 @@ def device(
         (CudaInterface, "raise_if_triton_unavailable"): None,
         (CudaInterface.Worker, "current_device"): 0,
         (CudaInterface.Worker, "get_device_properties"): properties,
-        (_triton, "has_triton"): True,
+        # The function, and what other modules have imported it as.
+        **{(module, "has_triton"): True for module in (_triton, compile_fx, mm_grouped, scheduler)},
         (triton_helpers, "set_driver_to_gpu"): None,
         (fake_tensor, "init_gpu_context"): None,
     }

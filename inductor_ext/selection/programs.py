@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,15 +165,16 @@ def program(problem: GemmProblem) -> Program:
 @contextlib.contextmanager
 def precision(problem: GemmProblem) -> Iterator[None]:
     """Inside, torch multiplies float32 as the problem says: by tf32 or not."""
-    before = torch.get_float32_matmul_precision()
-    if problem.a.dtype != "float32" or (before != "highest") == problem.tf32:
+    matmul: Any = torch.backends.cuda.matmul
+    before, wanted = matmul.fp32_precision, "tf32" if problem.tf32 else "ieee"
+    if problem.a.dtype != "float32" or (before == "tf32") == problem.tf32:
         yield
         return
-    torch.set_float32_matmul_precision("high" if problem.tf32 else "highest")
+    matmul.fp32_precision = wanted
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        matmul.fp32_precision = before
 
 
 def unpack_int4(packed: torch.Tensor, k: int, signed: bool) -> torch.Tensor:
@@ -208,20 +209,21 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
     # Uniform values have a third of their bound's square as variance; the product's is 1.
     bound = math.sqrt((3 if normalized else 9) / problem.k)
     integers = problem.operation in ("int_mm", "mixed")
-    a_batch = problem.batch if problem.operation in BATCHED else 1
+    batch = problem.batch if problem.operation in BATCHED else None
     a_bound = 127.0 if problem.operation == "int_mm" else 1.0
-    yield _operand("a", problem.a, problem.m, problem.k, a_batch, a_bound, rows=True)
+    yield _operand("a", problem.a, problem.m, problem.k, batch, a_bound, by_row=True)
     # What has scales gets them right there: the values of 8 bits fill their range.
     if integers:
         b_bound = 127.0 if problem.prologue is None or problem.prologue.scales != "none" else 8.0
     else:
         b_bound = 1.0 if problem.a.dtype in FP8 else bound
+    batch = problem.batch if problem.operation == "grouped" else batch
     for index, columns in enumerate(_columns(problem)):
         name = f"b{index}"
         if problem.b.dtype in _INT4:
             yield _packed(name, problem, columns)
         else:
-            yield _operand(name, problem.b, problem.k, columns, problem.batch, b_bound)
+            yield _operand(name, problem.b, problem.k, columns, batch, b_bound)
     if normalized:
         yield from _vectors(problem)
     elif problem.prologue is not None:
@@ -243,23 +245,23 @@ def _operand(
     operand: Operand,
     rows: int,
     columns: int,
-    batch: int,
+    batch: int | None,
     bound: float,
-    **options: Any,
+    by_row: bool = False,
 ) -> Input:
     shape, strides = (rows, columns), operand.strides
     if operand.layout == "row" and rows > 1 and strides[0] < columns:
         # Of factors of several widths, a wider one than that which the strides are of.
         strides = (ceiling(columns, operand.alignment) * operand.alignment, 1)
     natural = Operand.of(
-        operand.dtype, shape, strides, batch=batch, batch_stride=operand.batch_stride
+        operand.dtype, shape, strides, batch=batch or 1, batch_stride=operand.batch_stride
     )
     low = 0.0 if operand.dtype == "uint8" else -bound
     high = 255.0 if operand.dtype == "uint8" and bound == 127 else bound
-    if batch > 1:
+    if batch is not None:
         shape, strides = (batch, *shape), (operand.batch_stride, *strides)  # type: ignore[assignment]
     offset = operand.alignment if operand.alignment < natural.alignment else 0
-    return Input(name, shape, strides, operand.dtype, low, high, offset, **options)
+    return Input(name, shape, strides, operand.dtype, low, high, offset, by_row)
 
 
 def _packed(name: str, problem: GemmProblem, columns: int) -> Input:
@@ -326,8 +328,13 @@ def _epilogue_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
 
 
 def _is_bias(problem: GemmProblem, index: int) -> bool:
-    """Whether an input of the epilogue belongs to the operator."""
-    return index == 0 and problem.operation in ("addmm", "baddbmm")
+    """Whether an input of the epilogue, scales not counted, is the operator's own bias."""
+    if index or not _epilogue_inputs(problem):
+        return False
+    if problem.operation == "scaled":
+        first = _epilogue_inputs(problem)[0]
+        return first.broadcast == "row" and first.dtype == problem.out
+    return problem.operation in ("addmm", "baddbmm")
 
 
 def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> Iterator[Input]:
@@ -395,16 +402,17 @@ class _Plain:
                 b,
                 named["scale_a"],
                 named["scale_b"],
+                bias=bias,
                 out_dtype=self.out,
                 use_fast_accum=fast,
             )
+            return product
         elif bias is not None and bias.dtype == self.out == a.dtype:
             add = torch.addmm if operation == "addmm" else torch.baddbmm
             return add(bias, a, b)
         else:
             multiply = torch.bmm if operation in BATCHED else torch.mm
-            options = {} if self.out == a.dtype else {"out_dtype": self.out}
-            product = multiply(a, b, **options)
+            product = multiply(a, b) if self.out == a.dtype else multiply(a, b, self.out)
         return product if bias is None else product + bias
 
 
@@ -459,7 +467,7 @@ def _evaluate(
     products = []
     for part in range(len(_columns(problem))):
         bias = None
-        if problem.epilogue.inputs and _is_bias(problem, 0):
+        if _is_bias(problem, 0):
             bias = _of_part(named, 0, part)
         if problem.operation == "mixed":
             products.append(_dequantized_product(problem, a, part, named, numbers))
@@ -545,11 +553,18 @@ def _epilogue(
         operand = _of_part(named, index, part)
         added = each.broadcast in ("matrix", "row")
         value = value + operand if added else value * operand
-    for index in range(max(0, problem.epilogue.pointwise - len(inputs))):
+    for index in range(max(0, problem.epilogue.pointwise - len(problem.epilogue.inputs))):
         value = _POINTWISE[index % len(_POINTWISE)](value)
     return value
 
 
-_POINTWISE = (lambda x: x * 1.25, lambda x: x - 0.25, torch.relu)
+_POINTWISE: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x * 1.25,
+    lambda x: x - 0.25,
+    torch.relu,
+)
 
-_REDUCTIONS = (lambda x: x.abs().amax(-1), lambda x: x.abs().sum(-1))
+_REDUCTIONS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x.abs().amax(-1),
+    lambda x: x.abs().sum(-1),
+)

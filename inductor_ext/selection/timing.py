@@ -1,15 +1,15 @@
 """What candidates take, and which of them is taken.
 
 `measure` times all candidates of a problem against each other: in rounds, each of which calls every
-candidate once, in an order of its own, so that clocks, temperature and neighbours disturb all alike.
-It begins when two batches of calls agree, so that clocks have risen. The more rounds there have
-been, the less a candidate may be behind to be measured further; rounds end when the medians of those
-that are left are settled, or with the budget.
+candidate once, in an order of its own, so that clocks, temperature and neighbours disturb all
+alike. It begins when two batches of calls agree, so that clocks have risen. The more rounds there
+have been, the less a candidate may be behind to be measured further; rounds end when the medians of
+those that are left are settled, or with the budget.
 
 `decide` takes the candidate with the lowest median if it beats stock by 2 %, and by three standard
-errors of the median difference within a round; else stock. 2 % is by how much medians of one and the
-same kernel differ between processes (other addresses, other clocks): a candidate ahead by less is
-as likely to be behind in the model, and stock costs no compile.
+errors of the median difference within a round; else stock. A candidate that is ahead by less may be
+behind in a model, at other addresses and clocks, and stock needs no compile; what is given away is
+2 % at most.
 
 Both know a `Stopwatch` only. `CudaStopwatch` is the one for a GPU: operands come from DRAM, as in a
 model, where a layer's weights were last read a step ago. Needs torch and a GPU there alone.
@@ -196,7 +196,7 @@ class CudaStopwatch:
     of twice the L2 is read. It is not written: what is written has to leave the cache again, which
     takes up to 7 us of the kernel that is timed next [measured on an H200].
 
-    A context manager: at its end the captured graphs and the memory of their outputs are given back.
+    A context manager: its end gives back the captured graphs and the memory of their outputs.
     """
 
     def __init__(self, calls: Sequence[Callable[[], object]], device: int) -> None:

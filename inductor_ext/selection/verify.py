@@ -8,19 +8,20 @@ cancellation. A candidate is right if its error is within
 
 or within twice that of stock's own result, which pays for more roundings where it has a fused chain
 in pieces. u_out is the unit roundoff of the stored dtype, u_acc of the accumulators, and u_in of
-what is rounded on the way to the tensor cores: to tf32, or to a's dtype by a prologue. That sums of
-K terms err by the order of sqrt(K) and not of K is the probabilistic bound of Higham and Mary (A new
-approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019), in which a
-constant of 8 is passed with a probability below 1e-13 an element; and as the inputs here are random
-with mean zero, K terms of size 1 are a sum s of the order of sqrt(K), so that the bound is one
-relative to s (the same authors, 2020). Tensor cores do not round but cut off, which doubles u_acc
-(Fasi, Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, 2021), and keep 13 bits
-of a sum of fp8 products on Hopper (DeepSeek-V3 technical report, 2024, section 3.3.2).
+what is rounded on the way to the tensor cores: to tf32, or to a's dtype by a prologue.
 
-Infinity or NaN is wrong: no exact output has any. What an integer product stores as such is exact.
+That sums of K terms err by the order of sqrt(K) and not of K is the probabilistic bound of Higham
+and Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019); a
+constant of 8 is passed with a probability below 1e-13. As the inputs here are random with mean
+zero, a sum of K terms of size 1 is itself of the order of sqrt(K) (the same authors, Sharper
+probabilistic backward error analysis, SIAM J. Sci. Comput. 42, 2020), so that the bound is one
+relative to s. Tensor cores do not round but cut off, which doubles u_acc (Fasi, Higham, Mikaitis,
+Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Comput. Sci. 7, 2021), and keep about 14
+bits of a sum of fp8 products on Hopper (DeepSeek-V3 technical report, 2024, section 3.3.2).
 
-Of a tall output float64 is computed for some rows only, spread evenly; the rest is held to agree
-with stock's to twice what is allowed. Needs torch, no Inductor.
+Infinity or NaN is wrong: no exact output has any. An integer product that is stored as such is
+exact. Of a tall output float64 is computed for some rows only, spread evenly; all of it is held to
+agree with stock's to twice what is allowed. Needs torch, no Inductor.
 """
 
 from __future__ import annotations
@@ -72,13 +73,22 @@ def error(found: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
 
     Args:
         found: any dtype.
-        exact: of the same shape, finite, without zeros if scale is 0.
-        scale: added to the size of each element.
+        exact: of the same shape, finite.
+        scale: added to the size of each element; above 0.
     """
     wide = found.to(exact.dtype)
     # NaN passes through abs, the division and amax.
     largest = float(((wide - exact).abs() / (exact.abs() + scale)).amax())
     return largest if math.isfinite(largest) else math.inf
+
+
+def _scale(exact: torch.Tensor) -> float:
+    """Root mean square; of a few elements, which may all be small by chance, 1 or more.
+
+    Programs are made so that products have variance 1.
+    """
+    found = float(exact.square().mean().sqrt())
+    return found if exact.numel() >= 256 else max(found, 1.0)
 
 
 def sampled_rows(problem: GemmProblem) -> list[int]:
@@ -105,7 +115,7 @@ class Verifier:
         self._all_rows = len(rows) == self._problem.m
         self._rows = torch.tensor(rows, device=inputs[0].device)
         exact = program.reference(inputs, self._rows)
-        self._scales = [float(each.square().mean().sqrt()) for each in exact]
+        self._scales = [_scale(each) for each in exact]
         # Half the memory; its roundoff is far below what any bound allows, but for integers.
         integer = not getattr(torch, self._problem.stored).is_floating_point
         self._exact = exact if integer else tuple(each.to(torch.float32) for each in exact)
@@ -169,7 +179,7 @@ class Verifier:
     def _judge(self, errors: Sequence[float]) -> str | None:
         for index, (found, allowed) in enumerate(zip(errors, self._allowed, strict=True)):
             if found > allowed:
-                return f"wrong: {self._words(index, found)} against float64, allowed {allowed:.2g}"
+                return self._words(index, found, "float64", allowed)
         return None
 
     def _compare(self, outputs: Sequence[torch.Tensor]) -> str | None:
@@ -181,14 +191,14 @@ class Verifier:
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
             )
             if found > allowed:
-                return f"wrong: {self._words(index, found)} against stock, allowed {allowed:.2g}"
+                return self._words(index, found, "stock", allowed)
         return None
 
-    def _words(self, index: int, found: float) -> str:
-        which = f" of output {index}" if len(self._exact) > 1 else ""
+    def _words(self, index: int, found: float, against: str, allowed: float) -> str:
+        which = f" in output {index}" if len(self._exact) > 1 else ""
         if math.isinf(found):
-            return f"NaN, infinity or another shape{which}"
-        return f"error{which} {found:.2g}"
+            return f"wrong: NaN, infinity or another shape{which}"
+        return f"wrong: error {found:.2g}{which} against {against}, allowed {allowed:.2g}"
 
     def _poison(self) -> None:
         problem = self._problem

@@ -1,0 +1,244 @@
+"""The canonical program of a problem, compiled by Inductor with its kernel chosen from outside.
+
+`InductorBench` is what tuning needs of a device (`trial.Bench`). It compiles within another
+compile, and leaves no trace there: tracing context, virtualised globals, counters, modes, autocast
+and records are those of the compile outside again when it returns, and no cache of compiled graphs
+is read or written.
+
+The code of all variants is generated one after the other in the calling thread; as soon as a kernel
+is known Inductor's compile workers begin with it, so that the kernels of all variants compile at
+the same time; then the modules are loaded, which waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from inductor_ext import events
+from inductor_ext.selection import choose, programs
+from inductor_ext.selection.timing import CudaStopwatch, Stopwatch
+from inductor_ext.selection.trial import Compiled, Variant
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["InductorBench", "cuda_bench"]
+
+_OPTIONS: dict[str, Any] = {
+    # The decision is given, and stock's path is ATen: nothing is to be tuned within tuning.
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "benchmark_epilogue_fusion": False,
+    "benchmark_kernel": False,
+    "profile_bandwidth": False,
+    # The module is called directly, from Python.
+    "cpp_wrapper": False,
+    "fx_wrapper": False,
+    "trace.enabled": False,
+    "size_asserts": False,
+    "nan_asserts": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.debug_sync_graph": False,
+    "triton.debug_sync_kernel": False,
+    # They are meant for the user's graphs.
+    "post_grad_custom_pre_pass": None,
+    "post_grad_custom_post_pass": None,
+    "_pre_fusion_custom_pass": None,
+    "_post_fusion_custom_pass": None,
+}
+
+
+class InductorBench:
+    """Compiles variants by Inductor, in this process; times them on a CUDA device."""
+
+    def __init__(self, device: str) -> None:
+        """Nothing is done yet.
+
+        Args:
+            device: such as "cuda:0".
+        """
+        self.device = device
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """See `trial.Bench`."""
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch._C.DisableTorchFunction())
+            stack.enter_context(torch._C._DisableAutocast())
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_untraced())
+            stack.enter_context(events.muted())
+            if self.device.startswith("cuda"):
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.callback(torch.cuda.empty_cache)
+            yield
+
+    def compile(
+        self, variants: Sequence[Variant], starting: Callable[[int], None]
+    ) -> list[Compiled | Exception]:
+        """See `trial.Bench`."""
+        from torch._inductor.async_compile import AsyncCompile
+
+        # As long as the workers are not ready kernels are compiled here, one by one.
+        with contextlib.suppress(Exception):
+            AsyncCompile.wait_pool_ready()
+        codes: list[Any] = []
+        for index, (problem, config) in enumerate(variants):
+            starting(index)
+            try:
+                with choose.forced(_rule(problem, config)):
+                    codes.append(_generate(problem, self.device))
+            except Exception as error:
+                codes.append(error)
+        found: list[Compiled | Exception] = []
+        for index, code in enumerate(codes):
+            starting(index)
+            found.append(code if isinstance(code, Exception) else _load(*code))
+        # A kernel that crashes its compile worker takes those of others in work down with it.
+        for index, each in enumerate(found):
+            if isinstance(each, Exception) and _pool_broke(each):
+                starting(index)
+                _forget_kernels()
+                found[index] = _load(*codes[index])
+        return found
+
+    @contextlib.contextmanager
+    def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
+        """See `trial.Bench`."""
+        import torch
+
+        with CudaStopwatch(calls, torch.device(self.device).index or 0) as stopwatch:
+            yield stopwatch
+
+    def free_memory(self) -> int | None:
+        """See `trial.Bench`."""
+        import torch
+
+        if not self.device.startswith("cuda"):
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(free + cached)
+
+    def synchronize(self) -> None:
+        """See `trial.Bench`."""
+        import torch
+
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
+
+
+def cuda_bench(index: int) -> InductorBench:
+    """The bench of a CUDA device; what takes long the first time is over when it is there."""
+    import torch
+    from torch._inductor import compile_fx  # noqa: F401
+
+    torch.cuda.init()
+    return InductorBench(f"cuda:{index}")
+
+
+def _rule(problem: GemmProblem, config: GemmConfig | None) -> choose.Rule:
+    """The configuration for the one product of a problem's program that is the problem.
+
+    What the graph says of an epilogue may differ. Where several products were not fused, as the
+    problem says they are, none of them is it.
+    """
+
+    def shape(each: GemmProblem) -> tuple[object, ...]:
+        kind = each.prologue.kind if each.prologue else None
+        sizes = (each.batch, each.m, each.n, each.k)
+        return (*sizes, each.parts, each.epilogue.gated, kind)
+
+    return lambda met: config if shape(met) == shape(problem) else None
+
+
+def _generate(problem: GemmProblem, device: str) -> tuple[str, dict[str, Any]]:
+    """The source of the module that computes a problem, and what it refers to by name."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, ir
+    from torch._inductor import config as inductor_config
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import NullHandler, V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    program = programs.program(problem)
+    mode = FakeTensorMode()
+    with programs.precision(problem), inductor_config.patch(_OPTIONS):
+        with mode:
+            inputs = program.empty_inputs(device)
+            gm = make_fx(program.function, decomposition_table=select_decomp_table())(*inputs)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tracing(TracingContext(mode)))
+            stack.enter_context(V.set_fake_mode(mode))
+            stack.enter_context(V.set_aot_compilation(False))
+            stack.enter_context(V.set_debug_handler(DebugContext()))
+            stack.enter_context(V.set_current_node(NullHandler()))
+            stack.enter_context(V.set_extern_kernel_nodes([]))
+            view_to_reshape(gm)
+            compile_fx.fake_tensor_prop(gm, inputs)
+            ir.gm_original_output_strides(gm)
+            compile_fx._recursive_post_grad_passes(gm, is_inference=True)
+            graph = GraphLowering(gm, example_inputs=inputs, is_inference=True)
+            graph.freeze_runtime_asserts()
+            with V.set_graph_handler(graph):
+                graph.run(*inputs)
+                code: Any = graph.codegen()[0]
+    return code.value, {**graph.constants, **graph.torchbind_constants}
+
+
+def _load(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
+    """The module of generated code, its kernels compiled."""
+    from torch._inductor.codecache import PyCodeCache
+
+    try:
+        key, path = PyCodeCache.write(code)
+        module: Any = PyCodeCache.load_by_key_path(key, path, attrs=attributes)
+    except Exception as error:
+        return error
+    # The module empties the list that it gets.
+    return Compiled(
+        lambda *tensors: module.call(list(tensors)), hashlib.sha256(code.encode()).hexdigest()
+    )
+
+
+def _pool_broke(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, BrokenProcessPool):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _forget_kernels() -> None:
+    """Let kernels be compiled anew whose compilation failed or is under way."""
+    from torch._inductor.async_compile import CompiledTritonKernels
+
+    CompiledTritonKernels.cache_clear()
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Keep what compiling counts from the compile outside."""
+    from torch._dynamo.utils import counters
+    from torch._inductor import metrics
+
+    counted = {name: each.copy() for name, each in counters.items()}
+    measured = {name: getattr(metrics, name) for name in metrics.get_metric_fields()}
+    try:
+        yield
+    finally:
+        counters.clear()
+        counters.update(counted)
+        for name, value in measured.items():
+            setattr(metrics, name, value)

@@ -1,0 +1,527 @@
+"""Tuning GEMMs without a GPU: programs of problems, the check of results, the policy of timing,
+candidates that fail, variants by Inductor, and what is said about it all."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import statistics
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from hypothesis import given
+from torch._dynamo.utils import counters
+
+from inductor_ext import activation, config, events, exc
+from inductor_ext.selection import programs, timing, trial, tuner, variants, verify
+from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.wording import problem_words
+from inductor_ext.settings import Settings
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import (
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
+from test import fake_cuda, tuning_bench
+from test.gemm_problems import device, examples, problems
+from test.tuning_bench import STOCK, CpuBench, SimulatedStopwatch, candidate
+
+H200 = device("NVIDIA H200")
+
+contiguous = GemmProblem.contiguous
+LINEAR = contiguous("mm", 24, 48, 64, "float32")
+
+
+def inputs_of(*kinds: str, dtype: str = "bfloat16") -> tuple[EpilogueInput, ...]:
+    return tuple(EpilogueInput(dtype, kind) for kind in kinds)  # type: ignore[arg-type]
+
+
+GATED = Epilogue(gated=True)
+SCALES = inputs_of("column", "row", dtype="float32")
+
+COVERED = [
+    contiguous("mm", 16, 512, 256),
+    contiguous("mm", 16, 513, 255, "float16", layouts="cr"),
+    contiguous("mm", 16, 512, 256, "float32", tf32=True),
+    contiguous("addmm", 16, 512, 256, epilogue=Epilogue(inputs_of("row"), 1)),
+    contiguous("bmm", 16, 512, 256, batch=4),
+    contiguous("baddbmm", 16, 512, 256, batch=4, epilogue=Epilogue(inputs_of("matrix"), 1)),
+    contiguous("int_mm", 32, 512, 256, "int8"),
+    contiguous("scaled", 32, 512, 256, "float8_e4m3fn", epilogue=Epilogue(SCALES, 2)),
+    contiguous(
+        "scaled",
+        32,
+        512,
+        256,
+        "float8_e4m3fn",
+        fast_accumulation=True,
+        epilogue=Epilogue((*SCALES, *inputs_of("row")), 3),
+    ),
+    contiguous("grouped", 64, 512, 256, batch=4),
+    contiguous("grouped", 64, 512, 256, "float8_e4m3fn", batch=4, epilogue=Epilogue(SCALES, 2)),
+]
+"""Problems of single operators."""
+
+
+class TestPrograms:
+    @examples(60)
+    @given(problems(most=60))
+    def test_are_right_and_have_inputs_of_the_problems_layout(self, problem: GemmProblem) -> None:
+        prologue, floats = problem.prologue, ("bfloat16", "float16", "float32")
+        if prologue and prologue.kind == "normalize" and problem.a.dtype not in floats:
+            return
+        program = programs.program(problem)
+        inputs = program.make_inputs("cpu")
+        a, b = inputs[:2]
+        assert a.shape[-2:] == (problem.m, problem.k)
+        assert str(a.dtype) == f"torch.{problem.a.dtype}"
+        assert (a.stride()[-2:]) == problem.a.strides
+        lengths = (problem.m, problem.k)
+        found = Operand.of(problem.a.dtype, lengths, problem.a.strides, offset=a.storage_offset())
+        assert found.alignment >= problem.a.alignment or problem.a.batch_stride
+        if problem.b.dtype not in ("int4", "uint4") and not problem.parts:
+            assert b.stride()[-2:] == problem.b.strides
+        assert sum(x.untyped_storage().nbytes() for x in inputs) == program.bytes
+        if problem.operation == "grouped" or (
+            problem.operation == "int_mm" and problem.epilogue != Epilogue()
+        ):
+            return  # The CPU has no kernel for all of these, and no rounding to int32 is stock's.
+        with programs.precision(problem):
+            outputs = program.function(*inputs)
+        verifier = verify.Verifier(program, inputs)
+        refused = verifier.set_stock(outputs)
+        # A chain whose every step is rounded, as in no kernel, may pass the bound.
+        assert refused is None or problem.epilogue != Epilogue()
+        assert verifier.check(lambda: outputs) is None
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+    @pytest.mark.parametrize("problem", COVERED, ids=problem_words)
+    def test_of_an_operator_are_found_again_in_the_graph(self, problem: GemmProblem) -> None:
+        pytest.importorskip("triton")
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        from inductor_ext.lowerings.problems import problem_of
+
+        program = programs.program(problem)
+        with fake_cuda.device(), FakeTensorMode(), programs.precision(problem):
+            inputs = program.empty_inputs("cuda")
+            table = select_decomp_table()
+            graph = make_fx(program.function, decomposition_table=table)(*inputs).graph
+            calls = [node for node in graph.nodes if node.op == "call_function"]
+            assert [found for node in calls if (found := problem_of(node))] == [problem]
+
+    def test_an_input_that_is_not_aligned_has_an_offset(self) -> None:
+        aligned = contiguous("mm", 16, 512, 256)
+        skewed = dataclasses.replace(aligned, b=dataclasses.replace(aligned.b, alignment=2))
+        offsets = [
+            programs.program(each).make_inputs("cpu")[1].storage_offset()
+            for each in (aligned, skewed)
+        ]
+        assert offsets == [0, 2]
+
+    def test_parts_are_separate_products_of_one_input(self) -> None:
+        problem = contiguous("mm", 8, 48, 32, "float32", parts=(32, 8, 8))
+        a, *weights = programs.program(problem).make_inputs("cpu")
+        outputs = programs.program(problem).function(a, *weights)
+        assert [each.shape[1] for each in outputs] == [32, 8, 8]
+        assert all(torch.equal(a @ w, out) for w, out in zip(weights, outputs, strict=True))
+
+    def test_gates_norms_and_reductions(self) -> None:
+        problem = contiguous(
+            "mm",
+            8,
+            48,
+            32,
+            "float32",
+            parts=(24, 24),
+            prologue=Prologue("normalize", vectors=1, scale_dtype="float32"),
+            epilogue=Epilogue(gated=True, reductions=1),
+        )
+        a, gate, up, weight = programs.program(problem).make_inputs("cpu")
+        out, largest = programs.program(problem).function(a, gate, up, weight)
+        normalized = torch.nn.functional.rms_norm(a, (32,), weight, 1e-5)
+        expected = torch.nn.functional.silu(normalized @ gate) * (normalized @ up)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(largest, expected.abs().amax(1))
+
+    def test_packed_values_are_unpacked_along_k(self) -> None:
+        packed = torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)
+        unsigned = programs.unpack_int4(packed, 2, signed=False)
+        assert unsigned.tolist() == [[1, 8], [2, 15]]
+        assert programs.unpack_int4(packed, 2, signed=True).tolist() == [[1, -8], [2, -1]]
+        assert programs.unpack_int4(packed, 1, signed=False).tolist() == [[1, 8]]
+
+
+class TestVerification:
+    def verifier(self, problem: GemmProblem) -> tuple[verify.Verifier, list[torch.Tensor]]:
+        program = programs.program(problem)
+        inputs = program.make_inputs("cpu")
+        found = verify.Verifier(program, inputs)
+        assert found.set_stock(program.function(*inputs)) is None
+        return found, inputs
+
+    def test_the_bound_grows_with_k_and_with_coarser_dtypes(self) -> None:
+        fine, long, coarse = (
+            verify.bound(contiguous("mm", 16, 16, k, dtype))
+            for k, dtype in ((64, "float32"), (4096, "float32"), (64, "bfloat16"))
+        )
+        assert fine < 1e-5 < 4e-5 > long > 4 * fine
+        assert 2**-8 < coarse < 2**-7
+        assert verify.bound(contiguous("int_mm", 16, 16, 64, "int8")) == 0
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    def test_a_kernel_that_skips_one_step_of_k_is_wrong(self, dtype: str) -> None:
+        verifier, (a, b) = self.verifier(contiguous("mm", 40, 48, 1025, dtype))
+        reason = verifier.check(lambda: [a[:, :-1] @ b[:-1]])
+        assert reason is not None
+        assert reason.startswith("wrong: error")
+        assert verifier.check(lambda: [(a.double() @ b.double()).to(a.dtype)]) is None
+
+    def test_tf32_is_right_where_it_is_allowed(self) -> None:
+        for tf32 in (False, True):
+            verifier, (a, b) = self.verifier(contiguous("mm", 40, 48, 512, "float32", tf32=tf32))
+            # Cut off to 10 bits of fraction.
+            cut = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
+            assert (verifier.check(lambda cut=cut: [cut[0] @ cut[1]]) is None) == tf32
+
+    def test_infinity_nan_and_what_is_not_written_are_wrong(self) -> None:
+        verifier, (a, b) = self.verifier(contiguous("mm", 40, 48, 64, "float16"))
+        for value in (float("nan"), float("inf")):
+            out = a @ b
+            out[3, 4] = value
+            assert verifier.check(lambda out=out: [out]) == "wrong: NaN, infinity or another shape"
+        assert verifier.check(lambda: [(a @ b)[:-1]]) == "wrong: NaN, infinity or another shape"
+        assert "2 results" in str(verifier.check(lambda: [a @ b, a @ b]))
+
+    def test_rows_that_are_not_sampled_are_held_to_stocks(self) -> None:
+        problem = contiguous("mm", 3 * verify.ROWS, 16, 16, "float32")
+        rows = verify.sampled_rows(problem)
+        assert len(rows) == verify.ROWS
+        assert (rows[0], rows[-1]) == (0, problem.m - 1)
+        verifier, (a, b) = self.verifier(problem)
+        out = a @ b
+        out[min(set(range(problem.m)) - set(rows)), 3] += 0.01
+        assert "against stock" in str(verifier.check(lambda: [out]))
+
+    def test_integers_are_exact(self) -> None:
+        verifier, (a, b) = self.verifier(contiguous("int_mm", 40, 48, 64, "int8"))
+        out = torch._int_mm(a, b)
+        assert verifier.check(lambda: [out]) is None
+        out[0, 0] += 1
+        assert verifier.check(lambda: [out]) is not None
+
+    def test_different_bits_are_wrong_where_results_must_be_deterministic(self) -> None:
+        for deterministic in (False, True):
+            problem = dataclasses.replace(LINEAR, deterministic=deterministic)
+            verifier, (a, b) = self.verifier(problem)
+            outputs = [a @ b, torch.nextafter(a @ b, torch.tensor(9.0))]
+            reason = verifier.check(lambda outputs=outputs: [outputs.pop()])
+            assert (reason is not None) == deterministic
+
+
+class TestTiming:
+    def chosen(self, *microseconds: float, seeds: int = 40, **options: Any) -> set[int]:
+        """The winners, in so many runs."""
+        found = set()
+        for seed in range(seeds):
+            stopwatch = SimulatedStopwatch(microseconds, seed=seed, **options)
+            samples = timing.measure(stopwatch, len(microseconds), 200, seed)
+            found.add(timing.decide(samples).index)
+        return found
+
+    def test_the_fastest_wins_in_spite_of_noise_and_drift(self) -> None:
+        assert self.chosen(100, 96, 90, 150, noise=0.01, drift=3.0, cold=2.0) == {2}
+
+    def test_ties_go_to_stock(self) -> None:
+        assert self.chosen(100, 100, 99, noise=0.01) == {0}
+        assert self.chosen(100, 98.5, noise=0.0) == {0}
+        assert self.chosen(100, 97.5, noise=0.0) == {1}
+
+    def test_noise_needs_a_larger_lead(self) -> None:
+        assert 0 in self.chosen(100, 97, noise=0.2)
+        assert self.chosen(100, 97, noise=0.003) == {1}
+
+    def test_it_begins_when_clocks_are_up(self) -> None:
+        stopwatch = SimulatedStopwatch((100.0, 50.0), cold=3.0)
+        samples = timing.measure(stopwatch, 2, 1000)
+        assert [each.microseconds for each in samples] == pytest.approx([100, 50], rel=0.02)
+
+    def test_who_is_clearly_behind_is_measured_less(self) -> None:
+        stopwatch = SimulatedStopwatch((100.0, 99.0, 140.0, 500.0), noise=0.02)
+        samples = timing.measure(stopwatch, 4, 1000)
+        counts = [len(each.times) for each in samples]
+        assert counts[3] == counts[2] == 5 < counts[0] == counts[1]
+
+    def test_orders_alternate(self) -> None:
+        stopwatch = SimulatedStopwatch((100.0, 99.0, 101.0), noise=0.01)
+        timing.measure(stopwatch, 3, 1000)
+        firsts = {order[0] for order in stopwatch.orders if len(order) == 3}
+        assert firsts == {0, 1, 2}
+
+    def test_the_budget_ends_it(self) -> None:
+        stopwatch = SimulatedStopwatch((100.0, 100.0), noise=0.05)
+        timing.measure(stopwatch, 2, budget=5)
+        assert 5e-3 <= stopwatch.now() < 5.3e-3
+
+    def test_a_median_is_settled_sooner_without_noise(self) -> None:
+        rounds = [
+            len(timing.measure(SimulatedStopwatch((100.0, 99.0), noise), 2, 1000)[0].times)
+            for noise in (0.0, 0.03)
+        ]
+        assert rounds[0] == 12 < rounds[1]
+
+    def test_the_error_of_a_median_is_that_of_normal_values(self) -> None:
+        stopwatch = SimulatedStopwatch((100.0,), noise=0.01)
+        medians, errors = [], []
+        for _ in range(300):
+            sample = timing.Sample(tuple(stopwatch.round([0] * 25)))
+            medians.append(sample.microseconds)
+            errors.append(sample.deviation)
+        assert statistics.mean(errors) == pytest.approx(statistics.stdev(medians), rel=0.15)
+
+
+def tried(
+    problem: GemmProblem, *configs: GemmConfig, bench: CpuBench | None = None
+) -> trial.Report:
+    notified: list[tuple[int, GemmConfig | None]] = []
+    job = trial.Job(problem, configs)
+    bench = bench or CpuBench()
+    (report,) = trial.run([job], bench, 50, lambda *at: notified.append(at))
+    assert {at for at in notified if at[1] is None} == {(0, None)}
+    return report
+
+
+class TestTrial:
+    def test_what_fails_is_dropped_with_its_reason(self) -> None:
+        kinds = (
+            tuning_bench.WRONG,
+            tuning_bench.NOT_A_NUMBER,
+            tuning_bench.RAISES,
+            tuning_bench.NO_COMPILE,
+            tuning_bench.UNUSED,
+        )
+        bad = [candidate(10, kind) for kind in kinds]
+        good = candidate(80)
+        report = tried(LINEAR, *bad, good)
+        assert report.chosen == good
+        assert report.reason == "20.0% less time than stock"
+        assert [each.config for each in report.timings] == [None, *bad, good]
+        assert report.timings[0].microseconds == pytest.approx(STOCK, rel=0.01)
+        failures = [each.failure or "" for each in report.timings]
+        assert failures[1].startswith("wrong: error")
+        assert failures[2:] == [
+            "wrong: NaN, infinity or another shape",
+            "failed: RuntimeError: an illegal memory access",
+            "does not compile: ValueError: no such instruction",
+            "has the code of stock's path: the template was not used",
+            "",
+        ]
+        assert all(each.microseconds is None for each in report.timings[1:-1])
+
+    def test_stock_stays_where_nothing_is_left_and_where_nothing_is_faster(self) -> None:
+        report = tried(LINEAR, candidate(10, tuning_bench.WRONG))
+        assert (report.chosen, report.reason) == (None, "no candidate is left")
+        assert report.timings[0].microseconds == pytest.approx(STOCK, rel=0.01)
+        report = tried(LINEAR, candidate(99), candidate(120))
+        assert report.chosen is None
+        assert report.reason.startswith("the best candidate is 1.0% ahead, and has to be 2.0%")
+
+    def test_the_same_code_is_measured_once(self) -> None:
+        twin = dataclasses.replace(candidate(80), stages=3)
+        with mock.patch.object(GemmConfig, "__repr__", return_value="same"):
+            report = tried(LINEAR, candidate(80), twin)
+        assert (
+            report.timings[2].failure
+            == "has the code of splitk 80x32x32, 2 stages, 4 warps, group 1"
+        )
+
+    def test_what_does_not_fit_into_memory_is_left_to_stock(self) -> None:
+        bench = CpuBench()
+        bench.free = 1 << 10
+        report = tried(LINEAR, candidate(10), bench=bench)
+        assert report.chosen is None
+        assert report.reason == "tuning needs 0.0 GiB, and 0.0 GiB are free"
+
+    def test_a_broken_device_is_an_error(self) -> None:
+        bench = CpuBench()
+        bench.broken = True
+        with pytest.raises(exc.TuningFaultError, match="splitk 10x32x32") as caught:
+            tried(LINEAR, candidate(10, tuning_bench.RAISES), bench=bench)
+        assert "AUTOTUNE_IN_SUBPROC" in str(caught.value)
+
+
+def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any) -> Decision:
+    """Tune one problem with these candidates."""
+    ranked = [(config, mock.Mock(total=50.0)) for config in configs]
+    with mock.patch.object(tuner.ranking, "rank", return_value=ranked):
+        found = tuner.tune(
+            [LINEAR, LINEAR], H200, tuning_bench.cpu_bench, settings or Settings(), **options
+        )
+    assert list(found) == [LINEAR]
+    return found[LINEAR]
+
+
+class TestTuner:
+    def test_decides_and_records(self, tmp_path: Any) -> None:
+        log = tmp_path / "events.jsonl"
+        settings = Settings(event_log=str(log))
+        wrong = candidate(10, tuning_bench.WRONG)
+        with events.capture(events.TuningRecord) as records:
+            decision = tune(candidate(80), wrong, settings=settings)
+        assert decision.config == candidate(80)
+        assert decision.origin == "measured"
+        assert decision.microseconds(candidate(80)) == pytest.approx(80)
+        assert decision.microseconds(None) == pytest.approx(STOCK)
+        (record,) = records
+        assert (record.problem, record.chosen) == (LINEAR, candidate(80))
+        assert record.reason == "20.0% less time than stock"
+        assert [each.config for each in record.candidates] == [None, candidate(80), wrong]
+        assert [each.predicted for each in record.candidates] == [None, 50.0, 50.0]
+        assert "wrong" in (record.candidates[2].failure or "")
+        (line,) = map(json.loads, log.read_text().splitlines())
+        assert line["candidates"][1]["measured"] == pytest.approx(80)
+        assert record.describe().startswith("tuning: mm 24x48x64: splitk: 20.0% less time")
+
+    def test_a_problem_that_no_template_covers_is_not_measured(self) -> None:
+        with mock.patch.object(tuner.trial, "run", side_effect=AssertionError):
+            assert tune() == Decision(None, "unknown")
+
+    def test_everything_dropped_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        with mock.patch.object(events, "_warned", set()):
+            for _ in range(2):
+                assert tune(candidate(10, tuning_bench.WRONG)).config is None
+        warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+        assert len(warnings) == 1
+        assert "mm 24x48x64" in warnings[0].getMessage()
+
+    def test_exhaustive_search_tries_the_whole_space(self) -> None:
+        seen = []
+        with (
+            inductor_config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"),
+            mock.patch.object(tuner.trial, "run", lambda jobs, *_: seen.extend(jobs) or []),
+        ):
+            tuner.tune([contiguous("mm", 16, 512, 256)], H200, tuning_bench.cpu_bench, Settings())
+        assert len(seen[0].configs) > tuner.CANDIDATES
+
+    @pytest.mark.parametrize("asked", [False, True])
+    def test_the_table_is_that_of_stock(
+        self, asked: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with inductor_config.patch(max_autotune=asked):
+            tune(candidate(80))
+        lines = capsys.readouterr().err.splitlines()
+        if not asked:
+            assert lines == []
+            return
+        assert lines[:3] == [
+            "AUTOTUNE mm(24x64, 64x48)",
+            "strides: [64, 1], [1, 64]",
+            "dtypes: torch.float32, torch.float32",
+        ]
+        assert lines[3].startswith("  splitk 80x32x32, 2 stages, 4 warps, group 1 0.0")
+        assert lines[3].endswith("100.0% chosen")
+        assert lines[4].startswith("  mm (stock) 0.1")
+        assert lines[5].startswith("SingleProcess AUTOTUNE benchmarking takes ")
+        assert lines[5].endswith("2 choices: 20.0% less time than stock")
+
+    def test_progress_is_shown_on_a_terminal_only(self) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        with mock.patch("sys.stderr", Terminal()) as terminal:
+            tune(candidate(80))
+        text = terminal.getvalue()
+        assert "0/1, compiling" in text
+        assert "1/1, best splitk 80x32x32, 2 stages, 4 warps, group 1 80." in text
+        assert text.endswith("\r\x1b[K")
+
+
+class TestVariants:
+    def test_a_program_is_compiled_by_inductor_and_leaves_no_trace(self) -> None:
+        bench = variants.InductorBench("cpu")
+        program = programs.program(LINEAR)
+        inputs = program.make_inputs("cpu")
+        started: list[int] = []
+        before = json.dumps(counters)
+        with (
+            inductor_config.patch(compile_threads=1, max_autotune=True),
+            torch.autocast("cpu", torch.bfloat16),
+            events.capture() as records,
+            bench.prepared(),
+        ):
+            (compiled,) = bench.compile([(LINEAR, None)], started.append)
+            assert isinstance(compiled, trial.Compiled)
+            (out,) = compiled.call(*inputs)
+        assert out.dtype == torch.float32
+        assert verify.Verifier(program, inputs).check(lambda: [out]) is None
+        assert started == [0, 0]
+        assert records == []
+        assert json.dumps(counters) == before
+        assert torch._guards.TracingContext.try_get() is None
+
+    def test_what_cannot_be_compiled_is_returned_as_its_error(self) -> None:
+        bench = variants.InductorBench("cpu")
+        with (
+            inductor_config.patch(compile_threads=1),
+            mock.patch.object(variants, "_generate", side_effect=ValueError("no")),
+        ):
+            (error,) = bench.compile([(LINEAR, None)], lambda index: None)
+        assert isinstance(error, ValueError)
+
+    def test_a_crashed_compile_worker_is_asked_again_for_each_kernel(self) -> None:
+        from concurrent.futures.process import BrokenProcessPool
+
+        loaded = []
+
+        def load(code: str, attributes: Any) -> Any:
+            loaded.append(code)
+            try:
+                raise BrokenProcessPool
+            except BrokenProcessPool as error:
+                crash = RuntimeError("a compilation subprocess exited")
+                crash.__cause__ = error
+            return crash if code == "bad" or loaded.count(code) < 2 else trial.Compiled(list, code)
+
+        bench = variants.InductorBench("cpu")
+        codes = [("good", {}), ("bad", {}), ("better", {})]
+        with (
+            inductor_config.patch(compile_threads=1),
+            mock.patch.object(variants, "_generate", side_effect=codes),
+            mock.patch.object(variants, "_load", load),
+        ):
+            found = bench.compile([(LINEAR, None)] * 3, lambda index: None)
+        assert [isinstance(each, trial.Compiled) for each in found] == [True, False, True]
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+    def test_the_decision_is_the_problems_own_and_no_other_products(self) -> None:
+        pytest.importorskip("triton")
+        problem = contiguous("mm", 256, 512, 256, epilogue=Epilogue((), 2))
+        tile = GemmConfig("cp_async", 64, 64, 64, 3, 4)
+        parts = dataclasses.replace(problem, parts=(256, 256), epilogue=GATED)
+        bench = variants.InductorBench("cuda:0")
+        activation._ensure_dispatchers()
+        with (
+            fake_cuda.device(),
+            activation._scope(config.snapshot()),
+            mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
+            mock.patch.object(bench, "device", "cuda:0"),
+            inductor_config.patch(compile_threads=1),
+            variants._untraced(),
+        ):
+            wanted = [(problem, None), (problem, tile), (parts, None)]
+            found = bench.compile(wanted, lambda index: None)
+        codes = [each.key if isinstance(each, trial.Compiled) else repr(each) for each in found]
+        assert "extern_kernels.mm" in codes[0]
+        assert "extern_kernels.mm" not in codes[1]
+        assert "tl.dot" in codes[1]
+        assert codes[2].count("extern_kernels.mm(") == 2

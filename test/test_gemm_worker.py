@@ -1,0 +1,100 @@
+"""Tuning in a process of its own: what a crash, a hang and the end of the parent do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from inductor_ext.selection import trial, worker
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+from test import tuning_bench
+from test.tuning_bench import STOCK, candidate
+
+PROBLEM = GemmProblem.contiguous("mm", 24, 48, 64, "float32")
+OTHER = GemmProblem.contiguous("mm", 24, 48, 32, "float32")
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    worker._end()
+
+
+def reports(
+    *jobs: trial.Job,
+    bench: Callable[[int], tuning_bench.CpuBench] = tuning_bench.cpu_bench,
+    deadline: float = 120.0,
+) -> dict[GemmProblem, trial.Report]:
+    found = worker.run(jobs, bench, 0, 50, deadline)
+    return {each.problem: each for each in found}
+
+
+def failures(report: trial.Report) -> dict[GemmConfig | None, str | None]:
+    return {each.config: each.failure for each in report.timings}
+
+
+def test_a_crash_takes_down_its_own_candidate_only() -> None:
+    exits, dies, good = (
+        candidate(10, tuning_bench.CRASHES),
+        candidate(20, tuning_bench.SEGFAULTS),
+        candidate(80),
+    )
+    found = reports(trial.Job(OTHER, (good,)), trial.Job(PROBLEM, (exits, good, dies)))
+    assert set(found) == {OTHER, PROBLEM}
+    for report in found.values():
+        assert report.chosen == good
+        assert report.timings[0].microseconds == pytest.approx(STOCK)
+    assert failures(found[PROBLEM]) == {
+        None: None,
+        good: None,
+        exits: "the process ended with status 3",
+        dies: "the process died of SIGSEGV",
+    }
+    # The one that went through stays for the next batch.
+    process = worker._workers[0]._process.pid
+    assert reports(trial.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert worker._workers[0]._process.pid == process
+
+
+def test_a_hang_ends_with_the_deadline() -> None:
+    hangs = candidate(10, tuning_bench.HANGS)
+    found = reports(trial.Job(PROBLEM, (hangs,)), bench=tuning_bench.warm_cpu_bench, deadline=3.0)
+    report = found[PROBLEM]
+    assert report.chosen is None
+    assert report.timings[0].microseconds == pytest.approx(STOCK)
+    assert failures(report)[hangs] == "no result within 3 s"
+
+
+def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning_bench.cpu_bench, "__qualname__", "no_such_bench")
+    report = reports(trial.Job(PROBLEM, (candidate(10),)))[PROBLEM]
+    assert report.chosen is None
+    assert "no_such_bench" in report.reason
+
+
+def test_it_ends_with_the_process_that_started_it() -> None:
+    parent = (
+        "import sys, os, signal\n"
+        "from inductor_ext.selection import worker\n"
+        "print(worker._workers_of(0)._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert run.returncode == -signal.SIGKILL
+    process = int(run.stdout)
+    for _ in range(200):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlives its parent")

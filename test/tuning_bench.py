@@ -1,0 +1,148 @@
+"""What tuning needs of a device, without one: kernels are torch on the CPU, and time is made up.
+
+What becomes of a candidate is in its configuration's `group_m`, see the constants; it takes as many
+microseconds as its `block_m`, and stock takes `STOCK`. A tuning worker finds `cpu_bench` by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from inductor_ext.selection.timing import Stopwatch
+from inductor_ext.selection.trial import Compiled, Variant
+from inductor_ext.templates.config import GemmConfig
+
+__all__ = ["STOCK", "SimulatedStopwatch", "candidate", "cpu_bench", "warm_cpu_bench"]
+
+STOCK = 100.0
+"""Microseconds."""
+
+RIGHT, WRONG, NOT_A_NUMBER, RAISES, NO_COMPILE, UNUSED, CRASHES, HANGS, SEGFAULTS = range(1, 10)
+
+
+def candidate(microseconds: int, behaviour: int = RIGHT) -> GemmConfig:
+    """A configuration that takes so long and behaves so."""
+    return GemmConfig("splitk", microseconds, 32, 32, 2, 4, group_m=behaviour)
+
+
+class SimulatedStopwatch:
+    """A clock that only calls move, with noise.
+
+    Args:
+        microseconds: of each candidate.
+        noise: standard deviation, as a share.
+        drift: by how much a call lasts longer after a second of them, as a share.
+        cold: factor of the first calls, which falls to 1 within a millisecond of them.
+    """
+
+    def __init__(
+        self,
+        microseconds: Sequence[float],
+        noise: float = 0.0,
+        drift: float = 0.0,
+        cold: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.microseconds = microseconds
+        self.orders: list[list[int]] = []
+        self._seconds = 0.0
+        self._noise, self._drift, self._cold = noise, drift, cold
+        self._random = random.Random(seed)
+
+    def round(self, order: Sequence[int]) -> list[float]:
+        self.orders.append(list(order))
+        return [self._call(self.microseconds[index]) for index in order]
+
+    def _call(self, microseconds: float) -> float:
+        warm = min(1.0, self._seconds / 1e-3)
+        factor = self._cold + (1 - self._cold) * warm + self._drift * self._seconds
+        taken = microseconds * factor * (1 + self._random.gauss(0, self._noise))
+        self._seconds += taken * 1e-6
+        return taken
+
+    def now(self) -> float:
+        return self._seconds
+
+
+class CpuBench:
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.free: int | None = None
+        self.ran = 0.0
+        """Microseconds of the candidate that was called last."""
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        yield
+
+    def compile(
+        self, variants: Sequence[Variant], starting: Callable[[int], None]
+    ) -> list[Compiled | Exception]:
+        found: list[Compiled | Exception] = []
+        for index, (problem, config) in enumerate(variants):
+            starting(index)
+            found.append(self._compiled(problem, config))
+        return found
+
+    def _compiled(self, problem: Any, config: GemmConfig | None) -> Compiled | Exception:
+        behaviour = RIGHT if config is None else config.group_m
+        if behaviour == NO_COMPILE:
+            return ValueError("no such instruction\nand more")
+        if behaviour == CRASHES:
+            os._exit(3)
+        if behaviour == SEGFAULTS:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if behaviour == HANGS:
+            time.sleep(60)
+        # A crash needs no torch; what is left of this module does.
+        from inductor_ext.selection import programs
+
+        program = programs.program(problem)
+
+        def call(*tensors: Any) -> Any:
+            self.ran = STOCK if config is None else float(config.block_m)
+            if behaviour == RAISES:
+                raise RuntimeError("an illegal memory access")
+            outputs = program.function(*tensors)
+            if behaviour == WRONG:
+                outputs[0][-1, -1] += 1
+            if behaviour == NOT_A_NUMBER:
+                outputs[0][0, 0] = float("nan")
+            return outputs
+
+        return Compiled(call, "stock" if behaviour == UNUSED or config is None else repr(config))
+
+    @contextlib.contextmanager
+    def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
+        taken = []
+        for call in calls:
+            call()
+            taken.append(self.ran)
+        yield SimulatedStopwatch(taken)
+
+    def free_memory(self) -> int | None:
+        return self.free
+
+    def synchronize(self) -> None:
+        if self.broken:
+            raise RuntimeError("the device is gone")
+
+
+def cpu_bench(index: int) -> CpuBench:
+    """A bench; there is one CPU."""
+    return CpuBench()
+
+
+def warm_cpu_bench(index: int) -> CpuBench:
+    """The same, with torch imported."""
+    from inductor_ext.selection import verify  # noqa: F401
+
+    return CpuBench()
