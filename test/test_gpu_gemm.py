@@ -1,0 +1,255 @@
+"""Products of whole graphs on a CUDA device: our kernels' numbers, whatever way they are run."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor
+import torch._inductor.config as inductor_config
+from torch._inductor.utils import fresh_cache
+
+import inductor_ext
+from inductor_ext import events
+from inductor_ext.selection import choose
+from inductor_ext.templates import space
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import GemmProblem
+
+pytestmark = pytest.mark.gpu
+
+F = torch.nn.functional
+
+ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Relative error of the whole result against float64."""
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    torch.manual_seed(0)
+    with inductor_config.patch(force_disable_caches=True):
+        yield
+
+
+@functools.cache
+def device() -> Device:
+    found: Any = torch.cuda.get_device_properties(0)
+    return Device.from_properties(
+        found.name,
+        (found.major, found.minor),
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,
+        found.L2_cache_size,
+    )
+
+
+def first(*templates: str) -> choose.Rule:
+    """Decides for the first candidate of one of these templates; for all, of any."""
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        found = space.candidates(problem, device())
+        return next((each for each in found if not templates or each.template in templates), None)
+
+    return rule
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float() if x.dtype != torch.float64 else x
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+class Layer(torch.nn.Module):
+    """A transformer's layer, with a product of its parts in the place of attention."""
+
+    def __init__(self, width: int = 256, hidden: int = 512) -> None:
+        super().__init__()
+        sizes = {"q": width, "k": width // 2, "v": width // 2, "o": width}
+        for name, columns in {**sizes, "gate": hidden, "up": hidden}.items():
+            setattr(self, name, torch.nn.Linear(width, columns, bias=name == "o"))
+        self.down = torch.nn.Linear(hidden, width)
+        self.weight = torch.nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = norm(x, self.weight)
+        x = x + self.o(self.q(h) * torch.cat([self.k(h), self.v(h)], -1))
+        h = norm(x, self.weight)
+        out: torch.Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return out
+
+
+def exact(module: torch.nn.Module) -> torch.nn.Module:
+    wide = type(module)().cuda().double()
+    wide.load_state_dict(module.state_dict())
+    return wide
+
+
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    difference = torch.linalg.vector_norm(value.double() - reference.double())
+    return (difference / torch.linalg.vector_norm(reference.double())).item()
+
+
+def chosen(records: list[events.Record]) -> list[GemmConfig | None]:
+    return [record.chosen for record in records if isinstance(record, events.ProductRecord)]
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("rows", [1, 8, 33, 300])
+def test_a_layer_equals_float64(dtype: torch.dtype, rows: int) -> None:
+    module = Layer().cuda().to(dtype)
+    x = torch.randn(rows, 256, device="cuda", dtype=dtype)
+    with torch.no_grad(), choose.forced(first()), events.capture() as records:
+        out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
+        reference = exact(module)(x.double())
+    assert relative_error(out, reference) < ERROR[dtype]
+    configs = chosen(records)
+    # Four kernels: with the norms they are two fused ones; float32's sums of squares are as exact.
+    assert 4 <= len(configs) <= 7
+    assert None not in configs
+
+
+def test_three_dimensions_and_a_batch() -> None:
+    module = Layer().cuda().bfloat16()
+    x = torch.randn(3, 5, 256, device="cuda", dtype=torch.bfloat16)
+    a = torch.randn(6, 70, 40, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(6, 40, 33, device="cuda", dtype=torch.bfloat16)
+
+    def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return module(x), torch.relu(a @ b)
+
+    with torch.no_grad(), choose.forced(first()), events.capture() as records:
+        layer, product = torch.compile(function, backend="inductor_ext", dynamic=False)(x, a, b)
+        assert relative_error(layer, exact(module)(x.double())) < ERROR[torch.bfloat16]
+    assert relative_error(product, torch.relu(a.double() @ b.double())) < ERROR[torch.bfloat16]
+    assert None not in chosen(records)
+
+
+def test_unknown_rows_take_their_branches() -> None:
+    module = Layer().cuda().bfloat16()
+
+    def by_size(problem: GemmProblem) -> GemmConfig | None:
+        return None if problem.m == 256 else first()(problem)
+
+    compiled = torch.compile(module, backend="inductor_ext", dynamic=True)
+    wide = exact(module)
+    with torch.no_grad(), choose.forced(by_size), events.capture(events.CompileRecord) as records:
+        for rows in (7, 16, 17, 64, 65, 256, 257, 2048, 3000):
+            x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+            assert relative_error(compiled(x), wide(x.double())) < ERROR[torch.bfloat16], rows
+    assert len(records) == 1
+
+
+@pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str)
+def test_other_ways_to_run(options: dict[str, Any]) -> None:
+    module = Layer().cuda().bfloat16()
+    compiled = torch.compile(module, backend="inductor_ext", options=options, dynamic=False)
+    wide = exact(module)
+    with torch.no_grad(), choose.forced(first()), events.capture() as records:
+        for _ in range(4):
+            x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
+            assert relative_error(compiled(x).clone(), wide(x.double())) < ERROR[torch.bfloat16]
+    assert chosen(records)
+    assert None not in chosen(records)
+
+
+_LOAD = """
+import sys
+import torch
+package, given, out = sys.argv[1:]
+x = torch.load(given).cuda()
+run = torch._inductor.aoti_load_package(package)
+torch.save(run(x).cpu(), out)
+assert "triton" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("unknown", [False, True], ids=["static", "dynamic"])
+def test_a_package_runs_without_triton(unknown: bool, tmp_path: Path) -> None:
+    module = Layer().cuda().bfloat16()
+    x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
+    shapes = ({0: torch.export.Dim("rows", min=2, max=4096)},) if unknown else None
+    program = torch.export.export(module, (x,), dynamic_shapes=shapes)
+
+    def by_size(problem: GemmProblem) -> GemmConfig | None:
+        return None if problem.m == 256 else first()(problem)
+
+    with inductor_ext.activate(artifact_cache=False), choose.forced(by_size):
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "layer.pt2")
+        )
+    wide = exact(module)
+    run = inductor_ext.load(package)
+    with torch.no_grad():
+        for rows in (8, 100, 3000) if unknown else (8,):
+            x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+            assert relative_error(run(x), wide(x.double())) < ERROR[torch.bfloat16]
+        torch.save(x.cpu(), tmp_path / "x.pt")
+        command = [sys.executable, "-c", _LOAD, package, tmp_path / "x.pt", tmp_path / "out.pt"]
+        subprocess.run(command, check=True)
+        out = torch.load(tmp_path / "out.pt").cuda()
+        assert relative_error(out, wide(x.double())) < ERROR[torch.bfloat16]
+
+
+class TestTuning:
+    @pytest.fixture
+    def tuned(self, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+        options = {
+            "max_autotune": True,
+            "autotune_num_choices_displayed": 0,
+            "tuning_cache_dir": str(tmp_path),
+        }
+        with (
+            inductor_config.patch(force_disable_caches=False, fx_graph_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+        ):
+            yield lambda module: torch.compile(
+                module, backend="inductor_ext", options=options, dynamic=False
+            )
+
+    def test_training_with_measured_kernels_equals_float64(self, tuned: Callable[..., Any]) -> None:
+        module = Layer().cuda().bfloat16()
+        x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        wide, wide_x = exact(module), x.detach().double().requires_grad_()
+        out, expected = tuned(module)(x), wide(wide_x)
+        out.square().mean().backward()
+        expected.square().mean().backward()
+        assert relative_error(out, expected) < ERROR[torch.bfloat16]
+        assert relative_error(x.grad, wide_x.grad) < 2 * ERROR[torch.bfloat16]
+        for ours, theirs in zip(module.parameters(), wide.parameters(), strict=True):
+            assert relative_error(ours.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
+
+    def test_nothing_is_measured_twice(self, tuned: Callable[..., Any]) -> None:
+        module = Layer().cuda().bfloat16()
+        x = torch.randn(16, 256, device="cuda", dtype=torch.bfloat16)
+        origins = []
+        for _ in range(2):
+            torch._dynamo.reset()
+            with torch.no_grad(), events.capture(events.ProductRecord) as records:
+                tuned(module)(x)
+            origins.append({record.origin for record in records})
+        assert "measured" in origins[0]
+        assert origins[1] <= {"cache", "unknown"}
+
+    def test_the_fx_graph_cache_serves_what_was_tuned(
+        self, tuned: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        module = Layer().cuda().bfloat16()
+        x = torch.randn(16, 256, device="cuda", dtype=torch.bfloat16)
+        states = []
+        with (
+            inductor_config.patch(fx_graph_cache=True),
+            fresh_cache(),
+        ):
+            for _ in range(2):
+                torch._dynamo.reset()
+                with torch.no_grad(), events.capture(events.CompileRecord) as records:
+                    out = tuned(module)(x)
+                states += [record.cache for record in records]
+        assert states == ["miss", "hit"]
+        assert relative_error(out, exact(module)(x.double())) < ERROR[torch.bfloat16]
