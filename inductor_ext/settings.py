@@ -109,12 +109,6 @@ def _count(value: int) -> int:
     return value
 
 
-def _positive(value: int) -> int:
-    if value < 1:
-        raise ValueError("an integer from 1")
-    return value
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The values that hold for one compile, frozen when it begins and kept for its backward."""
