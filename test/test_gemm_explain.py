@@ -86,6 +86,22 @@ def test_what_is_one_kernel_with_a_product_and_what_is_not(
     assert separate == "sum (a library's kernel takes nothing in)"
 
 
+def gate(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w1) * (x @ w2)
+
+
+def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("it stands in for a GPU")
+    sizes = ((64, 256), (256, 512), (256, 512))
+    with gemm.listen() as found, at_work():
+        fake_cuda.lower(gate, *((size, BF16) for size in sizes))
+    (declined,) = {each.record.declined for each in found()}
+    assert any("gated" in each and "max_autotune does that" in each for each in declined)
+    assert sum(len(each.modules) for each in found()) == 2
+
+
 # What is said of a decision
 
 

@@ -139,6 +139,8 @@ def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
         more = f" and {len(named) - 2} more" if len(named) > 2 else ""
         yield f"in {', '.join(named[:2])}{more}"
     yield f"{record.origin}: {record.reason}"
+    for each in record.declined:
+        yield f"not as {each}"
     if gemm.fused:
         yield f"one kernel with: {', '.join(gemm.fused)}"
     for each in gemm.separate:
