@@ -32,7 +32,16 @@ from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
 from test import fake_cuda
 
-__all__ = ["Case", "Compiled", "compiled", "inputs", "interpret", "reference", "render"]
+__all__ = [
+    "Case",
+    "Compiled",
+    "compiled",
+    "inputs",
+    "interpret",
+    "interpret_modules",
+    "reference",
+    "render",
+]
 
 
 @dataclass(frozen=True)
@@ -251,22 +260,31 @@ def render(case: Case, capability: tuple[int, int] = (9, 0)) -> fake_cuda.Lowere
 
 def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
     """Results of cases by Triton's interpreter; sums of splits are added up."""
-    work = {name: (render(case).code, inputs(case)) for name, case in cases.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        given, results = Path(folder, "given.pt"), Path(folder, "results.pt")
-        torch.save(work, given)
-        subprocess.run(
-            [sys.executable, "-m", "test.kernel_util", str(given), str(results)],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            check=True,
-        )
-        found: dict[str, torch.Tensor] = torch.load(results)
+    found = interpret_modules(
+        {name: (render(case).code, inputs(case)) for name, case in cases.items()}
+    )
     for name, case in cases.items():
         split = case.config.split_k
         if split > 1:
             sums = found[name]
             sums = sums.unflatten(-2, (split, -1)).sum(-3)
             found[name] = sums
+    return found
+
+
+def interpret_modules(
+    work: Mapping[str, tuple[str, list[torch.Tensor]]],
+) -> dict[str, torch.Tensor]:
+    """The only results of generated modules for inputs, by Triton's interpreter."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, results = Path(folder, "given.pt"), Path(folder, "results.pt")
+        torch.save(dict(work), given)
+        subprocess.run(
+            [sys.executable, "-m", "test.kernel_util", str(given), str(results)],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            check=True,
+        )
+        found: dict[str, torch.Tensor] = torch.load(results)
     return found
 
 
@@ -277,6 +295,11 @@ class _Kernel:
         self.function = function
 
     def run(self, *arguments: Any, stream: Any) -> None:
+        if "XBLOCK" in self.function.arg_names:
+            # Pointwise code and no template: Inductor's launcher would choose block and grid for
+            # the last argument's number of elements.
+            self.function[(-(-arguments[-1] // 64),)](*arguments, XBLOCK=64)
+            return
         *operands, x, y, z = arguments
         self.function[(x, y, z)](*operands)
 

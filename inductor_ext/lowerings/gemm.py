@@ -112,32 +112,41 @@ def fused(*inputs: Any) -> Any:
     Returns:
         The output; of several parts that do not gate each other, a tuple of their outputs.
     """
-    from torch._inductor import lowering
-    from torch._inductor.ir import FixedLayout
-    from torch._inductor.kernel.mm_common import realize_inputs
+    from torch._inductor.ir import ExternKernel, FixedLayout
+    from torch._inductor.lowering import lowerings, pointwise_cat
     from torch._inductor.virtualized import V
 
-    plan = plan_of(V.current_node)
+    call = V.current_node
+    plan = plan_of(call)
     assert plan is not None
     problem = plan.problem
-    parts = problem.parts or (problem.n,)
-    gated = problem.epilogue.gated
-    biases = inputs[plan.options.get("operands", len(inputs)) :]
-    operands = realize_inputs(*inputs[: len(inputs) - len(biases)])
+    several = len(problem.parts) > 1 and not problem.epilogue.gated
+    count = plan.options.get("operands", len(inputs))
+    biases = inputs[count:]
+    # What is computed gets the strides that were planned: the kernel takes all factors to have
+    # those of the first.
+    operands = [
+        ExternKernel.require_exact_strides(
+            ExternKernel.realize_input(each), argument.meta["val"].stride()
+        )
+        for each, argument in zip(inputs[:count], call.args, strict=False)
+    ]
     a = operands[0]
-    dtype = getattr(torch, problem.out)
-    layout = FixedLayout(a.get_device(), dtype, [a.get_size()[0], problem.columns])
+    value = call.meta["val"]
+    dtype = (value[0] if several else value).dtype
+    layout = FixedLayout(a.get_device_or_error(), dtype, [a.get_size()[0], problem.columns])
     node = _product(plan, operands, layout)
     assert node is not None
-    if gated or len(parts) == 1:
+    if biases:
+        node = lowerings[aten.add.Tensor](node, pointwise_cat(biases))
+        # One epilogue, before the parts part.
+        node.realize()
+    if not several:
         return node
     products, first = [], 0
-    for part in parts:
-        products.append(lowering.lowerings[aten.slice.Tensor](node, 1, first, first + part))
+    for part in problem.parts:
+        products.append(lowerings[aten.slice.Tensor](node, 1, first, first + part))
         first += part
-    if biases:
-        add = lowering.lowerings[aten.add.Tensor]
-        products = [add(each, bias) for each, bias in zip(products, biases, strict=True)]
     return tuple(products)
 
 

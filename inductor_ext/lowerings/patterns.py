@@ -39,7 +39,7 @@ from inductor_ext.lowerings.expressions import (
 )
 from inductor_ext.lowerings.fusion import Fusion, as_matrix, later
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
 
 if TYPE_CHECKING:
     import torch
@@ -321,10 +321,23 @@ class _Search:
         if halves:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
-        biases = {_row_bias(problem) for problem in alike}
-        if alike[0].operation == "addmm" and (None in biases or len(biases) > 1):
+        if alike[0].operation == "addmm" and (
+            not all(map(self.is_biased_by_row, nodes))
+            or len({problem.epilogue for problem in alike}) > 1
+        ):
             return None
         return dataclasses.replace(alike[0], n=sum(parts), b=operand, parts=parts)
+
+    def is_biased_by_row(self, product: fx.Node) -> bool:
+        """Whether aten.addmm adds a vector [N] as it is."""
+        epilogue = self.products[product].epilogue
+        _, _, bias = _factors(product)
+        return (
+            bias is not None
+            and len(shape(bias)) == 1
+            and [each.broadcast for each in epilogue.inputs] == ["row"]
+            and epilogue.pointwise == 1
+        )
 
     # Norms
 
@@ -337,7 +350,9 @@ class _Search:
     def normalized(self, fusion: Fusion) -> Fusion | None:
         """A fusion with the RMSNorm of its first factor, if there is one."""
         problem = fusion.problem
-        if problem.operation == "addmm" and _row_bias(problem) is None:
+        if problem.operation == "addmm" and any(
+            not self.is_biased_by_row(node) for node in fusion.nodes if node in self.products
+        ):
             return None
         views = {
             view
@@ -403,13 +418,6 @@ def _source(node: fx.Node) -> fx.Node:
     for view in _views(node):
         node = view.all_input_nodes[0]
     return node
-
-
-def _row_bias(problem: GemmProblem) -> EpilogueInput | None:
-    """The bias of aten.addmm, if it is a row that is added as it is."""
-    (bias,) = problem.epilogue.inputs or (None,)
-    plain = bias is not None and bias.broadcast == "row" and problem.epilogue.pointwise == 1
-    return bias if plain else None
 
 
 def _half(node: fx.Node) -> tuple[fx.Node, int, set[fx.Node]] | None:

@@ -1,0 +1,117 @@
+"""Fused products from the graph to the kernel that Inductor generates, interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torch.nn import functional as F
+
+from inductor_ext import activation, config
+from inductor_ext.selection import choose
+from inductor_ext.templates.config import GemmConfig
+from test import fake_cuda, kernel_util
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+
+Tensor = torch.Tensor
+TILE = GemmConfig("cp_async", 16, 32, 32, 2, 2)
+
+X, W, NARROW, NORM, BIAS = (2, 9, 64), (48, 64), (24, 64), (64,), (48,)
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x if x.dtype is torch.float64 else x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def gate(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
+    return F.silu(F.linear(x, g)) * F.linear(x, u)
+
+
+def halves(x: Tensor, w: Tensor) -> Tensor:
+    a, b = F.linear(x, w).chunk(2, dim=-1)
+    return a * F.gelu(b)
+
+
+def computed(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    y = x.flatten(0, 1) * 2
+    # The kernel takes the second factor to lie in memory as the first does.
+    return torch.cat([y @ q.t(), y @ torch.relu(k.t())], -1)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], int]] = {
+    "gate": (gate, [X, W, W], 1),
+    "gate in float32": (
+        lambda x, g, u: F.relu(F.linear(x, g)).float() * F.linear(x, u).float(),
+        [X, W, W],
+        1,
+    ),
+    "gate by halves, and a residual": (
+        lambda x, w, r: r + halves(x, w),
+        [X, W, (2, 9, 24)],
+        1,
+    ),
+    "norm, gate and residual": (
+        lambda x, n, g, u, r: r + gate(norm(x, n), g, u),
+        [X, NORM, W, W, (2, 9, 48)],
+        1,
+    ),
+    "norm and bias": (lambda x, n, w, b: F.linear(norm(x, n), w, b), [X, NORM, W, BIAS], 1),
+    "parts with biases": (
+        lambda x, q, k, b, c: torch.cat([F.linear(x, q, b).sin(), F.linear(x, k, c)], -1),
+        [X, W, NARROW, BIAS, (24,)],
+        2,
+    ),
+    "parts of computed factors": (computed, [X, W, NARROW], 4),
+}
+"""A function, the shapes of its inputs, and the kernels that it becomes."""
+
+
+def inputs(shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    scales = [8 if len(shape) == 2 else 1 for shape in shapes]
+    return [
+        (torch.randn(shape, generator=generator) / scale).half()
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+
+
+def lowered(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -> fake_cuda.Lowered:
+    with activation._scope(config.snapshot({})), choose.forced(lambda _: TILE):
+        return fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, fake_cuda.Lowered]:
+    return {name: lowered(function, shapes) for name, (function, shapes, _) in FUNCTIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
+    return kernel_util.interpret_modules(
+        {name: (modules[name].code, inputs(shapes)) for name, (_, shapes, _) in FUNCTIONS.items()}
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_kernel_has_all_products(name: str, modules: dict[str, fake_cuda.Lowered]) -> None:
+    sources = modules[name].kernels().values()
+    assert sum("tl.dot" in source for source in sources) == 1
+    assert len(sources) == FUNCTIONS[name][2]
+    assert "extern_kernels." not in modules[name].code
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
+    function, shapes, _ = FUNCTIONS[name]
+    plain = [value.double() for value in inputs(shapes)]
+    expected = function(*plain)
+    assert results[name].dtype == function(*inputs(shapes)).dtype
+    error = (results[name].double() - expected.double()).abs().max()
+    assert error < 5e-3 * expected.abs().max()
