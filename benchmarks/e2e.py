@@ -24,7 +24,7 @@ from benchmarks import contenders, gemm_models, measure, results, slices
 from benchmarks.contenders import Contender
 from benchmarks.gemm import ROUNDING, WORSE, error
 from benchmarks.gemm_models import Model
-from benchmarks.gpu_timing import Timer, batches
+from benchmarks.gpu_timing import batches
 from inductor_ext.templates.device import Device
 
 __all__ = ["Measured", "floor", "main", "measure_model", "rows"]
@@ -133,13 +133,27 @@ def _prepare(
     graphs = setting == "graphs"
     if way.backend is None:
         call = contenders.compile_and_call(way, function, inputs).call
-        return Timer("cuda").capture(call) if graphs else call
+        return _captured(call) if graphs else call
     options: Mapping[str, Any] = {"triton.cudagraphs": True} if graphs else {}
     compiled = contenders.compile_and_call(way, function, inputs, options)
     # Stock with TMA finds in the caches what stock without it has compiled.
     if measured.compile is None and way.name != "stock-max-tma":
         measured.compile = compiled.seconds
     return compiled.call
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], None]:
+    """The call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Libraries allocate what they need for a new stream.
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        call()
+    return graph.replay
 
 
 def rows(

@@ -135,9 +135,12 @@ def measure_case(
     for mode in MODES:
         if mode == "graph" and timer.device == "cpu":
             continue
-        timed = _captured(timer, calls, found) if mode == "graph" else calls
-        for name, values in timer.measure(timed, mode, rounds).items():
-            found[name].times[mode] = values
+        times = timer.measure(calls, mode, rounds)
+        for name in calls:
+            if name in times:
+                found[name].times[mode] = times[name]
+            else:
+                found[name].failure = "no CUDA graph can hold it"
     return found
 
 
@@ -151,16 +154,6 @@ def _compile(way: Contender, program: Program, measured: Measured, warm: bool) -
             again = contenders.compile_and_call(way, program.function, program.inputs)
             measured.again = again.seconds
     return compiled
-
-
-def _captured(timer: Timer, calls: Mapping[str, Any], found: Mapping[str, Measured]) -> Any:
-    graphs = {}
-    for name, call in calls.items():
-        try:
-            graphs[name] = timer.capture(call)
-        except RuntimeError as failure:
-            found[name].failure = f"CUDA graph: {str(failure)[:300]}"
-    return graphs
 
 
 def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -> list[results.Row]:

@@ -1,9 +1,9 @@
 """Times of calls on a GPU, in microseconds, with operands in DRAM.
 
-Before each measurement a buffer four times the size of the L2 cache is read, which evicts what
-earlier calls left there. Reading, not writing: written lines have to go to memory first, and would
-do that during the measured kernel. Contenders take turns in an order that is shuffled every round,
-for power and clocks drift.
+Calls are timed as tuning does it (`selection.timing.CudaStopwatch`), and also as a host makes them
+that waits for each. Before each measurement a buffer twice the size of the L2 cache is read, which
+evicts what earlier calls left there. Contenders take turns, in an order that is shuffled every
+round, for power and clocks drift.
 
 Without a GPU, calls are timed by the wall clock; that is for tests.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+from inductor_ext.selection.timing import CudaStopwatch
 
 __all__ = ["Mode", "Timer", "batches"]
 
@@ -32,6 +34,10 @@ FEWEST, MOST = 15, 150
 """Rounds."""
 
 
+Round = Callable[[Sequence[int]], list[float]]
+"""Makes one call each of those with these indices, in this order; microseconds of each."""
+
+
 class Timer:
     """Measures calls.
 
@@ -42,87 +48,75 @@ class Timer:
     def __init__(self, device: str) -> None:
         self.device = device
         self._random = random.Random(0)
-        self._buffer: Any = None
-        if device == "cuda":
-            import torch
-
-            size = torch.cuda.get_device_properties(0).L2_cache_size
-            self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
-
-    def capture(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """The call as a CUDA graph; what it returns stays where the first replay puts it.
-
-        Raises:
-            RuntimeError: it does what no graph can hold.
-        """
-        import torch
-
-        # Not torch.cuda.graph, which collects garbage first: that takes longer than measuring.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            # Libraries allocate what they need for a new stream.
-            call()
-            stream.synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                call()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph.replay
 
     def measure(
         self, calls: Mapping[str, Callable[[], Any]], mode: Mode, rounds: int | None = None
     ) -> dict[str, list[float]]:
-        """Microseconds of every round, by key.
+        """Microseconds of every round, by key; without the calls that no CUDA graph can hold.
 
         Args:
-            calls: what to measure; for `graph`, what `capture` returned.
+            calls: what to measure; each has been called before.
             mode: see `Mode`.
             rounds: how often; None for as many as fit `BUDGET`, within `FEWEST` and `MOST`.
         """
-        if not calls:
-            return {}
-        start = time.perf_counter()
-        count = 0
-        while count < 2 or time.perf_counter() - start < WARM_UP * (self.device == "cuda"):
-            count += 1
-            self._round(calls, mode)
-        start = time.perf_counter()
-        self._round(calls, mode)
-        once = time.perf_counter() - start
-        if rounds is None:
-            rounds = min(MOST, max(FEWEST, int(BUDGET[mode] / once)))
-        values: dict[str, list[float]] = {key: [] for key in calls}
-        for _ in range(rounds):
-            for key, value in self._round(calls, mode).items():
-                values[key].append(value)
+        keys = list(calls)
+        with self._rounds(list(calls.values()), mode) as (take, usable):
+            start = time.perf_counter()
+            count = 0
+            while count < 2 or time.perf_counter() - start < WARM_UP * (self.device == "cuda"):
+                count += 1
+                take(usable)
+            start = time.perf_counter()
+            take(usable)
+            once = time.perf_counter() - start
+            if rounds is None:
+                rounds = min(MOST, max(FEWEST, int(BUDGET[mode] / once)))
+            values: dict[str, list[float]] = {keys[index]: [] for index in usable}
+            for _ in range(rounds):
+                order = self._random.sample(usable, len(usable))
+                for index, value in zip(order, take(order), strict=True):
+                    values[keys[index]].append(value)
         return values
 
-    def _round(self, calls: Mapping[str, Callable[[], Any]], mode: Mode) -> dict[str, float]:
-        order = list(calls)
-        self._random.shuffle(order)
+    @contextlib.contextmanager
+    def _rounds(
+        self, calls: Sequence[Callable[[], Any]], mode: Mode
+    ) -> Iterator[tuple[Round, list[int]]]:
+        """How a round is made, and which calls can take part."""
+        indices = list(range(len(calls)))
         if self.device == "cpu":
-            return {key: _wall(calls[key]) for key in order}
+            yield lambda order: [_wall(calls[index]) for index in order], indices
+        elif mode == "graph":
+            with CudaStopwatch(calls, 0) as stopwatch:
+                yield stopwatch.round, [i for i in indices if stopwatch.captured[i]]
+        else:
+            yield _Waiting(calls).round, indices
+
+
+class _Waiting:
+    """Calls on an idle GPU by a host that waits for them."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         import torch
 
-        spans = {}
-        for key in order:
+        self._calls = calls
+        size = torch.cuda.get_device_properties(0).L2_cache_size
+        self._buffer = torch.zeros(size // 2, dtype=torch.float32, device="cuda")
+
+    def round(self, order: Sequence[int]) -> list[float]:
+        import torch
+
+        found = []
+        for index in order:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._buffer.amax()
-            if mode == "call":
-                torch.cuda.synchronize()
+            torch.cuda.synchronize()
             begin.record()
-            calls[key]()
+            self._calls[index]()
             end.record()
-            spans[key] = begin, end
-        torch.cuda.synchronize()
-        return {key: begin.elapsed_time(end) * 1e3 for key, (begin, end) in spans.items()}
+            end.synchronize()
+            found.append(begin.elapsed_time(end) * 1e3)
+        return found
 
 
 def _wall(call: Callable[[], Any]) -> float:

@@ -296,3 +296,36 @@ def test_measured_settings_have_rows_of_their_own() -> None:
     assert (graphs["ours"], graphs["stock"], graphs["eager"]) == (0.5, 1, 3)
     assert graphs["floor"] == 0.4
     assert table["no graphs, stock max-autotune"]["ours"] is None
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_a_case_on_a_gpu() -> None:
+    case = gemm_suite.Case("int8", "toy", "int8", 16, 256, 512)
+    ways = contenders.chosen(["eager", "stock", "ours"])
+    found = gemm.measure_case(case, ways, gpu_timing.Timer("cuda"), rounds=5)
+    assert set(found) == {"eager", "stock", "ours", "bf16"}
+    for each in found.values():
+        assert each.failure is None
+        assert set(each.times) == {"graph", "call"}
+        assert all(len(times) == 5 and min(times) > 0.5 for times in each.times.values())
+    bound = gemm.floor(case, "cuda")
+    assert bound is not None
+    assert 0 < bound < min(found["ours"].times["graph"])
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu() -> None:
+    toy = gemm_models.Model(
+        "toy",
+        lambda: (small(width=256, hidden=512, past=64, batch=2), (torch.randn(2, 1, 256),)),
+        bytes_read=1 << 20,
+    )
+    with torch.no_grad():
+        found = e2e.measure_model(toy, contenders.chosen(["eager", "stock", "ours"]), "cuda", 3)
+    for each in found.values():
+        assert each.failure is None
+        assert set(each.times) == {"graphs", "no graphs"}
+    assert e2e.floor(toy, "cuda") is not None

@@ -219,13 +219,14 @@ class CudaStopwatch:
         self._cache = torch.zeros(max(1, 2 * l2 // 4), dtype=torch.float32, device=f"cuda:{device}")
         self._sink = torch.zeros((), dtype=torch.float32, device=f"cuda:{device}")
         self._runs: list[Callable[[], object]] = []
-        self._captured: list[bool] = []
+        self.captured: list[bool] = []
+        """Of each call, whether it is a graph."""
         torch.cuda.synchronize(device)
         with torch.cuda.device(device), torch.cuda.stream(self._stream):
             for call in calls:
                 graph = self._capture(call)
                 self._runs.append(call if graph is None else graph.replay)
-                self._captured.append(graph is not None)
+                self.captured.append(graph is not None)
             self._stream.synchronize()
 
     def _capture(self, call: Callable[[], object]) -> Any:
@@ -271,7 +272,7 @@ class CudaStopwatch:
         """See `Stopwatch`."""
         import torch
 
-        plain = sum(not self._captured[index] for index in order)
+        plain = sum(not self.captured[index] for index in order)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             events = [
                 (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
