@@ -15,6 +15,7 @@ import torch
 import torch._inductor.config as inductor_config
 from hypothesis import given
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inductor_ext import activation, config, events, exc
 from inductor_ext.selection import programs, timing, trial, tuner, variants, verify
@@ -86,7 +87,7 @@ class TestPrograms:
         lengths = (problem.m, problem.k)
         found = Operand.of(problem.a.dtype, lengths, problem.a.strides, offset=a.storage_offset())
         assert found.alignment >= problem.a.alignment or problem.a.batch_stride
-        if problem.b.dtype not in ("int4", "uint4") and not problem.parts:
+        if not problem.b.dtype.endswith("int4") and not problem.parts:
             assert b.stride()[-2:] == problem.b.strides
         assert sum(x.untyped_storage().nbytes() for x in inputs) == program.bytes
         if problem.operation == "grouped" or (
@@ -106,7 +107,6 @@ class TestPrograms:
     def test_of_an_operator_are_found_again_in_the_graph(self, problem: GemmProblem) -> None:
         pytest.importorskip("triton")
         from torch._inductor.decomposition import select_decomp_table
-        from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
 
         from inductor_ext.lowerings.problems import problem_of
@@ -153,12 +153,25 @@ class TestPrograms:
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(largest, expected.abs().amax(1))
 
-    def test_packed_values_are_unpacked_along_k(self) -> None:
-        packed = torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)
-        unsigned = programs.unpack_int4(packed, 2, signed=False)
-        assert unsigned.tolist() == [[1, 8], [2, 15]]
-        assert programs.unpack_int4(packed, 2, signed=True).tolist() == [[1, -8], [2, -1]]
-        assert programs.unpack_int4(packed, 1, signed=False).tolist() == [[1, 8]]
+    def test_packed_numbers_are_unpacked_along_k(self) -> None:
+        packed = torch.tensor([[0x12, 0xF8]], dtype=torch.uint8)
+        assert programs.unpack_int4(packed, signed=False).tolist() == [[1, 2, 15, 8]]
+        assert programs.unpack_int4(packed, signed=True).tolist() == [[1, 2, -1, -8]]
+
+    @pytest.mark.parametrize("divided", ["n", "k"])
+    def test_groups_of_columns_and_along_k(self, divided: str) -> None:
+        problem = contiguous("grouped", 16, 32, 64, layouts="rr", batch=4, divided=divided)
+        program = programs.program(problem)
+        a, b, ends = program.make_inputs("cpu")
+        assert ends.tolist() == [
+            problem.n // 4 * (g + 1) if divided == "n" else 16 * (g + 1) for g in range(4)
+        ]
+        verifier = verify.Verifier(program, [a, b, ends])
+        if divided == "n":
+            found = torch.cat([a[g] @ b[:, 8 * g : 8 * g + 8] for g in range(4)], 1)
+        else:
+            found = torch.stack([a[:, s : s + 16] @ b[s : s + 16] for s in range(0, 64, 16)])
+        assert verifier.check(lambda: [found]) is None
 
 
 class TestVerification:
@@ -453,9 +466,11 @@ class TestVariants:
         inputs = program.make_inputs("cpu")
         started: list[int] = []
         before = json.dumps(counters)
+        outer = torch._guards.TracingContext(FakeTensorMode())
         with (
             inductor_config.patch(compile_threads=1, max_autotune=True),
             torch.autocast("cpu", torch.bfloat16),
+            torch._guards.tracing(outer),
             events.capture() as records,
             bench.prepared(),
         ):
@@ -467,7 +482,6 @@ class TestVariants:
         assert started == [0, 0]
         assert records == []
         assert json.dumps(counters) == before
-        assert torch._guards.TracingContext.try_get() is None
 
     def test_what_cannot_be_compiled_is_returned_as_its_error(self) -> None:
         bench = variants.InductorBench("cpu")

@@ -85,7 +85,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
     parent = (
         "import sys, os, signal\n"
         "from inductor_ext.selection import worker\n"
-        "print(worker._workers_of(0)._process.pid, flush=True)\n"
+        "print(worker._worker_of(0)._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)

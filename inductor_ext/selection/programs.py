@@ -33,7 +33,7 @@ from inductor_ext.templates.problem import (
     size_of,
 )
 
-__all__ = ["Input", "Program", "precision", "program", "unpack_int4"]
+__all__ = ["Input", "Program", "precision", "program", "select", "unpack_int4"]
 
 _EPSILON = 1e-5
 
@@ -56,8 +56,9 @@ class Input:
     """Elements from the start of the storage, which has at least 16 bytes of alignment."""
     rows: bool = False
     """Whether the last dimension but one is M, so that a row of the result needs one row of it."""
-    ends: bool = False
-    """Whether it is no random data but the last row + 1 of each group, the groups being equal."""
+    divided: int = 0
+    """If above 0, it is no random data but where each of as many groups as it has elements ends
+    that divide so many rows, columns or steps of K among them, evenly."""
 
     @property
     def elements(self) -> int:
@@ -74,17 +75,16 @@ class Input:
         """A tensor of these sizes, strides and offset, with any values."""
         return self._view(torch.empty(self.elements, dtype=_dtype(self.dtype), device=device))
 
-    def random(self, generator: torch.Generator, m: int) -> torch.Tensor:
+    def random(self, generator: torch.Generator) -> torch.Tensor:
         """The same with values.
 
         Args:
             generator: of the device where the tensor is to be.
-            m: rows that `ends` divides into groups.
         """
         device, dtype = generator.device, _dtype(self.dtype)
-        if self.ends:
+        if self.divided:
             groups = self.shape[0]
-            ends = [m * (group + 1) // groups for group in range(groups)]
+            ends = [self.divided * (group + 1) // groups for group in range(groups)]
             return torch.tensor(ends, dtype=dtype, device=device)
         storage = torch.empty(self.elements, dtype=dtype, device=device)
         if not dtype.is_floating_point:
@@ -130,8 +130,8 @@ class Program:
         """
         named = {}
         for each, tensor in zip(self.inputs, tensors, strict=True):
-            chosen = tensor.index_select(-2, rows) if each.rows else tensor
-            integer = each.ends or self._packed(each)
+            chosen = select(tensor, -2, rows) if each.rows else tensor
+            integer = each.divided or self._packed(each)
             named[each.name] = chosen if integer else chosen.to(torch.float64)
         return _evaluate(self.problem, named, _Exact(self.problem, rows))
 
@@ -139,7 +139,7 @@ class Program:
         """Inputs with random values, for which outputs are of the order of 1."""
         generator = torch.Generator(device)
         generator.manual_seed(seed)
-        return [each.random(generator, self.problem.m) for each in self.inputs]
+        return [each.random(generator) for each in self.inputs]
 
     def empty_inputs(self, device: torch.device | str) -> list[torch.Tensor]:
         """Inputs with any values; under a fake mode, fake ones."""
@@ -177,22 +177,25 @@ def precision(problem: GemmProblem) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def unpack_int4(packed: torch.Tensor, k: int, signed: bool) -> torch.Tensor:
-    """4-bit values of a packed factor b, as int8.
+def select(tensor: torch.Tensor, dimension: int, indices: torch.Tensor) -> torch.Tensor:
+    """`index_select`, which torch does not have for fp8 everywhere."""
+    if tensor.element_size() > 1:
+        return tensor.index_select(dimension, indices)
+    return tensor.view(torch.uint8).index_select(dimension, indices).view(tensor.dtype)
 
-    Two neighbours along K share a byte, the one with the even index in its low half.
+
+def unpack_int4(packed: torch.Tensor, signed: bool) -> torch.Tensor:
+    """The 4-bit numbers of packed weights: of two neighbours the first is in the upper half.
 
     Args:
-        packed: uint8 [ceil(K / 2), N].
-        k: K.
-        signed: whether values are in two's complement.
+        packed: uint8 [N, K / 2].
+        signed: whether numbers are in two's complement.
 
     Returns:
-        int8 [K, N].
+        uint8 or int8 [N, K].
     """
-    halves = torch.stack((packed & 15, packed >> 4), dim=1)
-    values = halves.reshape(2 * packed.shape[0], packed.shape[1])[:k].to(torch.int8)
-    return torch.where(values > 7, values - 16, values) if signed else values
+    numbers = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(-2)
+    return (numbers.to(torch.int8) ^ 8) - 8 if signed else numbers
 
 
 # --- inputs -------------------------------------------------------------------------------------
@@ -209,31 +212,41 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
     # Uniform values have a third of their bound's square as variance; the product's is 1.
     bound = math.sqrt((3 if normalized else 9) / problem.k)
     integers = problem.operation in ("int_mm", "mixed")
-    batch = problem.batch if problem.operation in BATCHED else None
+    a_batch, b_batch = _batches(problem)
     a_bound = 127.0 if problem.operation == "int_mm" else 1.0
-    yield _operand("a", problem.a, problem.m, problem.k, batch, a_bound, by_row=True)
+    yield _operand("a", problem.a, problem.m, problem.k, a_batch, a_bound, by_row=True)
     # What has scales gets them right there: the values of 8 bits fill their range.
     if integers:
         b_bound = 127.0 if problem.prologue is None or problem.prologue.scales != "none" else 8.0
     else:
         b_bound = 1.0 if problem.a.dtype in FP8 else bound
-    batch = problem.batch if problem.operation == "grouped" else batch
     for index, columns in enumerate(_columns(problem)):
         name = f"b{index}"
         if problem.b.dtype in _INT4:
             yield _packed(name, problem, columns)
         else:
-            yield _operand(name, problem.b, problem.k, columns, batch, b_bound)
+            yield _operand(name, problem.b, problem.k, columns, b_batch, b_bound)
     if normalized:
         yield from _vectors(problem)
     elif problem.prologue is not None:
         yield from _scales(problem, bound)
     if problem.operation == "grouped":
-        yield Input("ends", (problem.batch,), (1,), "int32", 0, 0, ends=True)
+        length = {"m": problem.m, "n": problem.n, "k": problem.k}[problem.divided]
+        yield Input("ends", (problem.batch,), (1,), "int32", 0, 0, divided=length)
     if problem.a.dtype in FP8:
         yield from _fp8_scales(problem, bound)
     for index, each in enumerate(_epilogue_inputs(problem)):
         yield from _epilogue_input(problem, index, each)
+
+
+def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
+    """Matrices of a and of b; None where it is one without a dimension for it."""
+    if problem.operation == "grouped":
+        of = {"m": (False, True), "n": (True, False), "k": (False, False)}[problem.divided]
+    else:
+        of = (problem.operation in BATCHED,) * 2
+    a, b = (problem.batch if batched else None for batched in of)
+    return a, b
 
 
 def _columns(problem: GemmProblem) -> tuple[int, ...]:
@@ -265,9 +278,9 @@ def _operand(
 
 
 def _packed(name: str, problem: GemmProblem, columns: int) -> Input:
-    rows = ceiling(problem.k, 2)
-    strides = (1, rows) if problem.b.layout == "column" else (columns, 1)
-    return Input(name, (rows, columns), strides, "uint8", 0, 255)
+    """Packed weights as a model holds them: [N, K / 2], also if b is called a row layout."""
+    pairs = ceiling(problem.k, 2)
+    return Input(name, (columns, pairs), (pairs, 1), "uint8", 0, 255)
 
 
 def _vectors(problem: GemmProblem) -> Iterator[Input]:
@@ -279,23 +292,21 @@ def _vectors(problem: GemmProblem) -> Iterator[Input]:
 
 
 def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
+    """Scales of weights: one, [N], or [N, groups], and zero points, integers in the middle."""
     prologue = problem.prologue
     assert prologue is not None
     if prologue.scales == "none":
         return
     unit = bound / (7 if problem.b.dtype in _INT4 else 127)
-    middle = 7.5 if problem.b.dtype == "uint4" else 127.5 if problem.b.dtype == "uint8" else 0.0
+    middle = {"uint4": 8, "uint8": 128}.get(problem.b.dtype, 0)
+    zeros = "uint8" if middle else "int8"
     for index, columns in enumerate(_columns(problem)):
-        shape = {
-            "tensor": (),
-            "column": (columns,),
-            "group": (ceiling(problem.k, prologue.group or 1), columns),
-        }[prologue.scales]
-        strides = (columns, 1)[2 - len(shape) :]
-        kind = prologue.scale_dtype
-        yield Input(f"scale{index}", shape, strides, kind, 0.5 * unit, 1.5 * unit)
+        groups = ceiling(problem.k, prologue.group or 1)
+        shape = {"tensor": (), "column": (columns,), "group": (columns, groups)}[prologue.scales]
+        strides = (groups, 1)[2 - len(shape) :]
+        yield Input(f"scale{index}", shape, strides, prologue.scale_dtype, 0.5 * unit, 1.5 * unit)
         if prologue.zero_points:
-            yield Input(f"zero{index}", shape, strides, kind, middle - 1, middle + 1)
+            yield Input(f"zero{index}", shape, strides, zeros, max(middle - 1, -1), middle + 1)
 
 
 def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
@@ -442,16 +453,18 @@ class _Exact:
         return product if bias is None else product + bias
 
     def _grouped(self, a: torch.Tensor, b: torch.Tensor, named: Any) -> torch.Tensor:
+        ends = named["ends"].tolist()
+        spans = [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+        if self.problem.divided == "n":
+            return torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
+        if self.problem.divided == "k":
+            return torch.stack([a[:, span] @ b[span] for span in spans])
         scaled = "scale_a" in named
-        pieces, start = [], 0
-        group_of = torch.searchsorted(named["ends"], self.rows.to(torch.int32), right=True)
-        for group, count in enumerate(torch.bincount(group_of, minlength=b.shape[0]).tolist()):
-            piece = a[start : start + count] @ b[group]
-            if scaled:
-                piece = piece * named["scale_b"][group]
-            pieces.append(piece)
-            start += count
-        product = torch.cat(pieces)
+        product = a.new_empty(a.shape[0], b.shape[2])
+        for group, span in enumerate(spans):
+            own = ((self.rows >= span.start) & (self.rows < span.stop)).nonzero()[:, 0]
+            found = a[own] @ b[group]
+            product[own] = found * named["scale_b"][group] if scaled else found
         return product * named["scale_a"][self.rows, None] if scaled else product
 
 
@@ -509,33 +522,40 @@ def _dequantized_product(
     named: Mapping[str, torch.Tensor],
     numbers: _Numbers,
 ) -> torch.Tensor:
-    """Scales of a column or of all of b are applied to the product, those of groups to b."""
+    """Scales of a column or of all of b are applied to the product, those of groups to b.
+
+    Unsigned integers without zero points are around the middle of their range.
+    """
     prologue = problem.prologue
     assert prologue is not None
     b, scale, zero = (named.get(f"{name}{part}") for name in ("b", "scale", "zero"))
     assert b is not None
-    if problem.b.dtype in _INT4:
-        b = unpack_int4(b, problem.k, problem.b.dtype == "int4")
-    b = b.to(a.dtype)
-    if prologue.scales != "group":
-        if zero is not None:
-            b = b - numbers.narrow(zero, a.dtype)
-        product = numbers.product(a, b, None, named)
-        return product if scale is None else product * numbers.narrow(scale, a.dtype)
+    packed = problem.b.dtype in _INT4
+    # [N, K], as a model holds weights.
+    weight = unpack_int4(b, problem.b.dtype == "int4") if packed else b.t()
+    weight = weight.to(a.dtype)
+    if zero is None and prologue.scales != "none":
+        middle = {"uint4": 8, "uint8": 128}.get(problem.b.dtype)
+        weight = weight - middle if middle else weight
+    if prologue.scales == "group":
+        assert scale is not None
+        zeros = None if zero is None else _spread(zero.to(a.dtype), problem)
+        weight = weight if zeros is None else weight - zeros
+        weight = numbers.narrow(weight * _spread(scale, problem).to(a.dtype), numbers.a_dtype)
+        return numbers.product(a, weight.t(), None, named)
     if zero is not None:
-        b = b - _spread(zero, problem)
-    assert scale is not None
-    b = numbers.narrow(b * _spread(scale, problem), numbers.a_dtype)
-    return numbers.product(a, b, None, named)
+        weight = weight - zero.to(a.dtype).unsqueeze(-1)
+    product = numbers.product(a, weight.t(), None, named)
+    return product if scale is None else product * scale.to(a.dtype)
 
 
-def _spread(scale: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
-    """[groups, N] as [K, N]."""
+def _spread(groups: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
+    """[N, groups] as [N, K]."""
     prologue = problem.prologue
     assert prologue is not None
-    groups, columns = scale.shape
-    spread = scale[:, None, :].expand(groups, prologue.group, columns)
-    return spread.reshape(groups * prologue.group, columns)[: problem.k]
+    columns, count = groups.shape
+    spread = groups.unsqueeze(-1).expand(columns, count, prologue.group).flatten(-2)
+    return spread.narrow(1, 0, problem.k) if count * prologue.group != problem.k else spread
 
 
 def _of_part(named: Mapping[str, torch.Tensor], index: int, part: int) -> torch.Tensor:

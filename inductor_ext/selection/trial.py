@@ -20,7 +20,7 @@ from inductor_ext.selection import timing
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["Bench", "Compiled", "Job", "Report", "Variant", "run"]
 
@@ -170,6 +170,7 @@ class _Trial:
                 calls = self._verified(program, inputs, stock, candidates)
                 configs = list(calls)
                 # Candidates are timed together: none of them can be blamed for an error there.
+                self.notify(None)
                 with self.bench.stopwatch(list(calls.values())) as stopwatch:
                     share = budget if len(calls) > 1 else budget / 4
                     samples = timing.measure(stopwatch, len(calls), share)
@@ -209,12 +210,8 @@ class _Trial:
 
         free = self.bench.free_memory()
         problem = self.problem
-        matrices = problem.batch if problem.operation in BATCHED else 1
-        factors = problem.batch if problem.batch > 1 else 1
-        rows = min(problem.m, verify.ROWS)
-        exact = 8 * (
-            factors * problem.k * problem.n + matrices * rows * (problem.k + 4 * problem.n)
-        )
+        rows = problem.outputs * len(verify.sampled_rows(problem))
+        exact = 8 * (problem.batch * problem.k * problem.n + rows * (problem.k + 4 * problem.n))
         needed = program.bytes + 3 * problem.bytes_written + exact
         if free is None or needed <= 0.9 * free:
             return None

@@ -176,12 +176,15 @@ def _generate(problem: GemmProblem, device: str) -> tuple[str, dict[str, Any]]:
 
     program = programs.program(problem)
     mode = FakeTensorMode()
-    with programs.precision(problem), inductor_config.patch(_OPTIONS):
+    with (
+        programs.precision(problem),
+        inductor_config.patch(_OPTIONS),
+        tracing(TracingContext(mode)),
+    ):
         with mode:
             inputs = program.empty_inputs(device)
             gm = make_fx(program.function, decomposition_table=select_decomp_table())(*inputs)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(tracing(TracingContext(mode)))
             stack.enter_context(V.set_fake_mode(mode))
             stack.enter_context(V.set_aot_compilation(False))
             stack.enter_context(V.set_debug_handler(DebugContext()))

@@ -31,8 +31,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from inductor_ext.selection.programs import Program
-from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.selection.programs import Program, select
+from inductor_ext.templates.problem import BATCHED, GemmProblem, size_of
 
 __all__ = ["Verifier", "bound", "error"]
 
@@ -93,8 +93,7 @@ def _scale(exact: torch.Tensor) -> float:
 
 def sampled_rows(problem: GemmProblem) -> list[int]:
     """Rows of M to check against float64, ascending: all, or some with both ends among them."""
-    matrices = problem.batch if problem.operation in BATCHED else 1
-    count = max(16, ROWS // matrices)
+    count = max(16, ROWS // problem.outputs)
     if problem.m <= count:
         return list(range(problem.m))
     return sorted({round(index * (problem.m - 1) / (count - 1)) for index in range(count)})
@@ -111,6 +110,9 @@ class Verifier:
             inputs: as `Program.make_inputs` makes them.
         """
         self._problem = program.problem
+        # Of the rows in outputs.
+        batched = self._problem.operation in BATCHED or self._problem.divided == "k"
+        self._dimension = 1 if batched else 0
         rows = sampled_rows(self._problem)
         self._all_rows = len(rows) == self._problem.m
         self._rows = torch.tensor(rows, device=inputs[0].device)
@@ -121,11 +123,6 @@ class Verifier:
         self._exact = exact if integer else tuple(each.to(torch.float32) for each in exact)
         self._allowed = [bound(self._problem)] * len(exact)
         self._stock: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def outputs(self) -> int:
-        """How many outputs the program has."""
-        return len(self._exact)
 
     def set_stock(self, outputs: Sequence[torch.Tensor]) -> str | None:
         """Take stock's outputs for comparison.
@@ -147,8 +144,8 @@ class Verifier:
     def check(self, call: Callable[[], Sequence[torch.Tensor]]) -> str | None:
         """Run a candidate twice; returns why its outputs are wrong, or None.
 
-        Before it runs, memory like that of its outputs is filled with NaN, or with the largest
-        integer, and given back to torch's allocator, which hands it out again: an element that the
+        Before it runs, memory like that of its outputs is filled with NaN, or with -1, and
+        given back to torch's allocator, which hands it out again: an element that the
         candidate does not write is wrong, and not by chance what another has left there.
         """
         first: Sequence[torch.Tensor] | None = None
@@ -170,8 +167,7 @@ class Verifier:
 
     def _error(self, index: int, output: torch.Tensor) -> float:
         exact = self._exact[index]
-        dimension = 1 if self._problem.operation in BATCHED else 0
-        found = output if self._all_rows else output.index_select(dimension, self._rows)
+        found = output if self._all_rows else select(output, self._dimension, self._rows)
         if found.shape != exact.shape:
             return math.inf
         return error(found, exact, self._scales[index])
@@ -201,16 +197,12 @@ class Verifier:
         return f"wrong: error {found:.2g}{which} against {against}, allowed {allowed:.2g}"
 
     def _poison(self) -> None:
-        problem = self._problem
-        dimension = 1 if problem.operation in BATCHED else 0
         kept = []
         for exact in self._exact:
-            shape = list(exact.shape)
-            shape[dimension] = problem.m
-            stored = exact.dim() > dimension + 1
-            dtype = getattr(torch, problem.stored) if stored else torch.float32
-            value = math.nan if dtype.is_floating_point else torch.iinfo(dtype).max
-            kept.append(torch.full(shape, value, dtype=dtype, device=exact.device))
+            elements = exact.numel() // len(self._rows) * self._problem.m
+            size = size_of(elements, self._problem.stored)
+            # NaN in every format of floats, and -1.
+            kept.append(torch.full((size,), 0xFF, dtype=torch.uint8, device=exact.device))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import compat
+from inductor_ext import compat, exc
 from inductor_ext.selection import trial
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.trial import Bench, Job, Report
@@ -73,7 +73,7 @@ def run(
         at: tuple[int, GemmConfig | None] | None = None
         done = set()
         try:
-            for message in _workers_of(device).answers(request, deadline):
+            for message in _worker_of(device).answers(request, deadline):
                 if "at" in message:
                     index, config = message["at"]
                     at = index, config and GemmConfig.from_json(config)
@@ -133,14 +133,19 @@ class _Worker:
         os.close(request_read)
         os.close(answer_write)
         self._buffer = b""
+        self._asking = threading.Lock()
         self._next(_START)
 
     def answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
-        """Everything that the worker says to a request.
+        """Everything that the worker says to a request, one thread's after the other's.
 
         Raises:
             _WorkerError: it is gone; also killed, if it said nothing for `deadline` seconds.
         """
+        with self._asking:
+            yield from self._answers(request, deadline)
+
+    def _answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
         try:
             data = json.dumps(request).encode() + b"\n"
             while data:
@@ -197,12 +202,14 @@ class _Worker:
 
 
 _workers: dict[int, _Worker] = {}
+_starting = threading.Lock()
 
 
-def _workers_of(device: int) -> _Worker:
-    if device not in _workers or not _workers[device].alive:
-        _workers[device] = _Worker()
-    return _workers[device]
+def _worker_of(device: int) -> _Worker:
+    with _starting:
+        if device not in _workers or not _workers[device].alive:
+            _workers[device] = _Worker()
+        return _workers[device]
 
 
 @atexit.register
@@ -294,6 +301,9 @@ def main() -> None:
     for line in requests:
         try:
             _answer(json.loads(line), say)
+        except exc.TuningFaultError as error:
+            say(error=f"it broke the device: {error.fields['why']}")
+            return
         except Exception as error:
             # What is broken here may be broken for good.
             say(error=f"{type(error).__name__}: {error}")

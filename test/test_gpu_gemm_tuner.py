@@ -1,0 +1,174 @@
+"""Tuning GEMMs on a CUDA device: the clock, what is taken for right, and whole batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+
+from inductor_ext import activation, config, events
+from inductor_ext.selection import programs, timing, trial, tuner, variants, verify, worker
+from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.trial import Bench, Compiled
+from inductor_ext.selection.wording import problem_words
+from inductor_ext.settings import Settings
+from inductor_ext.templates import ranking
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from test import gpu_tuning_bench
+
+pytestmark = pytest.mark.gpu
+
+contiguous = GemmProblem.contiguous
+
+DECODE = contiguous("mm", 16, 4096, 4096)
+SQUARE = contiguous("mm", 512, 1024, 1024, "float16")
+
+OUTPUTS = (
+    DECODE,
+    contiguous("mm", 1000, 513, 257, "float16", layouts="cr"),
+    contiguous("mm", 128, 256, 512, "float32"),
+    contiguous("mm", 128, 256, 512, "float32", tf32=True),
+    contiguous("addmm", 64, 512, 256, epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1)),
+    contiguous("bmm", 64, 128, 256, batch=8, epilogue=Epilogue((), 2)),
+    contiguous("int_mm", 32, 512, 256, "int8"),
+    contiguous("mixed", 16, 512, 256, b_dtype="int8"),
+    contiguous(
+        "mixed", 16, 512, 256, b_dtype="uint4", prologue=Prologue("dequantize", "group", 64)
+    ),
+    contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=Epilogue(gated=True)),
+    contiguous(
+        "mm", 16, 512, 256, parts=(256, 128, 128), prologue=Prologue("normalize", vectors=1)
+    ),
+    contiguous("mm", 2 * verify.ROWS, 256, 64, epilogue=Epilogue((), 1, "float8_e4m3fn", 1)),
+)
+"""Problems that every device from capability 8.9 on can compute by stock's path."""
+
+
+def this_device() -> Device:
+    properties: Any = torch.cuda.get_device_properties(0)
+    return Device.from_properties(
+        properties.name,
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+        properties.L2_cache_size,
+    )
+
+
+@pytest.fixture(autouse=True)
+def compiling() -> Iterator[None]:
+    """The scope of a compile by the extension, without any cache."""
+    activation._ensure_dispatchers()
+    with (
+        inductor_config.patch(force_disable_caches=True),
+        activation._scope(config.snapshot()),
+    ):
+        yield
+    worker._end()
+
+
+def tune(
+    *problems: GemmProblem, bench: Callable[[int], Bench] = variants.cuda_bench, **options: Any
+) -> dict[GemmProblem, Decision]:
+    return tuner.tune(problems, this_device(), bench, Settings(), **options)
+
+
+@pytest.mark.parametrize("problem", OUTPUTS, ids=problem_words)
+def test_stocks_path_is_taken_for_right(problem: GemmProblem) -> None:
+    if problem.stored.startswith("float8") and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8")
+    bench = variants.cuda_bench(0)
+    program = programs.program(problem)
+    with bench.prepared(), programs.precision(problem):
+        (compiled,) = bench.compile([(problem, None)], lambda index: None)
+        assert isinstance(compiled, Compiled), compiled
+        inputs = program.make_inputs(bench.device)
+        verifier = verify.Verifier(program, inputs)
+        refused = verifier.set_stock(compiled.call(*inputs))
+        # A chain is rounded step by step, a single product once.
+        plain = problem.epilogue == Epilogue() and not problem.parts
+        assert refused is None or not plain
+        assert verifier.check(lambda: compiled.call(*inputs)) is None
+        wrong = list(compiled.call(*inputs))
+        wrong[0] = wrong[0].clone()
+        wrong[0].view(torch.uint8)[..., -1, -1] ^= 0x55
+        assert verifier.check(lambda: wrong) is not None
+
+
+def test_a_slow_kernel_is_slow_and_what_cannot_be_captured_is_timed_too() -> None:
+    a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.half) for _ in range(2))
+    small = torch.randn(256, 256, device="cuda", dtype=torch.half)
+
+    def waits() -> torch.Tensor:
+        product = a @ b
+        product[0, 0].item()
+        return product
+
+    calls = [lambda: a @ b, lambda: a @ b @ b, lambda: small @ small, waits]
+    for call in calls:
+        call()
+    with timing.CudaStopwatch(calls, 0) as stopwatch:
+        samples = timing.measure(stopwatch, len(calls), 300)
+    one, two, tiny, waiting = (each.microseconds for each in samples)
+    assert two == pytest.approx(2 * one, rel=0.2)
+    assert tiny < one / 5
+    assert waiting > one
+    assert timing.decide(samples).index == 2
+    # The device is as good as before.
+    torch.testing.assert_close(calls[0](), a @ b)
+
+
+def test_operands_come_from_memory() -> None:
+    properties: Any = torch.cuda.get_device_properties(0)
+    known = this_device()
+    source = torch.randn(properties.L2_cache_size // 8, device="cuda")
+    target = torch.empty_like(source)
+    with timing.CudaStopwatch([lambda: target.copy_(source)], 0) as stopwatch:
+        (sample,) = timing.measure(stopwatch, 1, 100)
+    # Half of the L2 is read; that no faster than memory can.
+    assert sample.microseconds > 0.75 * source.nbytes / known.bandwidth * 1e6
+
+
+def test_two_shapes_are_tuned_in_seconds() -> None:
+    begun = time.perf_counter()
+    with events.capture(events.TuningRecord) as records:
+        decisions = tune(DECODE, SQUARE)
+    seconds = time.perf_counter() - begun
+    for problem, decision in decisions.items():
+        assert decision.origin == "measured"
+        timed = [each for each in decision.timings if each.microseconds is not None]
+        print(problem_words(problem), seconds, *decision.timings, sep="\n    ")
+        assert len(timed) > 1, [each.failure for each in decision.timings]
+        least = problem.roofline(this_device())
+        assert all(each.microseconds > 0.9 * least for each in timed)
+        best = min(each.microseconds for each in timed)
+        taken = decision.microseconds(decision.config)
+        assert taken is not None
+        assert taken <= best * 1.05
+    assert [each.problem for each in records] == [DECODE, SQUARE]
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_wrong_candidate_is_dropped(isolated: bool) -> None:
+    decision = tune(DECODE, bench=gpu_tuning_bench.wrong_bench, isolated=isolated)[DECODE]
+    first = decision.timings[1]
+    assert first.failure is not None
+    assert first.failure.startswith("wrong: error")
+    assert decision.config != first.config
+    assert decision.microseconds(None) is not None
+
+
+def test_a_candidate_that_breaks_the_device_breaks_its_own_process() -> None:
+    bad, good = (config for config, _ in ranking.rank(DECODE, this_device(), 2))
+    job = trial.Job(DECODE, (bad, good))
+    (report,) = worker.run([job], gpu_tuning_bench.faulty_bench, 0, 100, 60)
+    failures = {each.config: each.failure for each in report.timings}
+    assert failures[bad] is not None
+    assert failures[bad].startswith("it broke the device")
+    assert failures[good] is failures[None] is None
+    assert torch.ones(2, device="cuda").sum().item() == 2
