@@ -180,13 +180,19 @@ def _int8_problem(case: Case) -> GemmProblem:
     return GemmProblem.contiguous("mixed", case.m, case.n, case.k, b_dtype="int8")
 
 
+def _plain_int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """As one writes it by hand. torchao's form is another, of which stock makes another kernel."""
+    return F.linear(x, weight.to(x.dtype)) * scales
+
+
 def _int8(case: Case, source: _Source) -> Program:
+    function = int8_linear if case.kind == "int8_torchao" else _plain_int8_linear
     x = source.normal(case.m, case.k)
     weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
     # Uniform integers have a deviation of 73.
     scales = source.scales(case.n, around=case.k**-0.5 / 73)
     wide = source.weight(case.n, case.k)
-    return _program(int8_linear, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
+    return _program(function, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
 
 
 def _int4_problem(case: Case) -> GemmProblem:
@@ -310,6 +316,7 @@ KINDS: Mapping[str, Kind] = {
     "mm": Kind(_mm_problem, _mm),
     "bmm": Kind(_bmm_problem, _bmm),
     "int8": Kind(_int8_problem, _int8),
+    "int8_torchao": Kind(_int8_problem, _int8),
     "int4": Kind(_int4_problem, _int4),
     "fp8": Kind(_fp8_problem, _fp8),
     "bias_gelu": Kind(_bias_gelu_problem, _bias_gelu),
@@ -370,6 +377,8 @@ def _quantised() -> Iterator[Case]:
         ("int8", "int4"), ((14336, 4096), (4096, 14336)), DECODE_AND_PREFILL
     ):
         yield Case(kind, f"{kind} weight", kind, m, n, k, quick=n > k and m > 1)
+    for m in DECODE_AND_PREFILL:
+        yield Case("int8", "int8 torchao", "int8_torchao", m, 14336, 4096, quick=m == 16)
 
 
 def _fused() -> Iterator[Case]:

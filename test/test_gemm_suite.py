@@ -18,6 +18,7 @@ TOYS = {
     "mm": Case("llama", "toy", "mm", 5, 24, 32),
     "bmm": Case("bmm", "toy", "bmm", 5, 24, 32, 3, "rc"),
     "int8": Case("int8", "toy", "int8", 5, 24, 32),
+    "int8_torchao": Case("int8", "toy", "int8_torchao", 5, 24, 32),
     "int4": Case("int4", "toy", "int4", 5, 24, 256),
     "fp8": Case("fp8", "toy", "fp8", 16, 32, 64),
     "bias_gelu": Case("fused", "toy", "bias_gelu", 5, 24, 32),

@@ -23,7 +23,15 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from inductor_ext.lowerings import dispatch, epilogues, gemm, gemm_records, patterns, problems
+from inductor_ext.lowerings import (
+    dispatch,
+    epilogues,
+    gemm,
+    gemm_records,
+    patterns,
+    problems,
+    weight_only,
+)
 from inductor_ext.lowerings.fusion import Fusion, apply
 from inductor_ext.selection import choose, store
 from inductor_ext.selection.decision import Decision
@@ -54,6 +62,8 @@ class _Site:
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
+    if settings.gemm_templates:
+        weight_only.restore(gm.graph)
     if settings.gemm_templates and _products(gm.graph):
         _Planner(gm, settings).plan()
         gm.recompile()
