@@ -19,7 +19,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from inductor_ext.lowerings import fusion, patterns
-from inductor_ext.lowerings.epilogues import with_epilogue
+from inductor_ext.lowerings.epilogues import flatten, region, with_epilogue
 from inductor_ext.lowerings.fusion import Fusion
 from inductor_ext.lowerings.problems import problem_of
 from inductor_ext.settings import Settings
@@ -639,3 +639,55 @@ def test_what_is_fused_behind_a_gate() -> None:
     (found,) = find(function, X, W, W, tensor(32, 48))
     expected = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, gated=True)
     assert with_epilogue(found.outputs[0], found.problem).epilogue == expected
+
+
+def test_what_belongs_elsewhere_ends_a_region() -> None:
+    graph = lowered_graph(lambda x, w: F.linear(x, w).relu().cos(), X, W)
+    (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    _, relu, cos = region(node)
+    assert region(node, {cos}) == [node, relu]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "flat"),
+    [
+        (lambda x, w, r: F.linear(x, w) + r, (X3, W, tensor(2, 16, 48)), 1),
+        (lambda x, w, r: (F.linear(x, w) * r).relu(), (X3, W, tensor(2, 16, 1)), 2),
+        (lambda x, w, b: F.silu(F.linear(x, w) + b), (X3, W, tensor(1, 1, 48)), 7),
+        (lambda x, w, b: (F.linear(x, w) * b).view(32, 48) + 1, (X3, W, tensor(48)), 2),
+        (lambda x, w, s: F.linear(x, w).relu() * s, (X3, W, tensor()), 2),
+        # What has no rows of its own for each of the product's.
+        (lambda x, w, r: F.linear(x, w).relu() + r, (X3, W, tensor(16, 48)), 1),
+        (
+            lambda x, w, r: F.linear(x, w).relu() + r,
+            (X3, W, tensor(2, 16, 48, strides=(48, 96, 1))),
+            1,
+        ),
+        (lambda x, w, r: F.linear(x, w).relu() + r, (X, W, tensor(1, 32, 48)), 1),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_epilogues_are_computed_on_rows(
+    function: Any, inputs: Any, flat: int, dynamic: bool
+) -> None:
+    sequences = [(i, 1) for i, each in enumerate(inputs) if each.dim() == 3 and each.size(1) == 16]
+    graph = lowered_graph(function, *inputs, dynamic=sequences if dynamic else ())
+    (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    problem = problem_of(node)
+    assert problem is not None
+    expected = with_epilogue(node, problem)
+    (last,) = graph.output_node().all_input_nodes
+    value = last.meta["val"]
+    values = values_of(inputs)
+    before = fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
+    with fake_cuda.device():
+        flatten(graph, node)
+    graph.lint()
+    assert graph.output_node().all_input_nodes == [last]
+    assert last.meta["val"] is value
+    rows = [n for n in graph.nodes if torch.Tag.pointwise in getattr(n.target, "tags", ())]
+    assert sum(n.meta["val"].dim() == 2 for n in rows) == flat
+    assert with_epilogue(node, problem) == expected
+    after = fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old, new)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import re
 import statistics
 from typing import Any
 from unittest import mock
@@ -20,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inductor_ext import activation, config, events, exc
 from inductor_ext.selection import programs, timing, trial, tuner, variants, verify
-from inductor_ext.selection.decision import Decision, Timing
+from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
 from inductor_ext.templates.config import GemmConfig
@@ -460,13 +459,6 @@ class TestTuner:
         assert text.endswith("\r\x1b[K")
 
 
-def constants(code: str) -> list[str]:
-    """The constants of the only product's kernel in a module."""
-    kernels = fake_cuda.Lowered(code, ()).kernels().values()
-    products = [each for each in kernels if "tl.dot" in each]
-    return re.findall(r"\w+ : tl.constexpr = \S+", products[0]) if products else []
-
-
 class TestVariants:
     def test_a_program_is_compiled_by_inductor_and_leaves_no_trace(self) -> None:
         bench = variants.InductorBench("cpu")
@@ -547,41 +539,3 @@ class TestVariants:
         assert "extern_kernels.mm" not in codes[1]
         assert "tl.dot" in codes[1]
         assert codes[2].count("extern_kernels.mm(") == 2
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
-    def test_within_a_compile_variants_are_compiled_and_the_winner_is_used(self) -> None:
-        pytest.importorskip("triton")
-        codes: list[str] = []
-
-        def run(jobs: list[trial.Job], bench: Any, *_: Any) -> Any:
-            (job,) = jobs
-            wanted = [(job.problem, config) for config in (None, *job.configs)]
-            with bench.prepared():
-                found = bench.compile(wanted, lambda index: None)
-            codes.extend(each.key for each in found)
-            timings = tuple(
-                Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
-            )
-            yield trial.Report(job.problem, job.configs[1], timings, "it is", 0.0)
-
-        activation._ensure_dispatchers()
-        with (
-            activation._scope(config.snapshot({"tuning_cache": False})),
-            mock.patch.object(trial, "run", run),
-            mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
-            mock.patch.object(torch.cuda, "init"),
-            events.capture() as records,
-        ):
-            lowered = fake_cuda.lower(
-                lambda x, w: torch.relu(x @ w.t()),
-                *(((64, 512), torch.bfloat16), ((256, 512), torch.bfloat16)),
-                max_autotune_gemm=True,
-                max_autotune_gemm_backends="ATEN,TRITON",
-            )
-        kinds = [type(each) for each in records]
-        assert kinds.count(events.TuningRecord) == kinds.count(events.ProductRecord) == 1
-        assert kinds.count(events.MemoryPlanRecord) == 1
-        assert len(set(codes)) == len(codes) == 7
-        taken = [constants(each) for each in codes]
-        assert constants(lowered.code) == taken[2] != taken[1]
-        assert lowered.choices == ()

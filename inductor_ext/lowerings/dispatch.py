@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import fx
 
-from inductor_ext.lowerings.fusion import hoist
+from inductor_ext.lowerings.fusion import become, hoist
 
 __all__ = ["Range", "by_rows"]
 
@@ -51,10 +51,12 @@ def by_rows(
     with gm.graph.inserting_before(anchor):
         results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
     for output, result in zip(outputs, results, strict=True):
-        result.meta = {**output.meta}
-        output.replace_all_uses_with(result)
+        # The node stays, which may be an input of what is fused elsewhere.
+        become(output, result.target, result.args)
+        gm.graph.erase_node(result)
     for node in reversed(region):
-        gm.graph.erase_node(node)
+        if node not in outputs:
+            gm.graph.erase_node(node)
 
 
 Inputs = Mapping[fx.Node, fx.Node]

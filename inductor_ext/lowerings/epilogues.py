@@ -9,16 +9,26 @@ pointwise and at views that move elements.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings import problems
-from inductor_ext.lowerings.expressions import Unreadable, flat, is_cast, is_view
+from inductor_ext.lowerings.expressions import (
+    Unreadable,
+    flat,
+    is_cast,
+    is_contiguous,
+    is_view,
+    shape,
+)
+from inductor_ext.lowerings.fusion import as_matrix, become
 from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["region", "with_epilogue"]
+__all__ = ["flatten", "region", "with_epilogue"]
 
 MOST_NODES = 64
 """Of one epilogue."""
@@ -55,15 +65,20 @@ def with_epilogue(
     )
 
 
-def region(node: fx.Node) -> list[fx.Node]:
-    """A node and the longest run of pointwise ones behind it of which only the last is used."""
+def region(node: fx.Node, without: Container[fx.Node] = ()) -> list[fx.Node]:
+    """A node and the longest run of pointwise ones behind it of which only the last is used.
+
+    Args:
+        node: a product, or the only output of a fusion.
+        without: what does not belong to it.
+    """
     size = flat(node)
     nodes, found = [node], 1
     while len(nodes) < MOST_NODES:
         users = {user for each in nodes for user in each.users} - set(nodes)
         # The first of them is computed from nothing else that comes from the region.
         following = min(users, default=None)
-        if following is None or not _is_fused(following, size):
+        if following is None or following in without or not _is_fused(following, size, nodes):
             break
         nodes.append(following)
         if all(set(each.users) <= set(nodes) for each in nodes[:-1]):
@@ -71,14 +86,89 @@ def region(node: fx.Node) -> list[fx.Node]:
     return nodes[:found]
 
 
-def _is_fused(node: fx.Node, size: tuple[Any, Any]) -> bool:
+def _is_fused(node: fx.Node, size: tuple[Any, Any], before: Container[fx.Node]) -> bool:
     import torch
 
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     try:
-        return (pointwise or is_view(node)) and flat(node) == size
+        return (pointwise or is_view(node)) and flat(node) == size and _flattens(node, before)
     except Unreadable:
         return False
+
+
+def _flattens(node: fx.Node, before: Container[fx.Node]) -> bool:
+    """Whether a node could be computed on [rows, columns]."""
+    return is_view(node) or all(
+        shape(each) == shape(node) if each in before else _sizes_as_rows(each, node) is not None
+        for each in node.all_input_nodes
+    )
+
+
+def _sizes_as_rows(given: fx.Node, node: fx.Node) -> Sequence[Any] | None:
+    """The sizes of an input of a node for when the node is computed on [rows, columns].
+
+    Returns:
+        None if it has no such form; its own sizes if it may stay as it is.
+    """
+    import torch
+
+    if not isinstance(given.meta.get("val"), torch.Tensor):
+        return ()
+    own, size = shape(node), shape(given)
+    if len(own) <= 2 or len(size) <= 1:
+        return size
+    if math.prod(size[:-1]) == 1:
+        return 1, size[-1]
+    dense = size[:-1] == own[:-1] and is_contiguous(given)
+    return (-1, size[-1]) if dense else None
+
+
+def flatten(graph: fx.Graph, node: fx.Node) -> None:
+    """Compute what follows a product on [rows, columns], as the product is.
+
+    For [batch, sequence, columns] the scheduler of torch 2.11 fuses nothing into a template that
+    writes [batch * sequence, columns].
+
+    Args:
+        graph: the node's.
+        node: a product, or the only output of a fusion, of two dimensions.
+    """
+    nodes = region(node)
+    last = nodes[-1]
+    if all(is_view(each) or len(shape(each)) == 2 for each in nodes):
+        return
+    copies = {node: node}
+    with graph.inserting_before(last):
+        for each in nodes[1:]:
+            if is_view(each):
+                copies[each] = copies[each.all_input_nodes[0]]
+                continue
+            for given in each.all_input_nodes:
+                if given not in copies:
+                    copies[given] = _as_rows(graph, given, each)
+            copies[each] = graph.node_copy(each, copies.__getitem__)
+            value = each.meta["val"].new_empty(node.meta["val"].shape)
+            copies[each].meta = {**each.meta, "val": value}
+    # The node stays, which others may know.
+    view = (
+        last if is_view(last) else next(n for n in nodes if is_view(n) and shape(n) == shape(last))
+    )
+    become(last, view.target, (copies[last], view.args[1]))
+    for each in reversed(nodes[1:-1]):
+        graph.erase_node(each)
+
+
+def _as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
+    import torch
+
+    sizes = _sizes_as_rows(given, node)
+    if not sizes or len(sizes) == len(given.meta["val"].shape):
+        return given
+    value = given.meta["val"]
+    rows = 1 if sizes[0] == 1 else math.prod(value.shape[:-1])
+    found = graph.call_function(torch.ops.aten.reshape.default, (given, list(sizes)))
+    found.meta["val"] = as_matrix(value, rows)
+    return found
 
 
 def _inputs(region: list[fx.Node], hints: problems.Hints | None) -> tuple[EpilogueInput, ...]:

@@ -225,3 +225,17 @@ def flat(node: fx.Node) -> tuple[Any, Any]:
     """
     *rows, columns = shape(node) or (1,)
     return sympy.expand(sympy.prod(rows)), columns
+
+
+def is_contiguous(node: fx.Node) -> bool:
+    """Whether a node's tensor has its elements in order and without gaps, whatever its sizes."""
+    expected = sympy.Integer(1)
+    sizes = shape(node)
+    strides = [
+        each if isinstance(each, int) else each.node.expr for each in node.meta["val"].stride()
+    ]
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and sympy.expand(stride - expected) != 0:
+            return False
+        expected *= size
+    return True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fusion", "apply", "as_matrix", "later"]
+__all__ = ["Fusion", "apply", "as_matrix", "become", "hoist", "later"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
             call = graph.call_function(target, arguments)
             call.meta = {**anchor.meta, "val": tuple(each.meta["val"] for each in fusion.outputs)}
             for index, output in enumerate(fusion.outputs):
-                _become(output, operator.getitem, (call, index))
+                become(output, operator.getitem, (call, index))
         elif len(shape(first)) == 2:
             call = first
-            _become(first, target, arguments)
+            become(first, target, arguments)
         else:
             call = graph.call_function(target, arguments)
             value = first.meta["val"]
@@ -86,7 +86,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
                 if is_view(node) and shape(node)[:-1] == shape(first)[:-1]
             )
             sizes: Any = view.args[1]
-            _become(first, view.target, (call, [*sizes[:-1], columns]))
+            become(first, view.target, (call, [*sizes[:-1], columns]))
     call.meta.pop("eager_input_vals", None)
     for node in reversed(fusion.nodes):
         if node not in fusion.outputs:
@@ -123,7 +123,7 @@ def as_matrix(value: torch.Tensor, rows: Any) -> torch.Tensor:
     return value.as_strided((rows, columns), (columns, 1), value.storage_offset())
 
 
-def _become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+def become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
     """Let a node call something else. Its users, name and metadata stay."""
     node.target = target
     node.args = arguments

@@ -93,14 +93,18 @@ class _Planner:
         self.rows = rows
         self.device, self.index = _device(gm.graph)
         self.known: dict[GemmProblem, Decision] = {}
+        self.fused: set[fx.Node] = set()
+        """What fusions consist of that are not decided on yet."""
 
     def plan(self) -> None:
         """Do all that the module promises."""
         fusions = [_fused_site(each) for each in patterns.find(self.gm.graph, self.settings)]
+        self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
         for site in self._by_gain(fusions):
             if taken.isdisjoint(site.nodes) and self._place(site):
                 taken.update(site.nodes)
+        self.fused = set()
         products = _products(self.gm.graph)
         plain = [
             _plain_site(node, problem)
@@ -110,6 +114,13 @@ class _Planner:
         self._decide(plain)
         for site in plain:
             self._place(site)
+        for node in list(self.gm.graph.nodes):
+            plan = gemm.plan_of(node)
+            value = node.meta.get("val")
+            if plan is None or plan.decision.config is None or not isinstance(value, torch.Tensor):
+                continue
+            if value.dim() == 2:
+                epilogues.flatten(self.gm.graph, node)
 
     def _sizes(self, site: _Site) -> list[int]:
         """The numbers of rows to decide at, ascending; one where they are known."""
@@ -189,7 +200,7 @@ class _Planner:
         ]
         nodes, outputs = site.nodes, site.outputs
         if len(outputs) == 1:
-            behind = epilogues.region(outputs[0])
+            behind = epilogues.region(outputs[0], self.fused.difference(nodes))
             nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
         ranges = [(limit, self._planner(limit)) for limit in limits]
         dispatch.by_rows(self.gm, nodes, outputs, (site.a, site.axes), ranges)

@@ -32,6 +32,7 @@ from inductor_ext.lowerings.expressions import (
     canonical,
     flat,
     is_cast,
+    is_contiguous,
     is_view,
     mean,
     relu,
@@ -370,7 +371,7 @@ class _Search:
         own -= {node for node in inner if is_cast(node) and not set(node.users) <= own}
         nodes = self.ordered(own)
         value = norm.x.meta["val"]
-        if value.dtype != problems.value_of(normalized).dtype or not _is_contiguous(norm.x):
+        if value.dtype != problems.value_of(normalized).dtype or not is_contiguous(norm.x):
             return None
         factors = 1 + (1 if fusion.halves else max(1, len(problem.parts)))
         rows = problems.value_of(fusion.inputs[0]).shape[0]
@@ -452,19 +453,6 @@ def _half_of(operand: Operand, k: int, columns: int) -> Operand:
     offset = columns * operand.strides[1]
     half = Operand.of(operand.dtype, (k, columns), operand.strides, offset=offset)
     return dataclasses.replace(half, alignment=min(half.alignment, operand.alignment))
-
-
-def _is_contiguous(node: fx.Node) -> bool:
-    expected = sympy.Integer(1)
-    sizes = shape(node)
-    strides = [
-        each if isinstance(each, int) else each.node.expr for each in node.meta["val"].stride()
-    ]
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size != 1 and sympy.expand(stride - expected) != 0:
-            return False
-        expected *= size
-    return True
 
 
 # Formulas
