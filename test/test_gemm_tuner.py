@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import statistics
 from typing import Any
 from unittest import mock
@@ -18,8 +19,8 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inductor_ext import activation, config, events, exc
-from inductor_ext.selection import programs, timing, trial, tuner, variants, verify
-from inductor_ext.selection.decision import Decision
+from inductor_ext.selection import choose, programs, timing, trial, tuner, variants, verify
+from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
 from inductor_ext.templates.config import GemmConfig
@@ -69,6 +70,22 @@ COVERED = [
     contiguous("grouped", 64, 512, 256, "float8_e4m3fn", batch=4, epilogue=Epilogue(SCALES, 2)),
 ]
 """Problems of single operators."""
+
+NORM = Prologue("normalize", vectors=1)
+
+FUSED = [
+    contiguous("mm", 16, 512, 256, epilogue=Epilogue((), 3)),
+    contiguous("addmm", 16, 512, 256, epilogue=Epilogue(inputs_of("row"), 5)),
+    contiguous("bmm", 16, 512, 256, batch=4, epilogue=Epilogue((), 2)),
+    contiguous("mm", 16, 512, 256, epilogue=Epilogue(inputs_of("column", "row"), 2, "float32")),
+    contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED),
+    contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED, prologue=NORM),
+    contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=NORM),
+    contiguous(
+        "addmm", 16, 512, 256, parts=(256, 128, 128), epilogue=Epilogue(inputs_of("row"), 1)
+    ),
+]
+"""Problems of several nodes, as our pass over the graph describes them."""
 
 
 class TestPrograms:
@@ -459,6 +476,13 @@ class TestTuner:
         assert text.endswith("\r\x1b[K")
 
 
+def constants(code: str) -> list[str]:
+    """The constants of the only product's kernel in a module."""
+    kernels = fake_cuda.Lowered(code, ()).kernels().values()
+    products = [each for each in kernels if "tl.dot" in each]
+    return re.findall(r"\w+ : tl.constexpr = \S+", products[0]) if products else []
+
+
 class TestVariants:
     def test_a_program_is_compiled_by_inductor_and_leaves_no_trace(self) -> None:
         bench = variants.InductorBench("cpu")
@@ -517,6 +541,23 @@ class TestVariants:
         assert [isinstance(each, trial.Compiled) for each in found] == [True, False, True]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+    @pytest.mark.parametrize("problem", FUSED, ids=problem_words)
+    def test_what_is_fused_is_met_by_the_pass_as_the_same_problem(
+        self, problem: GemmProblem
+    ) -> None:
+        pytest.importorskip("triton")
+        met: list[GemmProblem] = []
+        activation._ensure_dispatchers()
+        with (
+            fake_cuda.device(),
+            activation._scope(config.snapshot()),
+            choose.forced(met.append),  # type: ignore[func-returns-value]
+            variants._untraced(),
+        ):
+            variants._generate(problem, "cuda:0")
+        assert problem in met
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     def test_the_decision_is_the_problems_own_and_no_other_products(self) -> None:
         pytest.importorskip("triton")
         problem = contiguous("mm", 256, 512, 256, epilogue=Epilogue((), 2))
@@ -539,3 +580,41 @@ class TestVariants:
         assert "extern_kernels.mm" not in codes[1]
         assert "tl.dot" in codes[1]
         assert codes[2].count("extern_kernels.mm(") == 2
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+    def test_within_a_compile_variants_are_compiled_and_the_winner_is_used(self) -> None:
+        pytest.importorskip("triton")
+        codes: list[str] = []
+
+        def run(jobs: list[trial.Job], bench: Any, *_: Any) -> Any:
+            (job,) = jobs
+            wanted = [(job.problem, config) for config in (None, *job.configs)]
+            with bench.prepared():
+                found = bench.compile(wanted, lambda index: None)
+            codes.extend(each.key for each in found)
+            timings = tuple(
+                Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
+            )
+            yield trial.Report(job.problem, job.configs[1], timings, "it is", 0.0)
+
+        activation._ensure_dispatchers()
+        with (
+            activation._scope(config.snapshot({"tuning_cache": False})),
+            mock.patch.object(trial, "run", run),
+            mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
+            mock.patch.object(torch.cuda, "init"),
+            events.capture() as records,
+        ):
+            lowered = fake_cuda.lower(
+                lambda x, w: torch.relu(x @ w.t()),
+                *(((64, 512), torch.bfloat16), ((256, 512), torch.bfloat16)),
+                max_autotune_gemm=True,
+                max_autotune_gemm_backends="ATEN,TRITON",
+            )
+        kinds = [type(each) for each in records]
+        assert kinds.count(events.TuningRecord) == kinds.count(events.ProductRecord) == 1
+        assert kinds.count(events.MemoryPlanRecord) == 1
+        assert len(set(codes)) == len(codes) == 7
+        taken = [constants(each) for each in codes]
+        assert constants(lowered.code) == taken[2] != taken[1]
+        assert lowered.choices == ()

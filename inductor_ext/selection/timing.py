@@ -240,18 +240,18 @@ class CudaStopwatch:
         # Other threads may use the device meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            call()
-        except Exception:
-            with contextlib.suppress(Exception):
+            try:
+                call()
+            finally:
                 graph.capture_end()
-            return None
-        try:
-            graph.capture_end()
-            graph.replay()
-            self._stream.synchronize()
         except Exception:
+            # torch's allocator is told of the end of a capture only if that went well.
+            with contextlib.suppress(Exception):
+                torch._C._cuda_endAllocateToPool(self._device, self._pool)
             return None
         self._graphs.append(graph)
+        graph.replay()
+        self._stream.synchronize()
         return graph
 
     def __enter__(self) -> CudaStopwatch:
