@@ -447,7 +447,7 @@ class TestConfig:
             but(TILE, **fields)
 
 
-SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap=True, tma=True)
+SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 128, 64, 4, 4, tma=True, warp_specialize=True)
 GEMV = GemmConfig("gemv", 1, 16, 512, 1, 4)
 MIXED = GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True)
@@ -508,9 +508,7 @@ REFUSED = [
     ("tma_alignment", but(LINEAR, a=but(LINEAR.a, strides=(8192, 2))), TILE, H200, "no contiguous"),
     ("tma_alignment", but(LINEAR, a=but(LINEAR.a, alignment=4)), TILE, H200, "aligned to 8 bytes"),
     ("tma_alignment", but(LINEAR, a=but(LINEAR.a, strides=(0, 1))), TILE, H200, "overlap"),
-    ("tma_alignment", ODD, but(SPLIT, block_m=128), H200, "aligned to 2 bytes"),
     ("capability", LINEAR, TILE, A100, "TMA needs compute capability 9.0, and this is 8.0"),
-    ("capability", DECODE, SPLIT, L4, "TMA needs compute capability 9.0, and this is 8.9"),
     ("capability", DECODE, but(GEMV, pdl=True), L4, "dependent launch needs"),
     (
         "capability",

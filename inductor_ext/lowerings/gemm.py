@@ -246,16 +246,22 @@ def _operand(node: Any) -> Operand | None:
     layout = node.get_layout()
     *batch, rows, columns = layout.size
     strides = layout.stride
-    # The sizes only tell which strides are used: those of a dimension of size 1 are not.
-    shape = tuple(int(each) if each.is_number else 2 for each in (rows, columns))
-    if not all(each.is_number for each in (*strides, layout.offset)):
+    if not all(map(_is_number, (*strides, layout.offset))):
         return None
-    outer = int(strides[0]) if batch else 0
+    # The sizes only tell which strides are used: those of a dimension of size 1 are not.
+    shape = (
+        int(rows) if _is_number(rows) else 2,
+        int(columns) if _is_number(columns) else 2,
+    )
     return Operand.of(
         str(layout.dtype).removeprefix("torch."),
-        (shape[0], shape[1]),
+        shape,
         (int(strides[-2]), int(strides[-1])),
         batch=2 if batch and batch[0] != 1 else 1,
-        batch_stride=outer,
+        batch_stride=int(strides[0]) if batch else 0,
         offset=int(layout.offset),
     )
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, int) or bool(size.is_number)

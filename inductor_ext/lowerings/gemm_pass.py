@@ -172,17 +172,18 @@ class _Planner:
 
     def _place(self, site: _Site) -> bool:
         """Put the decisions about a site into the graph; whether a kernel takes its nodes."""
-        sizes = self._sizes(site)
-        decisions = [self.known[problem] for problem in self._problems(site)]
+        problems = self._problems(site)
+        decisions = [self.known[problem] for problem in problems]
         if len({decision.config for decision in decisions}) > 1:
-            self._dispatch(site, sizes, decisions)
+            self._dispatch(site, self._sizes(site), decisions)
             return True
-        decision = decisions[-1]
+        # Of several sizes the largest: what holds for it, holds for all.
+        problem, decision = problems[-1], decisions[-1]
         if site.fusion is None:
-            self._leave(site.nodes[0], site.problem, decision, {})
+            self._leave(site.nodes[0], problem, decision, {})
         elif decision.config is not None:
             call = apply(self.gm.graph, site.fusion, gemm.fused)
-            self._leave(call, site.problem, decision, site.fusion.options)
+            self._leave(call, problem, decision, site.fusion.options)
         return decision.config is not None
 
     def _leave(self, node: fx.Node, problem: GemmProblem, decision: Decision, options: Any) -> None:

@@ -51,6 +51,8 @@ class Constants:
     """Microseconds from the end of a CTA to the first load of its successor."""
     stream: float = 0.9
     """Share of the DRAM's bandwidth that tiles reach, beside long copies."""
+    sharpness: float = 4.0
+    """How little a rate that is not the lowest slows memory down: the exponent of a p-norm."""
     l2_rate: float = 80e9
     """Bytes/s that one SM gets from L2, or writes to it."""
     edge: float = 3.0
@@ -66,7 +68,9 @@ class Constants:
     fma: float = 0.5
     """Share of the float32 rate that loops without tensor cores reach."""
     convert: float = 3.0
-    """Operations to dequantise or normalise one element."""
+    """Operations to dequantise one element."""
+    normalize: float = 1.0
+    """Operations to normalise one element; tensor cores sum up the squares."""
     narrow: float = 0.4
     """How loads of less than 16 bytes slow down: the exponent of their width over 16."""
     specialized: float = 0.5
@@ -179,7 +183,7 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     epilogue = per_sm / resident * _epilogue(case, config, c)
     if config.warp_specialize:
         epilogue *= c.specialized
-    memory = _memory(case, config, c, occupancy, per_sm * steps, rounds * steps)
+    memory = _memory(case, config, c, occupancy, resident, per_sm * steps)
     reduction = _reduction(case, config, c) if config.split_k > 1 else 0.0
 
     launch = device.launch + c.latency + (c.dependent_start if config.pdl else c.start)
@@ -194,9 +198,9 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
         return math.inf
     m, n, k = config.block_m, config.block_n, config.block_k
     flops = 2 * m * n * k
-    converted = case.converts_a * m * k + case.converts_b * n * k
+    operations = case.converts_a * m * k * c.normalize + case.converts_b * n * k * c.convert
     # An operation on one element is half of a multiply-add.
-    conversion = converted * c.convert / (case.fma_rate / 2)
+    conversion = operations / (case.fma_rate / 2)
     if not TEMPLATES[config.template].tensor_cores:
         widened = (m + n) * k / (case.fma_rate / 2)
         return (flops / (case.fma_rate * c.fma) + widened + conversion) * 1e6
@@ -229,18 +233,21 @@ def _width(bytes_a_thread: float, c: Constants) -> float:
 
 
 def _memory(
-    case: _Case, config: GemmConfig, c: Constants, occupancy: int, sm_steps: int, cta_steps: int
+    case: _Case, config: GemmConfig, c: Constants, occupancy: int, resident: int, sm_steps: int
 ) -> float:
     """Microseconds of the memory's timeline.
+
+    Three rates bound it, and the lowest is not reached where another is near: that of DRAM; that
+    at which an SM gets bytes from L2; and, by Little's law, the bytes that the CTAs of an SM have
+    asked for over the latency.
 
     Args:
         case: the problem and the device.
         config: the configuration.
         c: the constants.
         occupancy: CTAs that an SM holds at once.
-        sm_steps: steps along K of all CTAs of an SM, which share what it gets from L2.
-        cta_steps: steps one after the other; each waits for loads that were asked for as many steps
-            before as there are stages but one.
+        resident: those of them that there are.
+        sm_steps: steps along K of all CTAs of an SM.
     """
     width = 1.0 if config.tma else _width(case.load_bytes, c)
     tile = config.block_m * case.a_bits * case.a_waste + config.block_n * case.b_bits * case.b_waste
@@ -248,9 +255,11 @@ def _memory(
     # cp.async moves 4 bytes or more; what is loaded into registers is waited for.
     asynchronous = TEMPLATES[config.template].tensor_cores and (config.tma or case.load_bytes >= 4)
     in_flight = max(1, config.stages - 1) if asynchronous else 1
-    waiting = cta_steps * c.latency / in_flight
+    waiting = sm_steps * c.latency / (in_flight * resident)
     dram = _dram_bytes(case, config, c, occupancy) / (case.device.bandwidth * c.stream) * 1e6
-    return max(l2, math.hypot(dram, waiting))
+    longest = max(dram, l2, waiting)
+    shares = sum((each / longest) ** c.sharpness for each in (dram, l2, waiting))
+    return longest * float(math.pow(shares, 1 / c.sharpness))
 
 
 def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -> float:
