@@ -21,6 +21,7 @@ if _typing.TYPE_CHECKING:
     enabled: bool
     fallback_to_eager: bool
     allow_unsupported_torch: bool
+    gemm_fuse_dequantize: bool
     gemm_fuse_gated: bool
     gemm_fuse_norm: bool
     gemm_fuse_shared_input: bool

@@ -147,6 +147,11 @@ class Settings:
         True,
         "Whether an RMSNorm whose result only GEMMs of one kernel read may be computed within it.",
     )
+    gemm_fuse_dequantize: bool = _setting(
+        True,
+        "Whether a GEMM may read int8, float8 or 4-bit weights itself, where the graph dequantises "
+        "them to float16 or bfloat16 for it.",
+    )
     gemm_rows: str = _setting(
         "1, 16, 64, 256, 2048",
         "For GEMMs with a number of rows that is known only at run time: the numbers at which is "

@@ -15,7 +15,26 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fusion", "apply", "as_matrix", "become", "hoist", "later"]
+__all__ = ["Fusion", "View", "apply", "as_matrix", "become", "hoist", "later"]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a kernel sees a tensor of the graph."""
+
+    sizes: tuple[int, ...]
+    """Two, or fewer for a vector and a number."""
+    transposed: bool = False
+    """Whether it sees the transpose of the matrix of these sizes."""
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """The view of a tensor.
+
+        Raises:
+            RuntimeError: it cannot be had without a copy.
+        """
+        found = value.view(self.sizes)
+        return found.t() if self.transposed else found
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,8 @@ class Fusion:
     `EPSILON` of a normalisation; and `operands`, the number of the call's inputs before biases."""
     halves: tuple[int, int] | None = None
     """Where the parts are halves of one factor: the first columns of the gate and of the other."""
+    views: tuple[View, ...] = ()
+    """How inputs from b on are seen, as far as there are any; the others are seen as they are."""
 
 
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
@@ -100,6 +121,12 @@ def _arguments(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.No
 
     aten = torch.ops.aten
     a, b, *rest = fusion.inputs
+    for index, view in enumerate(fusion.views):
+        seen = _seen(graph, fusion.inputs[1 + index], view)
+        if index:
+            rest[index - 1] = seen
+        else:
+            b = seen
     if len(shape(a)) != 2:
         value = as_matrix(a.meta["val"], product.meta["val"].shape[0])
         a = graph.call_function(aten.reshape.default, (a, [-1, fusion.problem.k]))
@@ -115,6 +142,21 @@ def _arguments(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.No
             part.meta = {"val": whole.as_strided(size, whole.stride(), offset)}
             factors.append(part)
     return (a, *factors, *rest)
+
+
+def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:
+    """A view of a node, in the graph."""
+    import torch
+
+    aten = torch.ops.aten
+    value = value_of(node)
+    if tuple(value.shape) != view.sizes:
+        node = graph.call_function(aten.reshape.default, (node, list(view.sizes)))
+        node.meta = {"val": value.view(view.sizes)}
+    if view.transposed:
+        node = graph.call_function(aten.permute.default, (node, [1, 0]))
+        node.meta = {"val": view.of(value)}
+    return node
 
 
 def as_matrix(value: torch.Tensor, rows: Any) -> torch.Tensor:

@@ -28,6 +28,7 @@ from inductor_ext.lowerings import (
     epilogues,
     gemm,
     gemm_records,
+    mixed,
     patterns,
     problems,
     weight_only,
@@ -98,7 +99,9 @@ class _Planner:
 
     def plan(self) -> None:
         """Do all that the module promises."""
-        fusions = [_fused_site(each) for each in patterns.find(self.gm.graph, self.settings)]
+        graph, settings = self.gm.graph, self.settings
+        found = [*patterns.find(graph, settings), *mixed.find(graph, settings)]
+        fusions = [_fused_site(each) for each in found]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
         for site in self._by_gain(fusions):

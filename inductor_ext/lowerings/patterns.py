@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["find"]
+__all__ = ["erase_unused", "find", "regions"]
 
 MOST_NODES = 40
 """Of those that a norm is looked for in."""
@@ -67,7 +67,7 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
     """
     from torch._inductor import config
 
-    _erase_unused(graph)
+    erase_unused(graph)
     search = _Search(graph)
     rounds = bool(config.emulate_precision_casts)
     gated = list(search.gated()) if settings.gemm_fuse_gated and not rounds else []
@@ -82,7 +82,8 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
     return [*(each for each in normalized if each is not None), *found]
 
 
-def _erase_unused(graph: fx.Graph) -> None:
+def erase_unused(graph: fx.Graph) -> None:
+    """Erase calls that nothing uses and that do nothing besides."""
     for node in reversed(graph.nodes):
         if not node.users and _is_pure(node):
             graph.erase_node(node)
@@ -103,7 +104,7 @@ def _is_pure(node: fx.Node) -> bool:
     )
 
 
-def _regions(graph: fx.Graph) -> dict[fx.Node, int]:
+def regions(graph: fx.Graph) -> dict[fx.Node, int]:
     """For each node, how many calls up to it may have written into tensors.
 
     Upstream numbers regions in the same way, as metadata, but not anew after its last passes.
@@ -111,12 +112,12 @@ def _regions(graph: fx.Graph) -> dict[fx.Node, int]:
     import torch
     from torch._inductor.pattern_matcher import is_mutation_op
 
-    regions, region = {}, 0
+    found, region = {}, 0
     for node in graph.nodes:
         higher = isinstance(node.target, torch._ops.HigherOrderOperator)
         region += node.op == "call_function" and (higher or is_mutation_op(node))
-        regions[node] = region
-    return regions
+        found[node] = region
+    return found
 
 
 class _Search:
@@ -125,7 +126,7 @@ class _Search:
 
         aten = torch.ops.aten
         self.order = {node: index for index, node in enumerate(graph.nodes)}
-        self.regions = _regions(graph)
+        self.regions = regions(graph)
         self.graph = graph
         self.products: dict[fx.Node, GemmProblem] = {}
         """Those that can be fused, and their problems."""
