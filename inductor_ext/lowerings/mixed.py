@@ -328,16 +328,16 @@ class _Reader:
         operands: Any = node.args[:2]
         left, right = operands
         if node.target is not aten.mul.Tensor:
-            _require(not node.kwargs and self.constant == 0 and self.zero is None, "two zeros")
+            _require(not node.kwargs, "a zero point that is scaled")
             _require(kind != "uint8", "integers wrap around below 0")
             if kind == "int8":
                 self.bits = 4
             if isinstance(right, (int, float)):
-                known = right in range(MOST_ZERO + 1)
+                known = not self.constant and right in range(MOST_ZERO + 1)
                 _require(known, "a zero point that kernels do not subtract")
                 self.constant = int(right)
                 return left, _broadcast(dims, _shape(left))
-            _require(kind != "int8", "integers wrap around in 8 bits")
+            _require(self.zero is None and kind != "int8", "a zero point of zero points")
             self.zero = self._shared(right, dims)
             return left, _broadcast(dims, _shape(left))
         _require(self.scale is None and self.zero is None and not self.constant, "two scales")

@@ -1,0 +1,313 @@
+"""Dequantised factors in FX graphs: found or not, and the same numbers after the replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torch import fx
+from torch.nn import functional as F
+
+from inductor_ext.lowerings import mixed
+from inductor_ext.lowerings.fusion import Fusion, View, apply
+from inductor_ext.selection.programs import program
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import GemmProblem, Prologue
+from test.gemm_graphs import lowered_graph, tensor
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+
+Tensor = torch.Tensor
+
+BF16, FP16, F32 = torch.bfloat16, torch.float16, torch.float32
+I8, U8 = torch.int8, torch.uint8
+PLAIN = Settings()
+M, N, K, G = 5, 48, 64, 16
+
+X = tensor(M, K, dtype=BF16)
+BYTES, PAIRS = tensor(N, K, dtype=I8), tensor(N, K // 2, dtype=U8)
+SCALES, ROWS = tensor(N, K // G, dtype=BF16), tensor(N, dtype=BF16)
+
+
+def pairs(w: Tensor, first: int = 0) -> Tensor:
+    halves = (w & 15, w >> 4)
+    found: Tensor = torch.stack((halves[first], halves[1 - first]), -1).reshape(N, K)
+    return found
+
+
+def in_groups(q: Tensor, s: Tensor, z: Any = 0) -> Tensor:
+    found: Tensor = ((q.reshape(N, K // G, G) - z) * s.unsqueeze(-1)).reshape(N, K)
+    return found
+
+
+def kernel(found: Fusion) -> Callable[..., Tensor]:
+    """The fusion's kernel in plain torch, in float64."""
+    problem, options = found.problem, found.options
+    prologue = problem.prologue
+    assert prologue is not None
+
+    def run(a: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
+        operands = list(rest)
+        if problem.b.dtype in ("int4", "uint4"):
+            halves = (
+                (b.view(U8) >> 4, b & 15)
+                if options.get("HIGH_FIRST")
+                else (b & 15, b.view(U8) >> 4)
+            )
+            b = torch.stack([each.int() & 15 for each in halves], 1).flatten(0, 1)
+            b = (b ^ 8) - 8 if problem.b.dtype == "int4" else b
+        b = b.double() - options.get("ZERO", 0)
+        assert b.shape == (problem.k, problem.n)
+        if prologue.scales == "group":
+            scale = operands.pop(0).double().repeat_interleave(prologue.group, 0)
+            if prologue.zero_points:
+                b = b - operands.pop(0).double().repeat_interleave(prologue.group, 0)
+            b = b * scale
+        elif prologue.scales != "none":
+            b = b * operands.pop(0).double()
+        product = a.double() @ b
+        for bias in operands:
+            product = product + bias.double()
+        return product.to(getattr(torch, problem.out))
+
+    return run
+
+
+def values(inputs: Sequence[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(like: Tensor) -> Tensor:
+        if like.dtype in (I8, U8):
+            low = -128 if like.dtype is I8 else 0
+            found = torch.randint(low, low + 256, like.shape, generator=generator)
+        else:
+            found = torch.randn(like.shape, generator=generator)
+        storage = found.to(like.dtype)
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(storage)
+
+    return [random(each) for each in inputs]
+
+
+def find(function: Callable[..., Any], *inputs: Tensor, settings: Settings = PLAIN) -> list[Fusion]:
+    return mixed.find(lowered_graph(function, *inputs), settings)
+
+
+def check(function: Callable[..., Any], *inputs: Tensor) -> Fusion:
+    """The only fusion of a function, after which its graph computes the same."""
+    graph = lowered_graph(function, *inputs)
+    (found,) = mixed.find(graph, PLAIN)
+    assert found.problem.operation == "mixed"
+    given = values(inputs)
+    expected = function(*given)
+    apply(graph, found, kernel(found))
+    graph.lint()
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    (result,) = module(*given)
+    assert result.shape == expected.shape
+    assert (result - expected).abs().max() <= 0.02 * expected.abs().max()
+    return found
+
+
+class TestBytes:
+    def test_scales_of_columns_behind_the_product_stay_there(self) -> None:
+        found = check(lambda x, w, s: F.linear(x, w.to(BF16)) * s, X, BYTES, ROWS)
+        assert found.problem.prologue == Prologue("dequantize")
+        assert found.problem.b.dtype == "int8"
+        assert found.problem.b.layout == "column"
+        assert found.views == (View((N, K), transposed=True),)
+
+    def test_scales_of_columns_before_it_and_a_bias(self) -> None:
+        found = check(
+            lambda x, w, s, b: F.linear(x, w.to(FP16) * s.unsqueeze(-1), b),
+            tensor(2, 3, K, dtype=FP16),
+            BYTES,
+            tensor(N, dtype=FP16),
+            tensor(N, dtype=FP16),
+        )
+        assert found.problem.prologue == Prologue("dequantize", "column", scale_dtype="float16")
+        assert found.options["operands"] == 3
+        assert [each.broadcast for each in found.problem.epilogue.inputs] == ["row"]
+
+    def test_one_scale_for_all_in_float32(self) -> None:
+        found = check(
+            lambda x, w, s: x @ (w.to(F32) * s).to(BF16),
+            X,
+            tensor(K, N, dtype=I8),
+            tensor(1, dtype=F32),
+        )
+        assert found.problem.prologue is not None
+        assert found.problem.prologue.scales == "tensor"
+        assert found.problem.b.layout == "row"
+
+    def test_groups_with_zero_points(self) -> None:
+        found = check(
+            lambda x, w, s, z: F.linear(x, in_groups(w.to(BF16), s, z.to(BF16).unsqueeze(-1))),
+            X,
+            BYTES,
+            SCALES,
+            tensor(N, K // G, dtype=I8),
+        )
+        assert found.problem.prologue == Prologue("dequantize", "group", G, True)
+        assert found.options == {"SCALE_WORDS": 2, "ZERO_WORDS": 4}
+
+    def test_one_zero_point_and_float32(self) -> None:
+        found = check(
+            lambda x, w, s: F.linear(x, in_groups(w.to(F32), s, 100).to(BF16)),
+            X,
+            tensor(N, K, dtype=U8),
+            tensor(N, K // G, dtype=F32),
+        )
+        assert found.problem.prologue is not None
+        assert found.problem.prologue.scale_dtype == "float32"
+        assert found.options == {"ZERO": 100, "WIDE": True}
+
+    def test_columns_with_zero_points_are_groups_of_all_of_k(self) -> None:
+        found = check(
+            lambda x, w, s, z: F.linear(x, (w.to(BF16) - z.unsqueeze(-1)) * s.unsqueeze(-1)),
+            X,
+            BYTES,
+            ROWS,
+            ROWS,
+        )
+        assert found.problem.prologue == Prologue("dequantize", "group", K, True)
+
+    def test_inductors_own_call(self) -> None:
+        x = tensor(2, 3, K)
+        graph = lowered_graph(lambda x, w, s: F.linear(x, w.to(BF16)) * s, x, BYTES, ROWS)
+        assert len(mixed.calls(graph)) == 1
+        (found,) = mixed.find(graph, PLAIN)
+        assert found.problem.prologue == Prologue("dequantize", "column")
+        apply(graph, found, kernel(found))
+        assert mixed.calls(graph) == []
+        given = values([x, BYTES, ROWS])
+        (result,) = fx.GraphModule(torch.nn.Module(), graph)(*given)
+        expected = F.linear(given[0], given[1].to(BF16)) * given[2]
+        assert (result - expected).abs().max() <= 0.02 * expected.abs().max()
+
+
+class TestPairs:
+    def test_neighbours_side_by_side(self) -> None:
+        found = check(
+            lambda x, w, s: F.linear(x, in_groups(pairs(w).to(BF16), s, 8)), X, PAIRS, SCALES
+        )
+        problem = found.problem
+        assert (problem.b.dtype, problem.b.strides, problem.k) == ("uint4", (1, K), K)
+        assert problem.prologue == Prologue("dequantize", "group", G)
+        assert found.options == {"ZERO": 8, "SCALE_WORDS": 2}
+        assert found.views == (
+            View((N, K // 2), transposed=True),
+            View((N, K // G), transposed=True),
+        )
+
+    def test_the_upper_half_first_through_int32(self) -> None:
+        found = check(
+            lambda x, w, s: F.linear(
+                x.flatten(0, 1), in_groups(pairs(w.to(torch.int32), 1), s, 8).to(BF16)
+            ),
+            tensor(2, 3, K, dtype=BF16),
+            PAIRS,
+            SCALES,
+        )
+        assert found.problem.b.dtype == "uint4"
+        assert found.options["HIGH_FIRST"] is True
+
+    def test_signed_by_shifts(self) -> None:
+        def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+            q = torch.stack(((w << 4) >> 4, w >> 4), -1).reshape(N, K)
+            return F.linear(x, in_groups(q.to(BF16), s))
+
+        found = check(function, X, tensor(N, K // 2, dtype=I8), SCALES)
+        assert found.problem.b.dtype == "int4"
+        assert "ZERO" not in found.options
+
+    def test_scales_that_are_spread_by_rows(self) -> None:
+        found = check(
+            lambda x, w, s: (
+                x
+                @ (
+                    torch.stack((w & 15, w >> 4), 1).reshape(K, N).to(BF16)
+                    * s.unsqueeze(1).expand(K // G, G, N).reshape(K, N)
+                )
+            ),
+            X,
+            tensor(K // 2, N, dtype=U8),
+            tensor(K // G, N, dtype=BF16),
+        )
+        assert found.problem.b.layout == "row"
+        assert "SCALE_WORDS" not in found.options
+
+    @pytest.mark.parametrize("b_dtype", ["int4", "uint4", "int8", "uint8"])
+    @pytest.mark.parametrize(
+        "prologue",
+        [
+            Prologue("dequantize"),
+            Prologue("dequantize", "column"),
+            Prologue("dequantize", "group", G),
+            Prologue("dequantize", "group", G, True),
+        ],
+        ids=["none", "columns", "groups", "zeros"],
+    )
+    def test_the_canonical_program_is_found_as_its_problem(
+        self, b_dtype: str, prologue: Prologue
+    ) -> None:
+        problem = GemmProblem.contiguous("mixed", M, N, K, b_dtype=b_dtype, prologue=prologue)
+        canonical = program(problem)
+        inputs = canonical.empty_inputs("meta")
+        (found,) = find(canonical.function, *inputs)
+        if prologue.scales == "column":
+            # They follow the product.
+            prologue = Prologue("dequantize")
+        assert found.problem.b == problem.b
+        assert found.problem.prologue == prologue
+
+
+def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    wide = w.to(BF16)
+    return F.linear(x, wide), wide
+
+
+class TestNotFound:
+    @pytest.mark.parametrize(
+        "function",
+        [
+            used_twice,
+            lambda x, w, s: F.linear(x, (w.to(BF16) * s.unsqueeze(-1)) * s.unsqueeze(-1)),
+            lambda x, w, s: F.linear(x, w.to(BF16) * s.unsqueeze(-1) - s.unsqueeze(-1)),
+            lambda x, w, s: F.linear(x, w.to(BF16).exp()),
+            lambda x, w, s: F.linear(x, (w - 3).to(BF16)),
+            lambda x, w, s: F.linear(x, w.to(U8).to(BF16)),
+            lambda x, w, s: F.linear(x.to(F32), w.to(F32)),
+            lambda x, w, s: F.linear(x, w.to(BF16).t().reshape(N, K)),
+            lambda x, w, s: F.linear(
+                torch.cat((x, x), -1), torch.cat((w & 15, w >> 4), -1).to(BF16)
+            ),
+        ],
+        ids=[
+            "used twice",
+            "two scales",
+            "a zero after the scale",
+            "a function",
+            "bytes that wrap around",
+            "bytes that change their sign",
+            "float32",
+            "another order",
+            "halves of K",
+        ],
+    )
+    def test_what_no_kernel_does(self, function: Callable[..., Any]) -> None:
+        assert find(function, X, BYTES, ROWS) == []
+
+    def test_switched_off(self) -> None:
+        off = Settings(gemm_fuse_dequantize=False)
+        assert find(lambda x, w: F.linear(x, w.to(BF16)), X, BYTES, settings=off) == []
+
+    def test_where_rounding_is_emulated(self) -> None:
+        from torch._inductor import config
+
+        with config.patch(emulate_precision_casts=True):
+            assert find(lambda x, w: F.linear(x, w.to(BF16)), X, BYTES) == []
