@@ -264,6 +264,9 @@ class TestPairs:
             prologue = Prologue("dequantize")
         assert found.problem.b == problem.b
         assert found.problem.prologue == prologue
+        if b_dtype == "uint4":
+            assert found.options["HIGH_FIRST"]
+            assert found.options.get("ZERO", 8) == 8
 
 
 def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

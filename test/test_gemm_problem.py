@@ -572,6 +572,7 @@ REFUSED = [
     ),
     ("quantized", INT4, MIXED, H200, "operands exchanged"),
     ("quantized", INT4, GEMV, H200, "no 4-bit pairs"),
+    ("quantized", but(INT8, m=1, b=but(INT8.b, dtype="uint8")), GEMV, H200, "subtracts nothing"),
     ("quantized", but(INT4, parts=(7168, 7168)), PLAIN, H200, "one factor b"),
     ("quantized", but(INT4, k=4095), PLAIN, H200, "words of two"),
     ("quantized", but(INT4, a=but(INT4.a, alignment=1)), PLAIN, H200, "words of two"),

@@ -39,8 +39,8 @@ __all__ = ["find"]
 MOST_NODES = 40
 """Between what is stored and the product."""
 
-MOST_ZERO = 100
-"""The largest constant that kernels subtract from integers."""
+MOST_ZERO = {4: 100, 8: 128}
+"""The largest constants that kernels subtract from integers of so many bits."""
 
 
 def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
@@ -333,7 +333,7 @@ class _Reader:
             if kind == "int8":
                 self.bits = 4
             if isinstance(right, (int, float)):
-                known = not self.constant and right in range(MOST_ZERO + 1)
+                known = not self.constant and right in range(MOST_ZERO[8] + 1)
                 _require(known, "a zero point that kernels do not subtract")
                 self.constant = int(right)
                 return left, _broadcast(dims, _shape(left))
@@ -457,15 +457,16 @@ class _Reader:
         k = Atom(problem.k // 2, "k", 2) if packed else Atom(problem.k, "k", 1)
         whole = {each.axis: each for each in (k, Atom(problem.n, "n", 1)) if each.size > 1}
         _require(atoms == whole, "b is a part of what is stored")
+        _require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
+        _require(self.constant == 0 or self.dtype != "int8", "a zero point of signed bytes")
         inputs, views = [self.stored.node], [self.stored.view()]
         options: dict[str, Any] = {}
         if self.scale is None:
             _require(self.zero is None, "zero points without scales")
-            _require(packed or not self.constant, "a zero point of bytes without scales of groups")
             prologue = Prologue("dequantize")
         else:
             group = self._group(self.scale)
-            if self.zero is not None or (self.constant and not packed):
+            if self.zero is not None:
                 group = group or problem.k
             zeros = self.zero is not None
             kind = "group" if group else "column" if self.scale.atoms() else "tensor"

@@ -359,6 +359,8 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
     prologue = problem.prologue
     if prologue is None:
         return None
+    if config.template == "gemv" and problem.b.dtype == "uint8":
+        return "gemv subtracts nothing from b"
     packed = DTYPE_BITS[problem.b.dtype] == 4
     if packed or prologue.scales == "group" or prologue.zero_points:
         if config.template == "gemv":
