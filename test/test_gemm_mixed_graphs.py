@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,15 @@ pytest.importorskip("triton")
 from torch import fx
 from torch.nn import functional as F
 
+from inductor_ext import activation, config
 from inductor_ext.lowerings import mixed
 from inductor_ext.lowerings.fusion import Fusion, View, apply
+from inductor_ext.selection import choose
 from inductor_ext.selection.programs import program
 from inductor_ext.settings import Settings
+from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem, Prologue
+from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
@@ -28,6 +33,7 @@ BF16, FP16, F32 = torch.bfloat16, torch.float16, torch.float32
 I8, U8 = torch.int8, torch.uint8
 PLAIN = Settings()
 M, N, K, G = 5, 48, 64, 16
+TILE = GemmConfig("mixed", 16, 16, 32, 2, 2)
 
 X = tensor(M, K, dtype=BF16)
 BYTES, PAIRS = tensor(N, K, dtype=I8), tensor(N, K // 2, dtype=U8)
@@ -314,3 +320,40 @@ class TestNotFound:
 
         with config.patch(emulate_precision_casts=True):
             assert find(lambda x, w: F.linear(x, w.to(BF16)), X, BYTES) == []
+
+
+class TestLowered:
+    """From a function to the generated code."""
+
+    def lower(self, function: Callable[..., Any], *inputs: Any) -> str:
+        def rule(problem: GemmProblem) -> GemmConfig | None:
+            return TILE if problem.operation == "mixed" else None
+
+        with activation._scope(config.snapshot({})), choose.forced(rule):
+            return fake_cuda.lower(function, *inputs).code
+
+    def test_pairs_in_groups_are_read_by_one_kernel(self) -> None:
+        code = self.lower(
+            lambda x, w, s: F.linear(x, in_groups(pairs(w).to(BF16), s, 8)).relu(),
+            X,
+            PAIRS,
+            SCALES,
+        )
+        kernels = re.findall(r"async_compile.triton\('(\w+)'", code)
+        assert len(kernels) == 1
+        assert "HIGH_FIRST : tl.constexpr = False" in code
+        assert "b_even, b_odd = tl.inline_asm_elementwise" in code
+        assert "SCALE_WORDS : tl.constexpr = 2" in code
+
+    def test_bytes_with_scales_and_a_bias_behind(self) -> None:
+        code = self.lower(lambda x, w, s, b: F.linear(x, w.to(BF16)) * s + b, X, BYTES, ROWS, ROWS)
+        assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
+        assert "b = tl.inline_asm_elementwise" in code
+        assert "extern_kernels" not in code.split("class Runner")[1]
+
+    def test_a_bias_of_addmm(self) -> None:
+        code = self.lower(
+            lambda x, w, s, b: F.linear(x, w.to(BF16) * s.unsqueeze(-1), b), X, BYTES, ROWS, ROWS
+        )
+        assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
+        assert "SCALES : tl.constexpr = 'column'" in code
