@@ -22,8 +22,15 @@ from inductor_ext.lowerings import fusion, patterns
 from inductor_ext.lowerings.epilogues import flatten, region, with_epilogue
 from inductor_ext.lowerings.fusion import Fusion
 from inductor_ext.lowerings.problems import problem_of
+from inductor_ext.selection.programs import program
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
 from test.gemm_problems import examples
@@ -691,3 +698,57 @@ def test_epilogues_are_computed_on_rows(
     after = fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old, new)
+
+
+# What is measured
+
+
+def problem(operation: Any = "mm", *inputs: EpilogueInput, **rest: Any) -> GemmProblem:
+    rest = {"m": 32, **rest}
+    if inputs:
+        rest["epilogue"] = Epilogue(inputs, len(inputs), gated=rest.pop("gated", False))
+    elif rest.pop("gated", False):
+        rest["epilogue"] = Epilogue(out=rest.pop("stored", None), gated=True)
+    return GemmProblem.contiguous(operation, n=96, k=64, **rest)
+
+
+RMS = Prologue("normalize", vectors=1)
+MATRIX = EpilogueInput("bfloat16", "matrix")
+HALVES = {"parts": (48, 48), "gated": True}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        problem(),
+        problem(m=1, layouts="rr"),
+        problem("addmm", row()),
+        problem("bmm", batch=4),
+        problem(**HALVES),
+        problem(m=1, **HALVES),
+        problem(**HALVES, stored="float32"),
+        problem(**HALVES, dtype="float32"),
+        problem("mm", MATRIX, **HALVES),
+        problem(parts=(64, 16, 16)),
+        problem("addmm", row(), parts=(64, 16, 16)),
+        problem(prologue=RMS),
+        problem(m=1, prologue=Prologue("normalize")),
+        problem("addmm", row(), prologue=RMS),
+        problem(prologue=RMS, parts=(64, 16, 16)),
+        problem(prologue=RMS, **HALVES),
+    ],
+    ids=str,
+)
+def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem) -> None:
+    canonical = program(given)
+    inputs = canonical.empty_inputs("meta")
+    graph = lowered_graph(canonical.function, *inputs)
+    found = patterns.find(graph, PLAIN)
+    if found:
+        described, outputs = found[0].problem, found[0].outputs
+    else:
+        (node,) = (n for n in graph.nodes if "mm" in str(n.target))
+        described, outputs = problem_of(node), (node,)  # type: ignore[assignment]
+    if len(outputs) == 1:
+        described = with_epilogue(outputs[0], described)
+    assert described == given
