@@ -151,6 +151,8 @@ class ProductRecord(Record):
     reason: str
     candidates: tuple[ProductCandidate, ...]
     """Stock's path among them; none where nothing is known."""
+    declined: tuple[str, ...] = ()
+    """What it could have been one kernel with, in words, and why it is not."""
 
     @property
     def microseconds(self) -> float | None:

@@ -26,6 +26,7 @@ from test.gemm_problems import device
 
 BF16 = torch.bfloat16
 CONFIG = GemmConfig("cp_async", 64, 64, 64, 3, 4)
+SPLIT = GemmConfig("splitk", 64, 64, 64, 3, 4, split_k=2)
 
 
 # As for a GPU
@@ -54,7 +55,7 @@ def lowered() -> Mapping[int, gemm.Gemm]:
         pytest.skip("it stands in for a GPU")
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
-        return CONFIG if problem.n in (512, 384) else None
+        return {512: CONFIG, 384: SPLIT}.get(problem.n)
 
     sizes = ((64, 256), (256, 512), (512, 384), (64, 384))
     with gemm.listen() as found, at_work(), choose.forced(rule):
@@ -79,11 +80,30 @@ def test_what_is_one_kernel_with_a_product_and_what_is_not(
 ) -> None:
     assert lowered[512].fused == ("relu",)
     assert not lowered[512].separate
+    # Of a split K, in its second step. The product reads what relu has made: that is not named.
+    assert lowered[384].record.chosen == SPLIT
     assert lowered[384].fused == ("mul",)
+    assert not lowered[384].separate
     # A call of the library is a kernel of its own.
     assert not lowered[256].fused
     (separate,) = lowered[256].separate
     assert separate == "sum (a library's kernel takes nothing in)"
+
+
+def gate(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w1) * (x @ w2)
+
+
+def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("it stands in for a GPU")
+    sizes = ((64, 256), (256, 512), (256, 512))
+    with gemm.listen() as found, at_work():
+        fake_cuda.lower(gate, *((size, BF16) for size in sizes))
+    (declined,) = {each.record.declined for each in found()}
+    assert any("gated" in each and "max_autotune does that" in each for each in declined)
+    assert sum(len(each.modules) for each in found()) == 2
 
 
 # What is said of a decision

@@ -108,6 +108,10 @@ class _Planner:
             if taken.isdisjoint(site.nodes) and self._place(site):
                 taken.update(site.nodes)
         self.fused = set()
+        for site in fusions:
+            if taken.isdisjoint(site.nodes):
+                problem = self._problems(site)[-1]
+                gemm_records.decline(site.nodes, problem, self.known[problem])
         products = _products(self.gm.graph)
         plain = [
             _plain_site(node, problem)

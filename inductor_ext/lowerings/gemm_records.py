@@ -7,7 +7,7 @@ faster has to see these first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,15 +17,34 @@ from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.lowerings import problems
 from inductor_ext.lowerings.gemm import Plan, fused, plan_of
 from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
 from inductor_ext.templates import ranking
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["RECORD", "emit", "reason"]
+__all__ = ["RECORD", "decline", "emit", "reason"]
 
 RECORD = "inductor_ext_gemm_record"
 """Key of a node's metadata under which its record is left for whoever sees the node later."""
+
+
+DECLINED = "inductor_ext_gemm_declined"
+"""Key of a node's metadata: texts about the kernels that it could have been part of."""
+
+
+def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, decision: Decision) -> None:
+    """Note, for the records of the products among some nodes, that these do not become one kernel.
+
+    Args:
+        nodes: those that one kernel could have replaced.
+        problem: of that kernel.
+        decision: about it.
+    """
+    for node in nodes:
+        if problems.is_product(node):
+            known = node.meta.get(DECLINED, ())
+            node.meta[DECLINED] = (*known, f"{problem_words(problem)} ({reason(decision)})")
 
 
 def emit(graph: torch.fx.Graph, settings: Settings) -> None:
@@ -64,6 +83,7 @@ def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
         origin=plan.decision.origin,
         reason=reason(plan.decision),
         candidates=_candidates(plan.problem, plan.decision, plan.device),
+        declined=node.meta.get(DECLINED, ()),
     )
 
 
@@ -83,6 +103,7 @@ def _uncovered(node: torch.fx.Node, settings: Settings) -> ProductRecord:
         origin="uncovered",
         reason=why,
         candidates=(),
+        declined=node.meta.get(DECLINED, ()),
     )
 
 

@@ -17,11 +17,12 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import activation, events, exc
 from inductor_ext.events import ProductRecord
+from inductor_ext.lowerings.gemm_records import RECORD
 from inductor_ext.selection.wording import config_words, problem_words
 
 __all__ = ["Gemm", "GemmReport", "add_arguments", "explain", "run"]
@@ -139,6 +140,8 @@ def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
         more = f" and {len(named) - 2} more" if len(named) > 2 else ""
         yield f"in {', '.join(named[:2])}{more}"
     yield f"{record.origin}: {record.reason}"
+    for each in record.declined:
+        yield f"not as {each}"
     if gemm.fused:
         yield f"one kernel with: {', '.join(gemm.fused)}"
     for each in gemm.separate:
@@ -277,59 +280,86 @@ class _Fusions:
         if self._others[1] is not None:
             nodes = self._others[1](nodes)
         kernel_of = {each.get_name(): kernel for kernel in nodes for each in kernel.get_nodes()}
-        for kernel in nodes:
-            members = list(kernel.get_nodes())
-            for member in members:
-                for record in _records(member):
-                    others = [each for each in members if each is not member]
-                    fused = dict.fromkeys(name for each in others for name in _operators(each))
-                    self._found[id(record)] = (
-                        tuple(fused),
-                        tuple(dict.fromkeys(self._separate(member, members, kernel_of))),
-                    )
+        for member in (each for kernel in nodes for each in kernel.get_nodes()):
+            for product in _products(member):
+                around = self._around(product, member, kernel_of)
+                self._found[id(product.meta[RECORD])] = around
         return nodes
 
-    def _separate(
-        self, member: Any, members: Sequence[Any], kernel_of: Mapping[str, Any]
-    ) -> Iterator[str]:
-        for buffer in member.get_outputs():
-            for user in buffer.users:
-                name = user.node.get_name()
-                if name not in kernel_of or any(user.node is each for each in members):
-                    continue
-                # Another product is never part of this one's kernel.
-                if next(_records(user.node), None) is not None:
-                    continue
-                operators = ", ".join(_operators(user.node)) or name
-                own = member.get_name()
-                why = self._reasons.get((own, name)) or self._reasons.get((name, own))
-                if why is None:
-                    why = (
-                        "a library's kernel takes nothing in"
-                        if member.is_extern()
-                        else "Inductor did not try"
-                    )
-                yield f"{operators} ({why})"
+    def _around(
+        self, product: Any, member: Any, kernel_of: Mapping[str, Any]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What is computed in one kernel with a product, and what with its result elsewhere.
+
+        Args:
+            product: the FX node.
+            member: the scheduler's node for it.
+            kernel_of: the kernels of the graph, by the names of the scheduler's nodes in them.
+        """
+        after = _descendants(product)
+        kernels = [kernel_of[member.get_name()]]
+        separate: dict[str, None] = {}
+        for user in (each.node for buffer in member.get_outputs() for each in buffer.users):
+            kernel = kernel_of.get(user.get_name())
+            # Another product is never part of this one's kernel.
+            if kernel is None or kernel is kernels[0] or next(_products(user), None) is not None:
+                continue
+            if product in (getattr(user.node, "origins", None) or ()):
+                # The second step of a split K.
+                kernels.append(kernel)
+                continue
+            operators = ", ".join(_operators(user, after)) or user.get_name()
+            separate[f"{operators} ({self._reason(member, user)})"] = None
+        fused: dict[str, None] = {}
+        for each in (each for kernel in kernels for each in kernel.get_nodes()):
+            if each is not member:
+                # What the product reads is in its kernel, too, if Inductor has made it a prologue.
+                before = () if product in each.node.origins else _operators(each)
+                fused.update(dict.fromkeys(_operators(each, after) or before))
+        return tuple(fused), tuple(separate)
+
+    def _reason(self, member: Any, user: Any) -> str:
+        names = member.get_name(), user.get_name()
+        why = self._reasons.get(names) or self._reasons.get(names[::-1])
+        if why is None and member.is_extern():
+            return "a library's kernel takes nothing in"
+        return why or "Inductor did not try"
 
 
-def _records(node: Any) -> Iterator[ProductRecord]:
-    """The records of the products that a scheduler's node computes."""
-    from inductor_ext.lowerings.gemm_records import RECORD
-
+def _products(node: Any) -> Iterator[Any]:
+    """The FX nodes of products with a record that a scheduler's node computes."""
     if node.is_template() or node.is_extern():
-        for origin in getattr(node.node, "origins", ()) or ():
+        for origin in getattr(node.node, "origins", None) or ():
             if RECORD in origin.meta:
-                yield origin.meta[RECORD]
+                yield origin
 
 
-def _operators(node: Any) -> list[str]:
-    """The operators that a scheduler's node computes beside products, as the model calls them."""
-    from inductor_ext.lowerings.gemm_records import RECORD
+def _descendants(node: Any) -> set[Any]:
+    """The FX nodes that are computed from one."""
+    found: set[Any] = set()
+    pending = list(node.users)
+    while pending:
+        each = pending.pop()
+        if each not in found:
+            found.add(each)
+            pending.extend(each.users)
+    return found
 
+
+def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
+    """The operators that a scheduler's node computes beside products, as the model calls them.
+
+    Args:
+        node: of the scheduler.
+        among: the FX nodes that count, since those of a scheduler's node begin with what it reads;
+            None for all.
+    """
     origins = [
         origin
         for origin in getattr(node.node, "origins", None) or ()
-        if origin.op == "call_function" and RECORD not in origin.meta
+        if origin.op == "call_function"
+        and RECORD not in origin.meta
+        and (among is None or origin in among)
     ]
     order = {each: index for index, each in enumerate(origins[0].graph.nodes)} if origins else {}
     origins.sort(key=lambda each: order.get(each, 0))
