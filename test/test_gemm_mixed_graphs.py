@@ -352,3 +352,42 @@ class TestLowered:
         )
         assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
         assert "SCALES : tl.constexpr = 'column'" in code
+
+
+class TestLowPrecision:
+    """Products of integers and of fp8, whose scales are fused behind them."""
+
+    def lower(self, function: Callable[..., Any], *inputs: Any) -> str:
+        def rule(problem: GemmProblem) -> GemmConfig | None:
+            return GemmConfig("splitk", 16, 32, 64, 2, 2)
+
+        with activation._scope(config.snapshot({})), choose.forced(rule):
+            return fake_cuda.lower(function, *inputs).code
+
+    def test_integers_scaled_by_rows_and_columns(self) -> None:
+        code = self.lower(
+            lambda x, w, s, t: ((torch._int_mm(x, w.t()).float() * s) * t).to(BF16),
+            tensor(32, K, dtype=I8),
+            BYTES,
+            tensor(32, 1, dtype=F32),
+            tensor(N, dtype=F32),
+        )
+        assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
+        assert "ACC_TYPE : tl.constexpr = tl.int32" in code
+
+    @pytest.mark.parametrize("fast", [False, True])
+    def test_fp8_scaled_by_rows_with_a_bias(self, fast: bool) -> None:
+        fp8 = torch.float8_e4m3fn
+        code = self.lower(
+            lambda x, w, s, t, b: torch._scaled_mm(
+                x, w.t(), s, t, bias=b, out_dtype=BF16, use_fast_accum=fast
+            ),
+            tensor(32, K, dtype=fp8),
+            tensor(N, K, dtype=fp8),
+            tensor(32, 1, dtype=F32),
+            tensor(1, N, dtype=F32),
+            ROWS,
+        )
+        assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
+        assert ("max_num_imprecise_acc=IMPRECISE" in code) != fast
+        assert code.count("empty_strided_cuda((32, 48)") == 1

@@ -103,6 +103,51 @@ def addmm(
     return stock(inp, mat1, mat2, alpha=alpha, beta=beta, **kwargs)
 
 
+@register_lowering(aten._int_mm.default)
+def int_mm(stock: Callable[..., Any], mat1: Any, mat2: Any, **kwargs: Any) -> Any:
+    plan = _planned(aten._int_mm.default)
+    if plan is not None and not kwargs:
+        from torch._inductor.kernel.mm_common import mm_args
+
+        *_, layout, a, b = mm_args(mat1, mat2, out_dtype=torch.int32)
+        node = _product(plan, [a, b], layout)
+        if node is not None:
+            return node
+    return stock(mat1, mat2, **kwargs)
+
+
+@register_lowering(aten._scaled_mm.default)
+def scaled_mm(
+    stock: Callable[..., Any],
+    mat1: Any,
+    mat2: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+    **kwargs: Any,
+) -> Any:
+    plan = _planned(aten._scaled_mm.default)
+    if plan is not None and scale_result is None and not kwargs:
+        from torch._inductor.kernel.mm_common import mm_args
+        from torch._inductor.lowering import lowerings, to_dtype
+
+        *_, layout, a, b = mm_args(mat1, mat2, out_dtype=torch.float32)
+        node = _product(plan, [a, b], layout)
+        if node is not None:
+            # The scheduler fuses them behind the product, whose sums are never stored as such.
+            for scale in (scale_a, scale_b):
+                node = lowerings[aten.mul.Tensor](node, scale)
+            if bias is not None:
+                node = lowerings[aten.add.Tensor](node, to_dtype(bias, torch.float32))
+            return to_dtype(node, getattr(torch, plan.problem.out))
+    return stock(
+        mat1, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, **kwargs
+    )
+
+
 def fused(*inputs: Any) -> Any:
     """The lowering of a call by which `gemm_pass` has replaced several nodes.
 

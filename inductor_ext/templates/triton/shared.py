@@ -148,17 +148,24 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     }
 
 
+def imprecise(problem: GemmProblem, config: GemmConfig) -> int:
+    """After how many steps of K the tensor cores' sums of fp8, which they keep in fewer bits than
+    float32, are added up in float32; 0 for what is Triton's own: never, where it matters.
+    """
+    precise = problem.a.dtype in FP8 and not problem.fast_accumulation
+    return config.block_k if precise else 0
+
+
 def by_tma(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Constants of a kernel that loads by TMA.
 
     A stride of rows that are only one is whatever a tensor happens to have, and TMA asks for a
     multiple of 16 bytes: there the operand's own is taken.
     """
-    precise = problem.a.dtype in FP8 and not problem.fast_accumulation
     return {
         "K": problem.k,
         "A_ROW": problem.a.layout == "row",
         "B_ROW": problem.b.layout == "row",
         "B_LEADING": problem.b.leading if min(problem.n, problem.k) == 1 else 0,
-        "IMPRECISE": config.block_k if precise else 0,
+        "IMPRECISE": imprecise(problem, config),
     }

@@ -136,7 +136,8 @@ SOURCE = (
         {{- convert("b")}}
         {%- if GATED %}{{convert("c")}}{% endif %}
         {%- endif %}
-        {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" %}
+        {%- set imprecise = ", max_num_imprecise_acc=IMPRECISE" if IMPRECISE else "" %}
+        {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" ~ imprecise %}
         {%- if packed %}
         even = (a & 0xFFFF).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
         odd = (a >> 16).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
@@ -196,4 +197,5 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         **shared.tiling(problem, config),
         **shared.loads(problem, config),
         **dequantize.constants(problem),
+        "IMPRECISE": shared.imprecise(problem, config),
     }
