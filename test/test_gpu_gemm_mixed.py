@@ -1,0 +1,136 @@
+"""Quantised and low-precision products on a CUDA device against float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+
+from inductor_ext import events
+from inductor_ext.selection import choose
+from inductor_ext.selection.programs import program
+from inductor_ext.templates import space
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+
+pytestmark = pytest.mark.gpu
+
+ERROR = {"bfloat16": 1e-2, "float16": 2e-3}
+"""Relative error of the whole result: weights, and the result, are rounded once."""
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    with inductor_config.patch(force_disable_caches=True):
+        yield
+
+
+@functools.cache
+def device() -> Device:
+    found: Any = torch.cuda.get_device_properties(0)
+    return Device.from_properties(
+        found.name,
+        (found.major, found.minor),
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,
+        found.L2_cache_size,
+    )
+
+
+def check(problem: GemmProblem, template: str, count: int = 3) -> None:
+    """Some of a template's candidates, far apart in its space, against float64."""
+    found = [each for each in space.candidates(problem, device()) if each.template == template]
+    assert found
+    canonical = program(problem)
+    inputs = canonical.make_inputs("cuda")
+    (expected, *_) = canonical.reference(inputs, torch.arange(problem.m, device="cuda"))
+    for config in dict.fromkeys(found[index * (len(found) - 1) // count] for index in range(count)):
+        result, taken = run(problem, config, inputs)
+        assert taken == [config]
+        difference = torch.linalg.vector_norm(result.double() - expected)
+        limit = ERROR.get(problem.out, 1e-6) * torch.linalg.vector_norm(expected)
+        assert difference <= limit, config
+
+
+def run(
+    problem: GemmProblem, config: GemmConfig, inputs: list[torch.Tensor]
+) -> tuple[torch.Tensor, list[GemmConfig | None]]:
+    def rule(asked: GemmProblem) -> GemmConfig | None:
+        return config if asked.operation == problem.operation else None
+
+    torch._dynamo.reset()
+    with torch.no_grad(), choose.forced(rule), events.capture() as records:
+        compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
+        (result, *_) = compiled(*inputs)
+    taken = [each.chosen for each in records if isinstance(each, events.ProductRecord)]
+    return result, taken
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("m", [1, 50, 300])
+@pytest.mark.parametrize("b_dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("scales", ["none", "column"])
+def test_bytes(scales: Any, b_dtype: str, m: int, dtype: str) -> None:
+    prologue = Prologue("dequantize", scales, scale_dtype=dtype)
+    problem = GemmProblem.contiguous(
+        "mixed", m, 200, 328, dtype, b_dtype=b_dtype, prologue=prologue
+    )
+    # Scales of columns follow the product in the graph, and are fused behind it.
+    check(problem, "mixed", 2 if scales == "none" else 1)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("m", [1, 16, 300])
+@pytest.mark.parametrize(
+    ("b_dtype", "group", "zeros"),
+    [
+        ("uint4", 128, False),
+        ("uint4", 64, True),
+        ("int4", 32, False),
+        ("int8", 32, True),
+        ("int8", 128, False),
+    ],
+)
+def test_groups(b_dtype: str, group: int, zeros: bool, m: int, dtype: str) -> None:
+    prologue = Prologue("dequantize", "group", group, zeros, scale_dtype=dtype)
+    problem = GemmProblem.contiguous(
+        "mixed", m, 200, 512, dtype, b_dtype=b_dtype, prologue=prologue
+    )
+    check(problem, "mixed", 2)
+
+
+def test_pairs_without_scales_and_a_tail_of_k() -> None:
+    problem = GemmProblem.contiguous(
+        "mixed", 7, 120, 328, b_dtype="int4", prologue=Prologue("dequantize")
+    )
+    check(problem, "mixed")
+
+
+@pytest.mark.parametrize("m", [32, 300])
+def test_integers(m: int) -> None:
+    problem = GemmProblem.contiguous("int_mm", m, 128, 256, "int8")
+    check(problem, "splitk" if m == 32 else "cp_async")
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("a", "b"), [("column", "row"), ("scalar", "scalar")])
+@pytest.mark.parametrize("m", [32, 304])
+def test_fp8(m: int, a: Any, b: Any, fast: bool) -> None:
+    if device().capability < (8, 9):
+        pytest.skip("needs tensor cores for fp8")
+    scales = (EpilogueInput("float32", a), EpilogueInput("float32", b))
+    problem = GemmProblem.contiguous(
+        "scaled",
+        m,
+        128,
+        256,
+        "float8_e4m3fn",
+        epilogue=Epilogue(scales, 2),
+        fast_accumulation=fast,
+    )
+    check(problem, "splitk" if m == 32 else "cp_async")
