@@ -104,20 +104,54 @@ def _is_pure(node: fx.Node) -> bool:
     )
 
 
-def regions(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For each node, how many calls up to it may have written into tensors.
+Region = tuple[int, frozenset[tuple[int, int]]]
 
-    Upstream numbers regions in the same way, as metadata, but not anew after its last passes.
+
+def regions(graph: fx.Graph) -> dict[fx.Node, Region]:
+    """For each node, between which writes into what it reads it stands.
+
+    Pure nodes of equal regions can change places, also across a write into memory that none of them
+    reads, such as that of a cache of keys. What a higher-order operator writes is not known, so
+    that nothing crosses one.
     """
     import torch
+    from torch._inductor.fx_utils import get_node_storage
     from torch._inductor.pattern_matcher import is_mutation_op
 
-    found, region = {}, 0
+    found: dict[fx.Node, Region] = {}
+    writes: dict[int, int] = {}
+    barriers = 0
     for node in graph.nodes:
-        higher = isinstance(node.target, torch._ops.HigherOrderOperator)
-        region += node.op == "call_function" and (higher or is_mutation_op(node))
-        found[node] = region
+        if node.op == "call_function":
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                barriers += 1
+            elif is_mutation_op(node):
+                written = [get_node_storage(each) for each in _written(node)]
+                barriers += not written or None in written
+                for storage in written:
+                    if storage is not None:
+                        writes[storage] = writes.get(storage, 0) + 1
+        read = {get_node_storage(each) for each in node.all_input_nodes}
+        found[node] = barriers, frozenset((each, writes[each]) for each in read if each in writes)
     return found
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a call of an operator writes into; none where its schema does not say."""
+    import torch
+    from torch import fx
+
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = node.target._schema.arguments
+    given = {**dict(zip((each.name for each in arguments), node.args, strict=False)), **node.kwargs}
+    found = [
+        given.get(each.name)
+        for each in arguments
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    nodes = [each for each in found if isinstance(each, fx.Node)]
+    return nodes if len(nodes) == len(found) else []
 
 
 class _Search:
@@ -292,10 +326,14 @@ class _Search:
         operands = [factors[0][0], *(b for _, b, _ in factors)]
         biases = [bias for _, _, bias in factors if bias is not None]
         moved = later(nodes[0], [*operands, *biases], self.order)
-        if not all(_is_pure(node) or node.op != "call_function" for node in moved):
+        if not all(node.op != "call_function" or self.movable(node, nodes[0]) for node in moved):
             return None
         options = {"operands": len(operands)}
         return Fusion(problem, tuple(nodes), tuple(nodes), (*operands, *biases), options)
+
+    def movable(self, node: fx.Node, place: fx.Node) -> bool:
+        """Whether a node can stand where another does."""
+        return _is_pure(node) and self.regions[node] == self.regions[place]
 
     def together(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
         """The problem of products of one first factor; None where they cannot share a kernel.
