@@ -251,11 +251,19 @@ class GemmConfig:
         return consumers * self.registers + (self.threads - consumers) * 24
 
     def stage_bytes(self, problem: GemmProblem) -> int:
-        """Bytes of shared memory of one stage: a tile of a and one of b."""
+        """Bytes of shared memory of one stage: a tile of a and one of b, and what groups share."""
         if not TEMPLATES[self.template].tensor_cores:
             return 0
         a = size_of(self.block_m * self.block_k, problem.a.dtype)
-        return a + size_of(self.block_n * self.block_k, problem.b.dtype)
+        return a + size_of(self.block_n * self.block_k, problem.b.dtype) + self._shared(problem)
+
+    def _shared(self, problem: GemmProblem) -> int:
+        """Bytes of the scales and zero points of a tile's groups, in copies of 4 bytes or more."""
+        prologue = problem.prologue
+        if prologue is None or prologue.scales != "group":
+            return 0
+        column = size_of(ceiling(self.block_k, prologue.group), prologue.scale_dtype)
+        return self.block_n * max(4, column) * (2 if prologue.zero_points else 1)
 
     def extra_bytes(self, problem: GemmProblem) -> int:
         """Bytes of shared memory besides the stages.
