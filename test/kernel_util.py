@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +155,13 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     if case.offsets:
         if problem.a.dtype.startswith("float8"):
             pass
-        products = [_grouped(a, factors[0], case.offsets)]
+        product = _grouped(a, factors[0], case.offsets)
+        if problem.a.dtype in FP8:
+            # Of rows divided among groups: each row's scale, and those of its group's columns.
+            rows, columns = rest[1].double(), rest[2].double().view(problem.batch, -1)
+            counts = torch.tensor((0, *case.offsets)).diff().to(columns.device)
+            product = product * rows[:, None] * columns.repeat_interleave(counts, 0)
+        products = [product]
     else:
         products = [a @ each for each in factors]
     if prologue is not None and prologue.scales in ("column", "tensor"):
@@ -266,16 +273,18 @@ def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
     for name, case in cases.items():
         split = case.config.split_k
         if split > 1:
-            sums = found[name]
-            sums = sums.unflatten(-2, (split, -1)).sum(-3)
-            found[name] = sums
+            found[name] = found[name].unflatten(-2, (split, -1)).sum(-3)
     return found
 
 
 def interpret_modules(
     work: Mapping[str, tuple[str, list[torch.Tensor]]],
 ) -> dict[str, torch.Tensor]:
-    """The only results of generated modules for inputs, by Triton's interpreter."""
+    """The only results of generated modules for inputs, by Triton's interpreter.
+
+    Raises:
+        AssertionError: some have failed; it says how.
+    """
     with tempfile.TemporaryDirectory() as folder:
         given, results = Path(folder, "given.pt"), Path(folder, "results.pt")
         torch.save(dict(work), given)
@@ -284,7 +293,9 @@ def interpret_modules(
             env={**os.environ, "TRITON_INTERPRET": "1"},
             check=True,
         )
-        found: dict[str, torch.Tensor] = torch.load(results)
+        found: dict[str, Any] = torch.load(results)
+    failed = [f"{name}: {why}" for name, why in found.items() if isinstance(why, str)]
+    assert not failed, "\n".join(failed)
     return found
 
 
@@ -429,10 +440,12 @@ def _main(given: str, results: str) -> None:
         mock.patch.object(torch.cuda, "_DeviceGuard", return_value=contextlib.nullcontext()),
         mock.patch.object(torch.cuda, "set_device"),
     ):
-        found = {
-            name: _run(code, values, Path(folder), re.sub(r"\W", "_", name))
-            for name, (code, values) in work.items()
-        }
+        found: dict[str, Any] = {}
+        for index, (name, (code, values)) in enumerate(work.items()):
+            try:
+                found[name] = _run(code, values, Path(folder), f"case{index}")
+            except Exception:
+                found[name] = traceback.format_exc()
         torch.save(found, results)
 
 

@@ -61,6 +61,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         "splitk": Template(
             _PLAIN,
             prologues=frozenset({"normalize"}),
+            tma="optional",
             split_k=True,
             swap=True,
             parts=True,

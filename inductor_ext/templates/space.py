@@ -168,17 +168,21 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     if not skinny and not few and not mixed:
         return
     pdl = device.capability >= (9, 0)
+    tma = [True, False] if pdl and problem.tma_obstacle is None and not mixed else [False]
     if skinny:
         yield from _few_rows(name, problem, device)
     for m, n, swap in _tiles(problem, device, (32, 64, 128)):
         if (m * n > 128 * 128 and not mixed) or (skinny and (mixed or not swap)):
             continue
         for k in _k_blocks(problem, (1, 2)):
-            for warps in _warps(m, n)[-1:]:
-                shape = _shape(name, problem, m, n, k, warps=warps, swap=swap, pdl=pdl)
-                for splits in _splits(problem, shape, device):
-                    split = dataclasses.replace(shape, split_k=splits)
-                    yield from _staged(split, problem, device, 6, 2)
+            for by_tma in tma:
+                for warps in _warps(m, n)[-1:]:
+                    shape = _shape(
+                        name, problem, m, n, k, warps=warps, swap=swap, tma=by_tma, pdl=pdl
+                    )
+                    for splits in _splits(problem, shape, device):
+                        split = dataclasses.replace(shape, split_k=splits)
+                        yield from _staged(split, problem, device, 6, 2)
 
 
 _STEP_BYTES = (4096, 32768)

@@ -67,7 +67,7 @@ tl.sum(tl.where(groups == g, {{vector}}, 0), 0)
         tiles_n = tl.cdiv(end - begin, COLUMNS)
         {%- endif %}
         {%- else %}
-        g = tile // matrix
+        g = (tile // matrix).to(tl.int32)
         local = tile % matrix
         tiles_n = TILES_N
         begin = tl.load(OFFSETS + g - 1, mask=g > 0, other=0)
@@ -76,8 +76,8 @@ tl.sum(tl.where(groups == g, {{vector}}, 0), 0)
         width = GROUP_M * tiles_n
         group = local // width
         group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
-        row = (group * GROUP_M + (local % width) % group_rows) * BLOCK_M
-        column = ((local % width) // group_rows) * COLUMNS
+        row = ((group * GROUP_M + (local % width) % group_rows) * BLOCK_M).to(tl.int32)
+        column = ((local % width) // group_rows * COLUMNS).to(tl.int32)
         {%- if DIVIDED == "'m'" %}
         row += begin
         {%- elif DIVIDED == "'n'" %}

@@ -1,0 +1,228 @@
+"""The templates' kernels on a GPU, against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.constraints import legal
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
+from test import kernel_util
+from test.kernel_util import Case
+
+pytestmark = pytest.mark.gpu
+
+TILE = GemmConfig("cp_async", 64, 64, 32, 3, 4)
+SKINNY = GemmConfig("splitk", 16, 64, 64, 3, 4, swap=True)
+GEMV = GemmConfig("gemv", 4, 4, 512, 1, 2)
+TMA = GemmConfig("persistent_tma", 128, 128, 32, 4, 8, tma=True, flatten=True)
+SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 64, 32, 4, 4, tma=True, warp_specialize=True)
+BATCH = GemmConfig("bmm_persistent", 64, 64, 32, 4, 4, tma=True, flatten=True)
+GROUPED = GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True)
+
+TOLERANCE = {"bfloat16": 8e-3, "float16": 1e-3, "float32": 2e-6, "tf32": 2e-3}
+"""Relative error of the whole result; random operands of K up to some hundreds."""
+
+LAYOUTS = ("rr", "rc", "cr", "cc")
+
+
+@functools.cache
+def device() -> Device:
+    found = torch.cuda.get_device_properties(0)
+    return Device.from_properties(
+        found.name,
+        (found.major, found.minor),
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,
+        found.L2_cache_size,
+    )
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    # The graph is the same for all configurations.
+    with inductor_config.patch(force_disable_caches=True):
+        yield
+
+
+def but(record: Any, **fields: Any) -> Any:
+    return dataclasses.replace(record, **fields)
+
+
+def mm(m: int, n: int, k: int, dtype: str = "bfloat16", **rest: Any) -> GemmProblem:
+    if dtype == "tf32":
+        rest["tf32"] = True
+    name = "float32" if dtype == "tf32" else dtype
+    return GemmProblem.contiguous(rest.pop("operation", "mm"), m, n, k, name, **rest)
+
+
+def error(case: Case) -> float:
+    """The relative error of a case's kernel; skipped where the GPU cannot run it."""
+    if case.config.tma and device().capability < (9, 0):
+        pytest.skip("TMA needs compute capability 9.0")
+    assert legal(case.problem, case.config, device())
+    values = kernel_util.inputs(case, "cuda")
+    with kernel_util.lowering_of(case) as function:
+        found = torch.compile(function, fullgraph=True)(*values)
+    if case.config.split_k > 1:
+        found = found.unflatten(-2, (case.config.split_k, -1)).sum(-3)
+    expected = kernel_util.reference(case, values)
+    assert found.shape == expected.shape
+    assert torch.isfinite(found).all()
+    difference = torch.linalg.vector_norm(found.double() - expected)
+    return (difference / torch.linalg.vector_norm(expected)).item()
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("config", [TILE, SKINNY, GEMV], ids=lambda each: each.template)
+def test_plain_loads(config: GemmConfig, dtype: str, layouts: str) -> None:
+    if config.template == "gemv" and dtype == "tf32":
+        pytest.skip("multiplies float32 as it is")
+    m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
+    case = Case(mm(m, 203, 333, dtype, layouts=layouts), config, after=torch.relu)
+    assert error(case) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
+@pytest.mark.parametrize(
+    "config",
+    [TMA, but(TMA, flatten=False), SPECIALIZED, but(TMA, block_m=32, warps=4, swap=True)],
+    ids=("flattened", "loops", "specialized", "exchanged"),
+)
+def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
+    if dtype == "tf32" and layouts != "rc":
+        pytest.skip("wgmma reads tf32 with K contiguous only")
+    m = 24 if config.swap else 1096
+    case = Case(mm(m, 2056, 328, dtype, layouts=layouts), config, after=torch.relu)
+    assert error(case) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize(
+    "config", [BATCH, but(BATCH, flatten=False), TILE, GEMV], ids=lambda each: each.template
+)
+def test_batches(config: GemmConfig, layouts: str) -> None:
+    sizes = (3, 205, 333) if config is GEMV else (136, 200, 328)
+    case = Case(mm(*sizes, operation="bmm", batch=11, layouts=layouts), config, after=torch.relu)
+    assert error(case) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize("config", [BATCH, TILE], ids=lambda each: each.template)
+def test_a_batch_shares_one_matrix(config: GemmConfig) -> None:
+    a = Operand.of("bfloat16", (136, 328), (336, 1), batch=5, batch_stride=336 * 136, offset=8)
+    b = Operand.of("bfloat16", (328, 200), (1, 328), batch=5, offset=8)
+    problem = GemmProblem("bmm", 136, 200, 328, a, b, "bfloat16", 5)
+    assert error(Case(problem, config, offset=8, bias="matrix")) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize("config", [TMA, SPECIALIZED, TILE], ids=lambda each: each.template)
+@pytest.mark.parametrize("bias", ["row", "matrix"])
+def test_what_is_added(config: GemmConfig, bias: Any) -> None:
+    case = Case(mm(264, 328, 200), config, bias=bias, after=torch.relu)
+    assert error(case) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        but(SKINNY, split_k=3),
+        but(SKINNY, split_k=3, pdl=True),
+        but(SKINNY, split_k=4, tma=True, pdl=True),
+        but(GEMV, split_k=3, block_m=8, block_n=2),
+        but(TILE, template="splitk", split_k=5),
+    ],
+    ids=("plain", "dependent", "tma", "gemv", "tile"),
+)
+def test_splits(config: GemmConfig) -> None:
+    if config.pdl and device().capability < (9, 0):
+        pytest.skip("dependent launches need compute capability 9.0")
+    m = {"gemv": 7}.get(config.template, config.block_m - 3)
+    assert error(Case(mm(m, 200, 4096, "float16"), config)) < 1e-5
+
+
+@pytest.mark.parametrize("config", [TMA, SPECIALIZED, TILE, GEMV], ids=lambda each: each.template)
+@pytest.mark.parametrize("layouts", ["rr", "rc"])
+def test_several_factors(config: GemmConfig, layouts: str) -> None:
+    m = 3 if config is GEMV else 264
+    problem = mm(m, 424, 328, parts=(200, 128, 96), layouts=layouts)
+    assert error(Case(problem, config)) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize("config", [TMA, TILE, GEMV], ids=lambda each: each.template)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_gates(config: GemmConfig, activation: str) -> None:
+    m = 3 if config is GEMV else 264
+    problem = mm(m, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
+    options = {"ACTIVATION": repr(activation)}
+    assert error(Case(problem, config, options)) < TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize("config", [SKINNY, GEMV], ids=lambda each: each.template)
+def test_normalised_rows(config: GemmConfig) -> None:
+    problem = mm(3, 200, 328, "float16", prologue=Prologue("normalize", vectors=1))
+    assert error(Case(problem, config, {"EPSILON": 1e-6})) < 2 * TOLERANCE["float16"]
+
+
+def test_bytes_by_vectors() -> None:
+    problem = mm(3, 200, 328, operation="mixed", b_dtype="int8")
+    assert error(Case(problem, GEMV)) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_fp8(fast: bool) -> None:
+    if device().capability < (9, 0):
+        pytest.skip("fp8 needs compute capability 9.0")
+    problem = mm(264, 208, 352, "float8_e4m3fn", operation="scaled", fast_accumulation=fast)
+    assert error(Case(problem, TMA)) < 2 * TOLERANCE["bfloat16"]
+
+
+def test_integers_are_exact() -> None:
+    assert error(Case(mm(264, 208, 352, "int8", operation="int_mm"), TMA)) == 0
+
+
+@pytest.mark.parametrize(
+    ("divided", "layouts", "sizes", "ends"),
+    [
+        ("m", "rc", (500, 200, 328), (8, 8, 240, 500)),
+        ("m", "rr", (500, 200, 328), (3, 140, 500)),
+        ("n", "rr", (136, 504, 328), (8, 240, 504)),
+        ("k", "cr", (136, 200, 504), (8, 72, 72, 504)),
+        ("k", "rr", (136, 200, 504), (80, 240, 504)),
+    ],
+)
+def test_groups(
+    divided: Any, layouts: str, sizes: tuple[int, int, int], ends: tuple[int, ...]
+) -> None:
+    problem = mm(*sizes, operation="grouped", batch=len(ends), layouts=layouts, divided=divided)
+    assert error(Case(problem, GROUPED, offsets=ends)) < TOLERANCE["bfloat16"]
+
+
+def test_groups_of_fp8_with_scales() -> None:
+    problem = mm(500, 208, 352, "float8_e4m3fn", operation="grouped", batch=3)
+    case = Case(problem, GROUPED, offsets=(16, 240, 500))
+    assert error(case) < 2 * TOLERANCE["bfloat16"]
+
+
+def test_indices_beyond_32_bits() -> None:
+    """An output of more than 2**31 elements."""
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GiB")
+    for config in (but(TMA, index64=True), but(TILE, index64=True)):
+        case = Case(mm((1 << 15) + 8, 1 << 16, 16, "float16"), but(config, block_k=16, stages=2))
+        values = kernel_util.inputs(case, "cuda")
+        assert legal(case.problem, case.config, device())
+        with kernel_util.lowering_of(case) as function:
+            found = torch.compile(function, fullgraph=True)(*values)
+        a, b = values
+        for rows in (slice(0, 8), slice(-8, None)):
+            torch.testing.assert_close(found[rows], a[rows] @ b, rtol=1e-2, atol=1e-2)
