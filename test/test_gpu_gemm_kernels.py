@@ -25,6 +25,14 @@ SKINNY = GemmConfig("splitk", 16, 64, 64, 3, 4, swap=True)
 GEMV = GemmConfig("gemv", 4, 4, 512, 1, 2)
 TMA = GemmConfig("persistent_tma", 128, 128, 32, 4, 8, tma=True, flatten=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 64, 32, 4, 4, tma=True, warp_specialize=True)
+SPECIALIZED_PARAM = pytest.param(
+    SPECIALIZED,
+    id="persistent_tma_ws",
+    marks=pytest.mark.xfail(
+        reason="Triton 3.6 leaves out the stores of one of the two groups of warps that multiply",
+        strict=False,
+    ),
+)
 BATCH = GemmConfig("bmm_persistent", 64, 64, 32, 4, 4, tma=True, flatten=True)
 GROUPED = GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True)
 
@@ -96,8 +104,8 @@ def test_plain_loads(config: GemmConfig, dtype: str, layouts: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
 @pytest.mark.parametrize(
     "config",
-    [TMA, but(TMA, flatten=False), SPECIALIZED, but(TMA, block_m=32, warps=4, swap=True)],
-    ids=("flattened", "loops", "specialized", "exchanged"),
+    [TMA, but(TMA, flatten=False), SPECIALIZED_PARAM, but(TMA, block_m=32, warps=4, swap=True)],
+    ids=("flattened", "loops", None, "exchanged"),
 )
 def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
     if dtype == "tf32" and layouts != "rc":
@@ -125,7 +133,7 @@ def test_a_batch_shares_one_matrix(config: GemmConfig) -> None:
     assert error(Case(problem, config, offset=8, bias="matrix")) < TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("config", [TMA, SPECIALIZED, TILE], ids=lambda each: each.template)
+@pytest.mark.parametrize("config", [TMA, SPECIALIZED_PARAM, TILE], ids=lambda each: each.template)
 @pytest.mark.parametrize("bias", ["row", "matrix"])
 def test_what_is_added(config: GemmConfig, bias: Any) -> None:
     case = Case(mm(264, 328, 200), config, bias=bias, after=torch.relu)
@@ -150,7 +158,9 @@ def test_splits(config: GemmConfig) -> None:
     assert error(Case(mm(m, 200, 4096, "float16"), config)) < 1e-5
 
 
-@pytest.mark.parametrize("config", [TMA, SPECIALIZED, TILE, GEMV], ids=lambda each: each.template)
+@pytest.mark.parametrize(
+    "config", [TMA, SPECIALIZED_PARAM, TILE, GEMV], ids=lambda each: each.template
+)
 @pytest.mark.parametrize("layouts", ["rr", "rc"])
 def test_several_factors(config: GemmConfig, layouts: str) -> None:
     m = 3 if config is GEMV else 264

@@ -237,6 +237,8 @@ class CudaStopwatch:
         call()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[self._device]
+        random = generator.clone_state()
         # Other threads may use the device meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
@@ -248,6 +250,8 @@ class CudaStopwatch:
             # torch's allocator is told of the end of a capture only if that went well.
             with contextlib.suppress(Exception):
                 torch._C._cuda_endAllocateToPool(self._device, self._pool)
+            # Nor is the generator, which would draw no numbers outside of a capture.
+            generator.graphsafe_set_state(random)
             return None
         self._graphs.append(graph)
         graph.replay()

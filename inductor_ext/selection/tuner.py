@@ -82,20 +82,27 @@ def tune(
         reports = worker.run(jobs, make_bench, index, settings.tuning_budget, deadline)
     else:
         reports = trial.run(jobs, make_bench(index), settings.tuning_budget, progress.at)
-    for report in reports:
-        decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
-        record = _record(report, device, predictions[report.problem])
-        events.emit(record, event_log=settings.event_log)
-        progress.finished(report)
-        _print_table(report, time.perf_counter() - begun, isolated)
+    finished: list[Report] = []
+    try:
+        for report in reports:
+            decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
+            finished.append(report)
+            progress.finished(report)
+            _print_table(report, time.perf_counter() - begun, isolated)
+            begun = time.perf_counter()
+    finally:
+        progress.close()
+        # Only now: while reports come, what this thread emits is muted.
+        for report in finished:
+            record = _record(report, device, predictions[report.problem])
+            events.emit(record, event_log=settings.event_log)
+    for report in finished:
         if all(each.microseconds is None for each in report.timings if each.config is not None):
             reasons = _failures(report)
             words = problem_words(report.problem)
             events.warn_once(
                 f"tuning:{reasons}", f"no kernel of ours can be used for {words}: {reasons}"
             )
-        begun = time.perf_counter()
-    progress.close()
     return decisions
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.problem import FP8, GemmProblem
 from inductor_ext.templates.triton import dequantize, shared
 
 __all__ = ["SOURCE", "constants"]
@@ -85,8 +85,8 @@ SOURCE = (
     {%- set _ = a_masks.append("(rk%s < %s)" % (a_k, rest)) %}
     {%- set _ = b_masks.append("(rk%s < %s)" % (b_k, rest)) %}
     {%- endif %}
-    {%- set a_mask = ", mask=%s, other=0" % " & ".join(a_masks) if a_masks else "" %}
-    {%- set b_mask = ", mask=%s, other=0" % " & ".join(b_masks) if b_masks else "" %}
+    {%- set a_mask = ", mask=%s, other=%s" % (" & ".join(a_masks), ZERO) if a_masks else "" %}
+    {%- set b_mask = ", mask=%s, other=%s" % (" & ".join(b_masks), ZERO) if b_masks else "" %}
     {%- set once = ', eviction_policy="evict_first"' if B_ONCE else "" %}
 
     {%- if BATCHED %}
@@ -197,5 +197,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         **shared.tiling(problem, config),
         **shared.loads(problem, config),
         **dequantize.constants(problem),
+        # Triton makes no fp8 of an integer.
+        "ZERO": 0.0 if FP8 & {problem.a.dtype, problem.b.dtype} else 0,
         "IMPRECISE": shared.imprecise(problem, config),
     }
