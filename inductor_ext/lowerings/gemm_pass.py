@@ -63,7 +63,8 @@ class _Site:
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
-    if settings.gemm_templates:
+    if settings.gemm_templates and (_may_tune() or choose.is_forced()):
+        # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
     if settings.gemm_templates and _products(gm.graph):
         _Planner(gm, settings).plan()
@@ -182,13 +183,13 @@ class _Planner:
 
     def _place(self, site: _Site) -> bool:
         """Put the decisions about a site into the graph; whether a kernel takes its nodes."""
-        problems = self._problems(site)
-        decisions = [self.known[problem] for problem in problems]
+        asked = self._problems(site)
+        decisions = [self.known[problem] for problem in asked]
         if len({decision.config for decision in decisions}) > 1:
             self._dispatch(site, self._sizes(site), decisions)
             return True
         # Of several sizes the largest: what holds for it, holds for all.
-        problem, decision = problems[-1], decisions[-1]
+        problem, decision = asked[-1], decisions[-1]
         if site.fusion is None:
             self._leave(site.nodes[0], problem, decision, {})
         elif decision.config is not None:
