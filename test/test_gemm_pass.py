@@ -203,3 +203,20 @@ def test_cpp_launches_no_kernel_that_loads_by_tma() -> None:
     assert "make_tensor_descriptor" in kernel
     lowered, _ = lower(lambda _: tma, *arguments, cpp_wrapper=True)
     assert not lowered.kernels()
+
+
+def test_groups_of_rows_are_one_kernel() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch._grouped_mm(a, b.transpose(-1, -2), offs=ends))
+
+    lowered, asked = lower(
+        lambda _: GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True),
+        function,
+        matrix(512, 256),
+        matrix(4, 384, 256),
+        ((4,), torch.int32),
+    )
+    assert [(each.operation, each.batch, each.m) for each in set(asked)] == [("grouped", 4, 512)]
+    (kernel,) = lowered.kernels().values()
+    assert "OFFSETS" in kernel
+    assert "maximum" in kernel

@@ -148,6 +148,59 @@ def scaled_mm(
     )
 
 
+@register_lowering(aten._grouped_mm.default)
+def grouped_mm(
+    stock: Callable[..., Any],
+    mat_a: Any,
+    mat_b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+    **kwargs: Any,
+) -> Any:
+    plan = _planned(aten._grouped_mm.default)
+    node = _grouped(plan, [mat_a, mat_b, offs]) if plan is not None and not kwargs else None
+    return stock(mat_a, mat_b, offs, bias, out_dtype, **kwargs) if node is None else node
+
+
+@register_lowering(aten._scaled_grouped_mm.default)
+def scaled_grouped_mm(
+    stock: Callable[..., Any],
+    mat_a: Any,
+    mat_b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+    **kwargs: Any,
+) -> Any:
+    plan = _planned(aten._scaled_grouped_mm.default)
+    inputs = [mat_a, mat_b, offs, scale_a, scale_b]
+    node = _grouped(plan, inputs) if plan is not None and not kwargs else None
+    if node is not None:
+        return node
+    rest = (offs, bias, scale_result, out_dtype, use_fast_accum)
+    return stock(mat_a, mat_b, scale_a, scale_b, *rest, **kwargs)
+
+
+def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
+    """The product of rows in groups: a, b, the groups' ends, and scales of fp8 or none."""
+    from torch._inductor.ir import FixedLayout
+    from torch._inductor.kernel.mm_common import realize_inputs
+    from torch._inductor.virtualized import V
+
+    operands = realize_inputs(*inputs)
+    a, b = operands[:2]
+    # The operator pads the rows of its output, which is what its readers were compiled for.
+    value = V.current_node.meta["val"]
+    size = [a.get_size()[0], b.get_size()[-1]]
+    layout = FixedLayout(a.get_device_or_error(), value.dtype, size, list(value.stride()))
+    return _product(plan, operands, layout)
+
+
 def fused(*inputs: Any) -> Any:
     """The lowering of a call by which `gemm_pass` has replaced several nodes.
 
