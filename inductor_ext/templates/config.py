@@ -222,6 +222,17 @@ class GemmConfig:
         """Columns of a tile as the tensor cores see it."""
         return self.block_m if self.swap else self.block_n
 
+    def product_m(self, problem: GemmProblem) -> int:
+        """Rows of one product as the tensor cores see it: a gate and what it gates are two, of half
+        the tile's columns each.
+        """
+        return self.mma_m // 2 if self.swap and problem.epilogue.gated else self.mma_m
+
+    def product_n(self, problem: GemmProblem) -> int:
+        """Columns of one product as the tensor cores see it."""
+        halved = problem.epilogue.gated and not self.swap
+        return self.mma_n // 2 if halved else self.mma_n
+
     @property
     def consumer_warps(self) -> int:
         """Warps that hold accumulators.
@@ -238,7 +249,10 @@ class GemmConfig:
     @property
     def accumulator_registers(self) -> int:
         """32-bit registers of a thread that hold accumulators."""
-        return ceiling(self.block_m * self.block_n, 32 * self.consumer_warps)
+        sums = self.block_m * self.block_n
+        if not TEMPLATES[self.template].tensor_cores:
+            sums *= self.block_k
+        return ceiling(sums, 32 * self.consumer_warps)
 
     @property
     def registers(self) -> int:
@@ -344,7 +358,7 @@ def warpgroup_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> b
     return (
         device.capability[0] in (9, 10)
         and TEMPLATES[config.template].tensor_cores
-        and config.mma_m >= 64
+        and config.product_m(problem) >= 64
         and config.warps % 4 == 0
         and problem.arithmetic != "fma"
         and (problem.arithmetic == "half" or problem.k_major)

@@ -200,12 +200,11 @@ def least_block_k(problem: GemmProblem) -> int:
 def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """A warpgroup's wgmma has 64 rows; K is contiguous unless the dtype has 16 bits."""
     groups = max(1, config.consumer_warps // 4)
+    rows = config.product_m(problem)
     if config.warps % 4:
         return f"wgmma needs whole groups of four warps, and there are {config.warps} warps"
-    if config.mma_m < 64 * groups:
-        return (
-            f"{groups} warpgroups need {64 * groups} rows of wgmma, and the tile has {config.mma_m}"
-        )
+    if rows < 64 * groups:
+        return f"{groups} warpgroups need {64 * groups} rows of wgmma, and the tile has {rows}"
     if device.capability[0] == 9 and problem.arithmetic != "half" and not problem.k_major:
         return f"wgmma reads {problem.a.dtype} with K contiguous only"
     return None
@@ -228,10 +227,14 @@ need the others, and what does not fit is spilled."""
 @_constraint(*_TENSOR_CORES)
 def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Accumulators fit into registers beside what else a thread needs, so that nothing spills.
-    Without tensor cores that is as much again: operands pass through registers as well.
+    Where operands pass through registers as well, those are as many again: without tensor cores,
+    and where elements are loaded one by one, as cp.async takes no less than 4 bytes.
     """
     needed = config.accumulator_registers
-    most = MOST_ACCUMULATORS // 2 if problem.arithmetic == "fma" else MOST_ACCUMULATORS
+    narrow = min(problem.a.vector_bytes, problem.b.vector_bytes) < 4 and not config.tma
+    most = MOST_ACCUMULATORS
+    if problem.arithmetic == "fma" or narrow:
+        most //= 2
     if needed > most:
         return f"{needed} registers a thread hold accumulators; beyond {most} spills"
     if config.cta_registers > device.registers_sm:

@@ -130,7 +130,9 @@ def _persistent_tma(
     for m, n, swap in _tiles(problem, device, (64, 128, 256)):
         for k in _k_blocks(problem, (1, 2)):
             options = (
-                [(4, False)] if specialized else [(w, f) for w in _warps(m, n) for f in (1, 0)]
+                [(4, False)]
+                if specialized
+                else [(w, f) for w in _warps(m, n) for f in (False, True)]
             )
             for warps, flatten in options:
                 shape = _shape(
@@ -143,9 +145,19 @@ def _persistent_tma(
                     swap=swap,
                     tma=True,
                     warp_specialize=specialized,
-                    flatten=bool(flatten),
+                    flatten=flatten,
                 )
-                yield from _staged(shape, problem, device, 6, 2)
+                if not flatten or _flattens(problem, shape, device):
+                    yield from _staged(shape, problem, device, 6, 2)
+
+
+def _flattens(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
+    """Whether one loop over tiles and along K can be worth it.
+
+    Where every CTA has one tile there is nothing to go on to. Two products that gate each other
+    took up to twice as long on an H200: their loop is not pipelined as one.
+    """
+    return config.tiles(problem) > device.sms and not problem.epilogue.gated
 
 
 def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[int]:
@@ -202,13 +214,15 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
     longest = max(least_block_k(problem), next_power_of_two(problem.k))
     widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(problem.n))
     least, most = _STEP_BYTES
+    # Warps stand side by side along N, each with 8 columns or more of each product.
+    products = 2 if problem.epilogue.gated else 1
     for n in sorted({min(side, widest) for side in (16, 32, 64, 128)}):
         for k in sorted({min(depth, longest) for depth in (64, 128, 256, 512)}):
             size = n * k * bits // 8
             if size > most or (size < least and n < widest and k < longest):
                 continue
             for warps in (2, 4) if n <= 64 else (4,):
-                if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps:
+                if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * products:
                     continue
                 shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
                 for splits in _splits(problem, shape, device):
@@ -248,7 +262,8 @@ def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterat
                     shape = _shape(
                         name, problem, m, n, k, warps=warps, swap=swap, tma=True, flatten=flatten
                     )
-                    yield from _staged(shape, problem, device, 5, 2)
+                    if not flatten or _flattens(problem, shape, device):
+                        yield from _staged(shape, problem, device, 5, 2)
 
 
 def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
