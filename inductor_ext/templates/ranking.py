@@ -5,7 +5,7 @@ problem in order and keeps a few that differ. Everything that the model does not
 problem, the configuration and the device is one of the `Constants`, so that measurements can
 correct it (`fit`). The model is there to order: what it keeps is measured against ATen anyway.
 
-Two timelines run side by side, and the longer one counts:
+Two timelines run side by side, and the longer one counts most:
 
 - SMs: tiles in whole rounds (a wave that is half full takes as long as a full one), steps along K
   at the rate of the tensor cores for that tile, the latency that a pipeline needs to fill, and what
@@ -450,21 +450,33 @@ def error(measurements: Iterable[Measurement], constants: Constants) -> float:
     Every problem counts the same, and in it what is slow counts less: by the square of the fastest
     over the measured time.
     """
+    return sum(each**2 for each in _residuals(_weighted(measurements), constants))
+
+
+_Weighted = list[tuple[_Case, GemmConfig, float, float]]
+"""The case, its configuration, the measured microseconds and the weight of each measurement."""
+
+
+def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
+    """Measurements with weights, of which the sum is 1."""
     groups: dict[tuple[GemmProblem, Device], list[Measurement]] = {}
     for each in measurements:
         groups.setdefault((each.problem, each.device), []).append(each)
-    means = []
+    found = []
     for (problem, device), group in groups.items():
-        case = _case(problem, device)
-        fastest = min(each.microseconds for each in group)
-        total = weights = 0.0
-        for each in group:
-            predicted = _predict(case, each.config, constants).total
-            weight = (fastest / each.microseconds) ** 2
-            total += weight * math.log(predicted / each.microseconds) ** 2
-            weights += weight
-        means.append(total / weights)
-    return sum(means) / len(means)
+        weights = [each.microseconds**-2 for each in group]
+        whole = sum(weights) * len(groups)
+        for each, weight in zip(group, weights, strict=True):
+            found.append((_case(problem, device), each.config, each.microseconds, weight / whole))
+    return found
+
+
+def _residuals(measurements: _Weighted, constants: Constants) -> list[float]:
+    """Of which the sum of squares is `error`."""
+    return [
+        math.sqrt(weight) * math.log(_predict(case, config, constants).total / microseconds)
+        for case, config, microseconds, weight in measurements
+    ]
 
 
 _PULL = 1e-5
@@ -473,42 +485,71 @@ that those of which measurements say nothing stay there."""
 
 
 def fit(
-    measurements: Sequence[Measurement], constants: Constants = DEFAULT, rounds: int = 60
+    measurements: Sequence[Measurement], constants: Constants = DEFAULT, rounds: int = 30
 ) -> Constants:
-    """Constants that predict measurements better, by a search along one of them after the other.
+    """Constants that predict measurements better, by least squares.
 
-    In each round every constant is tried larger and smaller by a factor, and the one change that
-    lowers `error` most, after what it costs to leave the beginning, is kept. The factor begins at
-    1.2, and its logarithm is halved whenever a round brings nothing.
+    It is the method of Levenberg and Marquardt, on the logarithms of the constants: a step where
+    the predictions are taken for linear, the shorter the less it has been trusted.
 
     Args:
         measurements: one or more; many of different templates, tiles and sizes.
         constants: where to begin.
-        rounds: how many at most; each predicts every measurement twice for each constant.
+        rounds: steps at most; each predicts every measurement once for each constant, and a few
+            times more.
 
     Returns:
         Constants whose `error` is no higher than that of `constants`.
     """
+    import torch
+
     names = [field.name for field in dataclasses.fields(Constants)]
+    weighted = _weighted(measurements)
 
-    def cost(tried: Constants) -> float:
-        away = (math.log(getattr(tried, name) / getattr(constants, name)) ** 2 for name in names)
-        return error(measurements, tried) + _PULL * sum(away)
+    def residuals(tried: Constants) -> torch.Tensor:
+        away = [math.log(getattr(tried, name) / getattr(constants, name)) for name in names]
+        pulls = [math.sqrt(_PULL) * each for each in away]
+        return torch.tensor(_residuals(weighted, tried) + pulls, dtype=torch.float64)
 
-    best, lowest, factor = constants, cost(constants), 1.2
+    def changed(logarithms: Sequence[float]) -> Constants:
+        return Constants(
+            **{
+                name: _bounded(name, getattr(best, name) * math.exp(each))
+                for name, each in zip(names, logarithms, strict=True)
+            }
+        )
+
+    best, found, damping = constants, residuals(constants), 1e-2
     for _ in range(rounds):
-        near = [
-            dataclasses.replace(best, **{name: _bounded(name, value)})
-            for name in names
-            for value in (getattr(best, name) * factor, getattr(best, name) / factor)
-        ]
-        costs = [cost(each) for each in near]
-        if min(costs) < lowest:
-            lowest = min(costs)
-            best = near[costs.index(lowest)]
+        columns = []
+        for name in names:
+            # Downwards, where a share cannot be larger.
+            near = dataclasses.replace(best, **{name: getattr(best, name) * math.exp(-_STEP)})
+            columns.append((found - residuals(near)) / _STEP)
+        slopes = torch.stack(columns, 1)
+        squares, gradient = slopes.T @ slopes, slopes.T @ found
+        while damping < _MOST_DAMPING:
+            damped = squares + damping * torch.diag(squares.diagonal())
+            step = torch.linalg.solve(damped, -gradient).clamp(-_LONGEST, _LONGEST)
+            tried = changed(step.tolist())
+            after = residuals(tried)
+            if after @ after < found @ found:
+                break
+            damping *= 4
         else:
-            factor = math.sqrt(factor)
+            break
+        best, found, damping = tried, after, damping / 4
     return best
+
+
+_STEP = 1e-3
+"""Of a logarithm, to see what a constant changes."""
+
+_LONGEST = 0.7
+"""That a logarithm is changed by at once; beyond a factor of two nothing is linear."""
+
+_MOST_DAMPING = 1e6
+"""Steps are too short then to be worth it."""
 
 
 def _bounded(name: str, value: float) -> float:
