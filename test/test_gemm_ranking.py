@@ -361,7 +361,6 @@ FARTHER = {
     # keeps in registers, of which the model knows nothing.
     "mm 4096x4096x4095": 0.91,
     "mm 1x28672x4096 gated normalized parts=2": 0.96,
-    "mm 16x4096x14336": 0.969,
 }
 """Where the best of the six is farther from the best of all than 3 %, and how near it is."""
 
