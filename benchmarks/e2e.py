@@ -52,14 +52,7 @@ def floor(model: Model, device: str) -> float | None:
     """Milliseconds for reading what the call must read; None where that is not what bounds it."""
     if device == "cpu" or not model.bytes_read:
         return None
-    found: Any = torch.cuda.get_device_properties(0)
-    known = Device.from_properties(
-        found.name,
-        (found.major, found.minor),
-        found.multi_processor_count,
-        found.shared_memory_per_block_optin,
-        found.L2_cache_size,
-    )
+    known = Device.described(torch.cuda.get_device_properties(0))
     return model.bytes_read / known.bandwidth * 1e3
 
 

@@ -72,14 +72,7 @@ def floor(case: Case, device: str) -> float | None:
     """Microseconds that no kernel can beat, launch excluded; None for what is no known GPU."""
     if device == "cpu":
         return None
-    found: Any = torch.cuda.get_device_properties(0)
-    properties = Device.from_properties(
-        found.name,
-        (found.major, found.minor),
-        found.multi_processor_count,
-        found.shared_memory_per_block_optin,
-        found.L2_cache_size,
-    )
+    properties = Device.described(torch.cuda.get_device_properties(0))
     bound = case.problem.roofline(properties)
     return bound if math.isfinite(bound) else None
 

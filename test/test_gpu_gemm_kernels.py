@@ -44,14 +44,7 @@ LAYOUTS = ("rr", "rc", "cr", "cc")
 
 @functools.cache
 def device() -> Device:
-    found = torch.cuda.get_device_properties(0)
-    return Device.from_properties(
-        found.name,
-        (found.major, found.minor),
-        found.multi_processor_count,
-        found.shared_memory_per_block_optin,
-        found.L2_cache_size,
-    )
+    return Device.described(torch.cuda.get_device_properties(0))
 
 
 @pytest.fixture(autouse=True)

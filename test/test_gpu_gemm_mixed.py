@@ -32,14 +32,7 @@ def uncached() -> Iterator[None]:
 
 @functools.cache
 def device() -> Device:
-    found: Any = torch.cuda.get_device_properties(0)
-    return Device.from_properties(
-        found.name,
-        (found.major, found.minor),
-        found.multi_processor_count,
-        found.shared_memory_per_block_optin,
-        found.L2_cache_size,
-    )
+    return Device.described(torch.cuda.get_device_properties(0))
 
 
 def check(problem: GemmProblem, template: str, count: int = 3) -> None:

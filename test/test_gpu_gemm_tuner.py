@@ -50,14 +50,7 @@ OUTPUTS = (
 
 
 def this_device() -> Device:
-    properties: Any = torch.cuda.get_device_properties(0)
-    return Device.from_properties(
-        properties.name,
-        (properties.major, properties.minor),
-        properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,
-        properties.L2_cache_size,
-    )
+    return Device.described(torch.cuda.get_device_properties(0))
 
 
 @pytest.fixture(autouse=True)

@@ -43,8 +43,8 @@ class Plan:
 
 
 def plan_of(node: Any) -> Plan | None:
-    """The plan that was left on a node of the graph, if any."""
-    plan: Plan | None = node.meta.get(PLAN) if node is not None else None
+    """The plan that was left on a node of the graph, if any; there may be no node at all."""
+    plan: Plan | None = getattr(node, "meta", {}).get(PLAN)
     return plan
 
 

@@ -250,16 +250,7 @@ def _device(graph: fx.Graph) -> tuple[Device, int]:
     """The device of the graph's products, and its index."""
     value = next(iter(_products(graph))).meta["val"]
     index = value.device.index
-    properties: Any = torch.cuda.get_device_properties(index)
-    device = Device.from_properties(
-        properties.name,
-        (properties.major, properties.minor),
-        properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,
-        properties.L2_cache_size,
-        shared_memory_sm=properties.shared_memory_per_multiprocessor,
-        registers_sm=properties.regs_per_multiprocessor,
-    )
+    device = Device.described(torch.cuda.get_device_properties(index))
     return device, index
 
 

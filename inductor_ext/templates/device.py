@@ -9,6 +9,7 @@ covers MIG slices and boards that nobody has entered.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from inductor_ext import exc
 
@@ -95,6 +96,19 @@ class Device:
             fp8=self.fp8 * part,
             int8=self.int8 * part,
             fma=self.fma * part,
+        )
+
+    @classmethod
+    def described(cls, properties: Any) -> Device:
+        """The device of which `torch.cuda.get_device_properties` has told."""
+        return cls.from_properties(
+            properties.name,
+            (properties.major, properties.minor),
+            properties.multi_processor_count,
+            properties.shared_memory_per_block_optin,
+            properties.L2_cache_size,
+            shared_memory_sm=properties.shared_memory_per_multiprocessor,
+            registers_sm=properties.regs_per_multiprocessor,
         )
 
     @classmethod
