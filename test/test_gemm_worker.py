@@ -65,11 +65,12 @@ def test_a_crash_takes_down_its_own_candidate_only() -> None:
 
 def test_a_hang_ends_with_the_deadline() -> None:
     hangs = candidate(10, tuning_bench.HANGS)
-    found = reports(trial.Job(PROBLEM, (hangs,)), bench=tuning_bench.warm_cpu_bench, deadline=8.0)
+    # Every other step, the start of the process among them, takes less on a machine that is busy.
+    found = reports(trial.Job(PROBLEM, (hangs,)), bench=tuning_bench.warm_cpu_bench, deadline=30.0)
     report = found[PROBLEM]
     assert report.chosen is None
     assert report.timings[0].microseconds == pytest.approx(STOCK)
-    assert failures(report)[hangs] == "no result within 8 s"
+    assert failures(report)[hangs] == "no result within 30 s"
 
 
 def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
