@@ -66,8 +66,11 @@ def run(gm: fx.GraphModule, settings: Settings) -> None:
     if settings.gemm_templates and (_may_tune() or choose.is_forced()):
         # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
-    if settings.gemm_templates and _products(gm.graph):
-        _Planner(gm, settings).plan()
+    first = next(iter(_products(gm.graph)), None) if settings.gemm_templates else None
+    if first is not None:
+        index = first.meta["val"].device.index
+        device = Device.described(torch.cuda.get_device_properties(index))
+        _Planner(gm, settings, device, index).plan()
         gm.recompile()
     gemm_records.emit(gm.graph, settings)
 
@@ -82,18 +85,28 @@ def _products(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
 class _Planner:
     """Plans one graph, and the branches that it makes."""
 
-    def __init__(self, gm: fx.GraphModule, settings: Settings, rows: int | None = None) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        settings: Settings,
+        device: Device,
+        index: int,
+        rows: int | None = None,
+    ) -> None:
         """Nothing is done yet.
 
         Args:
             gm: the graph.
             settings: of the compile.
+            device: of the graph's products.
+            index: of that device.
             rows: in a branch, the number of rows that stands for its sizes.
         """
         self.gm = gm
         self.settings = settings
+        self.device = device
+        self.index = index
         self.rows = rows
-        self.device, self.index = _device(gm.graph)
         self.known: dict[GemmProblem, Decision] = {}
         self.fused: set[fx.Node] = set()
         """What fusions consist of that are not decided on yet."""
@@ -113,22 +126,21 @@ class _Planner:
             if taken.isdisjoint(site.nodes):
                 problem = self._problems(site)[-1]
                 gemm_records.decline(site.nodes, problem, self.known[problem])
-        products = _products(self.gm.graph)
         plain = [
             _plain_site(node, problem)
-            for node, problem in products.items()
+            for node, problem in _products(graph).items()
             if gemm.plan_of(node) is None
         ]
         self._decide(plain)
         for site in plain:
             self._place(site)
-        for node in list(self.gm.graph.nodes):
+        for node in list(graph.nodes):
             plan = gemm.plan_of(node)
             value = node.meta.get("val")
             if plan is None or plan.decision.config is None or not isinstance(value, torch.Tensor):
                 continue
             if value.dim() == 2:
-                epilogues.flatten(self.gm.graph, node)
+                epilogues.flatten(graph, node)
 
     def _sizes(self, site: _Site) -> list[int]:
         """The numbers of rows to decide at, ascending; one where they are known."""
@@ -221,7 +233,7 @@ class _Planner:
         """What plans the branch for so many rows."""
 
         def plan(branch: fx.GraphModule) -> None:
-            planner = _Planner(branch, self.settings, rows)
+            planner = _Planner(branch, self.settings, self.device, self.index, rows)
             planner.known = self.known
             planner.plan()
             gemm_records.emit(branch.graph, self.settings)
@@ -244,14 +256,6 @@ def _plain_site(node: fx.Node, problem: GemmProblem) -> _Site:
     assert isinstance(a, fx.Node)
     rows = a.meta["val"].dim() - 2
     return _Site(epilogues.with_epilogue(node, problem), (node,), (node,), a, (rows,))
-
-
-def _device(graph: fx.Graph) -> tuple[Device, int]:
-    """The device of the graph's products, and its index."""
-    value = next(iter(_products(graph))).meta["val"]
-    index = value.device.index
-    device = Device.described(torch.cuda.get_device_properties(index))
-    return device, index
 
 
 def _launched_from_cpp() -> bool:
