@@ -207,7 +207,8 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
         # While a CTA multiplies nothing is loaded, but by others of its SM.
         together += (busy + memory - together) / occupancy
-    total = launch + together + reduction
+    # What is infinite stays so: the difference above is no number then.
+    total = math.inf if math.isinf(busy) else launch + together + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
 
 
