@@ -122,6 +122,8 @@ def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
     found = compiled(Case(mm(16, 4096, 4096), SKINNY))
     assert count(r"griddepcontrol\.wait", found) == 1
     assert count(r"griddepcontrol\.launch_dependents", found) == 1
+    # Inductor's dependent launches rely on it that what came before the kernel before has ended.
+    assert count(r"griddepcontrol\.wait[\s\S]*griddepcontrol\.launch_dependents", found) == 1
 
 
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))

@@ -85,8 +85,8 @@ SOURCE = (
     {%- endif %}
     {%- endfor %}
     {%- if PDL %}
-    tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
     for k in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
         b = tl.load(b_at{{b_mask}}{{once}}).to(tl.float32)

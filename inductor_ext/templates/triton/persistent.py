@@ -64,8 +64,8 @@ SOURCE = (
     stored = begin - tl.num_programs(0)
     {%- endif %}
     {%- if PDL %}
-    tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
     for tile in tl.range(
         begin, tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE

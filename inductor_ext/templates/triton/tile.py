@@ -16,9 +16,11 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
   applied to b, those of tensors and columns are factors of the product, too;
 - K can be divided among `SPLIT_K` CTAs, which write float32 sums one below the other; who adds them
   up is not the kernel's business, and no order is left to chance;
-- a dependent launch (`PDL`) begins while the kernel before it is at work, and lets the next one
-  begin at once. What it could do before it waits does not pay: on an H200, asking L2 for the first
-  256 bytes to 8 KiB of each column of b ahead made a chain of products 1 to 40 % slower;
+- a dependent launch (`PDL`) begins while the kernel before it is at work. It lets the next one
+  begin only when that has ended: Inductor's own dependent launches (`triton.enable_pdl`) read what
+  any but the last kernel wrote without waiting. Nor does doing anything before that pay: on an
+  H200, asking L2 for the first 256 bytes to 8 KiB of each column of b ahead made a chain of
+  products 1 to 40 % slower;
 - operands can be exchanged (`SWAP`), so that columns are the long side of the tensor cores' tile.
 """
 
@@ -112,8 +114,8 @@ SOURCE = (
     squares = tl.zeros((BLOCK_M, BLOCK_M), dtype=tl.float32)
     {%- endif %}
     {%- if PDL %}
-    tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
     for k in tl.range(begin, end, BLOCK_K):
         a = tl.load(a_at{{a_mask}})
