@@ -35,6 +35,7 @@ from typing import Any
 from inductor_ext import compat, exc
 
 __all__ = [
+    "CUTLASS_INSTALL",
     "CudaDevice",
     "Feature",
     "Part",
@@ -46,8 +47,8 @@ __all__ = [
     "probe_all",
 ]
 
-_CUTLASS_RELEASE = "4.2.0.0"
-"""The nvidia-cutlass release that the templates are written for."""
+CUTLASS_INSTALL = "pip install nvidia-cutlass==4.2.0.0"
+"""Installs the release that the templates are written for."""
 
 _LOWEST_CAPABILITY = (7, 0)
 """Inductor refuses to compile Triton kernels for older devices."""
@@ -538,20 +539,28 @@ def _examine_triton(_path: tuple[str, ...]) -> _Finding:
 
 
 def _cutlass_inputs() -> tuple[Any, ...]:
-    return (tuple(sys.path), os.environ.get("TORCHINDUCTOR_CUTLASS_DIR"))
+    variable = os.environ.get("TORCHINDUCTOR_CUTLASS_DIR")
+    torch = _if_loaded("torch", "__file__")
+    # What Inductor's settings are if nobody sets them, which is there for builds from source only.
+    unset = torch and os.path.realpath(f"{os.path.dirname(torch)}/../third_party/cutlass/")
+    known = (None, unset, variable and os.path.realpath(variable))
+    for setting in ("cutlass.cutlass_dir", "cuda.cutlass_dir"):
+        folder = _if_loaded("torch._inductor.config", setting)
+        if folder not in known:
+            return (tuple(sys.path), folder, f"torch._inductor.config.{setting}")
+    return (tuple(sys.path), variable, "TORCHINDUCTOR_CUTLASS_DIR")
 
 
-def _examine_cutlass(_path: tuple[str, ...], configured: str | None) -> _Finding:
-    wanted = f"nvidia-cutlass=={_CUTLASS_RELEASE}"
+def _examine_cutlass(_path: tuple[str, ...], configured: str | None, setter: str) -> _Finding:
     if configured:
-        root, version, origin = configured, None, "from TORCHINDUCTOR_CUTLASS_DIR"
+        root, version, origin = configured, None, f"from {setter}"
     else:
         folder = _folder_of("cutlass_library")
         if folder is None:
             return _Finding(
                 why="nvidia-cutlass is not installed for this Python, and "
                 "TORCHINDUCTOR_CUTLASS_DIR is not set",
-                install=f"pip install {wanted}",
+                install=CUTLASS_INSTALL,
             )
         root, version = os.path.join(folder, "source"), _version_of("nvidia-cutlass")
         origin = "from the package nvidia-cutlass"
@@ -559,9 +568,9 @@ def _examine_cutlass(_path: tuple[str, ...], configured: str | None) -> _Finding
         return _Finding(
             version=version,
             why=f"{root} ({origin}) has no include/cutlass/cutlass.h",
-            install="unset TORCHINDUCTOR_CUTLASS_DIR or set it to a checkout of CUTLASS"
+            install=f"unset {setter} or set it to a checkout of CUTLASS"
             if configured
-            else f"pip install --force-reinstall {wanted}",
+            else CUTLASS_INSTALL.replace("install", "install --force-reinstall", 1),
         )
     return _Finding(version=version, path=os.path.abspath(root), detail=origin)
 

@@ -83,6 +83,8 @@ PURE = (
     "selection.wording",
     "templates.config",
     "templates.constraints",
+    "templates.cutlass.alignment",
+    "templates.cutlass.headers",
     "templates.device",
     "templates.problem",
     "templates.ranking",

@@ -230,8 +230,7 @@ class Operand:
             used = [row, column]
         alignment = 1
         if len(used) == 1:
-            bytes_divide = math.gcd(vector, max(1, base * 8 // DTYPE_BITS[dtype]))
-            alignment = math.gcd(bytes_divide, offset, batch_stride, *used)
+            alignment = aligned(dtype, offset, batch_stride, *used, base=base)
         return cls(dtype, (row, column), alignment, batch_stride)
 
     @property
@@ -255,6 +254,17 @@ class Operand:
         """Elements from the first to the last of `batch` matrices, both included."""
         row, column = self.strides
         return (batch - 1) * self.batch_stride + (rows - 1) * row + (columns - 1) * column + 1
+
+
+def aligned(dtype: str, *counts: int, base: int = VECTOR_BYTES) -> int:
+    """The largest power of two, of elements of at most 16 bytes, that divides all of `counts` and
+    an address that `base` bytes, a power of two, divide.
+
+    Raises:
+        exc.BadGemmError: an unknown dtype.
+    """
+    _require_dtype(dtype, "operand", "dtype")
+    return math.gcd(_vector(dtype), max(1, base * 8 // DTYPE_BITS[dtype]), *counts)
 
 
 def _vector(dtype: str) -> int:

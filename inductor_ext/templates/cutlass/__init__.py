@@ -1,0 +1,6 @@
+"""GEMMs as CUTLASS kernels: own sources on CUTLASS's headers, built by nvcc.
+
+`headers` finds CUTLASS on this machine. `alignment` says how wide a tensor can be accessed. All of
+it is pure: neither torch nor Inductor is imported, and of the nvidia-cutlass package only the
+headers are used, none of its Python modules.
+"""
