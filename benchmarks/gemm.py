@@ -10,6 +10,9 @@ A run on the whole suite takes longer than many machines are lent. It measures f
 stand for all (`--quick` measures these alone), ends before the time that it is given, and goes on:
 
     python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume FILE
+
+With `--processes 4` that many cases are compiled at the same time, while one at a time has the GPU;
+how long compiling takes is not measured then.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import torch
 
-from benchmarks import contenders, gemm_suite, measure, results, slices
+from benchmarks import contenders, gemm_suite, measure, results, slices, turns
 from benchmarks.contenders import Compiled, Contender
 from benchmarks.gemm_suite import Case, Program
 from benchmarks.gpu_timing import Mode, Timer
@@ -97,8 +101,9 @@ def measure_case(
     Returns:
         By contender, and by the name of other ways to compute the layer (`Program.rivals`).
     """
-    program = case.program(timer.device)
-    reference = program.reference()
+    with turns.turn():
+        program = case.program(timer.device)
+        reference = program.reference()
     found: dict[str, Measured] = {}
     ready: dict[str, Compiled] = {}
     for family in contenders.families(ways):
@@ -112,6 +117,20 @@ def measure_case(
                 except Exception as failure:
                     # One that fails must not take the others' measurements with it.
                     measured.failure = f"{type(failure).__name__}: {str(failure)[:300]}"
+    with turns.turn():
+        _check(program, reference, ready, found)
+        del reference
+        _time(program, ready, found, timer, rounds)
+    return found
+
+
+def _check(
+    program: Program,
+    reference: Sequence[torch.Tensor],
+    ready: dict[str, Compiled],
+    found: Mapping[str, Measured],
+) -> None:
+    """Take those that are wrong out of `ready`."""
     eager = error(program.function(*program.inputs), reference)
     for name, compiled in list(ready.items()):
         deviation = error(compiled.call(), reference)
@@ -120,7 +139,15 @@ def measure_case(
         else:
             found[name].failure = f"wrong: error {deviation:.1e}, eager {eager:.1e}"
             del ready[name]
-    del reference
+
+
+def _time(
+    program: Program,
+    ready: Mapping[str, Compiled],
+    found: dict[str, Measured],
+    timer: Timer,
+    rounds: int | None,
+) -> None:
     calls = {name: compiled.call for name, compiled in ready.items()}
     for name, call in program.rivals.items():
         found[name] = Measured()
@@ -134,7 +161,6 @@ def measure_case(
                 found[name].times[mode] = times[name]
             else:
                 found[name].failure = "no CUDA graph can hold it"
-    return found
 
 
 def _compile(way: Contender, program: Program, measured: Measured, warm: bool) -> Compiled:
@@ -198,6 +224,101 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """What came of one case."""
+
+    case: str
+    rows: list[results.Row]
+    failed: bool
+    line: str
+    """For who watches."""
+    seconds: float
+
+
+class _Runner:
+    """Measures cases, one after the other.
+
+    Args:
+        names: of the contenders.
+        rounds: see `measure_case`.
+        warm: likewise.
+        seconds: whether how long compiles take is a result.
+    """
+
+    def __init__(
+        self, names: Sequence[str], rounds: int | None, warm: bool, seconds: bool = True
+    ) -> None:
+        self.ways = contenders.chosen(names)
+        self.rounds, self.warm, self.seconds = rounds, warm, seconds
+        self.timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
+        contenders.start_workers(self.ways, self.timer.device)
+
+    def run(self, case: Case) -> _Outcome:
+        """Measure a case; whatever fails is part of what came of it."""
+        start = time.monotonic()
+        try:
+            found = measure_case(case, self.ways, self.timer, rounds=self.rounds, warm=self.warm)
+        except Exception as failure:
+            line = f"{case.name}: {type(failure).__name__}: {str(failure)[:500]}"
+            return _Outcome(case.name, [], True, line, time.monotonic() - start)
+        if not self.seconds:
+            for each in found.values():
+                each.compile = each.again = None
+        if self.timer.device == "cuda":
+            torch.cuda.empty_cache()
+        seconds = time.monotonic() - start
+        return _Outcome(
+            case.name,
+            rows(case.name, found, floor(case, self.timer.device)),
+            any(each.failure for each in found.values()),
+            _line(case, found, seconds),
+            seconds,
+        )
+
+
+_runner: _Runner | None = None
+"""Of a process that takes turns with others."""
+
+
+def _start_runner(*arguments: Any) -> None:
+    global _runner
+    _runner = _Runner(*arguments)
+
+
+def _run(case: Case) -> _Outcome:
+    assert _runner is not None
+    return _runner.run(case)
+
+
+def _in_turns(
+    cases: Sequence[Case], processes: int, seconds: float | None, *arguments: Any
+) -> Iterator[_Outcome]:
+    """What came of each case, in the order in which they end.
+
+    Args:
+        cases: to be measured, as long as the next one fits, as in `slices.within`.
+        processes: how many at the same time.
+        seconds: for all; None for no limit.
+        arguments: of each process's `_Runner`.
+    """
+    start, longest = time.monotonic(), 0.0
+    left = list(reversed(cases))
+    running: set[Future[_Outcome]] = set()
+    with turns.pool(processes, _start_runner, *arguments) as workers:
+        while True:
+            fits = seconds is None or time.monotonic() - start + longest <= seconds
+            while left and fits and len(running) < processes:
+                running.add(workers.submit(_run, left.pop()))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                outcome = each.result()
+                longest = max(longest, outcome.seconds)
+                yield outcome
+
+
 def _line(case: Case, found: Mapping[str, Measured], seconds: float) -> str:
     shown = []
     for name, each in found.items():
@@ -223,6 +344,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"only these of {', '.join(contenders.CONTENDERS)}",
     )
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="cases that compile at the same time"
+    )
     parser.add_argument("--warm", action="store_true", help="compile again, from the caches")
     parser.add_argument("--list", action="store_true", help="print the cases, and measure none")
     slices.add_arguments(parser)
@@ -242,26 +366,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header["commit"] = options.commit or header["commit"]
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [case for case in cases if case.name not in ledger.done]
-    ways = contenders.chosen(["eager", *options.contenders])
-    timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
-    contenders.start_workers(ways, timer.device)
-    print(f"Started in {time.monotonic() - start:.1f} s; {len(todo)} cases to measure", flush=True)
-    left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
+    of_runner = (["eager", *options.contenders], options.rounds, options.warm)
+    outcomes: Iterator[_Outcome]
+    if options.processes > 1:
+        outcomes = _in_turns(todo, options.processes, options.budget_seconds, *of_runner, False)
+    else:
+        runner = _Runner(*of_runner)
+        print(f"Started in {time.monotonic() - start:.1f} s", flush=True)
+        left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
+        outcomes = map(runner.run, slices.within(todo, left))
     failed, count = False, 0
-    for case in slices.within(todo, left):
-        begin = time.monotonic()
-        try:
-            found = measure_case(case, ways, timer, rounds=options.rounds, warm=options.warm)
-        except Exception as failure:
-            failed = True
-            print(f"{case.name}: {type(failure).__name__}: {str(failure)[:500]}", flush=True)
-        else:
-            failed |= any(each.failure for each in found.values())
-            ledger.add(rows(case.name, found, floor(case, timer.device)))
-            print(_line(case, found, time.monotonic() - begin), flush=True)
+    for outcome in outcomes:
+        failed |= outcome.failed
         count += 1
-        if timer.device == "cuda":
-            torch.cuda.empty_cache()
+        ledger.add(outcome.rows)
+        print(outcome.line, flush=True)
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

@@ -12,8 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import contenders, e2e, gemm, gemm_models, gemm_suite, gpu_timing, results, slices
+from benchmarks import (
+    contenders,
+    e2e,
+    gemm,
+    gemm_models,
+    gemm_suite,
+    gpu_timing,
+    results,
+    slices,
+    turns,
+)
 from benchmarks.contenders import Compiled, Contender
+from inductor_ext.selection import timing
 
 HEADER: results.Header = {
     "suite": "gemm",
@@ -191,6 +202,59 @@ def test_command_line_goes_on_where_it_stopped(
     assert {row["case"] for row in results.read(path)["rows"]} == set(gemm_suite.CASES)
     assert gemm.main(["--list", "--quick"]) == 0
     assert capsys.readouterr().out == "a 4x8x16\n"
+
+
+def test_processes_share_the_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toys = [gemm_suite.Case("llama", label, "mm", 4, 8, 16) for label in "abc"]
+    monkeypatch.setattr(gemm_suite, "CASES", {case.name: case for case in toys})
+    monkeypatch.setattr(
+        results, "collect_header", lambda suite, command: {**HEADER, "suite": suite}
+    )
+    common = ["--processes", "2", "--contenders", "eager", "--rounds", "2"]
+    assert gemm.main(common) == 0
+    printed = capsys.readouterr().out
+    assert "3 of 3 measured" in printed
+    assert all(f"{case.name}: eager" in printed for case in toys)
+
+
+def test_a_process_measures_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    held: list[int] = []
+
+    class Lock:
+        def __enter__(self) -> None:
+            held.append(1)
+
+        def __exit__(self, *error: object) -> None:
+            held.pop()
+
+    class Stopwatch:
+        def __init__(self, fails: bool) -> None:
+            assert held == [1]
+            if fails:
+                raise ValueError("the first call fails")
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None:
+            assert held == [1]
+
+    monkeypatch.setattr(timing, "CudaStopwatch", Stopwatch)
+    monkeypatch.setattr(turns, "_lock", None)
+    monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda self: held.copy())
+    turns._start(Lock(), lambda name: held.append(name), ("started",))
+    assert held == ["started"]
+    held.clear()
+    assert benchmarker.benchmark_gpu() == [1]
+    with timing.CudaStopwatch(False):
+        assert held == [1]
+    assert not held
+    with pytest.raises(ValueError, match="first call"):
+        timing.CudaStopwatch(True)
+    assert not held
 
 
 # Models
