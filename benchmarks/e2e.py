@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import contenders, gemm_models, measure, results, slices
+from benchmarks import contenders, gemm_models, measure, results, slices, turns
 from benchmarks.contenders import Contender
 from benchmarks.gemm import ROUNDING, WORSE, error
 from benchmarks.gemm_models import Model
@@ -70,8 +71,9 @@ def measure_model(
     Returns:
         By contender.
     """
-    exact = _in_float32(model, device)
-    module, inputs = model.make(device, torch.bfloat16)
+    with turns.turn():
+        exact = _in_float32(model, device)
+        module, inputs = model.make(device, torch.bfloat16)
 
     def function(*given: torch.Tensor) -> Any:
         return module(*given)
@@ -91,8 +93,29 @@ def measure_model(
                         # One that fails must not take the others' measurements with it.
                         text = f"{setting}: {type(failure).__name__}: {str(failure)[:300]}"
                         found[way.name].failure = text
-                    print(f"  {way.name}, {setting}: ready", flush=True)
-    eager = error(function(*inputs), exact)
+                    print(f"  {model.name}: {way.name}, {setting}: ready", flush=True)
+    with turns.turn():
+        _check(calls, error(function(*inputs), exact), exact, found)
+        timed = {key: batches(call, contenders.synchronize) for key, call in calls.items()}
+        for (name, setting), values in measure.alternate(timed, rounds).items():
+            found[name].times[setting] = values
+    return found
+
+
+def _check(
+    calls: dict[tuple[str, str], Callable[[], Any]],
+    eager: float,
+    exact: Sequence[torch.Tensor],
+    found: Mapping[str, Measured],
+) -> None:
+    """Take those that are wrong out of `calls`.
+
+    Args:
+        calls: by contender and setting.
+        eager: the error of eager mode.
+        exact: what is right.
+        found: where errors are noted.
+    """
     for (name, setting), call in list(calls.items()):
         value = call()
         # The replay of a captured call returns nothing, and was computed by the same kernels.
@@ -104,10 +127,6 @@ def measure_model(
         else:
             found[name].failure = f"{setting}: wrong: error {deviation:.1e}, eager {eager:.1e}"
             del calls[name, setting]
-    timed = {key: batches(call, contenders.synchronize) for key, call in calls.items()}
-    for (name, setting), values in measure.alternate(timed, rounds).items():
-        found[name].times[setting] = values
-    return found
 
 
 def _in_float32(model: Model, device: str) -> tuple[torch.Tensor, ...]:
@@ -206,6 +225,39 @@ def _lines(found: Mapping[str, Measured]) -> str:
     return "\n".join(lines)
 
 
+class _Bench:
+    """Measures models, one after the other.
+
+    Args:
+        names: of the contenders.
+        rounds: see `measure_model`.
+        seconds: whether how long compiles take is a result.
+    """
+
+    def __init__(self, names: Sequence[str], rounds: int, seconds: bool = True) -> None:
+        self.ways = contenders.chosen(names)
+        self.rounds, self.seconds = rounds, seconds
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        contenders.start_workers(self.ways, self.device)
+
+    @torch.no_grad()
+    def __call__(self, name: str) -> slices.Outcome:
+        """Measure a model."""
+        model = gemm_models.MODELS[name]
+        found = measure_model(model, self.ways, self.device, self.rounds)
+        if not self.seconds:
+            for each in found.values():
+                each.compile = None
+        torch._dynamo.reset()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        return slices.Outcome(
+            rows(name, found, floor(model, self.device)),
+            f"{name}:\n{_lines(found)}",
+            failed=any(each.failure for each in found.values()),
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when a contender failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -227,22 +279,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header = results.collect_header("e2e", results.command_line())
     header["commit"] = options.commit or header["commit"]
     ledger = slices.Ledger(header, options.json_out, options.resume)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    ways = contenders.chosen(options.contenders)
-    failed = False
-    with torch.no_grad():
-        contenders.start_workers(ways, device)
-        left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
-        todo = [name for name in options.models if name not in ledger.done]
-        for name in slices.within(todo, left):
-            print(f"{name}:", flush=True)
-            found = measure_model(gemm_models.MODELS[name], ways, device, options.rounds)
-            failed |= any(each.failure for each in found.values())
-            ledger.add(rows(name, found, floor(gemm_models.MODELS[name], device)))
-            print(_lines(found), flush=True)
-            torch._dynamo.reset()
-            if device == "cuda":
-                torch.cuda.empty_cache()
+    todo = [name for name in options.models if name not in ledger.done]
+    seconds = options.budget_seconds
+    make = functools.partial(_Bench, options.contenders, options.rounds)
+    if options.processes > 1:
+        apart = functools.partial(make, seconds=False)
+        outcomes = turns.work_on(todo, apart, options.processes, seconds)
+    else:
+        bench = make()
+        left = seconds and seconds - (time.monotonic() - start)
+        outcomes = map(bench, slices.within(todo, left))
+    _, failed = ledger.take(outcomes)
     print(f"{len(ledger.done)} models in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

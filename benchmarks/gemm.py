@@ -20,11 +20,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -224,19 +224,7 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
     return made
 
 
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """What came of one case."""
-
-    case: str
-    rows: list[results.Row]
-    failed: bool
-    line: str
-    """For who watches."""
-    seconds: float
-
-
-class _Runner:
+class _Bench:
     """Measures cases, one after the other.
 
     Args:
@@ -254,69 +242,24 @@ class _Runner:
         self.timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
         contenders.start_workers(self.ways, self.timer.device)
 
-    def run(self, case: Case) -> _Outcome:
+    def __call__(self, case: Case) -> slices.Outcome:
         """Measure a case; whatever fails is part of what came of it."""
         start = time.monotonic()
         try:
             found = measure_case(case, self.ways, self.timer, rounds=self.rounds, warm=self.warm)
         except Exception as failure:
             line = f"{case.name}: {type(failure).__name__}: {str(failure)[:500]}"
-            return _Outcome(case.name, [], True, line, time.monotonic() - start)
+            return slices.Outcome([], line, failed=True)
         if not self.seconds:
             for each in found.values():
                 each.compile = each.again = None
         if self.timer.device == "cuda":
             torch.cuda.empty_cache()
-        seconds = time.monotonic() - start
-        return _Outcome(
-            case.name,
+        return slices.Outcome(
             rows(case.name, found, floor(case, self.timer.device)),
-            any(each.failure for each in found.values()),
-            _line(case, found, seconds),
-            seconds,
+            _line(case, found, time.monotonic() - start),
+            failed=any(each.failure for each in found.values()),
         )
-
-
-_runner: _Runner | None = None
-"""Of a process that takes turns with others."""
-
-
-def _start_runner(*arguments: Any) -> None:
-    global _runner
-    _runner = _Runner(*arguments)
-
-
-def _run(case: Case) -> _Outcome:
-    assert _runner is not None
-    return _runner.run(case)
-
-
-def _in_turns(
-    cases: Sequence[Case], processes: int, seconds: float | None, *arguments: Any
-) -> Iterator[_Outcome]:
-    """What came of each case, in the order in which they end.
-
-    Args:
-        cases: to be measured, as long as the next one fits, as in `slices.within`.
-        processes: how many at the same time.
-        seconds: for all; None for no limit.
-        arguments: of each process's `_Runner`.
-    """
-    start, longest = time.monotonic(), 0.0
-    left = list(reversed(cases))
-    running: set[Future[_Outcome]] = set()
-    with turns.pool(processes, _start_runner, *arguments) as workers:
-        while True:
-            fits = seconds is None or time.monotonic() - start + longest <= seconds
-            while left and fits and len(running) < processes:
-                running.add(workers.submit(_run, left.pop()))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for each in done:
-                outcome = each.result()
-                longest = max(longest, outcome.seconds)
-                yield outcome
 
 
 def _line(case: Case, found: Mapping[str, Measured], seconds: float) -> str:
@@ -344,9 +287,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"only these of {', '.join(contenders.CONTENDERS)}",
     )
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="cases that compile at the same time"
-    )
     parser.add_argument("--warm", action="store_true", help="compile again, from the caches")
     parser.add_argument("--list", action="store_true", help="print the cases, and measure none")
     slices.add_arguments(parser)
@@ -366,21 +306,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header["commit"] = options.commit or header["commit"]
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [case for case in cases if case.name not in ledger.done]
-    of_runner = (["eager", *options.contenders], options.rounds, options.warm)
-    outcomes: Iterator[_Outcome]
+    names, seconds = ["eager", *options.contenders], options.budget_seconds
+    make = functools.partial(_Bench, names, options.rounds, options.warm)
     if options.processes > 1:
-        outcomes = _in_turns(todo, options.processes, options.budget_seconds, *of_runner, False)
+        apart = functools.partial(make, seconds=False)
+        outcomes = turns.work_on(todo, apart, options.processes, seconds)
     else:
-        runner = _Runner(*of_runner)
-        print(f"Started in {time.monotonic() - start:.1f} s", flush=True)
-        left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
-        outcomes = map(runner.run, slices.within(todo, left))
-    failed, count = False, 0
-    for outcome in outcomes:
-        failed |= outcome.failed
-        count += 1
-        ledger.add(outcome.rows)
-        print(outcome.line, flush=True)
+        bench = make()
+        left = seconds and seconds - (time.monotonic() - start)
+        outcomes = map(bench, slices.within(todo, left))
+    count, failed = ledger.take(outcomes)
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

@@ -8,6 +8,7 @@ hardware.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TypeVar
 from benchmarks import results
 from inductor_ext.exc import InductorExtError
 
-__all__ = ["Ledger", "OtherRunError", "add_arguments", "within"]
+__all__ = ["Ledger", "OtherRunError", "Outcome", "add_arguments", "within"]
 
 Item = TypeVar("Item")
 
@@ -26,6 +27,16 @@ class OtherRunError(InductorExtError):
 
     template = "{path} was made with {field} {found}, and this is {here}."
     remedy = "Leave out --resume, or give another file."
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of one case."""
+
+    rows: list[results.Row]
+    text: str
+    """For who watches."""
+    failed: bool
 
 
 class Ledger:
@@ -69,6 +80,16 @@ class Ledger:
         if self._folder is not None and self.document["rows"]:
             results.write(self._folder, self.document)
 
+    def take(self, outcomes: Iterable[Outcome]) -> tuple[int, bool]:
+        """Add and print outcomes as they come; their number, and whether one has failed."""
+        count, failed = 0, False
+        for outcome in outcomes:
+            count += 1
+            failed |= outcome.failed
+            self.add(outcome.rows)
+            print(outcome.text, flush=True)
+        return count, failed
+
 
 def within(
     items: Sequence[Item], seconds: float | None, clock: Callable[[], float] = time.monotonic
@@ -101,5 +122,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help="go on with the results in this file, which need not be there yet",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="that compile at the same time; how long compiles take is not measured then",
     )
     parser.add_argument("--commit", help="of the tree, where it is no checkout")

@@ -1,62 +1,84 @@
 """Processes that share a GPU: all compile at the same time, and one at a time uses the GPU.
 
 Compiling is what most of a benchmark's time goes into, and needs processors only. What Inductor and
-the extension measure while they tune, and what is measured in the end, must not be disturbed:
-
-    with turns.pool(4) as workers:
-        workers.submit(function, argument)
-
-runs functions in processes in which both kinds of measurements wait for their turn. `turn` is for
-whatever else keeps a GPU busy; outside of such a pool it waits for nobody.
+the extension measure while they tune, and what is measured in the end, must not be disturbed: in
+the processes of `work_on` both kinds of measurements wait for their turn. `turn` is for whatever
+else keeps a GPU busy; elsewhere it waits for nobody.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["pool", "turn"]
+__all__ = ["turn", "work_on"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _lock: AbstractContextManager[Any] | None = None
-"""Of the pool that this process belongs to; who holds it may take it again."""
+"""Of the processes that this one takes turns with; who holds it may take it again."""
 
 
 def turn() -> AbstractContextManager[Any]:
-    """While the block runs, no other process of the pool has its turn."""
+    """While the block runs, no other process has its turn."""
     return contextlib.nullcontext() if _lock is None else _lock
 
 
-@contextlib.contextmanager
-def pool(
-    count: int, start: Callable[..., None], *arguments: Any
-) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """Processes that take turns.
+def work_on(
+    items: Sequence[Item],
+    make: Callable[[], Callable[[Item], Result]],
+    processes: int,
+    seconds: float | None,
+) -> Iterator[Result]:
+    """What a function makes of each item, in the order in which they are ready.
 
     Args:
-        count: of processes.
-        start: called in each of them before all else, with `arguments`.
-        arguments: what can be pickled.
+        items: begun one after the other, as long as the next one fits, as in `slices.within`.
+        make: makes the function, once in each process. It is pickled, as are items and results.
+        processes: how many work at the same time.
+        seconds: for all; None for no limit.
     """
+    begin, longest = time.monotonic(), 0.0
+    left = list(reversed(items))
+    running: set[Future[tuple[float, Result]]] = set()
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        count, context, _start, (context.RLock(), start, arguments)
-    ) as workers:
-        yield workers
+    with ProcessPoolExecutor(processes, context, _start, (context.RLock(), make)) as workers:
+        while True:
+            fits = seconds is None or time.monotonic() - begin + longest <= seconds
+            while left and fits and len(running) < processes:
+                running.add(workers.submit(_timed, left.pop()))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                taken, result = each.result()
+                longest = max(longest, taken)
+                yield result
 
 
-def _start(
-    lock: AbstractContextManager[Any], start: Callable[..., None], arguments: Sequence[Any]
-) -> None:
-    global _lock
+_work: Callable[[Any], Any]
+"""What this process does to items."""
+
+
+def _timed(item: Any) -> tuple[float, Any]:
+    begin = time.monotonic()
+    result = _work(item)
+    return time.monotonic() - begin, result
+
+
+def _start(lock: AbstractContextManager[Any], make: Callable[[], Callable[[Any], Any]]) -> None:
+    global _lock, _work
     _lock = lock
     _let_measurements_wait()
-    start(*arguments)
+    _work = make()
 
 
 def _let_measurements_wait() -> None:

@@ -244,10 +244,11 @@ def test_a_process_measures_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(timing, "CudaStopwatch", Stopwatch)
     monkeypatch.setattr(turns, "_lock", None)
+    monkeypatch.setattr(turns, "_work", None, raising=False)
     monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda self: held.copy())
-    turns._start(Lock(), lambda name: held.append(name), ("started",))
-    assert held == ["started"]
-    held.clear()
+    turns._start(Lock(), lambda: lambda item: item + 1)
+    _, result = turns._timed(2)
+    assert result == 3
     assert benchmarker.benchmark_gpu() == [1]
     with timing.CudaStopwatch(False):
         assert held == [1]
