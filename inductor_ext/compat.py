@@ -6,6 +6,7 @@ Differences are found by feature, not by version number, where that is possible.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ __all__ = [
     "choices_handler",
     "in_range",
     "peek_choices",
+    "scratch_covers_grid",
     "serializable",
     "symbol_hints",
     "torch_version",
@@ -109,6 +111,19 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
         return compiled
     wrapped: Callable[..., Any] = aot_compile_types.BundledAOTAutogradSerializableCallable(compiled)
     return wrapped
+
+
+@functools.cache
+def scratch_covers_grid() -> bool:
+    """Whether Inductor's C++ gives each CTA of a Triton kernel the scratch that it needs.
+
+    That of torch 2.11 gives all of them the memory of one.
+    """
+    from torch._inductor.codegen.common import TritonScratchWorkspace, get_device_op_overrides
+
+    workspace = TritonScratchWorkspace(size=1, generate_dtype_str=str)
+    scratch = get_device_op_overrides("cuda").cpp_scratch(0, workspace)
+    return scratch is not None and any("grid_0" in line for line in scratch[0])
 
 
 def symbol_hints(shape_env: Any) -> Mapping[Any, Any]:

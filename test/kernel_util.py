@@ -378,6 +378,8 @@ class Compiled:
     """Bytes of registers that ptxas has put into memory."""
     registers: int
     """Of a thread."""
+    scratch: int
+    """Bytes of global memory that each CTA writes its descriptors to."""
 
 
 _TRITON = {
@@ -413,7 +415,13 @@ def compiled(case: Case, capability: tuple[int, int] = (9, 0)) -> Compiled:
                 ASTSource(kernel, given, {}, attributes), target=target, options=options
             )
         registers, spills = _resources(binary.asm["cubin"], folder)
-    return Compiled(binary.asm["ptx"], binary.metadata.shared, spills, registers)
+    return Compiled(
+        binary.asm["ptx"],
+        binary.metadata.shared,
+        spills,
+        registers,
+        binary.metadata.global_scratch_size,
+    )
 
 
 def _resources(cubin: bytes, folder: str) -> tuple[int, int]:

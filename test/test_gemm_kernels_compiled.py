@@ -92,6 +92,8 @@ def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     assert count(r"cp\.async\.bulk\.tensor", found) >= 2 * (case.config.stages - 1)
     assert count(r"wgmma\.mma_async", found) >= case.config.block_k // 32
     assert count(FROM_REGISTERS, found) == 0
+    # What a launcher has to allocate for each CTA, see test_gemm_cpp.
+    assert found.scratch == 128 * (1 + max(1, len(case.problem.parts)))
 
 
 def test_only_the_masked_step_of_groups_along_k_passes_through_registers() -> None:

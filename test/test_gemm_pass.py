@@ -195,16 +195,6 @@ class TestUnknownRows:
         assert len(lowered.kernels()) == 1
 
 
-def test_cpp_launches_no_kernel_that_loads_by_tma() -> None:
-    tma = GemmConfig("persistent_tma", 64, 64, 64, 2, 4, tma=True)
-    arguments = (lambda x, w: x @ w.t(), matrix(64, 64), matrix(64, 64))
-    lowered, _ = lower(lambda _: tma, *arguments)
-    (kernel,) = lowered.kernels().values()
-    assert "make_tensor_descriptor" in kernel
-    lowered, _ = lower(lambda _: tma, *arguments, cpp_wrapper=True)
-    assert not lowered.kernels()
-
-
 def test_groups_of_rows_are_one_kernel() -> None:
     def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch._grouped_mm(a, b.transpose(-1, -2), offs=ends))

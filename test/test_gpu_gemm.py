@@ -189,6 +189,92 @@ def test_a_package_runs_without_triton(unknown: bool, tmp_path: Path) -> None:
         assert relative_error(out, wide(x.double())) < ERROR[torch.bfloat16]
 
 
+class TestDescriptorsFromCpp:
+    """Each CTA of a launch writes its TMA descriptors to a place of its own."""
+
+    TMA = ("persistent_tma", "bmm_persistent")
+
+    @pytest.fixture(autouse=True)
+    def hopper(self) -> None:
+        if device().capability < (9, 0):
+            pytest.skip("TMA needs compute capability 9.0")
+
+    class Products(torch.nn.Module):
+        def forward(
+            self, x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+        ) -> Any:
+            return torch.relu(x @ w.t()), a @ b
+
+    @staticmethod
+    def inputs(rows: int) -> tuple[torch.Tensor, ...]:
+        # More tiles than multiprocessors, and a batch.
+        sizes = (rows, 512), (2048, 512), (16, 384, 256), (16, 256, 320)
+        return tuple(torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in sizes)
+
+    def check(self, found: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        exact = self.Products()(*(each.double() for each in inputs))
+        for ours, theirs in zip(found, exact, strict=True):
+            assert relative_error(ours, theirs) < ERROR[torch.bfloat16]
+
+    @pytest.fixture(params=["jit", "package"])
+    def run(self, request: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+        inputs = self.inputs(2000)
+        with choose.forced(first(*self.TMA)), events.capture() as records:
+            if request.param == "jit":
+                options = {"cpp_wrapper": True}
+                run = torch.compile(
+                    self.Products(), backend="inductor_ext", options=options, dynamic=False
+                )
+                run(*inputs)
+            else:
+                program = torch.export.export(self.Products(), inputs)
+                with inductor_ext.activate(artifact_cache=False):
+                    package = torch._inductor.aoti_compile_and_package(
+                        program, package_path=str(tmp_path / "m.pt2")
+                    )
+                run = inductor_ext.load(package)
+            assert {config.template for config in chosen(records) if config} == set(self.TMA)
+            yield run
+
+    def test_results_equal_float64(self, run: Callable[..., Any]) -> None:
+        for _ in range(3):
+            inputs = self.inputs(2000)
+            self.check(run(*inputs), inputs)
+
+    def test_several_streams(self, run: Callable[..., Any]) -> None:
+        given = [self.inputs(2000) for _ in range(4)]
+        streams = [torch.cuda.Stream() for _ in given]
+        torch.cuda.synchronize()
+        found: list[Any] = [None] * len(given)
+        for _ in range(5):
+            for index, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    found[index] = run(*given[index])
+        torch.cuda.synchronize()
+        for outputs, inputs in zip(found, given, strict=True):
+            self.check(outputs, inputs)
+
+    def test_a_recorded_graph(self, run: Callable[..., Any]) -> None:
+        static = self.inputs(2000)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(*static)
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run(*static)
+        for _ in range(3):
+            fresh = self.inputs(2000)
+            for place, value in zip(static, fresh, strict=True):
+                place.copy_(value)
+            # What others allocate meanwhile must not lie in the graph's scratch.
+            noise = [torch.full((1 << 20,), 255, device="cuda", dtype=torch.uint8)]
+            graph.replay()
+            self.check(found, fresh)
+            del noise
+
+
 class TestTuning:
     @pytest.fixture
     def tuned(self, tmp_path: Path) -> Iterator[Callable[..., Any]]:

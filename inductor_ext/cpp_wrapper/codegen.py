@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import exc
+from inductor_ext import compat, exc
 from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.settings import Settings
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AotWrapper",
+    "GridScratch",
     "constants_with_values",
     "generator",
     "original_name",
@@ -80,14 +81,17 @@ def generator(stock: Any, settings: Settings) -> Any:
     from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 
     # A subclass of somebody else's may generate another frame.
-    if stock not in (CppWrapperCpu, CppWrapperGpu) or not supported():
+    if stock not in (CppWrapperCpu, CppWrapperGpu):
         return stock
-    return _Constructor(_wrapper_class(stock), settings)
+    mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
+    if stock is CppWrapperGpu and not compat.scratch_covers_grid():
+        mixed = (*mixed, GridScratch)
+    return _Constructor(_wrapper_class(stock, mixed), settings) if mixed else stock
 
 
 @functools.cache
-def _wrapper_class(stock: type[Any]) -> type[Any]:
-    return type(f"Aot{stock.__name__}", (AotWrapper, stock), {})
+def _wrapper_class(stock: type[Any], mixed: tuple[type[Any], ...]) -> type[Any]:
+    return type(f"{mixed[0].__name__}{stock.__name__}", (*mixed, stock), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,6 +364,41 @@ class AotWrapper:
 
     def codegen_const_run_driver(self: Any) -> None:
         """The runtime drives the folding graph, by ModelInfo::folded."""
+
+
+class GridScratch:
+    """Mixed in before torch's generator for GPUs: scratch memory for every CTA of a launch.
+
+    A kernel that makes TMA descriptors writes them to memory that its launcher allocates, each CTA
+    to a place of its own. torch 2.11 allocates what one CTA needs, and the others write beyond.
+    """
+
+    def generate_args_decl(
+        self,
+        code: Any,
+        call_args: Any,
+        arg_types: Any,
+        arg_signatures: Any,
+        is_triton_kernel: bool = True,
+        scratch_spaces: Mapping[str, int] | None = None,
+    ) -> str:
+        """Declare a launch's arguments, scratch among them, which the launcher's grid multiplies.
+
+        It comes from torch's allocator for the stream at hand, as other buffers do, aligned to more
+        than Triton asks for, and goes back when the kernel is in the stream.
+        """
+        spaces = {name: _OfGrid(size) for name, size in (scratch_spaces or {}).items()}
+        arguments: str = super().generate_args_decl(  # type: ignore[misc]
+            code, call_args, arg_types, arg_signatures, is_triton_kernel, spaces
+        )
+        return arguments
+
+
+class _OfGrid(int):
+    """Bytes that each CTA needs; written into the code, the bytes that all of a launch need."""
+
+    def __str__(self) -> str:
+        return f"int64_t({int(self)}) * grid_0 * grid_1 * grid_2"
 
 
 @dataclasses.dataclass(frozen=True)

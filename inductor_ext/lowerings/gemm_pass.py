@@ -160,10 +160,7 @@ class _Planner:
         unknown = [problem for problem in dict.fromkeys(wanted) if problem not in self.known]
         if unknown:
             tune = self._tune if _may_tune() else None
-            decided = choose.decide(unknown, self.device, self.settings, tune)
-            if _launched_from_cpp():
-                decided = {each: _without_tma(found) for each, found in decided.items()}
-            self.known |= decided
+            self.known |= choose.decide(unknown, self.device, self.settings, tune)
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         from inductor_ext.selection import tuner, variants
@@ -256,30 +253,6 @@ def _plain_site(node: fx.Node, problem: GemmProblem) -> _Site:
     assert isinstance(a, fx.Node)
     rows = a.meta["val"].dim() - 2
     return _Site(epilogues.with_epilogue(node, problem), (node,), (node,), a, (rows,))
-
-
-def _launched_from_cpp() -> bool:
-    from torch._inductor import config
-    from torch._inductor.virtualized import V
-
-    return bool(config.cpp_wrapper) or V.aot_compilation is True
-
-
-def _without_tma(decision: Decision) -> Decision:
-    """The best that was measured of what C++ can launch.
-
-    A kernel that makes TMA descriptors writes them to memory that its launcher provides for each
-    CTA. Inductor's C++ of torch 2.11 and 2.13 provides it for one, and others would write beyond.
-    """
-    if decision.config is None or not decision.config.tma:
-        return decision
-    left = [
-        (timing.microseconds, index)
-        for index, timing in enumerate(decision.timings)
-        if timing.microseconds is not None and (timing.config is None or not timing.config.tma)
-    ]
-    config = decision.timings[min(left)[1]].config if left else None
-    return dataclasses.replace(decision, config=config)
 
 
 def cache_key(settings: Settings) -> str:

@@ -1,0 +1,197 @@
+"""Products launched from C++: what the generated launchers give a kernel that loads by TMA."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from inductor_ext import activation, compat, config
+from inductor_ext.cpp_wrapper import build, codegen
+from inductor_ext.selection import choose
+from inductor_ext.templates.config import GemmConfig
+
+pytest.importorskip("triton")
+
+from test import fake_cuda
+
+TMA = GemmConfig("persistent_tma", 64, 64, 64, 2, 4, tma=True)
+SCRATCH = 256
+"""Bytes of the descriptors of a CTA: two, of 128 bytes each."""
+
+
+def remember(wrapper: Any) -> None:
+    """Note of a wrapper's kernels what is known when they are compiled, without compiling them."""
+    from torch._inductor.codecache import CudaKernelParamCache
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    known = {"DeviceProperties": DeviceProperties, "torch": torch}
+    for text in fake_cuda._texts(wrapper.kernel_autotune_defs.getvalue()):
+        if "@triton.jit" not in text:
+            continue
+        (kernel,) = (each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef))
+        given = {
+            each.arg: eval(ast.unparse(each.value), known)
+            for each in kernel.decorator_list[0].keywords  # type: ignore[attr-defined]
+        }
+        triton_meta, inductor_meta = given["triton_meta"], given["inductor_meta"]
+        signature = triton_meta["signature"]
+        names = [each.arg for each in kernel.args.args if signature[each.arg] != "constexpr"]
+        CudaKernelParamCache.cache[kernel.name] = {
+            "mangled_name": kernel.name,
+            "num_warps": given["num_warps"],
+            "shared_mem": 0,
+            "config": {},
+            "inductor_meta": inductor_meta,
+            "triton_meta": triton_meta,
+            "def_args": [*names, *inductor_meta["extra_launcher_args"]],
+            "call_args": names,
+            "global_scratch": SCRATCH,
+            "profile_scratch": 0,
+            "cubin_path": f"{kernel.name}.cubin",
+        }
+
+
+def lower(*, ahead: bool) -> str:
+    """The C++ of a product of unknown rows, compiled ahead of time or not."""
+    from torch._inductor import compile_fx
+    from torch._inductor.codecache import CudaKernelParamCache
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    compile_inner, found = compile_fx.compile_fx_inner, []
+
+    def compile_cpp(*args: Any) -> Any:
+        return compile_inner(*args, cpp_wrapper=True)
+
+    def compile_artifact(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
+        assert isinstance(graph.wrapper_code, codegen.AotWrapper)
+        found.append(wrapper_code)
+        raise fake_cuda._Stop
+
+    with (
+        activation._scope(config.snapshot({})),
+        choose.forced(lambda _: TMA),
+        V.set_aot_compilation(ahead),
+        mock.patch.object(compile_fx, "compile_fx_inner", compile_cpp),
+        mock.patch.object(PythonWrapperCodegen, "generate_and_run_autotune_block", remember),
+        mock.patch.object(build, "compile_artifact", compile_artifact),
+        mock.patch.dict(CudaKernelParamCache.cache),
+    ):
+        lowered = fake_cuda.lower(
+            lambda x, w: torch.relu(x @ w.t()),
+            (("rows", 64), torch.bfloat16),
+            ((64, 64), torch.bfloat16),
+            cpp_wrapper=True,
+            triton__store_cubin=True,
+            triton__autotune_at_compile_time=True,
+        )
+    return found[0] if ahead else lowered.code
+
+
+def launcher(code: str) -> str:
+    """The function that launches the only kernel."""
+    start = code.index("template <typename arg_A_type_")
+    return code[start : code.index("\n}\n", start) + 3]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_cta_of_the_grid_has_scratch(ahead: bool) -> None:
+    code = lower(ahead=ahead)
+    text = launcher(code)
+    (size,) = (line for line in text.splitlines() if "_size[] = " in line)
+    assert f"({SCRATCH}) * grid_0 * grid_1 * grid_2" in size
+    assert "aoti_torch_empty_strided(1, global_scratch" in text
+    # As many CTAs as tiles, up to the number of multiprocessors; known when it is called.
+    (call,) = (line for line in code.splitlines() if " call_triton" in line and "void" not in line)
+    assert "std::min(static_cast<int64_t>(132L), " in call
+
+
+_PROGRAM = """
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+using CUdeviceptr = unsigned long long;
+using CUfunction = void*;
+using cudaStream_t = void*;
+using AtenTensorHandle = int64_t*;
+constexpr int cached_torch_dtype_uint8 = 0, cached_torch_device_type_cuda = 1;
+static int64_t held = 0, kernel = 0;
+int aoti_torch_empty_strided(
+    int64_t, const int64_t* size, const int64_t*, int, int, int, AtenTensorHandle* out) {
+    held = *size;
+    *out = &held;
+    return 0;
+}
+#define AOTI_TORCH_ERROR_CODE_CHECK(call) if (call) return
+struct RAIIAtenTensorHandle {
+    explicit RAIIAtenTensorHandle(AtenTensorHandle handle) : handle(handle) {}
+    ~RAIIAtenTensorHandle() { *handle = 0; }
+    void* data_ptr() const { return handle; }
+    AtenTensorHandle handle;
+};
+struct Tensor {
+    void* data_ptr() const { return nullptr; }
+};
+template <typename... T>
+CUfunction loadKernel(T...) { return &kernel; }
+void launchKernel(
+    CUfunction, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void** arguments, cudaStream_t) {
+    auto scratch = **reinterpret_cast<int64_t***>(arguments + 4)[0];
+    std::printf("%lld ", static_cast<long long>(scratch));
+}
+static CUfunction NAME = nullptr;
+LAUNCHER
+int main() {
+    for (int64_t grid : {1, 132, 3000000, 0}) {
+        call_NAME(Tensor(), Tensor(), Tensor(), 64, grid, 7, 1, 0, nullptr);
+    }
+    std::printf("%lld\\n", static_cast<long long>(held));
+}
+"""
+
+
+def test_the_launcher_allocates_for_its_grid(tmp_path: Path) -> None:
+    text = launcher(lower(ahead=False))
+    name = text.partition("void call_")[2].partition("(")[0]
+    source, program = tmp_path / "launch.cpp", tmp_path / "launch"
+    source.write_text(_PROGRAM.replace("LAUNCHER", text).replace("NAME", name))
+    subprocess.run(["g++", "-std=c++17", source, "-o", program], check=True)
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    # Beyond 32 bits as well; none for a grid without CTAs; and given back in the end.
+    assert [int(each) for each in told.split()] == [
+        *(SCRATCH * grid * 7 for grid in (1, 132, 3_000_000)),
+        0,
+    ]
+
+
+@pytest.fixture
+def one_cta() -> Iterator[None]:
+    """torch 2.11's scratch, whichever torch it is: that of one CTA."""
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+    stock = CUDADeviceOpOverrides.cpp_scratch
+
+    def cpp_scratch(self: Any, idx: int, workspace: Any, prefix: str | None = None) -> Any:
+        lines, name = stock(self, idx, workspace, prefix)
+        for index, line in enumerate(lines):
+            if "_size[] = " in line:
+                lines[index] = f"int64_t {name}_size[] = {{{workspace.size}}};"
+        return lines, name
+
+    compat.scratch_covers_grid.cache_clear()
+    with mock.patch.object(CUDADeviceOpOverrides, "cpp_scratch", cpp_scratch):
+        yield
+    compat.scratch_covers_grid.cache_clear()
+
+
+def test_where_stock_provides_for_one_cta_its_generator_is_mended(one_cta: None) -> None:
+    assert not compat.scratch_covers_grid()
+    assert f"int64_t({SCRATCH}) * grid_0 * grid_1 * grid_2" in launcher(lower(ahead=False))
