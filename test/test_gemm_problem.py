@@ -213,8 +213,16 @@ class TestProblem:
         prologue = Prologue("dequantize", "group", 128, zero_points=True)
         packed = GemmProblem.contiguous("mixed", 16, 512, 1024, b_dtype="int4", prologue=prologue)
         assert packed.b_bytes == 512 * 1024 // 2
-        assert packed.fused_bytes == 2 * 2 * 512 * 8
+        # A scale of 2 bytes and a zero point of 1 for each group.
+        assert packed.fused_bytes == 3 * 512 * 8
         assert packed.arithmetic == "half"
+
+    def test_weights_behind_a_norm(self) -> None:
+        prologue = Prologue("both", "column", scale_dtype="float32", vectors=1)
+        problem = GemmProblem.contiguous("mixed", 16, 512, 1024, b_dtype="int8", prologue=prologue)
+        assert problem.fused_bytes == 4 * 512 + 2 * 1024
+        moved = 512 * 1024 + 2 * 16 * 1024 + problem.fused_bytes + 2 * 16 * 512
+        assert problem.roofline(H200) == pytest.approx(moved / H200.bandwidth * 1e6)
 
     def test_what_an_epilogue_reads_and_writes(self) -> None:
         epilogue = Epilogue(
@@ -575,16 +583,8 @@ REFUSED = [
     ("quantized", INT4, MIXED, H200, "operands exchanged"),
     ("quantized", INT4, GEMV, H200, "no 4-bit pairs"),
     ("quantized", but(INT8, m=1, b=but(INT8.b, dtype="uint8")), GEMV, H200, "subtracts nothing"),
-    ("quantized", but(INT4, parts=(7168, 7168)), PLAIN, H200, "one factor b"),
     ("quantized", but(INT4, k=4095), PLAIN, H200, "words of two"),
     ("quantized", but(INT4, a=but(INT4.a, alignment=1)), PLAIN, H200, "words of two"),
-    (
-        "quantized",
-        but(INT8, parts=(7168, 7168), epilogue=Epilogue(gated=True)),
-        MIXED,
-        H200,
-        "scales of their own",
-    ),
     ("dtype", but(INT8, b=but(INT8.b, dtype="float8_e5m2")), MIXED, A100, "does not convert"),
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
     ("normalization", but(DECODE, prologue=Prologue("normalize", vectors=2)), SPLIT, H200, "mean"),

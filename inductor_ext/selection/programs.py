@@ -208,7 +208,8 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _inputs(problem: GemmProblem) -> Iterator[Input]:
-    normalized = problem.prologue is not None and problem.prologue.kind == "normalize"
+    prologue = problem.prologue
+    normalized = prologue is not None and prologue.normalizes
     # Uniform values have a third of their bound's square as variance; the product's is 1.
     bound = math.sqrt((3 if normalized else 9) / problem.k)
     integers = problem.operation in ("int_mm", "mixed")
@@ -217,7 +218,7 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
     yield _operand("a", problem.a, problem.m, problem.k, a_batch, a_bound, by_row=True)
     # What has scales gets them right there: the values of 8 bits fill their range.
     if integers:
-        b_bound = 127.0 if problem.prologue is None or problem.prologue.scales != "none" else 8.0
+        b_bound = 127.0 if prologue is None or prologue.scales != "none" else 8.0
     else:
         b_bound = 1.0 if problem.a.dtype in FP8 else bound
     for index, columns in enumerate(_columns(problem)):
@@ -226,9 +227,8 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
             yield _packed(name, problem, columns)
         else:
             yield _operand(name, problem.b, problem.k, columns, b_batch, b_bound)
-    if normalized:
+    if prologue is not None:
         yield from _vectors(problem)
-    elif problem.prologue is not None:
         yield from _scales(problem, bound)
     if problem.operation == "grouped":
         length = {"m": problem.m, "n": problem.n, "k": problem.k}[problem.divided]
@@ -286,9 +286,10 @@ def _packed(name: str, problem: GemmProblem, columns: int) -> Input:
 def _vectors(problem: GemmProblem) -> Iterator[Input]:
     prologue = problem.prologue
     assert prologue is not None
+    dtype = problem.a.dtype if prologue.dequantizes else prologue.scale_dtype
     for index in range(prologue.vectors):
         low, high = ((0.5, 1.5), (-0.5, 0.5))[min(index, 1)]
-        yield Input(f"vector{index}", (problem.k,), (1,), prologue.scale_dtype, low, high)
+        yield Input(f"vector{index}", (problem.k,), (1,), dtype, low, high)
 
 
 def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
@@ -475,7 +476,7 @@ def _evaluate(
     problem: GemmProblem, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> tuple[torch.Tensor, ...]:
     a = named["a"]
-    if problem.prologue is not None and problem.prologue.kind == "normalize":
+    if problem.prologue is not None and problem.prologue.normalizes:
         a = _normalized(problem, a, named, numbers)
     products = []
     for part in range(len(_columns(problem))):

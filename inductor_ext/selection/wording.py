@@ -86,13 +86,14 @@ def _operand(problem: GemmProblem, name: str) -> Operand:
 def _prologue(prologue: Prologue) -> str:
     if prologue.kind == "normalize":
         return "a normalized"
+    first = "a normalized, b" if prologue.normalizes else "b"
     scales = {
         "none": "without scales",
         "tensor": "by one scale",
         "column": "by column",
         "group": f"by {prologue.group} along K",
     }[prologue.scales]
-    return f"b dequantized {scales}" + (" with zero points" if prologue.zero_points else "")
+    return f"{first} dequantized {scales}" + (" with zero points" if prologue.zero_points else "")
 
 
 def _input(each: EpilogueInput) -> str:

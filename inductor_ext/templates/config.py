@@ -69,7 +69,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "gemv": Template(
             frozenset({"mm", "addmm", "mixed"}) | BATCHED,
-            prologues=frozenset({"dequantize", "normalize"}),
+            prologues=frozenset({"dequantize", "normalize", "both"}),
             split_k=True,
             parts=True,
             pdl=True,
@@ -113,7 +113,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "mixed": Template(
             frozenset({"mixed"}),
-            prologues=frozenset({"dequantize"}),
+            prologues=frozenset({"dequantize", "both"}),
             split_k=True,
             swap=True,
             parts=True,
@@ -273,12 +273,16 @@ class GemmConfig:
         return a + size_of(self.block_n * self.block_k, problem.b.dtype) + self._shared(problem)
 
     def _shared(self, problem: GemmProblem) -> int:
-        """Bytes of the scales and zero points of a tile's groups, in copies of 4 bytes or more."""
+        """Bytes of the scales and zero points of a tile's groups, in copies of 4 bytes or more, of
+        which each thread may have one of every factor.
+        """
         prologue = problem.prologue
         if prologue is None or prologue.scales != "group":
             return 0
         column = size_of(ceiling(self.block_k, prologue.group), prologue.scale_dtype)
-        return self.block_n * max(4, column) * (2 if prologue.zero_points else 1)
+        factors = 2 if problem.epilogue.gated else 1
+        copied = max(self.block_n * max(4, column), 4 * self.threads * factors)
+        return copied * (2 if prologue.zero_points else 1)
 
     def extra_bytes(self, problem: GemmProblem) -> int:
         """Bytes of shared memory besides the stages.
@@ -300,12 +304,14 @@ class GemmConfig:
             extra = max(0, extra - self.stages * self.stage_bytes(problem))
         if self.tma:
             extra += _BARRIER_BYTES
-        kind = problem.prologue.kind if problem.prologue else None
+        prologue = problem.prologue
         # Fewer rows or warps are multiplied by mma.sync, which reads both from registers.
         warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
-        if kind == "dequantize" and not self.swap and warpgroups:
+        if prologue is None:
+            return extra
+        if prologue.dequantizes and not self.swap and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
-        if kind == "normalize" and self.swap:
+        if prologue.normalizes and self.swap:
             extra += size_of(self.block_m * self.block_k, problem.a.dtype)
         return extra
 

@@ -72,12 +72,16 @@ def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -
     if problem.operation not in template.operations:
         return f"{config.template} does not cover {problem.operation}"
     if problem.prologue is not None and problem.prologue.kind not in template.prologues:
-        return f"{config.template} has no prologue to {problem.prologue.kind}"
+        return f"{config.template} has no prologue to {_words(problem.prologue.kind)}"
     if len(problem.parts) > 1 and not template.parts:
         return f"{config.template} takes one factor b, and there are {len(problem.parts)}"
     if len(problem.parts) > 1 and problem.operation in BATCHED:
         return f"the matrices of a batch have one factor b each, and not {len(problem.parts)}"
     return None
+
+
+def _words(kind: str) -> str:
+    return "normalize a and dequantize b" if kind == "both" else kind
 
 
 @_constraint()
@@ -137,7 +141,8 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
         return f"{config.template} {template.tma} loads by TMA"
     if config.tma and problem.prologue is not None:
         return (
-            f"TMA loads into shared memory, with nothing on the way to {problem.prologue.kind} it"
+            "TMA loads into shared memory, with nothing on the way to "
+            f"{_words(problem.prologue.kind)} it"
         )
     if config.flatten and not template.flatten:
         return f"{config.template} does not make one loop of those over tiles and along K"
@@ -261,7 +266,7 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
         return f"{config.template} does not split K"
     if problem.epilogue.gated:
         return "parts gate each other when their sums are complete, and no split has them"
-    if problem.prologue is not None and problem.prologue.kind == "normalize":
+    if problem.prologue is not None and problem.prologue.normalizes:
         return "rows are normalised by all of their elements, and no split sees them"
     if problem.deterministic and template.atomics:
         return "splits are added up by atomics, in any order, and results must be deterministic"
@@ -332,7 +337,7 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
 @_constraint()
 def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Squares of rows are a tile of accumulators of its own; and there is no mean to subtract."""
-    if problem.prologue is None or problem.prologue.kind != "normalize":
+    if problem.prologue is None or not problem.prologue.normalizes:
         return None
     if problem.prologue.vectors > 1:
         return "only root mean squares, without a mean and a bias, normalise rows"
@@ -370,14 +375,10 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
             return "gemv has scales of tensors and columns only, and no 4-bit pairs"
         if config.swap:
             return "groups and 4-bit pairs along K are not read with operands exchanged"
-        if problem.parts:
-            return "groups and 4-bit pairs along K are read of one factor b"
     if packed and (problem.k % 2 or problem.a.layout != "row" or problem.a.alignment < 2):
         return "a's rows are not words of two elements"
     if prologue.scales == "none" and prologue.zero_points:
         return "zero points have the groups of scales"
-    if problem.epilogue.gated and prologue.scales != "none":
-        return "a gate and what it gates have scales of their own"
     return None
 
 

@@ -327,14 +327,15 @@ class Prologue:
         exc.BadGemmError: an unknown dtype, a group where scales have none, or none where they do.
     """
 
-    kind: Literal["dequantize", "normalize"]
-    """`dequantize` b; `normalize` the rows of a (RMSNorm, LayerNorm) over K."""
+    kind: Literal["dequantize", "normalize", "both"]
+    """`dequantize` b; `normalize` the rows of a (RMSNorm, LayerNorm) over K; or do `both`."""
     scales: Literal["none", "tensor", "column", "group"] = "none"
     """What shares one scale of b: nothing is scaled, everything, a column, `group` rows of one."""
     group: int = 0
     """Elements along K that share a scale and a zero point; 0 where `scales` is not `group`."""
     zero_points: bool = False
     scale_dtype: str = "bfloat16"
+    """Of scales; of vectors where nothing is dequantised, as they have a's dtype elsewhere."""
     vectors: int = 0
     """Vectors [K] that a normalisation reads: a weight, a weight and a bias."""
 
@@ -346,16 +347,26 @@ class Prologue:
         require(ok, "prologue", "group", self.group, allowed)
         require(self.vectors >= 0, "prologue", "vectors", self.vectors, "0 or more")
 
+    @property
+    def dequantizes(self) -> bool:
+        """Whether b is dequantised."""
+        return self.kind in ("dequantize", "both")
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether rows of a are normalised."""
+        return self.kind in ("normalize", "both")
+
     def size(self, n: int, k: int) -> int:
-        """Bytes read besides the operands."""
+        """Bytes read besides the operands; a zero point has one."""
         scales = {
             "none": 0,
             "tensor": 1,
             "column": n,
             "group": n * ceiling(k, self.group or 1),
         }[self.scales]
-        count = scales * (2 if self.zero_points else 1) + self.vectors * k
-        return size_of(count, self.scale_dtype)
+        vectors = size_of(self.vectors * k, "bfloat16" if self.dequantizes else self.scale_dtype)
+        return size_of(scales, self.scale_dtype) + scales * self.zero_points + vectors
 
 
 @dataclass(frozen=True)
@@ -426,11 +437,12 @@ class GemmProblem:
         )
         kind = self.prologue.kind if self.prologue else None
         require(
-            (kind == "dequantize") == (self.operation == "mixed"),
+            (self.prologue is not None and self.prologue.dequantizes)
+            == (self.operation == "mixed"),
             "problem",
             "prologue",
             kind,
-            "dequantize in the operation mixed, and only there",
+            "dequantize or both in the operation mixed, and only there",
         )
         whole = not self.parts or (min(self.parts) >= 1 and sum(self.parts) == self.n)
         require(whole, "problem", "parts", self.parts, f"numbers above 0 with the sum {self.n}")

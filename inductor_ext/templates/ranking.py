@@ -151,9 +151,9 @@ class _Case:
         )
         self.rest_bytes = problem.fused_bytes + problem.bytes_written
         self.pointwise = problem.epilogue.pointwise
-        kind = problem.prologue.kind if problem.prologue else None
-        self.converts_a = kind == "normalize"
-        self.converts_b = kind == "dequantize"
+        prologue = problem.prologue
+        self.converts_a = prologue is not None and prologue.normalizes
+        self.converts_b = prologue is not None and prologue.dequantizes
         # cp.async moves 4 bytes or more.
         self.gathers = self.load_bytes < 4
         self.columns_share = problem.columns / problem.n

@@ -9,8 +9,9 @@ multiplied by every other column of a. Kernels read a in words of two neighbours
 the same way; so nothing is moved between threads, which is what makes other forms slow.
 
 `MACROS` stands at the head of a kernel's source. `convert(name)` replaces the tile `name` by one of
-a's dtype, or by `name`_even and `name`_odd; `shared(target, name, words)` makes a tile of what
-groups along K share. Tiles are [K, N]. What the problem does not tell are options:
+a's dtype, or by `name`_even and `name`_odd; `shared(target, name, like, words)` makes a tile of
+what groups along K share, of the pointer `name` with the strides of the argument `like`. Tiles are
+[K, N]. What the problem does not tell are options:
 
 - ZERO: an integer from 0 to 100 that is subtracted from all of b;
 - HIGH_FIRST: whether the upper half of a byte has the smaller k;
@@ -117,23 +118,28 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
 {%- endmacro %}
 {#- As large as the tile of b: rows of groups, each for its part of K. Asynchronous copies, without
     which every step would wait for memory, have 32 bits or more: words of several groups if need
-    be. #}
-{%- macro shared(target, name, words) %}
+    be. Of such words each thread has one, so that there may be several rows of one group: of fewer
+    Triton 3.6 and 3.7 do not know that they can be loaded in the layout of the tensor cores, and b
+    would go there through shared memory. #}
+{%- macro shared(target, name, like, words) %}
     {%- set rows = BLOCK_K // GROUP if BLOCK_K > GROUP else 1 %}
+    {%- set in_words = words > rows %}
+    {%- set rows = [rows, THREADS // COLUMNS] | max if in_words else rows %}
     {%- set deep = BLOCK_K // 2 if packed else BLOCK_K %}
     {%- set checks = [] if EVEN_N else ["(rn[None, :] < N)"] %}
     {%- if not EVEN_K %}{% set _ = checks.append("(rg[:, None] * GROUP < K)") %}{% endif %}
     {%- set mask = ", mask=%s, other=0" % " & ".join(checks) if checks else "" %}
-        rg = k // GROUP + tl.arange(0, {{rows}})
-    {%- if words > rows %}
+    {%- if in_words %}
     {%- set bits = 32 // words %}
-        at = {{name}}.to(tl.pointer_type(tl.int32)) + k // GROUP // {{words}}
-        at += rn[None, :] * ({{stride(name, 1)}} // {{words}})
-        {{target}} = tl.load(at{{", mask=rn[None, :] < N, other=0" if not EVEN_N else ""}})
+        rg = (k + tl.arange(0, {{rows}}) * {{BLOCK_K // rows}}) // GROUP
+        at = {{name}}.to(tl.pointer_type(tl.int32)) + rg[:, None] // {{words}}
+        at += rn[None, :] * ({{stride(like, 1)}} // {{words}})
+        {{target}} = tl.load(at{{mask}})
         {{target}} = ({{target}} >> (rg[:, None] % {{words}} * {{bits}})).to(tl.int{{bits}})
         {{target}} = {{target}}.to({{name}}.dtype.element_ty, bitcast=True)
     {%- else %}
-        at = {{name}} + rg[:, None] * {{stride(name, 0)}} + rn[None, :] * {{stride(name, 1)}}
+        rg = k // GROUP + tl.arange(0, {{rows}})
+        at = {{name}} + rg[:, None] * {{stride(like, 0)}} + rn[None, :] * {{stride(like, 1)}}
         {{target}} = tl.load(at{{mask}})
     {%- endif %}
         {{target}} = {{target}}.to({{"tl.float32" if WIDE else "A.dtype.element_ty"}})

@@ -26,7 +26,11 @@ SOURCE = (
     + r"""
 {%- set factors = [] %}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = ["W"] if WEIGHTED else ["S"] if SCALES in ("'tensor'", "'column'") else [] %}
+{%- set extra = [] %}
+{%- if SCALES != "'none'" %}
+{%- for i in range(PARTS) %}{% set _ = extra.append("S%d" % i if PARTS > 1 else "S") %}{% endfor %}
+{%- endif %}
+{%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
 {%- set rows = range(BLOCK_M) %}
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", -2)}}
@@ -43,6 +47,7 @@ SOURCE = (
     pid_m = pid // TILES_N
     pid_n = pid % TILES_N
 {{columns()}}
+    {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
 
@@ -148,13 +153,7 @@ SOURCE = (
     {%- if GATED %}
 {{tile("up")}}
     {%- endif %}
-    {%- if SCALES == "'tensor'" %}
-    scale = tl.load(S).to(tl.float32)
-    acc = acc * scale
-    {%- elif SCALES == "'column'" %}
-    scale = tl.load(S + first + rn{{"" if EVEN_N else ", mask=rn < N, other=0"}}).to(tl.float32)
-    acc = acc * scale[None, :]
-    {%- endif %}
+{{scaled("[None, :]")}}
     {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}

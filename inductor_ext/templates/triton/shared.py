@@ -59,6 +59,29 @@ tl.sigmoid({{x}}) * {{up}}
     rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
     {%- endif %}
 {%- endmacro %}
+{#- The arguments of a name, of which every factor has one: a number follows where they are several.
+    Factors that gate each other are read together; of others `of_tile` takes that of the tile. #}
+{%- macro of_tile(name) %}
+    {%- if PARTS > 1 and not GATED %}
+    {{name}} = {{name}}0
+    {%- for i in range(1, PARTS) %}
+    if pid_n >= FIRST_TILE_{{i}}:
+        {{name}} = {{name}}{{i}}
+    {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{#- Products of one scale or of one for each column, both with what they are multiplied by. #}
+{%- macro scaled(n) %}
+    {%- for sums, name in ((("acc", "S0"), ("up", "S1")) if GATED else (("acc", "S"),)) %}
+    {%- if SCALES == "'tensor'" %}
+    scale = tl.load({{name}}).to(tl.float32)
+    {{sums}} = {{sums}} * scale
+    {%- elif SCALES == "'column'" %}
+    scale = tl.load({{name}} + rn{{"" if EVEN_N else ", mask=rn < N, other=0"}}).to(tl.float32)
+    {{sums}} = {{sums}} * scale{{n}}
+    {%- endif %}
+    {%- endfor %}
+{%- endmacro %}
 """
 """Macros of the template language, for the beginning of a kernel's source."""
 
@@ -141,7 +164,7 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "SPLIT_K": config.split_k,
         "PDL": config.pdl,
         "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
-        "NORMALIZE": prologue is not None and prologue.kind == "normalize",
+        "NORMALIZE": prologue is not None and prologue.normalizes,
         "WEIGHTED": prologue is not None and prologue.vectors > 0,
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,

@@ -13,7 +13,8 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
   tensor cores do it: they are the diagonal of a @ a^T), and the product is scaled once; only the
   weight is multiplied into a before;
 - b can be dequantised on the way (`DEQUANTIZE`, see `dequantize`): scales of groups along K are
-  applied to b, those of tensors and columns are factors of the product, too;
+  applied to b, those of tensors and columns are factors of the product, too; each factor b has
+  scales and zero points of its own;
 - K can be divided among `SPLIT_K` CTAs, which write float32 sums one below the other; who adds them
   up is not the kernel's business, and no order is left to chance;
 - a dependent launch (`PDL`) begins while the kernel before it is at work. It lets the next one
@@ -41,8 +42,17 @@ SOURCE = (
 {%- set factors = [] %}
 {#- The factors, each an argument of its own. #}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = ["W"] if WEIGHTED else ["S"] if SCALES != "'none'" else [] %}
-{%- if ZEROS %}{% set _ = extra.append("Z") %}{% endif %}
+{%- set extra = [] %}
+{%- for name in (["S"] if SCALES != "'none'" else []) + (["Z"] if ZEROS else []) %}
+{%- for i in range(PARTS) %}{% set _ = extra.append("%s%d" % (name, i) if PARTS > 1 else name) %}
+{%- endfor %}
+{%- endfor %}
+{%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
+{#- Words of two neighbours along K, as which a is read where b has pairs. #}
+{%- macro halves(word, even, odd, name) %}
+        {{even}} = ({{word}} & 0xFFFF).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
+        {{odd}} = ({{word}} >> 16).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
+{%- endmacro %}
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
@@ -61,6 +71,8 @@ SOURCE = (
     pid_m = group * GROUP_M + (pid % width) % group_rows
     pid_n = (pid % width) // group_rows
 {{columns()}}
+    {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
+    {%- if ZEROS %}{{of_tile("Z")}}{% endif %}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     rk = tl.arange(0, BLOCK_K{{" // 2" if packed else ""}}).to(INDEX_DTYPE)
 
@@ -104,10 +116,13 @@ SOURCE = (
     {%- endif %}
     acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- if GATED %}
-    c_at = B1 + (begin + rk){{b_k}} * {{stride("B1", -2)}} + rn{{n}} * {{stride("B1", -1)}}
+    {%- set first_k = "(begin // 2 + rk)" if packed else "(begin + rk)" %}
+    c_at = B1 + {{first_k}}{{b_k}} * {{stride("B1", -2)}} + rn{{n}} * {{stride("B1", -1)}}
     up = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- endif %}
-    {%- if WEIGHTED %}
+    {%- if WEIGHTED and packed %}
+    w_at = W.to(tl.pointer_type(tl.int32)) + begin // 2 + rk
+    {%- elif WEIGHTED %}
     w_at = W + begin + rk
     {%- endif %}
     {%- if NORMALIZE %}
@@ -123,26 +138,39 @@ SOURCE = (
         {%- if GATED %}
         c = tl.load(c_at{{b_mask}}{{once}})
         {%- endif %}
+        {%- if NORMALIZE and packed %}{{halves("a", "even", "odd", "A")}}{% endif %}
         {%- if NORMALIZE %}
-        {%- set transposed = ("tl.trans(a), a" if SWAP else "a, tl.trans(a)") %}
-        squares = tl.dot({{transposed}}, squares, allow_tf32=ALLOW_TF32)
+        {%- for each in (("even", "odd") if packed else ("a",)) %}
+        {%- set transposed = "tl.trans(%s), %s" if SWAP else "%s, tl.trans(%s)" %}
+        squares = tl.dot({{transposed % (each, each)}}, squares, allow_tf32=ALLOW_TF32)
+        {%- endfor %}
         {%- endif %}
-        {%- if WEIGHTED %}
+        {%- if WEIGHTED and packed %}
+        weight = tl.load(w_at{{"" if EVEN_K else ", mask=rk < (end - k) // 2, other=0"}})
+        {{- halves("weight", "weight_even", "weight_odd", "W")}}
+        even = even * weight_even{{a_k}}.to(A.dtype.element_ty)
+        odd = odd * weight_odd{{a_k}}.to(A.dtype.element_ty)
+        w_at += BLOCK_K // 2
+        {%- elif WEIGHTED %}
         weight = tl.load(w_at{{"" if EVEN_K else ", mask=rk < end - k, other=0"}})
         a = a * weight{{a_k}}.to(A.dtype.element_ty)
         w_at += BLOCK_K
         {%- endif %}
         {%- if DEQUANTIZE != "''" %}
-        {%- if SCALES == "'group'" %}{{shared("scale", "S", SCALE_WORDS)}}{% endif %}
-        {%- if ZEROS %}{{shared("zero", "Z", ZERO_WORDS)}}{% endif %}
-        {{- convert("b")}}
-        {%- if GATED %}{{convert("c")}}{% endif %}
+        {%- for each, i in ((("b", "0"), ("c", "1")) if GATED else (("b", ""),)) %}
+        {#- Which arguments hold what is shared, and which tell the strides. #}
+        {%- set like = "0" if PARTS > 1 else "" %}
+        {%- if SCALES == "'group'" %}
+        {{- shared("scale", "S" ~ i, "S" ~ like, SCALE_WORDS)}}
+        {%- endif %}
+        {%- if ZEROS %}{{shared("zero", "Z" ~ i, "Z" ~ like, ZERO_WORDS)}}{% endif %}
+        {{- convert(each)}}
+        {%- endfor %}
         {%- endif %}
         {%- set imprecise = ", max_num_imprecise_acc=IMPRECISE" if IMPRECISE else "" %}
         {%- set options = "out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32" ~ imprecise %}
+        {%- if packed and not NORMALIZE %}{{halves("a", "even", "odd", "A")}}{% endif %}
         {%- if packed %}
-        even = (a & 0xFFFF).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
-        odd = (a >> 16).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
         acc = tl.dot(even, b_even, acc, {{options}})
         acc = tl.dot(odd, b_odd, acc, {{options}})
         {%- elif SWAP %}
@@ -151,12 +179,15 @@ SOURCE = (
         acc = tl.dot(a, b, acc, {{options}})
         {%- endif %}
         {%- if GATED %}
-        {%- if SWAP %}
+        {%- if packed %}
+        up = tl.dot(even, c_even, up, {{options}})
+        up = tl.dot(odd, c_odd, up, {{options}})
+        {%- elif SWAP %}
         up = tl.dot(c, a, up, {{options}})
         {%- else %}
         up = tl.dot(a, c, up, {{options}})
         {%- endif %}
-        c_at += BLOCK_K * {{stride("B1", -2)}}
+        c_at += BLOCK_K{{" // 2" if packed}} * {{stride("B1", -2)}}
         {%- endif %}
         {%- if packed %}
         a_at += BLOCK_K // 2
@@ -174,13 +205,7 @@ SOURCE = (
     up = up * norm
     {%- endif %}
     {%- endif %}
-    {%- if SCALES == "'tensor'" %}
-    scale = tl.load(S).to(tl.float32)
-    acc = acc * scale
-    {%- elif SCALES == "'column'" %}
-    scale = tl.load(S + first + rn{{"" if EVEN_N else ", mask=rn < N, other=0"}}).to(tl.float32)
-    acc = acc * scale{{n}}
-    {%- endif %}
+{{scaled(n)}}
     {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
@@ -199,6 +224,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         **shared.tiling(problem, config),
         **shared.loads(problem, config),
         **dequantize.constants(problem),
+        "THREADS": config.threads,
         # Triton makes no fp8 of an integer.
         "ZERO": 0.0 if FP8 & {problem.a.dtype, problem.b.dtype} else 0,
         "IMPRECISE": shared.imprecise(problem, config),
