@@ -86,6 +86,7 @@ PURE = (
     "templates.cutlass.alignment",
     "templates.cutlass.config",
     "templates.cutlass.constraints",
+    "templates.cutlass.epilogue",
     "templates.cutlass.headers",
     "templates.cutlass.ranking",
     "templates.device",

@@ -1,0 +1,594 @@
+"""What CUTLASS kernels do to accumulators before they store them: expressions, rendered as C++.
+
+An epilogue is a graph of pointwise operations on the accumulator, tensors that are broadcast,
+constants, and scalars known at launch only (alpha, a division by a size), with one or more outputs.
+It becomes a tree of CUTLASS's visitors with one computing node for each output: CUTLASS's nodes
+load, broadcast and store, and the whole expression is one function of ours, in which what is used
+twice is computed once. That compiles in no more time for a long chain than for a short one.
+
+Operations are named as Inductor's `ops` are, so that a handler of those needs no table. They run in
+float32, and follow torch where NaN meets a comparison. What cannot be expressed is refused with its
+reason (`NotExpressible`).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.problem import DTYPE_BITS
+
+__all__ = [
+    "ACCUMULATOR",
+    "CPP_TYPES",
+    "OPERATIONS",
+    "Epilogue",
+    "Node",
+    "NotExpressible",
+    "Rendered",
+    "Tensor",
+    "apply",
+    "cast",
+    "clamp",
+    "constant",
+    "gelu",
+    "identity",
+    "parameter",
+    "read",
+    "relu6",
+    "render",
+    "silu",
+]
+
+CPP_TYPES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "float32": "float",
+        "float16": "cutlass::half_t",
+        "bfloat16": "cutlass::bfloat16_t",
+        "float8_e4m3fn": "cutlass::float_e4m3_t",
+        "float8_e5m2": "cutlass::float_e5m2_t",
+        "int8": "int8_t",
+        "uint8": "uint8_t",
+        "int32": "int32_t",
+        "void": "void",
+    }
+)
+"""CUTLASS's element types."""
+
+OPERATIONS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "add": "{0} + {1}",
+        "sub": "{0} - {1}",
+        "mul": "{0} * {1}",
+        "truediv": "{0} / {1}",
+        "neg": "-{0}",
+        "abs": "fabsf({0})",
+        "reciprocal": "1.0f / {0}",
+        "square": "{0} * {0}",
+        "sqrt": "sqrtf({0})",
+        "rsqrt": "rsqrtf({0})",
+        "exp": "expf({0})",
+        "log": "logf({0})",
+        "erf": "erff({0})",
+        "tanh": "tanhf({0})",
+        "sigmoid": "1.0f / (1.0f + expf(-{0}))",
+        # fmaxf and fminf would drop a NaN, which torch keeps.
+        "relu": "{0} < 0.0f ? 0.0f : {0}",
+        "maximum": "{0} > {1} || isnan({0}) ? {0} : {1}",
+        "minimum": "{0} < {1} || isnan({0}) ? {0} : {1}",
+        "lt": "{0} < {1} ? 1.0f : 0.0f",
+        "le": "{0} <= {1} ? 1.0f : 0.0f",
+        "gt": "{0} > {1} ? 1.0f : 0.0f",
+        "ge": "{0} >= {1} ? 1.0f : 0.0f",
+        "where": "{0} != 0.0f ? {1} : {2}",
+    }
+)
+"""Operations and what they are in C++, of float32 operands. Comparisons give 1 or 0."""
+
+
+class NotExpressible(Exception):
+    """An epilogue that CUTLASS's visitors or this module cannot express; says why."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that an epilogue reads or writes, in the problem's axes."""
+
+    dtype: str
+    broadcast: Literal["matrix", "row", "column", "scalar"] = "matrix"
+    """`matrix`: [M, N], with elements of a row side by side; `row`: one row for all, [N];
+    `column`: [M, 1]; `scalar`. All but a scalar may differ among the matrices of a batch."""
+    alignment: int = 1
+    """Elements of a matrix that every row's address and length are a multiple of."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value: made by `ACCUMULATOR`, `read`, `constant`, `parameter`, `apply` and `cast`."""
+
+    operation: str
+    arguments: tuple[Node, ...] = ()
+    index: int = 0
+    """Of a tensor or a parameter."""
+    value: float = 0.0
+    """Of a constant."""
+    dtype: str = ""
+    """That a cast rounds to."""
+
+
+ACCUMULATOR = Node("accumulator")
+"""The product, in the accumulator's dtype, converted to float32."""
+
+
+def read(index: int) -> Node:
+    """An element of a tensor of `Epilogue.inputs`."""
+    return Node("read", index=index)
+
+
+def constant(value: float) -> Node:
+    """A number that is part of the kernel: for those that are the same for all sizes."""
+    return Node("constant", value=float(value))
+
+
+def parameter(index: int) -> Node:
+    """A number that a launch gives: alpha, or one that depends on a size."""
+    return Node("parameter", index=index)
+
+
+def apply(operation: str, *arguments: Node) -> Node:
+    """An operation of `OPERATIONS`.
+
+    Raises:
+        NotExpressible: there is no such operation, or not of so many operands.
+    """
+    template = OPERATIONS.get(operation)
+    if template is None:
+        raise NotExpressible(f"{operation} is none of the operations of an epilogue")
+    operands = 1 + max(int(each) for each in "012" if f"{{{each}}}" in template)
+    if len(arguments) != operands:
+        raise NotExpressible(f"{operation} takes {operands} operands, not {len(arguments)}")
+    return Node(operation, arguments)
+
+
+def cast(value: Node, dtype: str) -> Node:
+    """A value rounded to a dtype, and computed with in float32 further on.
+
+    Raises:
+        NotExpressible: rounding to this dtype is not as torch does it.
+    """
+    if dtype == "float32":
+        return value
+    if dtype not in ("float16", "bfloat16"):
+        raise NotExpressible(f"values within an epilogue are not rounded to {dtype}")
+    return Node("cast", (value,), dtype=dtype)
+
+
+def clamp(value: Node, least: float | None, most: float | None) -> Node:
+    """As torch.clamp: a NaN stays."""
+    if least is not None:
+        value = apply("maximum", value, constant(least))
+    return value if most is None else apply("minimum", value, constant(most))
+
+
+def relu6(value: Node) -> Node:
+    """As torch.nn.functional.relu6."""
+    return clamp(value, 0.0, 6.0)
+
+
+def silu(value: Node) -> Node:
+    """As torch.nn.functional.silu."""
+    return apply("mul", value, apply("sigmoid", value))
+
+
+def gelu(value: Node, approximate: Literal["none", "tanh"] = "none") -> Node:
+    """As torch.nn.functional.gelu."""
+    half = apply("mul", value, constant(0.5))
+    if approximate == "none":
+        inner = apply("erf", apply("mul", value, constant(math.sqrt(0.5))))
+    else:
+        cube = apply("mul", apply("mul", apply("square", value), value), constant(0.044715))
+        scaled = apply("mul", apply("add", value, cube), constant(math.sqrt(2 / math.pi)))
+        inner = apply("tanh", scaled)
+    return apply("mul", half, apply("add", inner, constant(1.0)))
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """All outputs of a kernel, and what they are computed from."""
+
+    outputs: tuple[tuple[str, Node], ...]
+    """Dtype and value of each; the first is the product's own."""
+    inputs: tuple[Tensor, ...] = ()
+    alignment: int = 8
+    """Elements of the other outputs that every row's address and length are a multiple of."""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that a launch gives."""
+        indices = (node.index for node in self._nodes() if node.operation == "parameter")
+        return max(indices, default=-1) + 1
+
+    def _nodes(self) -> Iterator[Node]:
+        for _, value in self.outputs:
+            yield from _walk(value, set())
+
+    def evaluate(
+        self, accumulator: Any, inputs: tuple[Any, ...], parameters: Any = ()
+    ) -> list[Any]:
+        """The outputs as torch computes them, in float32 but for the last step; for tests and for
+        the check of a kernel.
+
+        Args:
+            accumulator: a tensor [M, N] or [batch, M, N].
+            inputs: tensors that broadcast to it.
+            parameters: numbers.
+        """
+        import torch
+
+        def value(node: Node) -> Any:
+            if node not in known:
+                known[node] = computed(node)
+            return known[node]
+
+        def computed(node: Node) -> Any:
+            operands = [value(each) for each in node.arguments]
+            if node.operation == "accumulator":
+                return accumulator.float()
+            if node.operation == "read":
+                return inputs[node.index].float()
+            if node.operation in ("constant", "parameter"):
+                constant = node.operation == "constant"
+                number = node.value if constant else parameters[node.index]
+                return torch.tensor(number, dtype=torch.float32, device=accumulator.device)
+            if node.operation == "cast":
+                return operands[0].to(getattr(torch, node.dtype)).float()
+            name = {"truediv": "true_divide"}.get(node.operation, node.operation)
+            if name == "where":
+                return torch.where(operands[0] != 0, operands[1], operands[2])
+            return getattr(torch, name)(*operands).float()
+
+        known: dict[Node, Any] = {}
+        if self == identity(self.outputs[0][0]):
+            return [accumulator.to(getattr(torch, self.outputs[0][0]))]
+        return [value(node).to(getattr(torch, dtype)) for dtype, node in self.outputs]
+
+
+def identity(dtype: str) -> Epilogue:
+    """The product alone."""
+    return Epilogue(((dtype, ACCUMULATOR),))
+
+
+def _walk(node: Node, seen: set[Node]) -> Iterator[Node]:
+    """A value and all it is computed from, operands first, each once."""
+    if node in seen:
+        return
+    seen.add(node)
+    for each in node.arguments:
+        yield from _walk(each, seen)
+    yield node
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """An epilogue in C++."""
+
+    definitions: str
+    """Of functions and types; the last is `Fusion`, the tree of visitors."""
+    arguments: str
+    """The expression of `Fusion`'s arguments, from `call`."""
+    source: int | None = None
+    """Index of the input that the kernel reads as its own matrix C."""
+
+
+def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
+    """The tree of visitors of an epilogue for a kernel.
+
+    The types `Tile` and, for capability 8.0, `ThreadMap` have to be there. Tensors of a call are a,
+    b and the first output, then the inputs, then the other outputs.
+
+    Raises:
+        NotExpressible: the kernel cannot have that epilogue.
+    """
+    reason = _obstacle(epilogue, config)
+    if reason is not None:
+        raise NotExpressible(reason)
+    family: Callable[[Epilogue, CutlassConfig], _Family] = (
+        _Specialized if config.arch == 90 else _Multistage
+    )
+    return _Renderer(epilogue, config, family(epilogue, config)).render()
+
+
+def _obstacle(epilogue: Epilogue, config: CutlassConfig) -> str | None:
+    for dtype, _ in epilogue.outputs:
+        if dtype not in CPP_TYPES or dtype == "uint8":
+            return f"{dtype} is not stored"
+    if epilogue.outputs[0][0] != config.d:
+        return f"the kernel stores {config.d}, and the epilogue {epilogue.outputs[0][0]}"
+    for index, tensor in enumerate(epilogue.inputs):
+        if tensor.dtype not in CPP_TYPES:
+            return f"input {index} is {tensor.dtype}, which CUTLASS does not have"
+    for node in epilogue._nodes():
+        if node.operation == "read" and node.index >= len(epilogue.inputs):
+            return f"input {node.index} is read, and there are {len(epilogue.inputs)}"
+    if config.grouped and (epilogue.inputs or len(epilogue.outputs) > 1):
+        return "the epilogue of a grouped product reads no tensors, and has one output"
+    integers = [dtype for dtype, _ in epilogue.outputs if dtype.startswith(("int", "uint"))]
+    if integers and not (epilogue == identity("int32") and config.accumulator == "int32"):
+        return f"{integers[0]} is stored of int32 accumulators only, and with nothing done to them"
+    return None
+
+
+class _Family:
+    """The visitors of one generation of kernels."""
+
+    namespace: str
+    compute: str
+    tree: str
+    topology: str
+    loads_c = False
+
+    def __init__(self, epilogue: Epilogue, config: CutlassConfig) -> None:
+        self.epilogue = epilogue
+        self.config = config
+
+    def broadcast(self, tensor: Tensor) -> Literal["matrix", "row", "column", "scalar"]:
+        """As the kernel sees it, whose operands may be exchanged."""
+        if self.config.swap and tensor.broadcast in ("row", "column"):
+            return "row" if tensor.broadcast == "column" else "column"
+        return tensor.broadcast
+
+    def strides(self, tensor: Tensor) -> str:
+        """The type of strides along M, N and the batch."""
+        if tensor.broadcast == "matrix":
+            inner = "_1, int64_t" if self.config.swap else "int64_t, _1"
+            return f"Stride<{inner}, int64_t>"
+        kind = self.broadcast(tensor)
+        return {"row": "Stride<_0, _1, int64_t>", "column": "Stride<_1, _0, int64_t>"}[kind]
+
+    def stride_values(self, tensor: Tensor, operand: str) -> str:
+        if tensor.broadcast == "matrix":
+            inner = f"_1{{}}, {operand}.stride" if self.config.swap else f"{operand}.stride, _1{{}}"
+            return f"{{{inner}, {operand}.batch}}"
+        kind = self.broadcast(tensor)
+        inner = {"row": "_0{}, _1{}", "column": "_1{}, _0{}"}[kind]
+        return f"{{{inner}, {operand}.batch}}"
+
+    def load(self, tensor: Tensor) -> str:
+        raise NotImplementedError
+
+    def store(self, dtype: str) -> str:
+        raise NotImplementedError
+
+
+class _Specialized(_Family):
+    namespace = "cutlass::epilogue::fusion::"
+    compute = "Sm90Compute"
+    tree = "Sm90EVT"
+    topology = "Sm90TopologicalVisitor"
+    loads_c = True
+
+    def load(self, tensor: Tensor) -> str:
+        element = CPP_TYPES[tensor.dtype]
+        kind = self.broadcast(tensor)
+        if kind == "scalar":
+            return f"Sm90ScalarBroadcast<{element}>"
+        strides = self.strides(tensor)
+        if kind == "matrix":
+            bits = DTYPE_BITS[tensor.dtype]
+            alignment = math.gcd(tensor.alignment, 128 // bits)
+            return f"Sm90AuxLoad<0, void, {element}, {strides}, void, void, {alignment}>"
+        name = {"row": "Sm90RowBroadcast", "column": "Sm90ColBroadcast"}[kind]
+        return f"{name}<0, Tile, {element}, float, {strides}>"
+
+    def store(self, dtype: str) -> str:
+        alignment = math.gcd(self.epilogue.alignment, 128 // DTYPE_BITS[dtype])
+        element, strides = CPP_TYPES[dtype], self.strides(Tensor(dtype))
+        return f"Sm90AuxStore<0, void, {element}, Round, {strides}, void, void, {alignment}>"
+
+
+class _Multistage(_Family):
+    namespace = "cutlass::epilogue::threadblock::"
+    compute = "VisitorCompute"
+    tree = "Sm80EVT"
+    topology = "TopologicalVisitor2x"
+
+    def load(self, tensor: Tensor) -> str:
+        element = CPP_TYPES[tensor.dtype]
+        kind = self.broadcast(tensor)
+        if kind == "scalar":
+            return f"VisitorScalarBroadcast<{element}>"
+        name = {
+            "matrix": "VisitorAuxLoad",
+            "row": "VisitorRowBroadcast",
+            "column": "VisitorColBroadcast",
+        }[kind]
+        return f"{name}<ThreadMap, {element}, {self.strides(tensor)}>"
+
+    def store(self, dtype: str) -> str:
+        strides = self.strides(Tensor(dtype))
+        return f"VisitorAuxStore<ThreadMap, {CPP_TYPES[dtype]}, Round, {strides}>"
+
+
+class _Renderer:
+    """The text of one epilogue."""
+
+    def __init__(self, epilogue: Epilogue, config: CutlassConfig, family: _Family) -> None:
+        self.epilogue = epilogue
+        self.config = config
+        self.family = family
+        self.lines: list[str] = []
+        self.leaves: dict[Node, tuple[str, str]] = {}
+        self.source = self._source()
+
+    def _source(self) -> int | None:
+        """The input that is read as C, with the kernel's own loads."""
+        if not self.family.loads_c or self.config.c == "void":
+            return None
+        vector = 128 // DTYPE_BITS[self.config.c]
+        for index, tensor in enumerate(self.epilogue.inputs):
+            whole = tensor.alignment % vector == 0
+            if (tensor.broadcast, tensor.dtype) == ("matrix", self.config.c) and whole:
+                return index
+        raise NotExpressible(f"no matrix of {self.config.c} that is read is aligned to 16 bytes")
+
+    def render(self) -> Rendered:
+        prefix = self.family.namespace
+        integers = self.epilogue.outputs[0][0] == "int32"
+        element = "int32_t" if integers else "float"
+        for node in self.epilogue._nodes():
+            if node.operation in ("accumulator", "read", "parameter") and node not in self.leaves:
+                self._leaf(node)
+        leaves = [name for name, _ in self.leaves.values()]
+        values = [argument for _, argument in self.leaves.values()]
+
+        computed = []
+        for index, (dtype, value) in enumerate(self.epilogue.outputs):
+            self._function(index, value, element)
+            stored = CPP_TYPES[dtype] if index == 0 else element
+            name = f"Output{index}"
+            self.lines.append(
+                f"using {name} = {prefix}{self.family.compute}<Compute{index}, {stored}, {element},"
+                " Round>;"
+            )
+            computed.append(name)
+        others = len(computed) - 1
+        stores = [
+            (f"Store{index}", dtype)
+            for index, (dtype, _) in enumerate(self.epilogue.outputs)
+            if index > 0 or not self.family.loads_c
+        ]
+        for name, dtype in stores:
+            self.lines.append(f"using {name} = {prefix}{self.family.store(dtype)};")
+        if not others:
+            fusion = f"{prefix}{self.family.tree}<Output0, {', '.join(leaves)}>"
+            arguments = f"{{{', '.join([*values, '{}'])}}}"
+            if stores:
+                fusion = f"{prefix}{self.family.tree}<Store0, {fusion}>"
+                arguments = f"{{{arguments}, {self._stored(0)}}}"
+        else:
+            fusion, arguments = self._topology(prefix, element, leaves, values, stores)
+        self.lines.append(f"using Fusion = {fusion};")
+        return Rendered("\n".join(self.lines), arguments, self.source)
+
+    def _topology(
+        self,
+        prefix: str,
+        element: str,
+        leaves: list[str],
+        values: list[str],
+        stores: list[tuple[str, str]],
+    ) -> tuple[str, str]:
+        """All outputs as one graph: leaves, then each other output, at last the first one."""
+        whole = f"seq<{', '.join(map(str, range(len(leaves))))}>"
+        nodes, edges, arguments = list(leaves), ["seq<>"] * len(leaves), list(values)
+        named = {int(name.removeprefix("Store")): name for name, _ in stores}
+        for index in [*range(1, len(self.epilogue.outputs)), 0]:
+            edges.append(whole)
+            nodes.append(f"Output{index}")
+            arguments.append("{}")
+            if index in named:
+                edges.append(f"seq<{len(nodes) - 1}>")
+                nodes.append(named[index])
+                arguments.append(self._stored(index))
+        graph = f"cute::tuple<{', '.join(edges)}>"
+        visitors = ", ".join(nodes)
+        return (
+            f"{prefix}{self.family.topology}<{element}, {graph}, {visitors}>",
+            f"{{{', '.join(arguments)}}}",
+        )
+
+    def _stored(self, index: int) -> str:
+        dtype = self.epilogue.outputs[index][0]
+        operand = "call.tensors[2]"
+        if index:
+            operand = f"call.tensors[{2 + len(self.epilogue.inputs) + index}]"
+        strides = self.family.stride_values(Tensor(dtype), operand)
+        return (
+            f"typename Store{index}::Arguments{{static_cast<{CPP_TYPES[dtype]}*>({operand}.data), "
+            f"{strides}}}"
+        )
+
+    def _leaf(self, node: Node) -> None:
+        """A type for what is not computed, and its arguments."""
+        prefix = self.family.namespace
+        name = f"Leaf{len(self.leaves)}"
+        arguments = "{}"
+        specialized = self.family.loads_c
+        if node.operation == "accumulator":
+            kind = "Sm90AccFetch" if specialized else "VisitorAccFetch"
+        elif node.operation == "parameter":
+            kind = f"{'Sm90' if specialized else 'Visitor'}ScalarBroadcast<float>"
+            arguments = f"typename {name}::Arguments{{{{call.scalars[{node.index}]}}}}"
+        elif node.index == self.source:
+            kind = f"Sm90SrcFetch<{CPP_TYPES[self.config.c]}>"
+        else:
+            tensor = self.epilogue.inputs[node.index]
+            kind = self.family.load(tensor)
+            operand = f"call.tensors[{3 + node.index}]"
+            element = CPP_TYPES[tensor.dtype]
+            pointer = f"static_cast<{element} const*>({operand}.data)"
+            if tensor.broadcast == "scalar":
+                arguments = f"{{{element}(0)}}, {{{pointer}}}"
+            else:
+                if not specialized and tensor.broadcast == "matrix":
+                    pointer = f"static_cast<{element}*>({operand}.data)"
+                strides = self.family.stride_values(tensor, operand)
+                arguments = f"{pointer}, {element}(0), {strides}"
+            arguments = f"typename {name}::Arguments{{{arguments}}}"
+        self.lines.append(f"using {name} = {prefix}{kind};")
+        self.leaves[node] = (name, arguments)
+
+    def _function(self, index: int, value: Node, element: str) -> None:
+        """The function that computes an output from all leaves."""
+        names = {node: f"x{place}" for place, node in enumerate(self.leaves)}
+        parameters = ", ".join(f"Fragment const& {name}" for name in names.values())
+        body = []
+        known: dict[Node, str] = {}
+        for node in _walk(value, set()):
+            if node in names:
+                expression = f"{names[node]}[i]"
+            elif node.operation == "constant":
+                known[node] = _literal(node.value)
+                continue
+            elif node.operation == "cast":
+                expression = f"float({CPP_TYPES[node.dtype]}({known[node.arguments[0]]}))"
+            else:
+                operands = (known[each] for each in node.arguments)
+                expression = OPERATIONS[node.operation].format(*operands)
+            known[node] = f"v{len(known)}"
+            body.append(f"      {element} const {known[node]} = {expression};")
+        body.append(f"      y[i] = {known[value]};")
+        self.lines += [
+            "template <class Fragment>",
+            f"struct Compute{index} {{",
+            f"  CUTLASS_DEVICE Fragment operator()({parameters}) const {{",
+            "    Fragment y;",
+            "    CUTLASS_PRAGMA_UNROLL",
+            "    for (int i = 0; i < Fragment::kElements; ++i) {",
+            *body,
+            "    }",
+            "    return y;",
+            "  }",
+            "};",
+        ]
+
+
+def _literal(value: float) -> str:
+    """A float32 number in C++, exactly."""
+    try:
+        (rounded,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        rounded = math.copysign(math.inf, value)
+    if math.isnan(rounded):
+        return "NAN"
+    if math.isinf(rounded):
+        return "INFINITY" if rounded > 0 else "(-INFINITY)"
+    text = f"{rounded:.9g}"
+    if not set(text) & set(".e"):
+        text += ".0"
+    return f"{text}f" if rounded >= 0 and text[0] != "-" else f"({text}f)"
