@@ -480,10 +480,7 @@ def test_packages_without_a_path_stay_apart() -> None:
     x = torch.randn(3, 16)
     models = [torch.nn.Linear(16, 16).eval() for _ in range(2)]
     paths = [
-        inductor_ext.aoti_compile_and_package(
-            torch.export.export(model, (x,)), inductor_configs={"artifact_cache": False}
-        )
-        for model in models
+        inductor_ext.aoti_compile_and_package(torch.export.export(model, (x,))) for model in models
     ]
     assert paths[0] != paths[1]
     for path, model in zip(paths, models, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -233,11 +234,12 @@ print(json.dumps(kinds))
 """
 
 
-def test_single_operators_with_a_cache_that_stays(
-    device: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_operators_with_a_cache_that_stays(device: str) -> None:
     """Torch's `aoti_eager`: the first process compiles the operator, the next one finds it."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    from torch._inductor.aoti_eager import aoti_eager_cache_dir
+
+    kept = aoti_eager_cache_dir("aten", device)
+    shutil.rmtree(kept, ignore_errors=True)
 
     def kinds() -> list[str]:
         done = subprocess.run(
@@ -247,7 +249,7 @@ def test_single_operators_with_a_cache_that_stays(
         return json.loads(done.stdout.splitlines()[-1])
 
     assert "aot" in kinds()
-    (listing,) = tmp_path.rglob("add.Tensor.json")
+    (listing,) = kept.rglob("add.Tensor.json")
     (entry, *_) = json.loads(listing.read_text())
     assert (listing.parent / entry["kernel_path"]).exists()
     assert kinds() == []

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from inductor_ext.selection import trial
 from inductor_ext.selection.timing import Stopwatch
 from inductor_ext.selection.trial import Compiled, Variant
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["STOCK", "SimulatedStopwatch", "candidate", "cpu_bench", "warm_cpu_bench"]
 
@@ -142,7 +144,8 @@ def cpu_bench(index: int) -> CpuBench:
 
 
 def warm_cpu_bench(index: int) -> CpuBench:
-    """The same, with torch imported."""
-    from inductor_ext.selection import verify  # noqa: F401
-
-    return CpuBench()
+    """The same, with all imported that a problem needs."""
+    bench = CpuBench()
+    problem = GemmProblem.contiguous("mm", 16, 16, 16, "float32")
+    list(trial.run([trial.Job(problem, ())], bench, 1, lambda *at: None))
+    return bench
