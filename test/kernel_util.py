@@ -29,6 +29,7 @@ from unittest import mock
 
 import torch
 
+from inductor_ext.counters_runtime import Counters
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
 from test import fake_cuda
@@ -218,7 +219,7 @@ def _(operands: list[torch.Tensor], size: list[int], dtype: torch.dtype) -> torc
 
 def _size(case: Case) -> list[int]:
     problem = case.problem
-    split = case.config.split_k
+    split = _sums(case)
     if problem.operation in BATCHED:
         return [problem.batch, split * problem.m, problem.columns]
     if problem.divided == "k":
@@ -226,9 +227,14 @@ def _size(case: Case) -> list[int]:
     return [split * problem.m, problem.columns]
 
 
+def _sums(case: Case) -> int:
+    """How many sums of splits the kernel leaves for another one to add up; 1 where it does it."""
+    return 1 if case.config.one_launch else case.config.split_k
+
+
 def _dtype(case: Case) -> torch.dtype:
     problem = case.problem
-    name = problem.accumulator if case.config.split_k > 1 else problem.out
+    name = problem.accumulator if _sums(case) > 1 else problem.out
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -275,7 +281,7 @@ def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
         {name: (render(case).code, inputs(case)) for name, case in cases.items()}
     )
     for name, case in cases.items():
-        split = case.config.split_k
+        split = _sums(case)
         if split > 1:
             found[name] = found[name].unflatten(-2, (split, -1)).sum(-3)
     return found
@@ -332,6 +338,8 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
         "copy_if_misaligned": lambda tensor: tensor,
         "empty_strided_cuda": _unwritten,
         "get_raw_stream": lambda _: 0,
+        # One for all kernels: each has to leave zeros.
+        "counters_0": _COUNTERS,
         "reinterpret_tensor": torch._C._dynamo.guards._reinterpret_tensor,  # type: ignore[attr-defined]
     }
     for index, (kernel, source) in enumerate(lowered.kernels().items()):
@@ -339,6 +347,9 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
     exec(compile(ast.Module([call], []), "<wrapper>", "exec"), namespace)
     (found,) = namespace["call"](types.SimpleNamespace(), list(values))
     return found  # type: ignore[no-any-return]
+
+
+_COUNTERS = Counters(torch.device("cpu"), lambda: 0)
 
 
 def _unwritten(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -128,6 +128,34 @@ def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
     assert count(r"griddepcontrol\.wait[\s\S]*griddepcontrol\.launch_dependents", found) == 1
 
 
+ADDED_UP = (
+    Case(mm(16, 4096, 4096), but(SKINNY, pdl=False, one_launch=True), after=torch.relu),
+    Case(mm(64, 256, 4096), but(SKINNY, block_m=64, tma=False, pdl=False, one_launch=True)),
+    Case(mm(1, 4096, 4096), but(GEMV, split_k=2, one_launch=True)),
+)
+
+
+@pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
+@pytest.mark.parametrize("case", ADDED_UP, ids=("tma", "tile", "gemv"))
+def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Device) -> None:
+    if on is A100 and case.config.tma:
+        pytest.skip("TMA needs compute capability 9.0")
+    found = compiled(case, on)
+    letters = {
+        r"st\.global\.b32": "0",  # For the next launch; or narrow sums, or a narrow output.
+        r"st\.global": "s",
+        r"ld\.global\.cg": "l",
+        r"bar\.sync": "b",
+        r"atom\.global\.gpu\.acq_rel\.add\.u32": "a",
+    }
+    seen = "".join(
+        next(letter for pattern, letter in letters.items() if re.fullmatch(pattern, each))
+        for each in re.findall("|".join(letters), found.ptx)
+    )
+    # Nothing of the output is written before, and nothing of the sums is read.
+    assert re.fullmatch("[sb0]*[s0]bab+0l[lb]*[s0]+", seen)
+
+
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
 @pytest.mark.parametrize("rows", [1, 4])
 def test_vectors_are_loaded_widely_and_nothing_waits_in_the_loop(on: Device, rows: int) -> None:

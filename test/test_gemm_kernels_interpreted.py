@@ -133,6 +133,29 @@ CASES: dict[str, Case] = {
     "gemv, split": Case(mm(3, 43, 300), but(GEMV, split_k=3)),
     "tma, split": Case(mm(40, 72, 296), but(TILE, block_m=64, tma=True, split_k=3)),
     "tma, split and exchanged": Case(mm(3, 72, 296), but(TILE, **SWAPPED, tma=True, split_k=5)),
+    **{
+        f"{name}, in one launch": Case(problem, but(config, one_launch=True), **rest)
+        for name, problem, config, rest in (
+            ("tile, split", mm(9, 43, 300), but(TILE, split_k=3), {"after": torch.relu}),
+            ("tile, many splits", mm(9, 43, 530), but(TILE, split_k=17, warps=1), {}),
+            (
+                "tile, split and exchanged",
+                mm(9, 70, 300),
+                but(TILE, block_n=64, swap=True, split_k=4),
+                {"bias": "row"},
+            ),
+            ("tile, split, parts", mm(17, 100, 200, parts=(59, 24, 17)), but(TILE, split_k=2), {}),
+            ("gemv, split", mm(3, 43, 300), but(GEMV, split_k=3), {"after": torch.relu}),
+            ("tma, split", mm(40, 72, 296), but(TILE, block_m=64, tma=True, split_k=3), {}),
+            (
+                "tma, split and exchanged",
+                mm(3, 72, 296),
+                but(TILE, **SWAPPED, tma=True, split_k=5),
+                {"bias": "matrix", "after": torch.relu},
+            ),
+            ("gemv, int8 weights, split", mm(3, 43, 300, **INT8), but(GEMV, split_k=3), {}),
+        )
+    },
     "tma, exchanged": Case(mm(13, 136, 72), but(TMA, **SWAPPED), after=torch.relu),
     "tma, one loop in another": Case(mm(200, 136, 72), but(TMA, flatten=False)),
     "batch, exchanged": Case(mm(13, 72, 40, operation="bmm", batch=5), but(BATCH, **SWAPPED)),

@@ -117,6 +117,31 @@ def test_splits_of_k_are_added_up_by_a_kernel_without_atomics() -> None:
     assert "atomic" not in product + total
 
 
+def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
+    split = dataclasses.replace(TILE, split_k=2, one_launch=True)
+    lowered, _ = lower(
+        lambda _: split,
+        lambda x, w, b: torch.relu(F.linear(x, w, b)) @ w,
+        matrix(8, 512),
+        matrix(512, 512),
+        matrix(512),
+    )
+    # Relu is in the first.
+    first, second = lowered.kernels().values()
+    assert "triton_helpers.maximum" in first.partition("if before == SPLIT_K - 1:")[2]
+    for kernel in (first, second):
+        assert kernel.count("tl.atomic_add") == 1
+        assert kernel.index("if before == SPLIT_K - 1:") < kernel.index("tl.store(out_ptr")
+    taken = re.findall(r"semaphores_\d+ = counters_0\.take\((\d+)\)", lowered.code)
+    assert taken == ["16", "16"]
+    assert "counters_0 = counters_runtime.counters(0)" in lowered.code
+    # Sums of 16 rows, of which the output has 8, in memory that is used twice.
+    sums = re.findall(r"workspace_\d+ = reinterpret_tensor\((.*)\)", lowered.code)
+    assert len(sums) == 2
+    assert sums[0] == sums[1]
+    assert "(16384, ), (1, )" in sums[0]
+
+
 def test_a_layer_becomes_one_kernel_for_each_group_of_products() -> None:
     lowered, asked = lower(lambda _: TILE, layer, *layer_inputs(8))
     # Q, K, V with their norm; what stands for attention; its output with the residual; the gate

@@ -537,6 +537,8 @@ REFUSED = [
     ("flags", DECODE, but(GEMV, swap=True), H200, "does not exchange"),
     ("flags", LINEAR, but(TILE, pdl=True), H200, "dependent kernel"),
     ("split_k", LINEAR, but(TILE, split_k=2), H200, "does not split K"),
+    ("split_k", LINEAR, but(TILE, one_launch=True), H200, "adds up no splits"),
+    ("split_k", DECODE, but(SPLIT, split_k=1, one_launch=True), H200, "no splits to add up"),
     ("split_k", DECODE, but(SPLIT, split_k=65), H200, "without work"),
     ("split_k", DECODE, but(SPLIT, split_k=63), H200, "without work"),
     ("pipeline", DECODE, but(SPLIT, split_k=32), H200, "4 stages are more than the 2 steps"),
@@ -698,6 +700,9 @@ class TestCandidates:
         splits = {config.split_k for config in candidates(deep, H200)}
         assert max(splits) >= 32
         assert 1 in splits
+        ways = Counter((each.split_k > 1, each.one_launch) for each in candidates(deep, H200))
+        assert ways[True, True] == ways[True, False]
+        assert ways[False, True] == 0
 
     def test_splits_need_not_be_given_up_for_determinism(self) -> None:
         deterministic = but(DECODE, deterministic=True)

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -239,7 +240,8 @@ class TestRank:
         ranked = rank(linear(*sizes), H200)
         found = [config for config, _ in ranked]
         assert len(found) == 6
-        assert max(Counter((c.block_m, c.block_n) for c in found).values()) <= 4
+        # Or one more, where nothing else of a second template is worth it.
+        assert max(Counter((c.block_m, c.block_n) for c in found).values()) <= 5
         worth = {
             config.template
             for config in candidates(linear(*sizes), H200)
@@ -350,6 +352,13 @@ class Measured:
             fields.update(dict.fromkeys(values[len(self.FIELDS) :], True))
             self.microseconds[GemmConfig(**fields)] = microseconds
 
+    def best_of(self, ranked: Iterable[GemmConfig]) -> float:
+        """What was not timed is taken for slow; no splits were added up in one launch then, which
+        is taken to be as fast as in two.
+        """
+        twins = (but(config, one_launch=False) for config in ranked)
+        return min(self.microseconds.get(config, math.inf) for config in twins)
+
 
 TIMED = [
     Measured(record)
@@ -370,17 +379,14 @@ class TestKernels:
 
     @pytest.mark.parametrize("timed", TIMED, ids=lambda timed: timed.name)
     def test_the_best_of_six_is_near_the_best_of_all(self, timed: Measured) -> None:
-        ranked = [config for config, _ in rank(timed.problem, H200)]
-        # What was not timed is taken for slow.
-        found = min(timed.microseconds.get(config, math.inf) for config in ranked)
+        found = timed.best_of(config for config, _ in rank(timed.problem, H200))
         best = min(timed.microseconds.values())
         assert best / found >= FARTHER.get(timed.name, 0.97)
 
     def test_they_are_near_each_other_on_average(self) -> None:
         shares = []
         for timed in TIMED:
-            ranked = [config for config, _ in rank(timed.problem, H200)]
-            found = min(timed.microseconds.get(config, math.inf) for config in ranked)
+            found = timed.best_of(config for config, _ in rank(timed.problem, H200))
             shares.append(min(timed.microseconds.values()) / found)
         assert sum(shares) / len(shares) >= 0.99
 

@@ -151,6 +151,24 @@ def test_other_ways_to_run(options: dict[str, Any]) -> None:
     assert None not in chosen(records)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str
+)
+def test_splits_are_added_up_in_one_launch(options: dict[str, Any]) -> None:
+    config = GemmConfig("splitk", 16, 32, 64, 3, 2, split_k=8, one_launch=True)
+    layers = torch.nn.Linear(4096, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)
+    module = torch.nn.Sequential(*layers).cuda().bfloat16()
+    compiled = torch.compile(module, backend="inductor_ext", options=options, dynamic=False)
+    wide = exact(module)
+    with torch.no_grad(), choose.forced(lambda _: config), events.capture() as records:
+        x = torch.randn(8, 4096, device="cuda", dtype=torch.bfloat16)
+        first_result = compiled(x).clone()
+        for _ in range(20):
+            assert torch.equal(compiled(x), first_result)
+        assert relative_error(first_result, wide(x.double())) < ERROR[torch.bfloat16]
+    assert chosen(records) == [config, config]
+
+
 _LOAD = """
 import sys
 sys.modules["triton"] = None

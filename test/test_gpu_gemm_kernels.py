@@ -73,7 +73,7 @@ def error(case: Case) -> float:
     values = kernel_util.inputs(case, "cuda")
     with kernel_util.lowering_of(case) as function:
         found = torch.compile(function, fullgraph=True)(*values)
-    if case.config.split_k > 1:
+    if case.config.split_k > 1 and not case.config.one_launch:
         found = found.unflatten(-2, (case.config.split_k, -1)).sum(-3)
     expected = kernel_util.reference(case, values)
     assert found.shape == expected.shape
@@ -149,6 +149,90 @@ def test_splits(config: GemmConfig) -> None:
         pytest.skip("dependent launches need compute capability 9.0")
     m = {"gemv": 7}.get(config.template, config.block_m - 3)
     assert error(Case(mm(m, 200, 4096, "float16"), config)) < 1e-5
+
+
+ADDED_UP = {
+    name: but(config, one_launch=True)
+    for name, config in {
+        "plain": but(SKINNY, split_k=3),
+        "many": but(SKINNY, split_k=16),
+        "dependent": but(SKINNY, split_k=3, pdl=True),
+        "tma": but(SKINNY, split_k=4, tma=True, pdl=True),
+        "gemv": but(GEMV, split_k=3, block_m=8, block_n=2),
+        "tile": but(TILE, template="splitk", split_k=5),
+    }.items()
+}
+
+
+def added_up(name: str) -> Case:
+    """A product of some hundred tiles, whose splits are added up in one launch."""
+    config = ADDED_UP[name]
+    if config.pdl and device().capability < (9, 0):
+        pytest.skip("dependent launches need compute capability 9.0")
+    m = {"gemv": 7}.get(name, 3 * config.block_m - 3)
+    return Case(mm(m, 2008, 4096, "float16"), config, after=torch.relu, bias="row")
+
+
+@pytest.mark.parametrize("name", ADDED_UP)
+def test_splits_are_added_up_in_one_launch(name: str) -> None:
+    assert error(added_up(name)) < TOLERANCE["float16"]
+
+
+class TestLaunches:
+    """Launches that add up splits give the same bits, whichever CTA is last, and leave zeros."""
+
+    @pytest.fixture(scope="class", params=ADDED_UP)
+    @staticmethod
+    def product(request: pytest.FixtureRequest) -> Iterator[Any]:
+        """A compiled product, two sets of operands, and the results of each."""
+        case = added_up(request.param)
+        operands = [kernel_util.inputs(case, "cuda", seed) for seed in range(2)]
+        with (
+            kernel_util.lowering_of(case) as function,
+            inductor_config.patch(force_disable_caches=True),
+        ):
+            compiled = torch.compile(function, fullgraph=True)
+            yield compiled, operands, [compiled(*each).clone() for each in operands]
+
+    def test_one_after_the_other(self, product: Any) -> None:
+        compiled, operands, expected = product
+        for _ in range(100):
+            for values, known in zip(operands, expected, strict=True):
+                assert torch.equal(compiled(*values), known)
+
+    def test_in_streams_side_by_side(self, product: Any) -> None:
+        compiled, operands, expected = product
+        streams = [torch.cuda.Stream() for _ in range(4)]
+        found: list[list[torch.Tensor]] = [[] for _ in streams]
+        torch.cuda.synchronize()
+        for _ in range(50):
+            for index, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    found[index].append(compiled(*operands[index % 2]))
+        torch.cuda.synchronize()
+        for index, results in enumerate(found):
+            assert all(torch.equal(each, expected[index % 2]) for each in results)
+
+    def test_replayed_side_by_side(self, product: Any) -> None:
+        compiled, operands, expected = product
+        graphs, results = [], []
+        for values in operands:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                # Three launches of one graph, each with counters of its own.
+                results.append([compiled(*values) for _ in range(3)])
+            graphs.append(graph)
+        streams = [torch.cuda.Stream() for _ in graphs]
+        for _ in range(50):
+            for graph, stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+            torch.cuda.synchronize()
+            for known, found in zip(expected, results, strict=True):
+                assert all(torch.equal(each, known) for each in found)
+                for each in found:
+                    each.fill_(-1)
+            torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize(

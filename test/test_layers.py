@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         {
             "arena_lines",
             "arena_runtime",
+            "counters_runtime",
             "events",
             "kernel_order",
             "memory_planning",
@@ -53,6 +54,7 @@ IMPORTERS: dict[str, frozenset[str]] = {
 
 PURE = (
     "arena_runtime",
+    "counters_runtime",
     "cpp_wrapper.archive",
     "cpp_wrapper.isa",
     "cpp_wrapper.checks",

@@ -266,7 +266,7 @@ def _product(
     if not _fits(plan, operands):
         return None
     options = {name: value for name, value in plan.options.items() if name != "operands"}
-    if config.split_k > 1:
+    if config.split_k > 1 and not config.one_launch:
         return _split(problem, config, operands, layout, options, bias, alpha, beta)
     rest: dict[str, Any] = {}
     if bias is not None and beta == 0:

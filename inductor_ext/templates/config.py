@@ -51,7 +51,9 @@ class Template:
     """Whether splits of K are added up in the order in which they happen to finish. Ours write
     their sums side by side, and a second step adds those up in one order."""
     fused_reduction: bool = False
-    """Whether that second step needs no launch of its own."""
+    """Whether that second step needs no launch of its own, if a configuration asks for it."""
+    stream_k: bool = False
+    """Whether CTAs can share tiles of the last rounds, so that all of them end together."""
 
 
 _PLAIN = frozenset({"mm", "addmm", "int_mm", "scaled"})
@@ -66,6 +68,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             swap=True,
             parts=True,
             pdl=True,
+            fused_reduction=True,
         ),
         "gemv": Template(
             frozenset({"mm", "addmm", "mixed"}) | BATCHED,
@@ -74,6 +77,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             parts=True,
             pdl=True,
             tensor_cores=False,
+            fused_reduction=True,
         ),
         "cp_async": Template(
             _PLAIN | BATCHED,
@@ -118,6 +122,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             swap=True,
             parts=True,
             pdl=True,
+            fused_reduction=True,
         ),
     }
 )
@@ -168,6 +173,8 @@ class GemmConfig:
     """Tiles along M that are walked before the next step along N, so that they share b in L2."""
     split_k: int = 1
     """CTAs that divide K of one tile among them."""
+    one_launch: bool = False
+    """Whether that of them which is done last adds up their sums, and no second kernel."""
     swap: bool = False
     """Whether the tensor cores see b as their first operand, so that N is the long side there."""
     tma: bool = False

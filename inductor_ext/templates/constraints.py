@@ -259,9 +259,11 @@ def _check_tma_alignment(problem: GemmProblem, config: GemmConfig, device: Devic
 @_constraint()
 def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Every split has work, and the sum does not depend on chance if results must not."""
-    if config.split_k == 1:
-        return None
     template = TEMPLATES[config.template]
+    if config.one_launch and not template.fused_reduction:
+        return f"{config.template} adds up no splits"
+    if config.split_k == 1:
+        return "there are no splits to add up" if config.one_launch else None
     if not template.split_k:
         return f"{config.template} does not split K"
     if problem.epilogue.gated:

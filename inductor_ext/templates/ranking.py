@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, tiles_along_n, warpgroup_mma
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Operand
+from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Operand, ceiling
 from inductor_ext.templates.space import candidates
 
 __all__ = ["DEFAULT", "Constants", "Measurement", "Prediction", "fit", "predict", "rank"]
@@ -95,7 +95,7 @@ class Constants:
     dependent_gap: float = 0.791
     """The same where the second is a programmatic dependent launch."""
     fused_gap: float = 0.5
-    """The same where the last CTA of a tile adds up its splits."""
+    """From a tile's last sums to the CTA that knows of it, where that adds up the splits."""
 
 
 DEFAULT = Constants()
@@ -257,10 +257,14 @@ of its warps, they repeat one another."""
 
 def _epilogue(case: _Case, config: GemmConfig, c: Constants) -> float:
     """Microseconds from the last step along K of a tile to its end, alone on an SM."""
-    elements = config.block_m * config.block_n
     if config.split_k > 1:
-        return elements * 4 / c.l2_rate * 1e6
-    elements = int(elements * case.columns_share)
+        return config.block_m * config.block_n * 4 / c.l2_rate * 1e6
+    return _stored(case, config, c)
+
+
+def _stored(case: _Case, config: GemmConfig, c: Constants) -> float:
+    """Microseconds of what follows the sums of a tile, until it is stored."""
+    elements = int(config.block_m * config.block_n * case.columns_share)
     stored = elements * case.out_bits / 8 / _width(case.store_bytes, c)
     moved = (stored + elements * case.matrix_bytes) / c.l2_rate
     return (moved + elements * case.pointwise / (case.fma_rate / 2)) * 1e6
@@ -346,16 +350,25 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
 
 
 def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
-    """Microseconds of the second step of split-K: it reads the float32 sums of all splits."""
+    """Microseconds of the second step of split-K: it reads the float32 sums of all splits.
+
+    In the same launch a CTA does it for its whole tile, and what follows.
+    """
     problem, device = case.problem, case.device
+    if config.one_launch:
+        tile = config.block_m * config.block_n
+        loads = ceiling(config.split_k * tile, _SUMS_AT_ONCE * config.threads)
+        once = loads * c.latency + config.split_k * tile * 4 / c.l2_rate * 1e6
+        last = _stored(case, config, c)
+        return c.fused_gap + (once + last) * ceiling(config.tiles(problem), device.sms)
     sums = config.split_k * problem.outputs * problem.m * problem.n * 4
     spilled = max(0.0, sums - c.l2_share * device.l2)
     moved = sums / (c.sums_rate * device.sms) + 2 * spilled / device.bandwidth
-    if TEMPLATES[config.template].fused_reduction:
-        gap = c.fused_gap
-    else:
-        gap = c.dependent_gap if config.pdl else c.gap
-    return moved * 1e6 + gap
+    return moved * 1e6 + (c.dependent_gap if config.pdl else c.gap)
+
+
+_SUMS_AT_ONCE = 128
+"""Sums of splits that a thread asks for before it waits."""
 
 
 _WORTH = 1.5
@@ -373,8 +386,8 @@ def rank(
 
     Of those of one template and tile that the model cannot tell apart one is kept, and none that is
     predicted to take half as long again as the first. The list is not filled by one idea: of
-    `limit` places what differs in its number of stages gets one, a tile's shape two thirds, and a
-    template all but one, unless nothing else is left.
+    `limit` places what differs in its number of stages gets one, splits that are added up in one
+    launch half, a tile's shape two thirds, and a template all but one, unless nothing else is left.
 
     Warp-specialised kernels are not among them: what Triton 3.6.0 made of each that was measured
     gave NaN. `candidates` has them.
@@ -399,7 +412,7 @@ def rank(
     counts: dict[object, int] = {}
     chosen: list[int] = []
     # All bounds first; then the least important one is dropped, and the next.
-    for bounds in range(3, -1, -1):
+    for bounds in range(4, -1, -1):
         for index, (config, prediction) in enumerate(worth):
             if len(chosen) == limit or math.isinf(prediction.total):
                 break
@@ -410,6 +423,7 @@ def rank(
                 (dataclasses.replace(config, stages=1), 1),
                 (("template", config.template), max(1, limit - 1)),
                 ((config.block_m, config.block_n), limit - limit // 3),
+                (("one launch", config.one_launch), limit // 2 if config.one_launch else limit),
             ]
             kept = shares[:bounds]
             if per_template is not None:

@@ -172,6 +172,19 @@ def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[in
     return sorted(found)
 
 
+def _divided(
+    problem: GemmProblem, config: GemmConfig, device: Device, count: int | None = None
+) -> Iterator[GemmConfig]:
+    """A configuration with the first `count` numbers of splits, added up by the last CTA or by a
+    second kernel.
+    """
+    for splits in _splits(problem, config, device)[:count]:
+        divided = dataclasses.replace(config, split_k=splits)
+        yield divided
+        if splits > 1:
+            yield dataclasses.replace(divided, one_launch=True)
+
+
 def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """For few rows, and for a K that is long beside few tiles."""
     skinny = problem.rows <= _SKINNY_ROWS
@@ -192,9 +205,8 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
                     shape = _shape(
                         name, problem, m, n, k, warps=warps, swap=swap, tma=by_tma, pdl=pdl
                     )
-                    for splits in _splits(problem, shape, device):
-                        split = dataclasses.replace(shape, split_k=splits)
-                        yield from _staged(split, problem, device, 6, 2)
+                    for divided in _divided(problem, shape, device):
+                        yield from _staged(divided, problem, device, 6, 2)
 
 
 _STEP_BYTES = (4096, 32768)
@@ -225,9 +237,8 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
                 if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * products:
                     continue
                 shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
-                for splits in _splits(problem, shape, device):
-                    split = dataclasses.replace(shape, split_k=splits)
-                    yield from _staged(split, problem, device, 4, 2)
+                for divided in _divided(problem, shape, device):
+                    yield from _staged(divided, problem, device, 4, 2)
 
 
 def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -247,8 +258,7 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
             tiles = [(n, vector * 32 * warps) for n in (2, 4, 8, 16)]
         for n, k in dict.fromkeys((min(n, widest), min(k, longest)) for n, k in tiles):
             shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
-            for splits in _splits(problem, shape, device)[:3]:
-                yield dataclasses.replace(shape, split_k=splits)
+            yield from _divided(problem, shape, device, count=3)
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

@@ -157,10 +157,15 @@ SOURCE = (
     {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
-    idx_m = {{"split * M + " if SPLIT_K > 1}}rm[:, None]
+    idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]
     idx_n = (first + rn)[None, :]
     mask = (rm[:, None] < M) & (rn[None, :] < N)
-    {{store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+    {%- if ONE_LAUNCH %}
+{{add_splits("pid")}}
+    {%- endif %}
+    {{"    " if ONE_LAUNCH}}
+    {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                   indent_width=8 if ONE_LAUNCH else 4,
                    val_shape=("BLOCK_M", "COLUMNS"))}}
 """
 )

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
+import torch
+
 from inductor_ext.templates.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import gemv, grouped, persistent, tile
@@ -43,7 +46,7 @@ def choice(
         inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
             of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b.
         layout: of the output, [M, columns] or [batch, M, columns]; [split_k * M, columns] in
-            float32 where K is split.
+            float32 where K is split and another kernel adds up.
         options: constants that the problem does not tell: the activation, an epsilon.
         rest: what `TritonTemplate.generate` takes besides (prefix_args, epilogue_fn).
 
@@ -95,9 +98,84 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
 
 
 @functools.cache
+def _kernel_type() -> Any:
+    """Inductor's kernels of templates, with memory of their own where splits are added up."""
+    from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
+    from torch._inductor.select_algorithm import TritonTemplateKernel
+    from torch._inductor.virtualized import V
+    from torch.utils._sympy.functions import CeilDiv
+
+    class Kernel(TritonTemplateKernel):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._memory: list[WorkspaceArg] = []
+            if not self.meta.get("ONE_LAUNCH"):
+                return
+            *_, batch, m = self.call_sizes
+            tile = self.meta["BLOCK_M"] * self.meta["COLUMNS"]
+            tiles = batch * CeilDiv(m, self.meta["BLOCK_M"]) * self.meta["TILES_N"]
+            accumulator = torch.int32 if self.meta["ACC_TYPE"] == "tl.int32" else torch.float32
+            for name, count, dtype, prefix, zeros in (
+                (
+                    "WORKSPACE",
+                    tiles * self.meta["SPLIT_K"] * tile,
+                    accumulator,
+                    "workspace_",
+                    False,
+                ),
+                ("COUNTERS", tiles, torch.int32, "semaphores_", True),
+            ):
+                argument = WorkspaceArg(
+                    count=sympy.sympify(count),
+                    zero_mode=WorkspaceZeroMode.from_bool(zeros),
+                    device=self.output_node.get_device(),
+                    # Inductor knows both prefixes.
+                    outer_name=WorkspaceArg.unique_name(prefix),
+                    inner_name=name,
+                    dtype=dtype,
+                )
+                self._memory.append(argument)
+                self.args.workspace_args.append(argument)
+
+        def call_kernel(self, name: str, *args: Any, **kwargs: Any) -> None:
+            wrapper = V.graph.wrapper_code
+            for each in self._memory:
+                if _in_python() and each.inner_name == "COUNTERS":
+                    index = each.device.index
+                    wrapper.add_import_once("from inductor_ext import counters_runtime")
+                    wrapper.add_import_once(
+                        f"counters_{index} = counters_runtime.counters({index})"
+                    )
+                    count = wrapper.codegen_python_sizevar(each.count)
+                    wrapper.writeline(f"{each.outer_name} = counters_{index}.take({count})")
+                else:
+                    wrapper.generate_workspace_allocation(each)
+            super().call_kernel(name, *args, **kwargs)
+            for each in reversed(self._memory):
+                if not (_in_python() and each.inner_name == "COUNTERS"):
+                    wrapper.generate_workspace_deallocation(each)
+
+    return Kernel
+
+
+def _in_python() -> bool:
+    """Whether nothing but Python will call kernels: elsewhere zeros are written for each launch."""
+    from torch._inductor import config
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    python = isinstance(V.graph.wrapper_code, PythonWrapperCodegen) and not V.graph.cpp_wrapper
+    others = config.triton.autotune_at_compile_time or getattr(V.graph, "fx_wrapper", False)
+    return python and not others
+
+
+@functools.cache
 def _template(kernel: ModuleType) -> Any:
     from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
     from torch._inductor.utils import get_num_sms
+
+    class Template(TritonTemplate):
+        kernel_type = _kernel_type()
 
     @SymbolicGridFn
     def grid(
@@ -112,4 +190,4 @@ def _template(kernel: ModuleType) -> Any:
         return min(tiles, get_num_sms()) if meta["PERSISTENT"] else tiles, 1, 1
 
     name = kernel.__name__.rpartition(".")[2]
-    return TritonTemplate(name=f"inductor_ext_{name}", grid=grid, source=kernel.SOURCE)
+    return Template(name=f"inductor_ext_{name}", grid=grid, source=kernel.SOURCE)

@@ -133,10 +133,14 @@ SOURCE = (
         rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
         idx_n = rn{{n}}
         {%- endif %}
-        idx_m = {{"split * M + " if SPLIT_K > 1}}rm{{m}}
+        idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm{{m}}
         mask = (rm{{m}} < M) & (rn{{n}} < N)
-        {{store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
-                       indent_width=8,
+        {%- if ONE_LAUNCH %}
+    {{- add_splits("local") | indent(4)}}
+        {%- endif %}
+        {{"    " if ONE_LAUNCH}}
+        {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                       indent_width=12 if ONE_LAUNCH else 8,
                        val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
 """
 )
@@ -149,7 +153,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         **shared.by_tma(problem, config),
         "FLATTEN": config.flatten,
         "WARP_SPECIALIZE": config.warp_specialize,
-        "SPLIT_K": config.split_k,
+        **shared.splits(config),
         # Elements along K of a split, whole steps.
         "SHARE": config.block_k * config.k_steps(problem),
         "PDL": config.pdl,

@@ -7,7 +7,7 @@ from typing import Any
 from inductor_ext.templates.config import GemmConfig, tiles_along_n
 from inductor_ext.templates.problem import FP8, GemmProblem, ceiling
 
-__all__ = ["ACTIVATIONS", "MACROS", "TMA", "by_tma", "loads", "tiling"]
+__all__ = ["ACTIVATIONS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
 """What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
@@ -82,8 +82,59 @@ tl.sigmoid({{x}}) * {{up}}
     {%- endif %}
     {%- endfor %}
 {%- endmacro %}
+{#- Write the sums `acc` of a split of the tile with number `number`; `acc` of the CTA that does it
+    last becomes those of all splits. Opens the block of what only that CTA does. #}
+{%- macro add_splits(number) %}
+    {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
+    number = {{number}}
+    sums = WORKSPACE + number.to(tl.int64) * (SPLIT_K * BLOCK_M * COLUMNS)
+    sums += tl.arange(0, {{shape[0]}})[:, None] * {{shape[1]}} + tl.arange(0, {{shape[1]}})[None, :]
+    tl.store(sums + split * (BLOCK_M * COLUMNS), acc)
+    # All threads have written before one of them counts.
+    tl.debug_barrier()
+    before = tl.atomic_add(COUNTERS + number, 1, sem="acq_rel", scope="gpu")
+    if before == SPLIT_K - 1:
+        tl.store(COUNTERS + number, 0)
+        acc = tl.zeros(({{shape | join(", ")}}), dtype=ACC_TYPE)
+    {%- if SPLIT_K > AT_ONCE %}
+        for start in tl.range(0, SPLIT_K // AT_ONCE * AT_ONCE, AT_ONCE, num_stages=1):
+        {%- for i in range(AT_ONCE) %}
+            part{{i}} = {{_part("start + %d" % i)}}
+        {%- endfor %}
+        {%- for i in range(AT_ONCE) %}
+            acc += part{{i}}
+        {%- endfor %}
+    {%- endif %}
+    {%- set rest = SPLIT_K if SPLIT_K <= AT_ONCE else SPLIT_K % AT_ONCE %}
+    {%- for i in range(SPLIT_K - rest, SPLIT_K) %}
+        part{{i}} = {{_part(i)}}
+    {%- endfor %}
+    {%- for i in range(SPLIT_K - rest, SPLIT_K) %}
+        acc += part{{i}}
+    {%- endfor %}
+{%- endmacro %}
+{#- Not from a cache of this multiprocessor. #}
+{%- macro _part(split) -%}
+tl.load(sums + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
+{%- endmacro %}
 """
-"""Macros of the template language, for the beginning of a kernel's source."""
+"""Macros of the template language, for the beginning of a kernel's source.
+
+`add_splits` is right by PTX's memory model, with nothing that waits for another CTA, which may not
+have begun:
+
+- what a thread of a split's CTA has written comes before the barrier of its CTA, and that before
+  the CTA's addition to the counter, which releases all of it to the GPU;
+- additions to one counter follow each other. The one that finds `SPLIT_K - 1` there comes after
+  those of all other splits, and acquires what they released: they are one release sequence, for
+  read-modify-writes in between do not end it;
+- its result goes to all threads of the CTA by shared memory and a barrier, so that their loads come
+  after all those writes. They ask L2 (`.cg`), as the others' multiprocessors wrote it there.
+
+The sums are added in the order of the splits, whichever CTA was last: launches give the same bits.
+That CTA leaves 0 in the counter, where no other of this launch looks again; a later launch begins
+its work after this one has ended (a dependent one waits before it reads or writes anything).
+"""
 
 TMA = r"""
 {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
@@ -161,7 +212,7 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
     prologue = problem.prologue
     return {
-        "SPLIT_K": config.split_k,
+        **splits(config),
         "PDL": config.pdl,
         "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
         "NORMALIZE": prologue is not None and prologue.normalizes,
@@ -169,6 +220,21 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
     }
+
+
+def splits(config: GemmConfig) -> dict[str, Any]:
+    """Constants that divide K among CTAs."""
+    registers = ceiling(config.block_m * config.block_n, config.threads)
+    return {
+        "SPLIT_K": config.split_k,
+        "ONE_LAUNCH": config.one_launch,
+        # Of the sums of splits, as many are on their way to the CTA that adds them up.
+        "AT_ONCE": max(1, min(config.split_k, _REGISTERS // registers)),
+    }
+
+
+_REGISTERS = 128
+"""Of a thread, half of them: the accumulators' are free when splits are added up."""
 
 
 def imprecise(problem: GemmProblem, config: GemmConfig) -> int:

@@ -15,8 +15,9 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
 - b can be dequantised on the way (`DEQUANTIZE`, see `dequantize`): scales of groups along K are
   applied to b, those of tensors and columns are factors of the product, too; each factor b has
   scales and zero points of its own;
-- K can be divided among `SPLIT_K` CTAs, which write float32 sums one below the other; who adds them
-  up is not the kernel's business, and no order is left to chance;
+- K can be divided among `SPLIT_K` CTAs, which write float32 sums: one below the other, to be added
+  up by another kernel; or to a workspace, and the CTA that is done last adds them up and goes on
+  (`ONE_LAUNCH`). No order is left to chance;
 - a dependent launch (`PDL`) begins while the kernel before it is at work. It lets the next one
   begin only when that has ended: Inductor's own dependent launches (`triton.enable_pdl`) read what
   any but the last kernel wrote without waiting. Nor does doing anything before that pay: on an
@@ -209,10 +210,15 @@ SOURCE = (
     {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
-    idx_m = {{"split * M + " if SPLIT_K > 1 else ""}}rm{{m}}
+    idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm{{m}}
     idx_n = (first + rn){{n}}
     mask = (rm{{m}} < M) & (rn{{n}} < N)
-    {{store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+    {%- if ONE_LAUNCH %}
+{{add_splits("pid")}}
+    {%- endif %}
+    {{"    " if ONE_LAUNCH}}
+    {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                   indent_width=8 if ONE_LAUNCH else 4,
                    val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
 """
 )
