@@ -153,7 +153,7 @@ SOURCE = (
     {%- if GATED %}
 {{tile("up")}}
     {%- endif %}
-{{scaled("[None, :]")}}
+    {{- scaled("[None, :]")}}
     {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}

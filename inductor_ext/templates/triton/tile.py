@@ -206,7 +206,7 @@ SOURCE = (
     up = up * norm
     {%- endif %}
     {%- endif %}
-{{scaled(n)}}
+    {{- scaled(n)}}
     {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
