@@ -144,11 +144,14 @@ def _argument(
 ) -> torch.Tensor:
     if isinstance(given, torch.Tensor):
         return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cuda")
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
     shape, dtype = given
     for name in shape:
         if isinstance(name, str) and name not in symbols:
             source = ConstantSource(name)
-            symbol = shape_env.create_symbol(64, source)
+            # As many symbols as names, although all were 64.
+            symbol = shape_env.create_symbol(64, source, DimDynamic.DYNAMIC)
             symbols[name] = shape_env.create_symintnode(symbol, hint=64, source=source)
     sizes = tuple(symbols[size] if isinstance(size, str) else size for size in shape)
     return torch.empty(sizes, dtype=dtype, device="cuda")

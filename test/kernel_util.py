@@ -409,18 +409,27 @@ _TRITON = {
 
 def compiled(case: Case, capability: tuple[int, int] = (9, 0)) -> Compiled:
     """What Triton makes of a case's kernel for a GPU, by ptxas as well."""
+    return compiled_module(render(case, capability), case.config, capability)
+
+
+def compiled_module(
+    lowered: fake_cuda.Lowered, config: GemmConfig, capability: tuple[int, int] = (9, 0)
+) -> Compiled:
+    """What Triton makes of the only kernel of a module, which a configuration has become."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    lowered = render(case, capability)
     ((name, source),) = lowered.kernels().items()
     signature = dict(re.findall(r"'(\w+)': '(\*\w+|i32|i64)'", lowered.code))
-    config = case.config
     with tempfile.TemporaryDirectory() as folder:
         kernel = load(name, source, Path(folder))
         given = {each: signature[each] for each in kernel.arg_names}
-        attributes = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(kernel.arg_names)}
+        attributes = {
+            (i,): [["tt.divisibility", 16]]
+            for i, each in enumerate(kernel.arg_names)
+            if given[each].startswith("*")
+        }
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
         options = {"num_warps": config.warps, "num_stages": config.stages}
         if config.pdl:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -45,6 +47,7 @@ def by_rows(
     inside = set(region)
     inputs = dict.fromkeys(each for node in region for each in node.all_input_nodes)
     outer = {each: each for each in inputs if each not in inside}
+    outer |= {each: each for each in _symbols(gm.graph, region, outer)}
     order = {node: index for index, node in enumerate(gm.graph.nodes)}
     anchor = min(outputs, key=order.__getitem__)
     hoist(anchor, outer, order)
@@ -57,6 +60,40 @@ def by_rows(
     for node in reversed(region):
         if node not in outputs:
             gm.graph.erase_node(node)
+
+
+def _symbols(
+    graph: fx.Graph, region: Sequence[fx.Node], inputs: Iterable[fx.Node]
+) -> list[fx.Node]:
+    """Nodes for the symbols in a region's sizes that a branch could not read off its inputs.
+
+    A branch knows a symbol that is the size of an input, and none that is only part of a formula.
+    """
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    values = [node.meta["val"] for node in inputs]
+    wanted = free_symbols([*values, *(node.meta["val"] for node in region)])
+    wanted -= {size for value in values for size in _sizes(value)}
+    found: dict[sympy.Symbol, fx.Node] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    for node in placeholders:
+        value = node.meta["val"]
+        for axis, symbol in enumerate(_sizes(value)):
+            if symbol not in wanted or symbol in found:
+                continue
+            found[symbol] = node
+            if isinstance(value, torch.Tensor):
+                with graph.inserting_after(placeholders[-1]):
+                    found[symbol] = graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+                found[symbol].meta["val"] = value.shape[axis]
+    return list(found.values())
+
+
+def _sizes(value: Any) -> list[sympy.Expr]:
+    """The sizes of a tensor, or a size; nothing of anything else."""
+    if isinstance(value, torch.Tensor):
+        return [sympy.sympify(size) for size in value.shape]
+    return [value.node.expr] if isinstance(value, torch.SymInt) else []
 
 
 Inputs = Mapping[fx.Node, fx.Node]

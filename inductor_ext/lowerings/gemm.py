@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext.lowerings import register_lowering
+from inductor_ext.lowerings import problems, register_lowering
 from inductor_ext.selection.decision import Decision
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
@@ -331,21 +331,32 @@ def _fits(plan: Plan, operands: Sequence[Any]) -> bool:
     assert config is not None
     problem = plan.problem
     if config.tma:
-        a, b = (_operand(each) for each in operands[:2])
+        planned = (problem.a, problem.b)
+        a, b = (_operand(*each) for each in zip(operands[:2], planned, strict=True))
         if a is None or b is None:
             return False
         problem = dataclasses.replace(problem, a=a, b=b)
     return legal(problem, config, plan.device)
 
 
-def _operand(node: Any) -> Operand | None:
-    """An operand as it lies in memory; None where that is not known when compiling."""
+def _operand(node: Any, planned: Operand) -> Operand | None:
+    """An operand as it lies in memory; None where that is neither known nor what was planned."""
+    from torch._inductor.virtualized import V
+
     node.freeze_layout()
     layout = node.get_layout()
     *batch, rows, columns = layout.size
     strides = layout.stride
-    if not all(map(_is_number, (*strides, layout.offset))):
+    if not _is_number(layout.offset):
         return None
+    if not all(map(_is_number, strides)):
+        known = V.graph.sizevars
+        inner = {"row": -1, "column": -2, "strided": None}[planned.layout]
+        if inner is None or not known.statically_known_equals(strides[inner], 1):
+            return None
+        # Numbers, too, may be others than those that were planned.
+        places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
+        return problems.aligned(planned, places, known.statically_known_multiple_of)
     # The sizes only tell which strides are used: those of a dimension of size 1 are not.
     shape = (
         int(rows) if _is_number(rows) else 2,

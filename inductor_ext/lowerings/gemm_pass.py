@@ -60,6 +60,32 @@ class _Site:
     fusion: Fusion | None = None
     """How the nodes become one; None for a product by itself."""
 
+    @property
+    def rows(self) -> Any:
+        """The number of rows: an int, or a SymInt."""
+        return math.prod(self.a.meta["val"].shape[axis] for axis in self.axes)
+
+    @property
+    def others(self) -> set[sympy.Symbol]:
+        """The symbols of the other sizes: of N, of K and of a batch."""
+        own = self.a.meta["val"].shape
+        sizes = [size for axis, size in enumerate(own) if axis not in self.axes]
+        if self.fusion is None:
+            # Those of a fusion are numbers.
+            sizes.append(self.nodes[0].meta["val"].shape[-1])
+        return {each for size in sizes for each in sympy.sympify(size).free_symbols}
+
+    def at(self, rows: int) -> GemmProblem:
+        """The problem for a number of rows; other sizes follow it where they have its symbol."""
+        if self.fusion is None and not isinstance(self.rows, int):
+            symbol = self.rows.node.expr
+            if symbol in self.others:
+                hints = {symbol: rows}
+                problem = problems.problem_of(self.nodes[0], hints)
+                if problem is not None:
+                    return epilogues.with_epilogue(self.nodes[0], problem, hints)
+        return dataclasses.replace(self.problem, m=rows)
+
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
@@ -144,15 +170,18 @@ class _Planner:
 
     def _sizes(self, site: _Site) -> list[int]:
         """The numbers of rows to decide at, ascending; one where they are known."""
-        rows = math.prod(site.a.meta["val"].shape[axis] for axis in site.axes)
+        rows = site.rows
         if isinstance(rows, int):
             return [site.problem.m]
         if self.rows is not None:
             return [self.rows]
+        if not rows.node.expr.is_symbol and rows.node.expr.free_symbols & site.others:
+            # What the other sizes are at a number of rows, is not known.
+            return [site.problem.m]
         return _tuned_sizes(rows, self.settings) or [site.problem.m]
 
     def _problems(self, site: _Site) -> list[GemmProblem]:
-        return [dataclasses.replace(site.problem, m=size) for size in self._sizes(site)]
+        return [site.at(size) for size in self._sizes(site)]
 
     def _decide(self, sites: Sequence[_Site]) -> None:
         """Make `known` cover all sites."""

@@ -86,6 +86,7 @@ def _product(node: fx.Node) -> Fusion:
         raise problems.NotCovered("no product, or one that scales its bias")
     *bias, a, b = node.args
     _require(problem.a.dtype in HALF, f"factors of {problem.a.dtype}")
+    _shape(b)  # type: ignore[arg-type]
     read = _Reader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
     inputs, views, prologue, options = read.prologue()

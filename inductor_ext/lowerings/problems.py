@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import sympy  # type: ignore[import-untyped]
+
 from inductor_ext import compat
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NotCovered",
+    "aligned",
     "broadcast",
     "dtype_of",
     "is_product",
@@ -111,29 +114,38 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
         batch=batch[0] if batch else 1,
         batch_stride=batch_stride[0] if batch else 0,
     )
-    return dataclasses.replace(found, alignment=_alignment(value, found))
-
-
-def _alignment(value: torch.Tensor, found: Operand) -> int:
-    """Elements up to which an operand is aligned whatever the sizes turn out to be.
-
-    Inductor copies an input to a 16 byte boundary if it was on one when the code was made, and
-    takes any other address otherwise: there is nothing to rely on between the two.
-    """
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+    # Inductor copies an input to a 16 byte boundary if it was on one when the code was made, and
+    # takes any other address otherwise: there is nothing to rely on between the two.
     vector = VECTOR_BYTES // value.element_size()
     if not statically_known_true(value.storage_offset() % vector == 0):
-        return 1
-    alignment = found.alignment
+        return dataclasses.replace(found, alignment=1)
+    symbols = {
+        axis: stride
+        for axis, stride in enumerate(value.stride(), -value.dim())
+        if not isinstance(stride, int)
+    }
+    return aligned(found, symbols, lambda stride, size: statically_known_true(stride % size == 0))
+
+
+def aligned(
+    found: Operand, symbols: Mapping[int, Any], divides: Callable[[Any, int], bool]
+) -> Operand:
+    """An operand with the alignment that it has whatever its sizes turn out to be.
+
+    Args:
+        found: as it is at one size.
+        symbols: strides that are no numbers, by axis, counted from the last, -1.
+        divides: whether a stride is known to be a multiple of a number.
+    """
     # Strides of dimensions with one element are no stride to anything.
     inner = {"row": -1, "column": -2, "strided": None}[found.layout]
-    for axis, stride in enumerate(value.stride(), -value.dim()):
-        if axis == inner or isinstance(stride, int):
-            continue
-        while alignment > 1 and not statically_known_true(stride % alignment == 0):
+    alignment = found.alignment
+    for axis, stride in symbols.items():
+        while axis != inner and alignment > 1 and not divides(stride, alignment):
             alignment //= 2
-    return alignment
+    return dataclasses.replace(found, alignment=alignment)
 
 
 def sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
@@ -154,7 +166,7 @@ def _number(value: Any, hints: Hints) -> int:
         return value
     node = value.node
     known = {**compat.symbol_hints(node.shape_env), **hints}
-    number = node.expr.xreplace(known)
+    number = sympy.sympify(node.expr.xreplace(known))
     if not number.is_number:
         raise NotCovered(f"the size {node.expr} is known only at run time")
     return int(number)
@@ -270,11 +282,15 @@ def _product(
     **rest: Any,
 ) -> GemmProblem:
     """A product of two matrices, or of two batches of them."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     left, right, product = _factors(node, *factors)
     a, b = operand(left, hints), operand(right, hints)
     _require_dtypes(a, b, allowed)
     *batch, m, k = sizes(left.shape, hints)
     n = sizes(right.shape, hints)[-1]
+    if not statically_known_true(left.shape[-1] >= 1):
+        raise NotCovered("the summed dimension may have size 0")
     given: dict[str, Any] = {"batch": batch[0] if batch else 1, **_flags(a.dtype), **rest}
     return GemmProblem(operation, m, n, k, a, b, dtype_of(product), **given)
 
@@ -374,6 +390,8 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
         raise NotCovered("only rows of a matrix are grouped, and each group has a matrix")
     if arguments["bias"] is not None:
         raise NotCovered("a bias of each group")
+    if not all(isinstance(size, int) for size in b.shape):
+        raise NotCovered("groups of which more than the rows is known only at run time")
     left, right = operand(a, hints), operand(b, hints)
     _require_dtypes(left, right, allowed)
     (m, k), (groups, _, n) = sizes(a.shape, hints), sizes(b.shape, hints)

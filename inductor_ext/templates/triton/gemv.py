@@ -35,6 +35,7 @@ SOURCE = (
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
+    {{- tiles_along_n()}}
     stride_am = {{stride("A", -2)}}
     stride_ak = {{stride("A", -1)}}
 

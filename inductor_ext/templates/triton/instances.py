@@ -41,7 +41,8 @@ def choice(
     """The choice (`TritonTemplateCaller`) that computes a problem by a configuration.
 
     Args:
-        problem: sizes are those of a hint where M, or the batch, is symbolic; N and K are static.
+        problem: sizes are those of a hint where they are symbolic; of several factors, of a
+            prologue, of groups and of a gate only M may be.
         config: legal for the problem.
         inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
             of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b.
@@ -55,17 +56,23 @@ def choice(
     """
     kernel = persistent if config.tma and config.template == "splitk" else _KERNELS[config.template]
     a, b = inputs[rest.get("prefix_args", 0) :][:2]
-    *batch, m, _ = a.get_size()
+    *batch, m, k = a.get_size()
+    n = b.get_size()[-1]
     if problem.operation == "grouped":
         batch = [problem.batch]
+    constants = {**kernel.constants(problem, config), **_facts(problem, config, a, b), **options}
+    for size, names in ((n, ("TILES_N",)), (k, ("K", "SHARE"))):
+        if _is_unknown(size):
+            # The kernel computes what it is not told.
+            constants = {name: value for name, value in constants.items() if name not in names}
     return _template(kernel).generate(
         input_nodes=tuple(inputs),
         layout=layout,
         num_stages=config.stages,
         num_warps=config.warps,
-        call_sizes=[*(batch or [1]), m],
+        call_sizes=[*(batch or [1]), m, n],
         triton_meta={"launch_pdl": True} if config.pdl else None,
-        **{**kernel.constants(problem, config), **_facts(problem, config, a, b), **options},
+        **constants,
         **rest,
     )
 
@@ -76,6 +83,7 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
 
     sizes = V.graph.sizevars
     m, k = a.get_size()[-2:]
+    n = b.get_size()[-1]
     multiple_of, equal = sizes.statically_known_multiple_of, sizes.statically_known_equals
 
     def batched(operand: Any) -> bool:
@@ -86,7 +94,7 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
 
     # The stride of a dimension of size 1 is whatever the tensor happens to have.
     one = equal(k if problem.a.layout == "column" else m, 1)
-    return {
+    facts = {
         "PERSISTENT": TEMPLATES[config.template].persistent,
         "EVEN_M": multiple_of(m, config.block_m),
         "EVEN_K": multiple_of(k, config.block_k * config.split_k),
@@ -95,6 +103,13 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
         "B_BATCHED": batched(b),
         "A_LEADING": problem.a.leading if one else 0,
     }
+    if _is_unknown(n):
+        facts["EVEN_N"] = multiple_of(n, config.block_n)
+    return facts
+
+
+def _is_unknown(size: Any) -> bool:
+    return not isinstance(size, int) and not size.is_number
 
 
 @functools.cache
@@ -181,12 +196,14 @@ def _template(kernel: ModuleType) -> Any:
     def grid(
         batch: Any,
         m: Any,
+        n: Any,
         meta: Mapping[str, Any],
         *,
         cdiv: Callable[..., Any],
         min: Callable[..., Any],  # noqa: A002
     ) -> Any:
-        tiles = batch * cdiv(m, meta["BLOCK_M"]) * meta["TILES_N"] * meta["SPLIT_K"]
+        tiles_n = meta["TILES_N"] if "TILES_N" in meta else cdiv(n, meta["COLUMNS"])
+        tiles = batch * cdiv(m, meta["BLOCK_M"]) * tiles_n * meta["SPLIT_K"]
         return min(tiles, get_num_sms()) if meta["PERSISTENT"] else tiles, 1, 1
 
     name = kernel.__name__.rpartition(".")[2]

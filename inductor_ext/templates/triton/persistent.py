@@ -14,8 +14,8 @@ The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persi
 - two factors can gate each other (`GATED`), operands can be exchanged (`SWAP`), and K can be
   divided (`SPLIT_K`), as in `tile`; then a CTA takes one piece of work (`splitk`).
 
-N and K are static. Addresses of the output have the index type that Inductor chooses; coordinates
-of TMA have 32 bits.
+Sizes are known when it is compiled or when it is launched. Addresses of the output have the index
+type that Inductor chooses; coordinates of TMA have 32 bits.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ SOURCE = (
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
 {{def_kernel(*(["A"] + factors))}}
     M = {{size("A", -2)}}
+    {{- tiles_along_n()}}
+    {%- if K is not defined %}
+    K = tl.cast({{size("A", -1)}}, tl.int32)
+    {%- if SPLIT_K > 1 %}
+    SHARE = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    {%- endif %}
+    {%- endif %}
     {{- a_descriptor("A", size("A", 0))}}
     {%- for name in factors %}
     {{- b_descriptor(name, size(name, 0), loop.index0)}}

@@ -30,6 +30,12 @@ tl.sigmoid({{x}}) * {{up}}
 {{x}} * {{up}}
 {%- endif -%}
 {%- endmacro %}
+{#- Where N is known only when the kernel is launched. #}
+{%- macro tiles_along_n() %}
+    {%- if TILES_N is not defined %}
+    TILES_N = tl.cdiv({{size("B0", -1)}}, COLUMNS)
+    {%- endif %}
+{%- endmacro %}
 {#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
     output, and the tile's columns rn in the factor. #}
 {%- macro columns() %}
@@ -174,7 +180,7 @@ tl.dot({{factors | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_T
 {%- if IMPRECISE %}, max_num_imprecise_acc=IMPRECISE{% endif %})
 {%- endmacro %}
 """
-"""Macros of kernels that load by TMA; K is static, and `q`, rows, columns and k are 32-bit."""
+"""Macros of kernels that load by TMA; `q`, rows, columns and k are 32-bit."""
 
 
 def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
@@ -206,8 +212,8 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
 def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Constants of a kernel whose threads load and may change operands on the way.
 
-    Of N, which is static, whether tiles divide it is decided here; of M and K `instances` decides,
-    which knows what is symbolic.
+    Of a static N, whether tiles divide it is decided here; of what may be symbolic `instances`
+    decides.
     """
     columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
     prologue = problem.prologue
