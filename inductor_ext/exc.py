@@ -30,6 +30,7 @@ __all__ = [
     "IncompatibleArtifactError",
     "InductorExtError",
     "InputMismatchError",
+    "KernelBuildError",
     "MemoryBudgetError",
     "MissingToolchainError",
     "ModelNotFoundError",
@@ -293,6 +294,13 @@ class TuningFaultError(InductorExtError):
         "Start the process again with TORCHINDUCTOR_AUTOTUNE_IN_SUBPROC=1, with which such a "
         "candidate breaks a process of its own and is dropped; and report it."
     )
+
+
+class KernelBuildError(InductorExtError):
+    """A kernel that nvcc does not build."""
+
+    template = "nvcc cannot build the kernel {kernel}: {why}."
+    remedy = "Other kernels are chosen instead. Deny it by name, or report it."
 
 
 class PlanError(InductorExtError):

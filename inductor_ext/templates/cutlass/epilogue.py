@@ -104,7 +104,7 @@ class Tensor:
     """`matrix`: [M, N], with elements of a row side by side; `row`: one row for all, [N];
     `column`: [M, 1]; `scalar`. All but a scalar may differ among the matrices of a batch."""
     alignment: int = 1
-    """Elements of a matrix that every row's address and length are a multiple of."""
+    """Elements that the address of a row, and of every row of a matrix, is a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Epilogue:
     """Dtype and value of each; the first is the product's own."""
     inputs: tuple[Tensor, ...] = ()
     alignment: int = 8
-    """Elements of the other outputs that every row's address and length are a multiple of."""
+    """Elements that the address of every row of the other outputs is a multiple of."""
 
     @property
     def parameters(self) -> int:
@@ -283,6 +283,8 @@ class Rendered:
     """The expression of `Fusion`'s arguments, from `call`."""
     source: int | None = None
     """Index of the input that the kernel reads as its own matrix C."""
+    access: int = 1
+    """Elements that a thread reads and writes of all rows at once, for capability 8.0."""
 
 
 def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
@@ -473,7 +475,19 @@ class _Renderer:
         else:
             fusion, arguments = self._topology(prefix, element, leaves, values, stores)
         self.lines.append(f"using Fusion = {fusion};")
-        return Rendered("\n".join(self.lines), arguments, self.source)
+        return Rendered("\n".join(self.lines), arguments, self.source, self._access())
+
+    def _access(self) -> int:
+        """All tensors are accessed in vectors of as many elements, of 16 bytes at most."""
+        inputs = [each for each in self.epilogue.inputs if each.broadcast in ("matrix", "row")]
+        alike = [(each.dtype, each.alignment) for each in inputs]
+        alike += [(dtype, self.epilogue.alignment) for dtype, _ in self.epilogue.outputs[1:]]
+        access = self.config.alignments[2]
+        for dtype, alignment in alike:
+            # Wider ones are accessed by 16 bytes more than once.
+            if alignment % min(access, 128 // DTYPE_BITS[dtype]):
+                access = math.gcd(access, alignment)
+        return access
 
     def _topology(
         self,

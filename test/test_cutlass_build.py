@@ -1,0 +1,320 @@
+"""Building CUTLASS kernels: once, side by side, and with nothing broken by what goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inductor_ext import cache, exc, parts
+from inductor_ext.templates.cutlass import build
+from inductor_ext.templates.cutlass.build import Toolchain, build_all, built, is_built, jobs
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.headers import Headers
+from inductor_ext.templates.cutlass.launch import Kernel, call
+from inductor_ext.templates.cutlass.source import _CALL, Source, source
+from test.test_cutlass_source import BASE, CLASSES, OLD
+
+NVCC = """#!/bin/bash
+# Does what the source says, after writing down that it has begun.
+while [ "$1" != -o ]; do shift; done
+echo "begin $$ $(basename "$2")" >>"{log}"
+out=$2 file=$3
+eval "$(sed -n 's/^nvcc: //p' "$file")"
+echo "end $$" >>"{log}"
+"""
+
+
+class Machine:
+    """A folder with an nvcc that is a script, and a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.log.touch()
+        program = folder / "nvcc"
+        program.write_text(NVCC.format(log=self.log))
+        program.chmod(0o755)
+        headers = Headers(folder, (4, 2, 0))
+        self.toolchain = Toolchain(str(program), "13.0.88", headers)
+        self.store = cache.Store(folder / "store", 1 << 30)
+
+    def built(self, what: Source, **options: Any) -> bytes:
+        with built(what, self.store, self.toolchain, **options) as file:
+            return file.read_bytes()
+
+    @property
+    def runs(self) -> int:
+        """How often nvcc has been started."""
+        return self.sequence.count("begin")
+
+    @property
+    def sequence(self) -> list[str]:
+        """When nvcc began and ended."""
+        return [line.split()[0] for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def script(text: str, name: str = "kernel_1") -> Source:
+    """A source that tells the script what to do."""
+    return Source(name, f"nvcc: {text}\n", "90a")
+
+
+GOOD = script('echo good >"$out"')
+BAD = script('echo "$file(3): error: no such thing"; echo "warning: none"; exit 2')
+KILLED = script('test -e "$(dirname "$0")/fixed" && echo good >"$out" && exit; kill -9 $$')
+
+
+class TestBuild:
+    def test_builds_once(self, machine: Machine) -> None:
+        assert not is_built(GOOD, machine.store, machine.toolchain)
+        assert machine.built(GOOD) == machine.built(GOOD) == b"good\n"
+        assert is_built(GOOD, machine.store, machine.toolchain)
+        assert machine.runs == 1
+
+    def test_who_wants_the_same_waits_for_it(self, machine: Machine) -> None:
+        slow = script('sleep 0.3; echo good >"$out"')
+        found: list[bytes] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(machine.built(slow))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [b"good\n"] * 4
+        assert machine.runs == 1
+
+    def test_another_source_release_compiler_or_kind_is_another_entry(
+        self, machine: Machine
+    ) -> None:
+        toolchain = machine.toolchain
+        keys = {
+            toolchain.key(GOOD, "library"),
+            toolchain.key(GOOD, "cubin"),
+            toolchain.key(BAD, "library"),
+            toolchain.key(Source("kernel_1", GOOD.text, "80"), "library"),
+            Toolchain(toolchain.nvcc, "12.9.1", toolchain.headers).key(GOOD, "library"),
+            Toolchain(toolchain.nvcc, toolchain.version, Headers(machine.folder, (4, 3, 0))).key(
+                GOOD, "library"
+            ),
+        }
+        assert len(keys) == 6
+
+    def test_the_flags_are_for_one_architecture(self, machine: Machine) -> None:
+        flags = machine.toolchain.flags(GOOD, "cubin")
+        assert "-gencode=arch=compute_90a,code=sm_90a" in flags
+        assert "-cubin" in flags
+        assert not any("EXTENDED_MMA_SHAPES" in flag for flag in flags)
+        assert "-shared" in machine.toolchain.flags(GOOD, "library")
+
+    def test_nvccs_error_is_raised_by_name_and_kept(self, machine: Machine) -> None:
+        for _ in range(2):
+            with pytest.raises(exc.KernelBuildError) as caught:
+                machine.built(BAD)
+            assert caught.value.fields["kernel"] == "kernel_1"
+            # Nobody knows the folder that it was built in.
+            assert caught.value.fields["why"] == "kernel.cu(3): error: no such thing"
+        assert machine.runs == 1
+
+    def test_a_killed_nvcc_is_no_reason_not_to_try_again(self, machine: Machine) -> None:
+        with pytest.raises(exc.KernelBuildError, match="nvcc exits with -9"):
+            machine.built(KILLED)
+        assert not is_built(KILLED, machine.store, machine.toolchain)
+        (machine.folder / "fixed").touch()
+        assert machine.built(KILLED) == b"good\n"
+
+    def test_being_interrupted_ends_nvcc(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        forever = script("echo $$ >/dev/null; exec sleep 600")
+
+        def interrupted(self: Any, *arguments: Any) -> None:
+            while not machine.runs:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            machine.built(forever)
+        started = int(machine.log.read_text().split()[1])
+        with pytest.raises(ProcessLookupError):
+            os.kill(started, 0)
+        assert not is_built(forever, machine.store, machine.toolchain)
+
+    def test_a_process_that_is_killed_leaves_nothing_behind(self, machine: Machine) -> None:
+        code = f"""
+            from inductor_ext import cache
+            from inductor_ext.templates.cutlass.build import Toolchain, build
+            from inductor_ext.templates.cutlass.headers import Headers
+            from inductor_ext.templates.cutlass.source import Source
+            import pathlib
+            folder = pathlib.Path({str(machine.folder)!r})
+            toolchain = Toolchain(str(folder / "nvcc"), "13.0.88", Headers(folder, (4, 2, 0)))
+            text = 'nvcc: echo half >"$out"; sleep 600'
+            store = cache.Store(folder / "store", 1 << 30)
+            build(Source("kernel_2", text, "90a"), store, toolchain)
+        """
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+        while not machine.runs:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(machine.log.read_text().split()[1]), signal.SIGKILL)
+        # Neither its lock nor its place to build are taken, and what it wrote is no entry.
+        again = Source("kernel_2", 'nvcc: echo half >"$out"; sleep 600', "90a")
+        assert not is_built(again, machine.store, machine.toolchain)
+        assert machine.built(GOOD, limit=1) == b"good\n"
+        machine.store.collect()
+        assert list((machine.folder / "store" / "building").iterdir()) == []
+
+    def test_a_store_that_cannot_be_written_to_builds_all_the_same(self, tmp_path: Path) -> None:
+        machine = Machine(tmp_path)
+        said: list[str] = []
+        (tmp_path / "file").touch()
+        machine.store = cache.Store(tmp_path / "file", 1 << 30, lambda key, text: said.append(text))
+        assert machine.built(GOOD) == b"good\n"
+        assert said
+
+    def test_the_store_keeps_to_its_size(self, machine: Machine) -> None:
+        machine.store.max_bytes = 30_000
+        large = [script(f'head -c 20000 /dev/zero >"$out"; : {i}', f"k{i}") for i in range(2)]
+        for each in large:
+            machine.built(each)
+        assert [is_built(each, machine.store, machine.toolchain) for each in large] == [False, True]
+
+
+class TestJobs:
+    def test_are_those_that_cores_and_memory_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+        for gigabytes, limit, expected in (
+            (128, None, 16),
+            (23, None, 5),
+            (1, None, 1),
+            (128, 3, 3),
+            (128, 40, 16),
+        ):
+            monkeypatch.setattr(build, "_memory", lambda g=gigabytes: g << 30)
+            assert jobs(limit) == expected
+
+    def test_the_memory_is_this_machines(self) -> None:
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert 0 < build._free_bytes() <= physical
+        assert 0 < build._memory() <= physical
+
+    def test_one_runs_where_there_is_no_memory(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(build, "_free_bytes", lambda: 0)
+        sources = [script(f'sleep 0.05; echo {i} >"$out"', f"kernel_{i}") for i in range(2)]
+        assert build_all(sources, machine.store, machine.toolchain) == {}
+        assert machine.sequence == ["begin", "end"] * 2
+
+    def test_no_more_run_at_a_time(self, machine: Machine) -> None:
+        sources = [script(f'sleep 0.1; echo {i} >"$out"', f"kernel_{i}") for i in range(3)]
+        assert build_all(sources, machine.store, machine.toolchain, limit=1) == {}
+        assert machine.sequence == ["begin", "end"] * 3
+
+    def test_an_error_is_one_kernels_own(self, machine: Machine) -> None:
+        other = script('echo fine >"$out"', "kernel_2")
+        errors = build_all([BAD, other], machine.store, machine.toolchain)
+        assert errors.keys() == {"kernel_1"}
+        assert machine.built(other) == b"fine\n"
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    """A library with the two functions, which sums up what it is called with."""
+    compiler = parts.probe("cxx")
+    if not compiler.available:
+        pytest.skip(f"no C++ compiler: {compiler.why}")
+    folder = tmp_path_factory.mktemp("echo")
+    text = f"""
+    #include <cstdint>
+    {_CALL}
+    extern "C" int64_t inductor_ext_workspace_size(Call const* c) {{
+      Operand const* t = c->tensors;
+      return c->m == 0 ? -1 : c->m + 100 * c->n + 10000 * c->k + 1000000 * c->batch
+             + (t[0].stride + 1000 * t[1].stride + t[2].stride * 1000000ll) * 100000000ll;
+    }}
+    extern "C" int32_t inductor_ext_run(Call const* c, void* workspace, void* stream) {{
+      float const x = static_cast<float*>(c->tensors[3].data)[1] * c->scalars[1];
+      return 1000 * c->swizzle + 100 * c->raster + 10 * c->splits + c->sms + int(x)
+             + 10000 * (workspace == stream) + 100000 * int(c->tensors[0].batch);
+    }}
+    """
+    (folder / "echo.cpp").write_text(text)
+    library = folder / "echo.so"
+    flags = ["-std=c++17", "-shared", "-fPIC", "-o", library, folder / "echo.cpp"]
+    subprocess.run([str(compiler.path), *flags], check=True)
+    return Kernel(ctypes.CDLL(str(library)), "echo")
+
+
+class TestLaunch:
+    CONFIG = CutlassConfig(
+        90,
+        "warpspecialized_cooperative",
+        (128, 128, 64),
+        *("float32",) * 3,
+        split_k=2,
+        swizzle=4,
+        raster="along_n",
+    )
+
+    @pytest.mark.parametrize("swap", [False, True])
+    def test_a_kernel_is_handed_sizes_and_strides(self, echo: Kernel, swap: bool) -> None:
+        a, b, out = torch.zeros(3, 8)[:, :5], torch.zeros(7, 9).t()[:5], torch.zeros(3, 7)
+        config = CutlassConfig(**{**vars(self.CONFIG), "swap": swap})
+        m, n, k = (7, 3, 5) if swap else (3, 7, 5)
+        first, second = (9, 8) if swap else (8, 9)
+        expected = m + 100 * n + 10000 * k + 1000000
+        expected += (first + 1000 * second + 7 * 1000000) * 100000000
+        assert echo.workspace_size(call(config, a, b, out)) == expected
+
+    def test_a_launch_is_handed_what_it_decides(self, echo: Kernel) -> None:
+        bias = torch.tensor([1.0, 3.0])
+        a, b, out = torch.zeros(2, 3, 4), torch.zeros(2, 4, 2), torch.zeros(2, 3, 2)
+        arguments = call(self.CONFIG, a, b, out, [bias], scalars=(0.5, 2.0), sms=1)
+        assert echo.run(arguments, 0, 0) == 4000 + 200 + 20 + 1 + 6 + 10000 + 100000 * 12
+        shared = call(self.CONFIG, a[:1].expand(2, 3, 4), b, out, [bias], scalars=(0.5, 2.0))
+        assert echo.run(shared, 1, 2) == 4000 + 200 + 20 + 6
+
+    def test_what_cannot_run_has_no_workspace(self, echo: Kernel) -> None:
+        empty = torch.zeros(0, 4)
+        found = echo.workspace_size(call(self.CONFIG, empty, torch.zeros(4, 2), torch.zeros(0, 2)))
+        assert found is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config"), [("mm", BASE), ("old_addmm_row", OLD)], ids=["sm_90a", "sm_80"]
+)
+def test_nvcc_builds_it(name: str, config: CutlassConfig) -> None:
+    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+        if not part.available:
+            pytest.skip(f"no {part.title}: {part.why}")
+    made = source(*CLASSES[name])
+    # Kept where the caller keeps Inductor's cache, if he does.
+    store = cache.Store(cache.artifact_folder().parent / "cutlass", 1 << 30)
+    with built(made, store, kind="cubin") as file:
+        content = file.read_bytes()
+    assert content[:4] == b"\x7fELF"
+    assert made.name.encode() in content
+    assert config.name in made.name

@@ -1,0 +1,213 @@
+"""Sources of CUTLASS kernels: goldens of what differs between classes, and what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.epilogue import (
+    ACCUMULATOR,
+    Epilogue,
+    NotExpressible,
+    Tensor,
+    apply,
+    gelu,
+    identity,
+    parameter,
+    read,
+    silu,
+)
+from inductor_ext.templates.cutlass.source import Source, source
+
+BF16 = "bfloat16"
+
+
+GOLDENS = Path(__file__).parent / "data" / "cutlass_sources.txt"
+
+
+def but(record: Any, **fields: Any) -> Any:
+    return dataclasses.replace(record, **fields)
+
+
+BASE = CutlassConfig(90, "warpspecialized_pingpong", (128, 128, 64), BF16, BF16, BF16)
+OLD = CutlassConfig(80, "multistage", (128, 128, 32), BF16, BF16, BF16, stages=4, epilogue="direct")
+
+
+def product(first: Any, *rest: Any) -> Any:
+    for each in rest:
+        first = apply("mul", first, each)
+    return first
+
+
+def biased(broadcast: Any, dtype: str = BF16, alignment: int = 1) -> Epilogue:
+    """alpha * product + beta * bias."""
+    scaled = product(parameter(1), read(0))
+    value = apply("add", product(parameter(0), ACCUMULATOR), scaled)
+    return Epilogue(((BF16, value),), (Tensor(dtype, broadcast, alignment),))
+
+
+SCALES = Epilogue(
+    ((BF16, product(ACCUMULATOR, read(0), read(1))),),
+    (Tensor("float32", "column"), Tensor("float32", "row")),
+)
+ACTIVATED = Epilogue(((BF16, gelu(apply("add", ACCUMULATOR, read(0)))),), (Tensor(BF16, "row"),))
+GATED = Epilogue(((BF16, product(read(0), silu(ACCUMULATOR))),), (Tensor(BF16, "matrix", 8),))
+TWO = Epilogue(((BF16, silu(ACCUMULATOR)), ("float32", ACCUMULATOR)))
+DEQUANTIZED = Epilogue(((BF16, product(ACCUMULATOR, read(0))),), (Tensor(BF16, "row"),))
+
+FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "alignments": (16, 16, 8)}
+INT8 = {"a": "int8", "b": "int8", "d": "int32", "accumulator": "int32", "alignments": (16, 16, 4)}
+TF32 = {"a": "float32", "b": "float32", "d": "float32", "tf32": True, "alignments": (4, 4, 4)}
+COOPERATIVE = {"mainloop": "warpspecialized_cooperative", "tile": (128, 256, 64)}
+
+CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
+    "mm": (BASE, identity(BF16)),
+    "mm_nt": (but(BASE, layouts="ntt"), identity(BF16)),
+    "mm_float16": (but(BASE, a="float16", b="float16", d="float16"), identity("float16")),
+    "mm_float32_out": (but(BASE, d="float32", alignments=(8, 8, 4)), identity("float32")),
+    "mm_tf32": (but(BASE, tile=(128, 128, 32), **TF32), identity("float32")),
+    "mm_swapped": (but(BASE, tile=(128, 16, 64), layouts="tnn", swap=True), identity(BF16)),
+    "mm_cooperative": (but(BASE, cluster=(2, 1, 1), **COOPERATIVE), identity(BF16)),
+    "mm_stream_k": (but(BASE, scheduler="stream_k", **COOPERATIVE), identity(BF16)),
+    "mm_unspecialized_consumers": (
+        but(BASE, mainloop="warpspecialized", tile=(64, 128, 64)),
+        identity(BF16),
+    ),
+    "addmm_row": (BASE, biased("row")),
+    "addmm_column": (BASE, biased("column")),
+    "addmm_matrix": (but(BASE, c=BF16), biased("matrix", alignment=8)),
+    "addmm_matrix_unaligned": (BASE, biased("matrix", "float32", 2)),
+    "addmm_gelu": (BASE, ACTIVATED),
+    "mm_gate": (but(BASE, c=BF16), GATED),
+    "mm_two_outputs": (BASE, TWO),
+    "int_mm": (but(BASE, tile=(128, 128, 128), **INT8), identity("int32")),
+    "scaled": (but(BASE, tile=(128, 128, 128), **FP8), SCALES),
+    "scaled_fast": (
+        but(BASE, fast_accumulation=True, **{**COOPERATIVE, "tile": (128, 128, 128)}, **FP8),
+        SCALES,
+    ),
+    "mixed_int8": (
+        but(BASE, a="int8", tile=(64, 128, 64), alignments=(16, 8, 8), layouts="tnn", swap=True),
+        DEQUANTIZED,
+    ),
+    "grouped": (but(BASE, grouped=True), identity(BF16)),
+    "grouped_fp8": (
+        but(BASE, grouped=True, fast_accumulation=True, tile=(128, 128, 128), **FP8),
+        identity(BF16),
+    ),
+    "old_mm": (OLD, identity(BF16)),
+    "old_mm_align2": (but(OLD, alignments=(2, 2, 1)), identity(BF16)),
+    "old_mm_tf32": (but(OLD, tile=(128, 128, 16), **TF32), identity("float32")),
+    "old_addmm_row": (OLD, biased("row")),
+    "old_mm_two_outputs": (OLD, TWO),
+    "old_int_mm": (but(OLD, tile=(128, 128, 64), **INT8), identity("int32")),
+    "old_scaled": (but(OLD, arch=89, tile=(128, 128, 64), **FP8), SCALES),
+    "old_mixed_int8": (
+        but(OLD, b="int8", tile=(128, 128, 64), alignments=(8, 16, 8)),
+        DEQUANTIZED,
+    ),
+}
+"""A kernel of each operator, dtype, schedule and kind of epilogue. bmm and baddbmm are those of mm
+and addmm, with another batch."""
+
+
+def lines(made: Source) -> list[str]:
+    """A source without its own name, and without functions of epilogues, which have tests of their
+    own.
+    """
+    kept = []
+    inside = False
+    for line in made.text.replace(made.name, "NAME").splitlines():
+        inside = inside or line == "template <class Fragment>"
+        if not inside:
+            kept.append(line)
+        inside = inside and line != "};"
+    return kept
+
+
+def changes(name: str) -> list[str]:
+    """The lines of a class that the plain product of its family has not."""
+    plain = "old_mm" if name.startswith("old_") else "mm"
+    first, second = lines(source(*CLASSES[plain])), lines(source(*CLASSES[name]))
+    if name == plain:
+        return second
+    return [line[2:] for line in difflib.ndiff(first, second) if line.startswith("+ ")]
+
+
+def page() -> str:
+    """All goldens: `python -m test.test_cutlass_source` writes them."""
+    sections = (f"==== {name}\n" + "\n".join(changes(name)) for name in CLASSES)
+    return "\n".join(sections) + "\n"
+
+
+@pytest.fixture(scope="module")
+def goldens() -> dict[str, str]:
+    sections = GOLDENS.read_text(encoding="utf-8").split("==== ")[1:]
+    return dict(section.rstrip("\n").split("\n", 1) for section in sections)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_differs_from_the_plain_product_as_it_did(
+    goldens: dict[str, str], name: str
+) -> None:
+    assert "\n".join(changes(name)) == goldens.get(name), "python -m test.test_cutlass_source"
+
+
+def test_there_are_no_other_goldens(goldens: dict[str, str]) -> None:
+    assert goldens.keys() == CLASSES.keys()
+
+
+class TestSource:
+    def test_a_launch_makes_no_other_source(self) -> None:
+        config, epilogue = CLASSES["mm_stream_k"]
+        launched = but(config, split_k=4, swizzle=8, raster="along_n")
+        assert source(launched, epilogue) == source(config, epilogue)
+
+    def test_no_size_is_part_of_it(self) -> None:
+        for name in CLASSES:
+            assert "4096" not in source(*CLASSES[name]).text
+
+    def test_its_name_tells_epilogues_apart(self) -> None:
+        made = [source(BASE, epilogue) for epilogue in (identity(BF16), ACTIVATED)]
+        assert made[0].name != made[1].name
+        for each in made:
+            assert each.name.startswith(BASE.name)
+            # A profiler shows the kernel under the namespace that it is in.
+            assert f"namespace {each.name} {{" in each.text
+            assert "@" not in each.text
+
+    def test_is_for_an_architecture(self) -> None:
+        assert source(BASE, identity(BF16)).architecture == "90a"
+        assert source(OLD, identity(BF16)).architecture == "80"
+        assert source(OLD, identity(BF16), "86").architecture == "86"
+        assert source(*CLASSES["old_scaled"]).architecture == "89"
+
+    def test_includes_nothing_of_cutlass_utilities_and_extends_no_shapes(self) -> None:
+        for name in CLASSES:
+            text = source(*CLASSES[name]).text
+            assert "cutlass/util" not in text
+            assert "EXTENDED_MMA_SHAPES" not in text
+            assert text.count("#include") <= 6
+
+    @pytest.mark.parametrize(
+        ("alignment", "dtype", "access"),
+        [(8, BF16, 8), (2, BF16, 2), (4, "float32", 8), (2, "float32", 2), (1, BF16, 1)],
+    )
+    def test_older_kernels_access_all_rows_as_the_least_aligned_allows(
+        self, alignment: int, dtype: str, access: int
+    ) -> None:
+        text = source(OLD, biased("matrix", dtype, alignment)).text
+        assert f"Tile, Warp, cutlass::bfloat16_t, {access}, 1>;" in text
+
+    def test_an_epilogue_that_it_cannot_have_is_refused(self) -> None:
+        with pytest.raises(NotExpressible):
+            source(BASE, identity("float64"))
+
+
+if __name__ == "__main__":
+    GOLDENS.write_text(page(), encoding="utf-8")
