@@ -312,6 +312,34 @@ def _rmsnorm(case: Case, source: _Source) -> Program:
     return _program(function, x, source.scales(case.k, around=0.7), source.weight(case.n, case.k))
 
 
+def _layernorm_problem(case: Case) -> GemmProblem:
+    epilogue = Epilogue((EpilogueInput("bfloat16", "row"),), 1)
+    prologue = Prologue("standardize", vectors=2)
+    return GemmProblem.contiguous(
+        "addmm",
+        case.m,
+        case.n,
+        case.k,
+        parts=case.parts,
+        prologue=prologue,
+        epilogue=epilogue,
+    )
+
+
+def _layernorm(case: Case, source: _Source) -> Program:
+    parts = case.parts or (case.n,)
+
+    def function(x: Tensor, norm: Tensor, shift: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        y = F.layer_norm(x, (x.shape[-1],), norm, shift, EPSILON)
+        pairs = zip(rest[: len(parts)], rest[len(parts) :], strict=True)
+        return tuple(F.linear(y, weight, bias) for weight, bias in pairs)
+
+    vectors = source.scales(case.k, around=0.7), source.normal(case.k, scale=0.1)
+    weights = [source.weight(n, case.k) for n in parts]
+    biases = [source.normal(n) for n in parts]
+    return _program(function, source.normal(case.m, case.k), *vectors, *weights, *biases)
+
+
 KINDS: Mapping[str, Kind] = {
     "mm": Kind(_mm_problem, _mm),
     "bmm": Kind(_bmm_problem, _bmm),
@@ -324,6 +352,8 @@ KINDS: Mapping[str, Kind] = {
     "swiglu": Kind(_swiglu_problem, _swiglu),
     "qkv": Kind(_qkv_problem, _qkv),
     "rmsnorm": Kind(_rmsnorm_problem, _rmsnorm),
+    "layernorm": Kind(_layernorm_problem, _layernorm),
+    "layernorm_qkv": Kind(_layernorm_problem, _layernorm),
 }
 
 
@@ -386,11 +416,13 @@ def _fused() -> Iterator[Case]:
         ("QKV", "qkv", 6144, 4096, (4096, 1024, 1024)),
         ("SwiGLU", "swiglu", 14336, 4096, ()),
         ("RMSNorm + linear", "rmsnorm", 4096, 4096, ()),
+        ("LayerNorm + linear", "layernorm", 4096, 4096, ()),
+        ("LayerNorm + QKV", "layernorm_qkv", 3072, 1024, (1024, 1024, 1024)),
         ("residual", "residual", 4096, 14336, ()),
         ("bias + gelu", "bias_gelu", 16384, 4096, ()),
     )
     for (label, kind, n, k, parts), m in itertools.product(kinds, DECODE_AND_PREFILL):
-        quick = m != 1 or kind == "qkv"
+        quick = kind == "qkv" or m == 16 or (m != 1 and not kind.startswith("layernorm"))
         yield Case("fused", label, kind, m, n, k, parts=parts, quick=quick)
 
 

@@ -145,7 +145,8 @@ class Settings:
     )
     gemm_fuse_norm: bool = _setting(
         True,
-        "Whether an RMSNorm whose result only GEMMs of one kernel read may be computed within it.",
+        "Whether an RMSNorm or LayerNorm whose result only GEMMs of one kernel read may be "
+        "computed within it.",
     )
     gemm_fuse_dequantize: bool = _setting(
         True,

@@ -98,7 +98,9 @@ def problems(
             "both" if vectors > 1 else "dequantize", scales, group, vectors=vectors // 2
         )
     elif not plain and draw(st.integers(0, 4)) == 0:
-        prologue = Prologue("normalize", vectors=draw(st.integers(0, 2)))
+        kind = draw(st.sampled_from(("normalize", "standardize")))
+        most = 2 if kind == "standardize" else 1
+        prologue = Prologue(kind, vectors=draw(st.integers(0, most)))  # type: ignore[arg-type]
     parts: tuple[int, ...] = ()
     gated = False
     if not plain and n % 2 == 0 and draw(st.integers(0, 4)) == 0:

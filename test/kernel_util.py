@@ -60,6 +60,8 @@ class Case:
     """Where the groups of a grouped product end."""
     offset: int = 0
     """Elements from the start of their storages to a and b."""
+    mean: float = 0.0
+    """What is added to a."""
     bias: Literal["row", "matrix"] | None = None
     """What is added by the template's own epilogue, with prefix arguments."""
 
@@ -93,6 +95,8 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     a_batch = groups if groups and problem.divided == "n" else batch
     b_batch = groups if groups and problem.divided == "m" else batch
     found = [_matrix(problem.a, problem.m, problem.k, a_batch, case.offset, device)]
+    if case.mean:
+        found[0] += case.mean
     for part in problem.parts or (problem.n,):
         b = problem.b
         if problem.parts:
@@ -118,7 +122,10 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
                     zeros.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
         found += zeros
         if prologue.vectors:
-            found.append(torch.rand(problem.k, device=device).to(found[0].dtype))
+            found += [
+                torch.rand(problem.k, device=device).to(found[0].dtype)
+                for _ in range(prologue.vectors)
+            ]
     if case.offsets:
         found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
         if problem.a.dtype in FP8:
@@ -163,6 +170,12 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     if prologue is not None and prologue.normalizes:
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
         a = a * scale * (rest.pop(0).double() if prologue.vectors else 1)
+    if prologue is not None and prologue.standardizes:
+        variance, mean = torch.var_mean(a, -1, correction=0, keepdim=True)
+        a = (a - mean) * torch.rsqrt(variance + case.options["EPSILON"])
+        vectors = [rest.pop(0).double() for _ in range(prologue.vectors)]
+        a = a * vectors[0] if vectors else a
+        a = a + vectors[1] if len(vectors) > 1 else a
     if case.offsets:
         if problem.a.dtype.startswith("float8"):
             pass

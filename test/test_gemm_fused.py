@@ -63,6 +63,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], int]] =
         1,
     ),
     "norm and bias": (lambda x, n, w, b: F.linear(norm(x, n), w, b), [X, NORM, W, BIAS], 1),
+    "layer norm, parts and biases": (
+        lambda x, n, m, q, k, b, c: (lambda y: torch.cat([F.linear(y, q, b), F.linear(y, k, c)]))(
+            F.layer_norm(x, NORM, n, m)
+        ),
+        [X, NORM, NORM, W, W, BIAS, BIAS],
+        2,
+    ),
     "parts with biases": (
         lambda x, q, k, b, c: torch.cat([F.linear(x, q, b).sin(), F.linear(x, k, c)], -1),
         [X, W, NARROW, BIAS, (24,)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -73,8 +74,10 @@ def reference(found: Fusion) -> Callable[..., Any]:
         assert a.dim() == 2
         if problem.prologue is not None:
             assert len(vectors) == problem.prologue.vectors
+            if problem.prologue.kind == "standardize":
+                a = a - a.mean(-1, keepdim=True)
             a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + found.options["EPSILON"])
-            a = math.prod(vectors, start=a)
+            a = (math.prod(vectors[:1], start=a) + sum(vectors[1:])).to(factors[0].dtype)
         products = [a @ factor for factor in factors]
         if biases:
             products = [x + bias for x, bias in zip(products, biases, strict=True)]
@@ -392,10 +395,75 @@ def test_norms(norm: Any, dtype: torch.dtype) -> None:
     assert found.options["EPSILON"] == pytest.approx(1e-6)
 
 
+def by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    wide = x.float()
+    away = wide - wide.mean(-1, keepdim=True)
+    variance = away.pow(2).mean(-1, keepdim=True)
+    return (weight * (away * torch.rsqrt(variance + 1e-5)) + bias).to(x.dtype)
+
+
+def by_moments(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As some write it who store no difference."""
+    wide = x.float()
+    mean = wide.mean(-1, keepdim=True)
+    scale = weight * torch.rsqrt(wide.square().mean(-1, keepdim=True) - mean**2 + 1e-5)
+    return (wide * scale + (bias - mean * scale)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F32])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x, w, b: F.layer_norm(x, (64,), w, b),
+        lambda x, w, b: F.layer_norm(x, (64,), 1 + w, b * 2),
+        lambda x, w, b: (
+            (x - x.mean(-1, True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5) * w
+            + b
+        ),
+        by_hand,
+        by_moments,
+    ],
+)
+def test_layer_norms(norm: Any, dtype: torch.dtype) -> None:
+    inputs = [each.to(dtype) for each in (X3, NORM, NORM, W)]
+    found = check(lambda x, n, b, w: F.linear(norm(x, n, b), w), *inputs)
+    name = str(dtype).removeprefix("torch.")
+    assert found.problem.prologue == Prologue("standardize", scale_dtype=name, vectors=2)
+    assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
+    assert found.options == {"EPSILON": pytest.approx(1e-5), "operands": 4}
+
+
 def test_a_norm_without_a_weight() -> None:
     found = check(lambda x, w: F.linear(F.rms_norm(x, (64,), None, 1e-6), w), X, W)
     assert found.problem.prologue == Prologue("normalize")
     assert found.options["operands"] == 2
+    found = check(lambda x, w: F.linear(F.layer_norm(x, (64,)), w), X, W)
+    assert found.problem.prologue == Prologue("standardize")
+    found = check(lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), X, NORM, W)
+    assert found.problem.prologue == Prologue("standardize", vectors=1)
+    assert found.options["operands"] == 3
+
+
+def test_vectors_of_a_norm_may_have_another_dtype() -> None:
+    def function(x: Tensor, n: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return F.linear(F.layer_norm(x.float(), (64,), n, b).to(x.dtype), w)
+
+    wide = tensor(64, dtype=F32)
+    found = check(function, X, wide, wide, W)
+    assert found.problem.prologue == Prologue("standardize", scale_dtype="float32", vectors=2)
+
+
+def test_a_layer_norm_before_parts_with_biases() -> None:
+    def function(x: Tensor, n: Tensor, m: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        q, k, b, c = rest
+        y = F.layer_norm(x, (64,), n, m)
+        return F.linear(y, q, b), F.linear(y, k, c)
+
+    inputs = X3, NORM, NORM, W, tensor(16, 64), tensor(48), tensor(16)
+    found = check(function, *inputs, count=2)
+    assert (found.problem.operation, found.problem.parts) == ("addmm", (48, 16))
+    assert found.problem.prologue == Prologue("standardize", vectors=2)
+    assert (found.options["operands"], len(found.inputs)) == (5, 7)
 
 
 def test_a_norm_before_parts_and_before_a_gate() -> None:
@@ -440,7 +508,20 @@ def test_the_input_of_a_norm_may_be_used_again() -> None:
             lambda x, n, w: F.linear(rms_norm(x.view(32, 4, 16), n).view(32, 64), w),
             (X, tensor(16), W),
         ),
-        (lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), (X, NORM, W)),
+        # A bias alone, and the variance of a sample.
+        (lambda x, n, w: F.linear(F.layer_norm(x, (64,), None, n), w), (X, NORM, W)),
+        (lambda x, n, w: F.linear(F.rms_norm(x, (64,), n) + n, w), (X, NORM, W)),
+        (
+            lambda x, n, w: F.linear(n * (x - x.mean(-1, True)) / x.std(-1, keepdim=True), w),
+            (X, NORM, W),
+        ),
+        # What a backward needs.
+        (
+            lambda x, n, w: (lambda y, m, r: (F.linear(y, w), m, r))(
+                *aten.native_layer_norm(x, (64,), n, n, 1e-5)
+            ),
+            (X, NORM, W),
+        ),
         (lambda x, n, w: F.linear(rms_norm(x, n).relu(), w), (X, NORM, W)),
         (lambda x, n, w: F.linear(rms_norm(x.t(), n), w), (tensor(64, 32), NORM, W)),
         (lambda x, n, w: F.linear(rms_norm(x, n).to(torch.bfloat16), w), (X.to(F32), NORM, W)),
@@ -532,6 +613,19 @@ class Builder:
     def silu(self, a: fx.Node) -> fx.Node:
         return self.call(aten.mul.Tensor, a, self.call(aten.sigmoid.default, a))
 
+    def standardized(self, a: fx.Node) -> fx.Node:
+        with self.fake:
+            moments = aten.var_mean.correction(a.meta["val"], [1], correction=0, keepdim=True)
+        options = {"correction": 0, "keepdim": True}
+        both = self.graph.call_function(aten.var_mean.correction, (a, [1]), options)
+        both.meta["val"] = moments
+        variance, mean = (self.call(operator.getitem, both, index) for index in range(2))
+        scale = self.call(aten.rsqrt.default, self.call(aten.add.Tensor, variance, 1e-3))
+        away = self.call(aten.mul.Tensor, self.call(aten.sub.Tensor, a, mean), scale)
+        return self.call(
+            aten.add.Tensor, self.call(aten.mul.Tensor, away, self.weight), self.weight
+        )
+
     def norm(self, a: fx.Node) -> fx.Node:
         square = self.call(aten.pow.Tensor_Scalar, a, 2)
         mean = self.call(aten.mean.dim, square, [-1], True)
@@ -547,6 +641,7 @@ class Builder:
             ],
             "norm": lambda: [self.norm(a)],
             "normed": lambda: [self.product(self.norm(a), b)],
+            "standardized": lambda: [self.product(self.standardized(a), b)],
             "add": lambda: [self.call(aten.add.Tensor, a, b)],
             "transpose": lambda: [self.call(aten.permute.default, a, [1, 0])],
         }[kind]()
@@ -559,7 +654,7 @@ def fake_device() -> Iterator[None]:
         yield
 
 
-KINDS = ("product", "pair", "gate", "norm", "normed", "add", "transpose")
+KINDS = ("product", "pair", "gate", "norm", "normed", "standardized", "add", "transpose")
 
 
 @examples(60)
@@ -715,6 +810,7 @@ def problem(operation: Any = "mm", *inputs: EpilogueInput, **rest: Any) -> GemmP
 
 
 RMS = Prologue("normalize", vectors=1)
+LAYER_NORM = Prologue("standardize", vectors=2)
 MATRIX = EpilogueInput("bfloat16", "matrix")
 HALVES = {"parts": (48, 48), "gated": True}
 
@@ -738,6 +834,10 @@ HALVES = {"parts": (48, 48), "gated": True}
         problem("addmm", row(), prologue=RMS),
         problem(prologue=RMS, parts=(64, 16, 16)),
         problem(prologue=RMS, **HALVES),
+        problem(prologue=LAYER_NORM),
+        problem(m=1, prologue=Prologue("standardize")),
+        problem("addmm", row(), prologue=LAYER_NORM, parts=(64, 16, 16)),
+        problem(prologue=LAYER_NORM, **HALVES),
     ],
     ids=str,
 )

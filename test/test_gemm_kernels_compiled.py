@@ -16,7 +16,7 @@ from expecttest import assert_expected_inline
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, GemmProblem
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case, Compiled
@@ -47,6 +47,7 @@ def mm(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
 PARTS = mm(4096, 6144, 4096, parts=(4096, 1024, 1024))
 GATED = mm(4096, 8192, 4096, parts=(4096, 4096), epilogue=Epilogue(gated=True))
 ENDS = tuple(range(512, 4097, 512))
+EPSILON = {"EPSILON": 1e-5}
 
 
 def compiled(case: Case, on: Device = H200) -> Compiled:
@@ -173,6 +174,27 @@ def kernel(case: Case) -> str:
     """A kernel's body as generated, without its constants."""
     (source,) = kernel_util.render(case).kernels().values()
     return re.sub(r" +\w+ : tl\.constexpr = .*\n", "", source)
+
+
+@pytest.mark.parametrize(
+    ("config", "on"),
+    [
+        (GemmConfig("splitk", 16, 64, 128, 4, 4, pdl=True), H200),
+        (GemmConfig("splitk", 16, 64, 128, 4, 4, split_k=4, swap=True), H200),
+        (GEMV, H200),
+        (TILE, H200),
+        (but(TILE, stages=3), A100),
+    ],
+    ids=("few rows", "exchanged", "vector", "many rows", "sm_80"),
+)
+def test_rows_are_standardised_in_registers(config: GemmConfig, on: Device) -> None:
+    prologue = Prologue("standardize", vectors=2)
+    case = Case(mm(min(config.block_m, 2048), 4096, 4096, prologue=prologue), config, EPSILON)
+    found = compiled(case, on)
+    # The first pass asks for the next tiles of rows while it counts, unless there is one only.
+    asked = count(r"cp\.async\.c[ag]\.shared\.global", found)
+    assert asked >= 8 if config.template != "gemv" else asked == 0
+    assert count(r"rsqrt\.approx", found) > 0
 
 
 class TestGolden:

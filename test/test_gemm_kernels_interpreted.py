@@ -115,6 +115,7 @@ def grouped(m: int, n: int, k: int, ends: tuple[int, ...], **rest: Any) -> Case:
 
 
 NORMALIZED = Prologue("normalize", vectors=1)
+LAYER_NORM = Prologue("standardize", vectors=2)
 INT8 = {"operation": "mixed", "b_dtype": "int8"}
 
 CASES: dict[str, Case] = {
@@ -180,6 +181,26 @@ CASES: dict[str, Case] = {
     "gemv, normalised": Case(mm(3, 43, 61, prologue=NORMALIZED), GEMV, EPSILON),
     "gemv, normalised and gated": Case(
         gated(3, 43, 61, prologue=NORMALIZED), GEMV, {**EPSILON, **SILU}
+    ),
+    "tile, standardised": Case(mm(7, 43, 61, prologue=LAYER_NORM), TILE, EPSILON),
+    "tile, standardised and exchanged": Case(
+        mm(7, 43, 700, prologue=Prologue("standardize")), but(TILE, block_n=64, swap=True), EPSILON
+    ),
+    "tile, standardised and split": Case(
+        mm(9, 43, 700, prologue=Prologue("standardize", vectors=1)), but(TILE, split_k=3), EPSILON
+    ),
+    "tile, standardised far from zero": Case(
+        mm(7, 43, 700, prologue=LAYER_NORM), TILE, EPSILON, mean=100.0
+    ),
+    "gemv, standardised far from zero": Case(
+        mm(3, 43, 700, prologue=LAYER_NORM), GEMV, EPSILON, mean=100.0
+    ),
+    "tile, standardised in float32": Case(
+        mm(9, 43, 512, prologue=LAYER_NORM, dtype="float32"), TILE, EPSILON
+    ),
+    "gemv, standardised": Case(mm(3, 43, 561, prologue=LAYER_NORM), GEMV, EPSILON),
+    "gemv, standardised and gated": Case(
+        gated(3, 43, 61, prologue=LAYER_NORM), GEMV, {**EPSILON, **SILU}
     ),
     "gemv, int8 weights": Case(mm(3, 43, 61, **INT8), GEMV),
     "gemv, int8 weights, one scale": Case(

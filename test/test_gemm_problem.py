@@ -317,6 +317,8 @@ class TestProblem:
             (Prologue, ("dequantize", "group")),
             (Prologue, ("dequantize", "column", 128)),
             (Prologue, ("normalize", "none", 0, False, "float7")),
+            (Prologue, ("normalize", "none", 0, False, "float32", 2)),
+            (Prologue, ("standardize", "none", 0, False, "float32", 3)),
             (EpilogueInput, ("float7", "row")),
             (Epilogue, ((), -1)),
             (Epilogue, ((), 0, "float7")),
@@ -482,6 +484,7 @@ LEGAL = [
         but(SPLIT, split_k=1, tma=False),
         H200,
     ),
+    (but(DECODE, prologue=Prologue("standardize", vectors=2)), SPLIT, H200),
 ]
 
 REFUSED = [
@@ -589,8 +592,7 @@ REFUSED = [
     ("quantized", but(INT4, a=but(INT4.a, alignment=1)), PLAIN, H200, "words of two"),
     ("dtype", but(INT8, b=but(INT8.b, dtype="float8_e5m2")), MIXED, A100, "does not convert"),
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
-    ("normalization", but(DECODE, prologue=Prologue("normalize", vectors=2)), SPLIT, H200, "mean"),
-    ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split sees them"),
+    ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split has them"),
     ("split_k", GATED, SPLIT, H200, "gate each other"),
     ("index", HUGE, TILE, H200, "64-bit indices"),
 ]

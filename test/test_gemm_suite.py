@@ -26,6 +26,8 @@ TOYS = {
     "swiglu": Case("fused", "toy", "swiglu", 5, 24, 32),
     "qkv": Case("fused", "toy", "qkv", 5, 32, 32, parts=(16, 8, 8)),
     "rmsnorm": Case("fused", "toy", "rmsnorm", 5, 24, 32),
+    "layernorm": Case("fused", "toy", "layernorm", 5, 24, 32),
+    "layernorm_qkv": Case("fused", "toy", "layernorm_qkv", 5, 32, 32, parts=(16, 8, 8)),
 }
 
 
@@ -78,7 +80,7 @@ def test_the_suite_is_the_one_that_was_asked_for() -> None:
     llama = [case for case in CASES.values() if case.group == "llama"]
     assert {case.m for case in llama} == {1, 4, 16, 64, 256, 2048, 8192}
     fused = [case for case in CASES.values() if case.group == "fused"]
-    for kind in ("bias_gelu", "residual", "swiglu", "qkv", "rmsnorm"):
+    for kind in ("bias_gelu", "residual", "swiglu", "qkv", "rmsnorm", "layernorm", "layernorm_qkv"):
         assert {case.m for case in fused if case.kind == kind} == {1, 16, 2048}
     assert {(c.m, c.n, c.k) for c in CASES.values() if c.group == "square"} >= {
         (1024, 1024, 1024),
@@ -93,7 +95,7 @@ def test_the_suite_is_the_one_that_was_asked_for() -> None:
 def test_few_stand_for_every_group_and_come_first() -> None:
     quick = [case.quick for case in CASES.values()]
     assert sorted(quick, reverse=True) == quick
-    assert 25 <= sum(quick) <= 35
+    assert 25 <= sum(quick) <= 45
     assert {case.group for case in CASES.values() if case.quick} == set(gemm_suite.GROUPS)
     kinds = {case.kind for case in CASES.values() if case.quick}
     assert kinds == set(gemm_suite.KINDS)

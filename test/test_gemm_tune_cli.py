@@ -224,6 +224,10 @@ INT4 = GemmProblem(
             "mm 16x128x64 bf16 rc, a normalized, gated",
         ),
         (
+            GemmProblem.contiguous("mm", 16, 128, 64, prologue=Prologue("standardize", vectors=2)),
+            "mm 16x128x64 bf16 rc, a standardized",
+        ),
+        (
             GemmProblem.contiguous(
                 "addmm",
                 16,

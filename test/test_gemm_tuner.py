@@ -72,6 +72,7 @@ COVERED = [
 """Problems of single operators."""
 
 NORM = Prologue("normalize", vectors=1)
+LAYER_NORM = Prologue("standardize", vectors=2)
 
 FUSED = [
     contiguous("mm", 16, 512, 256, epilogue=Epilogue((), 3)),
@@ -81,6 +82,7 @@ FUSED = [
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED, prologue=NORM),
     contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=NORM),
+    contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=LAYER_NORM),
     contiguous(
         "addmm", 16, 512, 256, parts=(256, 128, 128), epilogue=Epilogue(inputs_of("row"), 1)
     ),
@@ -93,7 +95,7 @@ class TestPrograms:
     @given(problems(most=60))
     def test_are_right_and_have_inputs_of_the_problems_layout(self, problem: GemmProblem) -> None:
         prologue, floats = problem.prologue, ("bfloat16", "float16", "float32")
-        if prologue and prologue.kind == "normalize" and problem.a.dtype not in floats:
+        if prologue and prologue.kind != "dequantize" and problem.a.dtype not in floats:
             return
         program = programs.program(problem)
         inputs = program.make_inputs("cpu")
@@ -169,6 +171,14 @@ class TestPrograms:
         expected = torch.nn.functional.silu(normalized @ gate) * (normalized @ up)
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(largest, expected.abs().amax(1))
+
+    def test_a_layer_norm_is_torchs(self) -> None:
+        prologue = Prologue("standardize", scale_dtype="float32", vectors=2)
+        problem = contiguous("mm", 8, 24, 32, "float32", prologue=prologue)
+        a, b, weight, bias = programs.program(problem).make_inputs("cpu")
+        (out,) = programs.program(problem).function(a, b, weight, bias)
+        expected = torch.nn.functional.layer_norm(a, (32,), weight, bias, 1e-5) @ b
+        torch.testing.assert_close(out, expected)
 
     def test_packed_numbers_are_unpacked_along_k(self) -> None:
         packed = torch.tensor([[0x12, 0xF8]], dtype=torch.uint8)

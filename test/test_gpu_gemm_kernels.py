@@ -260,6 +260,22 @@ def test_normalised_rows(config: GemmConfig) -> None:
     assert error(Case(problem, config, {"EPSILON": 1e-6})) < 2 * TOLERANCE["float16"]
 
 
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
+@pytest.mark.parametrize(
+    "config",
+    [SKINNY, but(SKINNY, split_k=3), but(SKINNY, swap=False, block_n=32), GEMV, TILE],
+    ids=("exchanged", "split", "few", "vector", "tile"),
+)
+def test_standardised_rows(config: GemmConfig, dtype: str, mean: float) -> None:
+    if config.template == "gemv" and dtype == "tf32":
+        pytest.skip("multiplies float32 as it is")
+    m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
+    problem = mm(m, 200, 1032, dtype, prologue=Prologue("standardize", vectors=2))
+    case = Case(problem, config, {"EPSILON": 1e-6}, mean=mean)
+    assert error(case) < 2 * TOLERANCE[dtype]
+
+
 def test_bytes_by_vectors() -> None:
     problem = mm(3, 200, 328, operation="mixed", b_dtype="int8")
     assert error(Case(problem, GEMV)) < TOLERANCE["bfloat16"]

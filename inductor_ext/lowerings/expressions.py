@@ -28,6 +28,7 @@ __all__ = [
     "is_cast",
     "is_view",
     "mean",
+    "mean_of",
     "relu",
     "shape",
 ]
@@ -36,7 +37,7 @@ MOST_NODES = 40
 """Beyond this many nodes there is no pattern to be found."""
 
 mean = sympy.Function("mean")
-"""The mean over the last dimension."""
+"""The mean over the last dimension, of a product of what differs along it: see `mean_of`."""
 
 relu = sympy.Function("relu")
 
@@ -155,10 +156,15 @@ class Reader:
         if node.op != "call_function" or len(self.inner) >= MOST_NODES:
             raise Unreadable
         self._check_shape(node)
+        moments = _moments(node)
         if is_view(node) or is_cast(node):
             found = self.read(node.all_input_nodes[0])
-        elif _is_mean_of_rows(node):
-            found = mean(canonical(self.read(node.all_input_nodes[0])))
+        elif moments is not None:
+            given, call, is_mean = moments
+            found = mean_of(self.read(given))
+            if not is_mean:
+                found = mean_of((self.read(given) - found) ** 2)
+            self.inner[call] = found
         else:
             found = self._computed(node)
         self.inner[node] = found
@@ -195,15 +201,45 @@ class Reader:
         return self.read(argument)
 
 
-def _is_mean_of_rows(node: fx.Node) -> bool:
-    """Whether a node is the mean over the last dimension, which it keeps."""
+def _moments(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
+    """What a node is the mean or the variance of over the last dimension, which it keeps.
+
+    Returns:
+        What it is of; the call of the operator, which may have both results; whether it is the
+        mean.
+    """
     import torch
 
-    if node.target is not torch.ops.aten.mean.dim or len(node.args) < 3:
-        return False
-    _, axes, keeps = node.args[:3]
+    aten = torch.ops.aten
+    call: Any = node.args[0] if node.target is operator.getitem else node
+    options: dict[str, Any] = dict(call.kwargs)
+    if call.target is aten.mean.dim and len(call.args) >= 3:
+        given, axes, keeps, *_ = call.args
+        is_mean = True
+    elif call.target in (aten.var.correction, aten.var_mean.correction) and len(call.args) == 2:
+        given, axes = call.args
+        keeps = options.get("keepdim", False) and options.get("correction") == 0
+        is_mean = node is not call and bool(node.args[1] == 1)
+    else:
+        return None
     last = len(shape(node)) - 1
-    return bool(keeps) and axes in ([-1], [last])
+    return (given, call, is_mean) if keeps and axes in ([-1], [last]) else None
+
+
+def mean_of(formula: sympy.Expr) -> sympy.Expr:
+    """The mean of a formula over the last dimension.
+
+    Of a sum it is the sum of the means, and what is the same along a row, as means are, is a
+    factor: so the variance is the mean of squares less the square of the mean, however written.
+    """
+    rows = {each: sympy.Dummy(real=True) for each in formula.atoms(mean)}
+    constant = {symbol: each for each, symbol in rows.items()}
+    total = sympy.Integer(0)
+    for term in sympy.Add.make_args(canonical(formula.xreplace(rows))):
+        along = term.free_symbols - constant.keys()
+        factor, rest = term.as_independent(*along) if along else (term, sympy.Integer(1))
+        total += factor * (mean(rest) if along else 1)
+    return sympy.expand(total.xreplace(constant))
 
 
 def canonical(formula: sympy.Expr) -> sympy.Expr:

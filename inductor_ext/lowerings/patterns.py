@@ -5,8 +5,8 @@
 - gate (`gemm_fuse_gated`): act(x @ w1) * (x @ w2), two weights or the halves of one;
 - shared input (`gemm_fuse_shared_input`): products that have their first factor in common (Q, K
   and V), and of which none is computed from another;
-- norm (`gemm_fuse_norm`): an RMSNorm of the rows of the first factor, if nothing else reads what
-  is normalised.
+- norm (`gemm_fuse_norm`): an RMSNorm or LayerNorm of the rows of the first factor, if nothing else
+  reads what is normalised.
 
 Nothing is found where a value inside is used elsewhere too, as those are that a forward graph keeps
 for its backward, and nothing across an operator that writes into its arguments. Where Inductor is
@@ -21,7 +21,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 
@@ -388,7 +388,7 @@ class _Search:
         return Fusion(self.products[node], (node,), (node,), inputs, {"operands": 2})
 
     def normalized(self, fusion: Fusion) -> Fusion | None:
-        """A fusion with the RMSNorm of its first factor, if there is one."""
+        """A fusion with the norm of the rows of its first factor, if there is one."""
         problem = fusion.problem
         if problem.operation == "addmm" and any(
             not self.is_biased_by_row(node) for node in fusion.nodes if node in self.products
@@ -401,7 +401,7 @@ class _Search:
             for view in _views(_factors(node)[0])
         }
         normalized = _source(fusion.inputs[0])
-        norm = _rms_norm(normalized, problem.k)
+        norm = _norm(normalized, problem.k)
         if norm is None:
             return None
         inner = norm.nodes
@@ -414,11 +414,10 @@ class _Search:
             return None
         factors = 1 + (1 if fusion.halves else max(1, len(problem.parts)))
         rows = problems.value_of(fusion.inputs[0]).shape[0]
-        prologue, vectors = Prologue("normalize"), []
-        if norm.weight is not None:
-            vectors = [norm.weight]
-            dtype = problems.dtype_of(problems.value_of(norm.weight))
-            prologue = Prologue("normalize", scale_dtype=dtype, vectors=1)
+        prologue, vectors = Prologue(norm.kind), norm.vectors
+        if vectors:
+            dtype = problems.dtype_of(problems.value_of(vectors[0]))
+            prologue = Prologue(norm.kind, scale_dtype=dtype, vectors=len(vectors))
         found = dataclasses.replace(
             fusion,
             problem=dataclasses.replace(
@@ -537,51 +536,70 @@ def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.
 
 @dataclass(frozen=True)
 class _Norm:
+    kind: Literal["normalize", "standardize"]
     x: fx.Node
-    weight: fx.Node | None
+    vectors: tuple[fx.Node, ...]
+    """None, a weight, or a weight and a bias."""
     epsilon: float
     nodes: tuple[fx.Node, ...]
 
 
-def _rms_norm(root: fx.Node, k: int) -> _Norm | None:
-    """The RMSNorm (Zhang and Sennrich 2019) that a node is.
+def _norm(root: fx.Node, k: int) -> _Norm | None:
+    """The norm of rows that a node is.
 
-    That is x / sqrt(mean(x^2) + epsilon) over the last dimension, of k elements, times a weight for
-    each of them, or none.
+    An RMSNorm (Zhang and Sennrich 2019) is x / sqrt(mean(x^2) + epsilon) over the last dimension,
+    of k elements, times a weight for each of them, or none. A LayerNorm (Ba, Kiros, Hinton 2016) is
+    (x - mean(x)) / sqrt(variance(x) + epsilon), times a weight, plus a bias, or with neither.
     """
-    weights: list[fx.Node] = []
+    vectors: dict[sympy.Symbol, fx.Node] = {}
 
     def leaf(node: fx.Node) -> sympy.Expr | None:
         if node is x:
             return X
         if _is_vector(node, k) and (len(shape(node)) == 1 or flat(root)[0] != 1):
-            weights.append(node)
+            vectors[_symbol(node)] = node
             return _symbol(node)
         return None
 
     try:
-        x = _squared(root)
+        x = _averaged(root)
         if x is None or flat(x) != flat(root) or flat(x)[1] != k:
             return None
         reader = Reader(root, leaf)
         formula = reader.read(root)
     except Unreadable:
         return None
-    scale = formula / X
-    weight = None
-    if weights:
-        weight = weights[0]
-        scale /= _symbol(weight)
-        while is_cast(weight):
-            weight = weight.all_input_nodes[0]
-        if problems.value_of(weight).stride(-1) != 1:
+    # What is the same along a row, as symbols of its own.
+    center, squares = sympy.Dummy("center", real=True), sympy.Dummy("squares", positive=True)
+    formula = formula.xreplace({mean(X): center, mean(X**2): squares})
+    scale = sympy.diff(formula, X)
+    centered = formula.has(center)
+    spread = squares - center**2 if centered else squares
+    bias = sympy.expand(formula - scale * (X - center if centered else X))
+    weight = next((symbol for symbol in vectors if scale.has(symbol)), None)
+    scale = scale if weight is None else scale / weight
+    symbols = [] if weight is None else [weight]
+    if bias != 0:
+        if bias not in vectors or not centered or weight is None:
             return None
+        symbols.append(bias)
     if not scale.is_Pow or scale.exp != -sympy.Rational(1, 2):
         return None
-    epsilon = sympy.expand(scale.base - mean(X**2))
+    epsilon = sympy.expand(scale.base - spread)
     if not epsilon.is_number or epsilon < 0:
         return None
-    return _Norm(x, weight, float(epsilon), tuple(reader.inner))
+    found = [_uncast(vectors[symbol]) for symbol in symbols]
+    if any(problems.value_of(each).stride(-1) != 1 for each in found):
+        return None
+    kind: Literal["normalize", "standardize"] = "standardize" if centered else "normalize"
+    return _Norm(kind, x, tuple(found), float(epsilon), tuple(reader.inner))
+
+
+def _uncast(node: fx.Node) -> fx.Node:
+    """What a node is a cast of."""
+    while is_cast(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_vector(node: fx.Node, k: int) -> bool:
@@ -592,25 +610,29 @@ def _is_vector(node: fx.Node, k: int) -> bool:
         return False
 
 
-def _squared(root: fx.Node) -> fx.Node | None:
-    """What is squared in the mean of squares that a node is computed from, before any cast."""
+def _averaged(root: fx.Node) -> fx.Node | None:
+    """What the mean that a node is computed from is one of, before any cast: as it is, squared, or
+    squared after its own mean is subtracted.
+    """
     import torch
 
     aten = torch.ops.aten
     dtype = root.meta["val"].dtype
+    means = (aten.mean.dim, aten.var.correction, aten.var_mean.correction)
     pending, seen = [root], 0
     while pending and seen < MOST_NODES:
         node, seen = pending.pop(), seen + 1
-        if node.target is not aten.mean.dim:
+        if node.target not in means:
             pending.extend(node.all_input_nodes)
             continue
-        square: Any = node.args[0]
-        if square.target not in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
-            return None
-        x: fx.Node = square.args[0]
+        x: Any = node.args[0]
+        if x.target in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
+            x = x.args[0]
+            if x.target is aten.sub.Tensor and _uncast(x.args[1]).target is aten.mean.dim:
+                x = x.args[0]
         while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):
             x = x.all_input_nodes[0]
-        return x
+        return x  # type: ignore[no-any-return]
     return None
 
 

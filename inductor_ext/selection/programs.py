@@ -7,8 +7,8 @@ part; inputs of the prologue (the weights of a normalisation; scales and zero po
 the groups of a grouped product; inputs of the epilogue, one for each part where they run along N.
 
 What a problem does not tell is chosen here, and costs the same whatever it is: SiLU for a gate,
-RMSNorm up to one vector and LayerNorm with two, rows and matrices are added and columns and scalars
-multiplied, the rest of the pointwise operations are cheap ones.
+rows and matrices are added and columns and scalars multiplied, the rest of the pointwise operations
+are cheap ones.
 
 Needs torch, no Inductor.
 """
@@ -209,7 +209,7 @@ def _dtype(name: str) -> torch.dtype:
 
 def _inputs(problem: GemmProblem) -> Iterator[Input]:
     prologue = problem.prologue
-    normalized = prologue is not None and prologue.normalizes
+    normalized = prologue is not None and (prologue.normalizes or prologue.standardizes)
     # Uniform values have a third of their bound's square as variance; the product's is 1.
     bound = math.sqrt((3 if normalized else 9) / problem.k)
     integers = problem.operation in ("int_mm", "mixed")
@@ -476,7 +476,8 @@ def _evaluate(
     problem: GemmProblem, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> tuple[torch.Tensor, ...]:
     a = named["a"]
-    if problem.prologue is not None and problem.prologue.normalizes:
+    prologue = problem.prologue
+    if prologue is not None and (prologue.normalizes or prologue.standardizes):
         a = _normalized(problem, a, named, numbers)
     products = []
     for part in range(len(_columns(problem))):
@@ -506,9 +507,12 @@ def _normalized(
     prologue = problem.prologue
     assert prologue is not None
     wide = numbers.wide(a)
-    if prologue.vectors > 1:
-        wide = wide - wide.mean(-1, keepdim=True)
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPSILON)
+    if prologue.standardizes:
+        squares, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+        wide = wide - mean
+    else:
+        squares = wide.square().mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(squares + _EPSILON)
     if prologue.vectors:
         wide = wide * named["vector0"]
     if prologue.vectors > 1:

@@ -56,11 +56,11 @@ def bound(problem: GemmProblem) -> float:
     arithmetic = problem.arithmetic
     accumulated = {"fma": 2.0**-24, "fp8": 2.0**-13, "int8": 0.0}.get(arithmetic, 2.0**-23)
     read = 0.0
-    if problem.prologue is not None:
-        read = _roundoff(problem.a.dtype)
-    elif arithmetic == "tf32":
+    if arithmetic == "tf32":
         # Some kernels let the hardware cut off what others round.
         read = 2.0**-10
+    elif problem.prologue is not None:
+        read = _roundoff(problem.a.dtype)
     return stored + _DEVIATIONS * (math.sqrt(problem.k) * accumulated + read)
 
 

@@ -84,8 +84,8 @@ def _operand(problem: GemmProblem, name: str) -> Operand:
 
 
 def _prologue(prologue: Prologue) -> str:
-    if prologue.kind == "normalize":
-        return "a normalized"
+    if prologue.kind in ("normalize", "standardize"):
+        return f"a {prologue.kind}d"
     first = "a normalized, b" if prologue.normalizes else "b"
     scales = {
         "none": "without scales",

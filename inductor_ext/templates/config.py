@@ -17,13 +17,23 @@ from inductor_ext.templates.problem import (
     DTYPE_BITS,
     GemmProblem,
     ceiling,
+    next_power_of_two,
     plain,
     read,
     require,
     size_of,
 )
 
-__all__ = ["TEMPLATES", "GemmConfig", "Template", "TemplateName", "warpgroup_mma"]
+__all__ = [
+    "STATISTICS_STAGES",
+    "TEMPLATES",
+    "GemmConfig",
+    "Template",
+    "TemplateName",
+    "statistics_depth",
+    "tiles_along_n",
+    "warpgroup_mma",
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
     {
         "splitk": Template(
             _PLAIN,
-            prologues=frozenset({"normalize"}),
+            prologues=frozenset({"normalize", "standardize"}),
             tma="optional",
             split_k=True,
             swap=True,
@@ -72,7 +82,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "gemv": Template(
             frozenset({"mm", "addmm", "mixed"}) | BATCHED,
-            prologues=frozenset({"dequantize", "normalize", "both"}),
+            prologues=frozenset({"dequantize", "normalize", "standardize", "both"}),
             split_k=True,
             parts=True,
             pdl=True,
@@ -81,7 +91,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "cp_async": Template(
             _PLAIN | BATCHED,
-            prologues=frozenset({"normalize"}),
+            prologues=frozenset({"normalize", "standardize"}),
             parts=True,
         ),
         "persistent_tma": Template(
@@ -300,27 +310,36 @@ class GemmConfig:
         tensor cores' operands, the only one that they read from registers.
         """
         template = TEMPLATES[self.template]
+        prologue = problem.prologue
+        # Of the loop before the one over tiles, whose stages are in the same place.
+        first = 0
+        if prologue is not None and prologue.standardizes:
+            stage = size_of(self.block_m * statistics_depth(problem, self), problem.a.dtype)
+            first = (STATISTICS_STAGES - 1) * stage
         if not template.tensor_cores:
-            return 0
+            return first
+        room = self.stages * self.stage_bytes(problem)
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
         stored = problem.accumulator if self.split_k > 1 else problem.stored
         extra = size_of(self.block_m * columns, stored)
         if DTYPE_BITS[stored] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
-            extra = max(0, extra - self.stages * self.stage_bytes(problem))
+            extra = max(0, extra - room)
         if self.tma:
             extra += _BARRIER_BYTES
-        prologue = problem.prologue
         # Fewer rows or warps are multiplied by mma.sync, which reads both from registers.
         warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
         if prologue is None:
             return extra
         if prologue.dequantizes and not self.swap and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
-        if prologue.normalizes and self.swap:
+        if (prologue.normalizes or prologue.standardizes) and self.swap:
             extra += size_of(self.block_m * self.block_k, problem.a.dtype)
-        return extra
+        if prologue.standardizes:
+            vectors = prologue.vectors * size_of(self.block_k, prologue.scale_dtype)
+            extra += self.stages * vectors
+        return max(extra, first - room)
 
     def shared_memory(self, problem: GemmProblem) -> int:
         """Bytes of shared memory of a CTA: the stages, and `extra_bytes`."""
@@ -353,6 +372,16 @@ class GemmConfig:
     def k_steps(self, problem: GemmProblem) -> int:
         """Steps along K of the unit that has most."""
         return ceiling(ceiling(problem.depth, self.block_k), self.split_k)
+
+
+STATISTICS_STAGES = 3
+"""Of the loop that finds mean and deviation of rows: it does little but wait for memory."""
+
+
+def statistics_depth(problem: GemmProblem, config: GemmConfig) -> int:
+    """Columns of a tile of rows whose mean and deviation are looked for: 32 elements a thread."""
+    depth = max(16, 32 * config.threads // config.block_m)
+    return min(depth, next_power_of_two(problem.k))
 
 
 def tiles_along_n(problem: GemmProblem, block_n: int) -> int:

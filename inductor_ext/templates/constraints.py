@@ -269,7 +269,7 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     if problem.epilogue.gated:
         return "parts gate each other when their sums are complete, and no split has them"
     if problem.prologue is not None and problem.prologue.normalizes:
-        return "rows are normalised by all of their elements, and no split sees them"
+        return "the squares of rows are complete with their products, and no split has them"
     if problem.deterministic and template.atomics:
         return "splits are added up by atomics, in any order, and results must be deterministic"
     steps = ceiling(problem.k, config.block_k)
@@ -338,11 +338,9 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
 
 @_constraint()
 def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Squares of rows are a tile of accumulators of its own; and there is no mean to subtract."""
+    """Squares of rows, summed up beside the product, are a tile of accumulators of its own."""
     if problem.prologue is None or not problem.prologue.normalizes:
         return None
-    if problem.prologue.vectors > 1:
-        return "only root mean squares, without a mean and a bias, normalise rows"
     if config.block_m > 64:
         return (
             f"block_m is {config.block_m}, and squares of more than 64 rows need too many registers"

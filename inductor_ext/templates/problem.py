@@ -327,8 +327,10 @@ class Prologue:
         exc.BadGemmError: an unknown dtype, a group where scales have none, or none where they do.
     """
 
-    kind: Literal["dequantize", "normalize", "both"]
-    """`dequantize` b; `normalize` the rows of a (RMSNorm, LayerNorm) over K; or do `both`."""
+    kind: Literal["dequantize", "normalize", "standardize", "both"]
+    """`dequantize` b; divide the rows of a by their root mean square over K (`normalize`, RMSNorm),
+    or give them the mean 0 and the deviation 1 (`standardize`, LayerNorm); or `both`: dequantize
+    and normalize."""
     scales: Literal["none", "tensor", "column", "group"] = "none"
     """What shares one scale of b: nothing is scaled, everything, a column, `group` rows of one."""
     group: int = 0
@@ -337,7 +339,8 @@ class Prologue:
     scale_dtype: str = "bfloat16"
     """Of scales; of vectors where nothing is dequantised, as they have a's dtype elsewhere."""
     vectors: int = 0
-    """Vectors [K] that a normalisation reads: a weight, a weight and a bias."""
+    """Vectors [K] that a normalisation reads: none, a weight, or a weight and a bias, which only
+    `standardize` has."""
 
     def __post_init__(self) -> None:
         _require_dtype(self.scale_dtype, "prologue", "scale_dtype")
@@ -345,7 +348,9 @@ class Prologue:
         allowed = "1 or more" if grouped else "0"
         ok = self.group >= 1 if grouped else self.group == 0
         require(ok, "prologue", "group", self.group, allowed)
-        require(self.vectors >= 0, "prologue", "vectors", self.vectors, "0 or more")
+        most = {"normalize": 1, "both": 1, "standardize": 2}.get(self.kind, 0)
+        allowed = f"0 to {most} where the kind is {self.kind}"
+        require(0 <= self.vectors <= most, "prologue", "vectors", self.vectors, allowed)
 
     @property
     def dequantizes(self) -> bool:
@@ -354,8 +359,13 @@ class Prologue:
 
     @property
     def normalizes(self) -> bool:
-        """Whether rows of a are normalised."""
+        """Whether rows of a are divided by their root mean square."""
         return self.kind in ("normalize", "both")
+
+    @property
+    def standardizes(self) -> bool:
+        """Whether rows of a get the mean 0 and the deviation 1."""
+        return self.kind == "standardize"
 
     def size(self, n: int, k: int) -> int:
         """Bytes read besides the operands; a zero point has one."""

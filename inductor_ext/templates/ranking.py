@@ -40,7 +40,8 @@ class Constants:
 
     The defaults are fitted to 2213 kernels of 30 problems on an H200, with torch 2.11 and Triton
     3.6.0: bfloat16, 1 to 4096 rows, plain, gated, normalised, of several parts and batched. Those
-    say nothing of `convert`, `specialized`, `gap` and `fused_gap`, which were set by hand.
+    say nothing of `convert`, `standardize`, `specialized`, `gap` and `fused_gap`, which were set by
+    hand.
     """
 
     latency: float = 0.774
@@ -82,6 +83,9 @@ class Constants:
     """Operations to normalise one element; tensor cores sum up the squares."""
     handed: float = 25.1
     """More of them for each time that warps repeat the squares of others, as all of them wait."""
+    standardize: float = 5.0
+    """Operations to add an element to its row's mean and deviation, and as many to standardise it;
+    each warp repeats the latter for the rows that it multiplies."""
     gather: float = 17.5
     """Operations to load an element on its own, where copies are too narrow for cp.async."""
     narrow: float = 0.244
@@ -154,6 +158,7 @@ class _Case:
         prologue = problem.prologue
         self.converts_a = prologue is not None and prologue.normalizes
         self.converts_b = prologue is not None and prologue.dequantizes
+        self.standardizes = prologue is not None and prologue.standardizes
         # cp.async moves 4 bytes or more.
         self.gathers = self.load_bytes < 4
         self.columns_share = problem.columns / problem.n
@@ -202,6 +207,8 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     launch = device.launch + c.latency + c.start
     if config.tma:
         launch += c.descriptors
+    if case.standardizes:
+        launch += rounds * _statistics(case, config, c, resident)
     busy = compute + epilogue
     together = _blend((busy, memory), c)
     if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
@@ -210,6 +217,13 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     # What is infinite stays so: the difference above is no number then.
     total = math.inf if math.isinf(busy) else launch + together + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
+
+
+def _statistics(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
+    """Microseconds of the first pass over the rows of the tiles that an SM has at once."""
+    elements = resident * config.block_m * case.problem.k
+    moved = elements * case.a_bits / 8 / c.l2_rate
+    return c.latency + (moved + elements * c.standardize / (case.fma_rate / 2)) * 1e6
 
 
 def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
@@ -223,6 +237,10 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
     if case.converts_a:
         repeated = warps * _WARP_TILE / m**2 - 1 if tensor_cores else 0.0
         operations += m * k * (c.normalize + c.handed * max(0.0, repeated))
+    if case.standardizes:
+        alone = not tensor_cores or warpgroup_mma(case.problem, config, case.device)
+        # Warps stand side by side along N, each with 16 rows or more.
+        operations += m * k * c.standardize * (1.0 if alone else max(1.0, 16 * warps / m))
     if not tensor_cores:
         operations += (m + n) * k  # Which are widened to float32.
     elif case.gathers:

@@ -77,7 +77,7 @@ def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device
     if problem.epilogue.reductions:
         return "CUTLASS kernels reduce nothing over rows"
     prologue = problem.prologue
-    if prologue is not None and prologue.kind == "normalize":
+    if prologue is not None and (prologue.normalizes or prologue.standardizes):
         return "CUTLASS kernels do not normalise rows"
     if prologue is not None and (prologue.scales == "group" or prologue.zero_points):
         return "groups of scales and zero points of b are not covered"

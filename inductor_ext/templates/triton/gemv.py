@@ -6,9 +6,9 @@ The kernel of the template `gemv`. Its ideas:
   its threads lie over tiles of `COLUMNS` x `BLOCK_K` as b lies in memory, and each multiplies the
   elements that it has loaded by those of every row of a: the products stay in registers, in
   float32, and are summed up over K among threads once, at the end;
-- several factors b (`PARTS`), gates (`GATED`), rows of a that are normalised (`NORMALIZE`), b in
-  fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`) and batches are as in `tile`; a normalised row
-  is not rounded before it is multiplied.
+- several factors b (`PARTS`), gates (`GATED`), rows of a that are normalised (`NORMALIZE`,
+  `STANDARDIZE`), b in fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`) and batches are as in
+  `tile`; a normalised row is not rounded before it is multiplied.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SOURCE = (
 {%- for i in range(PARTS) %}{% set _ = extra.append("S%d" % i if PARTS > 1 else "S") %}{% endfor %}
 {%- endif %}
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
+{%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
 {%- set rows = range(BLOCK_M) %}
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", -2)}}
@@ -80,6 +81,9 @@ SOURCE = (
     {%- if WEIGHTED %}
     w_at = W + begin + rk
     {%- endif %}
+    {%- if SHIFTED %}
+    v_at = V + begin + rk
+    {%- endif %}
     a_at = A + pid_m * BLOCK_M * stride_am + (begin + rk) * stride_ak
     {%- for i in rows %}
     acc{{i}} = tl.zeros((COLUMNS, BLOCK_K), dtype=tl.float32)
@@ -94,6 +98,13 @@ SOURCE = (
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
+    {%- if STANDARDIZE %}{{statistics()}}
+    {%- for i in rows %}
+    {%- for each in ("mean", "rstd") %}
+    {{each}}{{i}} = tl.sum(tl.where(tl.arange(0, BLOCK_M) == {{i}}, {{each}}, 0.0), 0)
+    {%- endfor %}
+    {%- endfor %}
+    {%- endif %}
     for k in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
         b = tl.load(b_at{{b_mask}}{{once}}).to(tl.float32)
         {%- if GATED %}
@@ -102,6 +113,10 @@ SOURCE = (
         {%- if WEIGHTED %}
         weight = tl.load(w_at{{k_mask}}).to(tl.float32)
         w_at += BLOCK_K
+        {%- endif %}
+        {%- if SHIFTED %}
+        shift = tl.load(v_at{{k_mask}}).to(tl.float32)
+        v_at += BLOCK_K
         {%- endif %}
         {%- for i in rows %}
         {%- if EVEN_M %}
@@ -116,8 +131,14 @@ SOURCE = (
         {%- if NORMALIZE %}
         squares{{i}} += a{{i}} * a{{i}}
         {%- endif %}
+        {%- if STANDARDIZE %}
+        a{{i}} = (a{{i}} - mean{{i}}) * rstd{{i}}
+        {%- endif %}
         {%- if WEIGHTED %}
         a{{i}} = a{{i}} * weight
+        {%- endif %}
+        {%- if SHIFTED %}
+        a{{i}} = a{{i}} + shift
         {%- endif %}
         acc{{i}} += b * a{{i}}[None, :]
         {%- if GATED %}

@@ -10,7 +10,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from inductor_ext.templates.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.config import TEMPLATES, GemmConfig, statistics_depth
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import gemv, grouped, persistent, tile
 
@@ -98,6 +98,7 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
         "PERSISTENT": TEMPLATES[config.template].persistent,
         "EVEN_M": multiple_of(m, config.block_m),
         "EVEN_K": multiple_of(k, config.block_k * config.split_k),
+        "EVEN_DEPTH": multiple_of(k, statistics_depth(problem, config)),
         "BATCHED": len(a.get_size()) == 3,
         "A_BATCHED": batched(a),
         "B_BATCHED": batched(b),

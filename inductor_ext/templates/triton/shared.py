@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from inductor_ext.templates.config import GemmConfig, tiles_along_n
+from inductor_ext.templates.config import (
+    STATISTICS_STAGES,
+    GemmConfig,
+    statistics_depth,
+    tiles_along_n,
+)
 from inductor_ext.templates.problem import FP8, GemmProblem, ceiling
 
 __all__ = ["ACTIVATIONS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
@@ -35,6 +40,30 @@ tl.sigmoid({{x}}) * {{up}}
     {%- if TILES_N is not defined %}
     TILES_N = tl.cdiv({{size("B0", -1)}}, COLUMNS)
     {%- endif %}
+{%- endmacro %}
+{#- Mean and reciprocal deviation of the rows rm over all of K, [BLOCK_M] each. Every place of a
+    tile has a mean and a sum of squares of its own (Welford 1962), of which those of the row follow
+    (Chan, Golub and LeVeque 1983): nothing cancels, however far from 0 the rows are. #}
+{%- macro statistics() %}
+    {%- set checks = [] if EVEN_M else ["(rm[:, None] < M)"] %}
+    {%- if not EVEN_DEPTH %}{% set _ = checks.append("(rs[None, :] < K - k)") %}{% endif %}
+    rs = tl.arange(0, DEPTH).to(INDEX_DTYPE)
+    means = tl.zeros((BLOCK_M, DEPTH), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_M, DEPTH), dtype=tl.float32)
+    x_at = A + rm[:, None] * stride_am + rs[None, :] * stride_ak
+    for k in tl.range(0, K, DEPTH, num_stages=DEPTH_STAGES):
+        x = tl.load(x_at{{", mask=%s, other=0" % " & ".join(checks) if checks}}).to(tl.float32)
+        away = x - means
+        {%- if not EVEN_DEPTH %}
+        away = tl.where(rs[None, :] < K - k, away, 0.0)
+        {%- endif %}
+        means += away * (1.0 / (k // DEPTH + 1))
+        squares += away * (x - means)
+        x_at += DEPTH * stride_ak
+    counts = tl.cdiv(K - rs, DEPTH).to(tl.float32)[None, :]
+    mean = tl.sum(means * counts, 1) / K
+    away = means - mean[:, None]
+    rstd = tl.rsqrt(tl.sum(squares + counts * away * away, 1) / K + EPSILON)
 {%- endmacro %}
 {#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
     output, and the tile's columns rn in the factor. #}
@@ -222,7 +251,11 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "PDL": config.pdl,
         "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
         "NORMALIZE": prologue is not None and prologue.normalizes,
+        "STANDARDIZE": prologue is not None and prologue.standardizes,
+        "DEPTH": statistics_depth(problem, config),
+        "DEPTH_STAGES": STATISTICS_STAGES,
         "WEIGHTED": prologue is not None and prologue.vectors > 0,
+        "SHIFTED": prologue is not None and prologue.vectors > 1,
         "SCALES": repr(prologue.scales if prologue is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
     }

@@ -12,6 +12,12 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
   of a row is a factor of its whole product, so that squares are summed up beside the product (the
   tensor cores do it: they are the diagonal of a @ a^T), and the product is scaled once; only the
   weight is multiplied into a before;
+- or they are given the mean 0 and the deviation 1 (`STANDARDIZE`, LayerNorm, Ba et al. 2016): a
+  first pass over the rows finds both, and the second one reads them from L2, standardises them in
+  float32, with weight and bias, and rounds them once, as a kernel of its own would have. To take
+  the mean off the product instead, mean(x) * (w @ B) off (x * w) @ B, would need no first pass; but
+  where a mean is large beside the deviation, what is left of the difference is rounding errors of
+  operands that have 8 or 11 bits;
 - b can be dequantised on the way (`DEQUANTIZE`, see `dequantize`): scales of groups along K are
   applied to b, those of tensors and columns are factors of the product, too; each factor b has
   scales and zero points of its own;
@@ -49,6 +55,7 @@ SOURCE = (
 {%- endfor %}
 {%- endfor %}
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
+{%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
 {#- Words of two neighbours along K, as which a is read where b has pairs. #}
 {%- macro halves(word, even, odd, name) %}
         {{even}} = ({{word}} & 0xFFFF).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
@@ -127,6 +134,9 @@ SOURCE = (
     {%- elif WEIGHTED %}
     w_at = W + begin + rk
     {%- endif %}
+    {%- if SHIFTED %}
+    v_at = V + begin + rk
+    {%- endif %}
     {%- if NORMALIZE %}
     squares = tl.zeros((BLOCK_M, BLOCK_M), dtype=tl.float32)
     {%- endif %}
@@ -134,6 +144,8 @@ SOURCE = (
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
+    {%- if STANDARDIZE %}{{statistics()}}{% endif %}
+    {%- set k_mask = "" if EVEN_K else ", mask=rk < end - k, other=0" %}
     for k in tl.range(begin, end, BLOCK_K):
         a = tl.load(a_at{{a_mask}})
         b = tl.load(b_at{{b_mask}}{{once}})
@@ -153,8 +165,19 @@ SOURCE = (
         even = even * weight_even{{a_k}}.to(A.dtype.element_ty)
         odd = odd * weight_odd{{a_k}}.to(A.dtype.element_ty)
         w_at += BLOCK_K // 2
+        {%- elif STANDARDIZE %}
+        a = (a.to(tl.float32) - mean{{m}}) * rstd{{m}}
+        {%- if WEIGHTED %}
+        a *= tl.load(w_at{{k_mask}}).to(tl.float32){{a_k}}
+        w_at += BLOCK_K
+        {%- endif %}
+        {%- if SHIFTED %}
+        a += tl.load(v_at{{k_mask}}).to(tl.float32){{a_k}}
+        v_at += BLOCK_K
+        {%- endif %}
+        a = a.to(A.dtype.element_ty)
         {%- elif WEIGHTED %}
-        weight = tl.load(w_at{{"" if EVEN_K else ", mask=rk < end - k, other=0"}})
+        weight = tl.load(w_at{{k_mask}})
         a = a * weight{{a_k}}.to(A.dtype.element_ty)
         w_at += BLOCK_K
         {%- endif %}
