@@ -198,6 +198,8 @@ def _multistage(problem: GemmProblem, level: int) -> Iterator[CutlassConfig]:
                     base,
                     arch=89 if problem.arithmetic == "fp8" else 80,
                     mainloop="multistage",
+                    # Threads read matrices themselves.
+                    c="void",
                     epilogue="direct",
                     tile=(m, n, depth),
                     stages=count,

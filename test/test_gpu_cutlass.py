@@ -1,0 +1,386 @@
+"""CUTLASS kernels on a GPU, against float64: every operator, schedule and kind of epilogue.
+
+All kernels are built first, side by side, and kept where the caller keeps Inductor's cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from inductor_ext import cache, parts
+from inductor_ext.selection.verify import bound, error
+from inductor_ext.templates.cutlass.build import Toolchain, build_all
+from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
+from inductor_ext.templates.cutlass.constraints import why_not
+from inductor_ext.templates.cutlass.epilogue import (
+    ACCUMULATOR,
+    Epilogue,
+    Node,
+    Tensor,
+    apply,
+    clamp,
+    constant,
+    gelu,
+    identity,
+    parameter,
+    read,
+    relu6,
+    silu,
+)
+from inductor_ext.templates.cutlass.launch import Kernel, call, load
+from inductor_ext.templates.cutlass.ranking import rank
+from inductor_ext.templates.cutlass.source import Source, source
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue as FusedEpilogue
+from inductor_ext.templates.problem import EpilogueInput, GemmProblem, Operand, Prologue
+
+pytestmark = pytest.mark.gpu
+
+BF16 = "bfloat16"
+mm = GemmProblem.contiguous
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, what is stored, and which of its kernels."""
+
+    problem: GemmProblem
+    epilogue: Epilogue
+    only: Filter | None = None
+    scalars: tuple[float, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Of the configuration: what only a launch decides."""
+
+
+def product(first: Any, *rest: Any) -> Any:
+    for each in rest:
+        first = apply("mul", first, each)
+    return first
+
+
+def fused(
+    problem: GemmProblem, value: Node, *inputs: Tensor, out: str | None = None, **rest: Any
+) -> Case:
+    """A case with one output."""
+    read_ = tuple(EpilogueInput(each.dtype, each.broadcast) for each in inputs)
+    told = FusedEpilogue(read_, 4, out if out != problem.out else None)
+    stored = out or problem.out
+    return Case(
+        dataclasses.replace(problem, epilogue=told), Epilogue(((stored, value),), inputs), **rest
+    )
+
+
+def plain(problem: GemmProblem, **rest: Any) -> Case:
+    return Case(problem, identity(problem.out), **rest)
+
+
+X, Y, Z = ACCUMULATOR, read(0), read(1)
+LINEAR = apply("add", product(parameter(0), X), product(parameter(1), Y))
+ALPHA_BETA = (2.0, 0.4)
+ROW, COLUMN, MATRIX = Tensor(BF16, "row"), Tensor(BF16, "column"), Tensor(BF16, "matrix", 8)
+ADDMM = mm("addmm", 4096, 25728, 2048)
+SMALL = mm("mm", 1000, 1024, 512)
+REGULAR = Filter(deny="stream_k")
+STREAM_K, PINGPONG, OLD = Filter("stream_k"), Filter("pingpong"), Filter("cutlass_tensorop")
+UNALIGNED = mm("mm", 999, 1001, 510)
+SCALES = (Tensor("float32", "column"), Tensor("float32", "row"))
+FP8 = mm("scaled", 1024, 2048, 4096, "float8_e4m3fn")
+CHAINS: dict[str, Node] = {
+    "relu": apply("relu", X),
+    "relu6": relu6(X),
+    "gelu": gelu(X),
+    "gelu_tanh": gelu(X, "tanh"),
+    "silu": silu(X),
+    "sigmoid": apply("sigmoid", X),
+    "tanh": apply("tanh", X),
+    "clamp": clamp(X, -0.5, 0.75),
+    "scale_shift": apply("add", product(X, constant(0.125)), constant(3.0)),
+    "by_size": apply("truediv", X, parameter(0)),
+}
+
+CASES: dict[str, Case] = {
+    **{
+        f"mm_{layouts}": plain(mm("mm", 512, 768, 320, layouts=layouts))
+        for layouts in ("rr", "rc", "cr", "cc")
+    },
+    "mm_float16": plain(mm("mm", 512, 768, 320, "float16")),
+    "mm_float32_out": plain(mm("mm", 512, 768, 320, out="float32")),
+    "mm_tf32": plain(mm("mm", 512, 768, 320, "float32", tf32=True)),
+    "mm_few_rows": plain(mm("mm", 5 * 8, 4096, 4096)),
+    **{
+        f"{name}_{m}x{n}x{k}": plain(mm("mm", m, n, k), only=only)
+        for m, n, k in (
+            (128, 16, 128),
+            (1024, 256, 1024),
+            (16384, 1024, 16384),
+            (16384, 1408, 16384),
+        )
+        for name, only in (("regular", REGULAR), ("stream_k", STREAM_K))
+    },
+    "split_k": plain(mm("mm", 256, 256, 16384), only=STREAM_K, options={"split_k": 4}),
+    "pingpong_tail": plain(mm("mm", 2176, 4096, 4096), only=PINGPONG),
+    "unaligned": plain(UNALIGNED),
+    "unaligned_bias": fused(UNALIGNED, gelu(apply("add", X, Y)), ROW),
+    "older": plain(mm("mm", 1000, 1032, 520), only=OLD, options={"level": 1}),
+    "bmm": plain(mm("bmm", 300, 256, 128, batch=7)),
+    "bmm_older": plain(mm("bmm", 300, 256, 128, batch=7), only=OLD, options={"level": 1}),
+    "baddbmm": fused(mm("baddbmm", 304, 256, 128, batch=3), LINEAR, MATRIX, scalars=ALPHA_BETA),
+    "addmm_row": fused(ADDMM, LINEAR, ROW, scalars=ALPHA_BETA),
+    "addmm_column": fused(ADDMM, LINEAR, COLUMN, scalars=ALPHA_BETA),
+    "addmm_matrix": fused(ADDMM, LINEAR, MATRIX, scalars=ALPHA_BETA),
+    "residual_and_bias": fused(
+        SMALL, silu(apply("add", apply("add", X, Y), Z)), MATRIX, Tensor("float32", "row")
+    ),
+    "two_matrices": fused(
+        SMALL, apply("add", product(X, Y), Z), MATRIX, Tensor("float32", alignment=4)
+    ),
+    "scalar_input": fused(SMALL, product(X, Y), Tensor("float32", "scalar")),
+    **{
+        name: fused(SMALL, value, scalars=(1024.0,) if name == "by_size" else ())
+        for name, value in CHAINS.items()
+    },
+    "float32_stored": fused(SMALL, apply("relu", X), out="float32"),
+    "two_outputs": Case(SMALL, Epilogue(((BF16, silu(X)), ("float32", X)))),
+    "two_outputs_older": Case(
+        SMALL, Epilogue(((BF16, silu(X)), ("float32", X))), only=OLD, options={"level": 1}
+    ),
+    "int_mm": plain(mm("int_mm", 1024, 512, 2048, "int8")),
+    "int_mm_scaled": fused(
+        mm("int_mm", 1024, 512, 2048, "int8"), product(X, Y, Z), *SCALES, out=BF16
+    ),
+    "fp8_row_wise": fused(FP8, product(X, Y, Z), *SCALES),
+    "fp8_fast": fused(dataclasses.replace(FP8, fast_accumulation=True), product(X, Y, Z), *SCALES),
+    "fp8_tensor_wise": fused(FP8, product(X, Y, Z), *(Tensor("float32", "scalar"),) * 2),
+    **{
+        f"mixed_{dtype}": fused(
+            mm("mixed", rows, 1024, 2048, b_dtype=dtype, prologue=Prologue("dequantize", "none")),
+            product(X, Y),
+            ROW,
+        )
+        for dtype, rows in (("int8", 256), ("float8_e4m3fn", 16))
+    },
+    "grouped": plain(mm("grouped", 2048, 1024, 512, batch=8)),
+    "grouped_pingpong": plain(mm("grouped", 2048, 1024, 512, batch=8), only=PINGPONG),
+}
+
+
+@functools.cache
+def device() -> Device:
+    return Device.described(torch.cuda.get_device_properties(0))
+
+
+def config_of(case: Case) -> CutlassConfig:
+    """The best kernel for a case; skipped where the GPU has none."""
+    options = dict(case.options)
+    level = options.pop("level", 0)
+    # Whatever the sizes, as they are too small to be worth it.
+    found = rank(case.problem, device(), 1, case.only, level)
+    if not found and case.only == STREAM_K:
+        cooperative = rank(case.problem, device(), 1, Filter("cooperative", "stream_k"))
+        found = [(dataclasses.replace(each, scheduler="stream_k"), us) for each, us in cooperative]
+    if not found:
+        pytest.skip(f"no kernel for {device().name}")
+    return dataclasses.replace(found[0][0], **options)
+
+
+def source_of(case: Case) -> Source:
+    return source(config_of(case), case.epilogue)
+
+
+@pytest.fixture(scope="module")
+def store() -> cache.Store:
+    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+        if not part.available:
+            pytest.skip(f"no {part.title}: {part.why}")
+    found = cache.Store(cache.artifact_folder().parent / "cutlass", 4 << 30)
+    sources = {}
+    for case in CASES.values():
+        try:
+            made = source_of(case)
+        except pytest.skip.Exception:
+            continue
+        sources[made.name] = made
+    # What fails is reported by the test that needs it.
+    build_all(list(sources.values()), found, Toolchain.find())
+    return found
+
+
+def values_of(operand: Operand, shape: tuple[int, ...], k: int) -> torch.Tensor:
+    """Random elements, so that a product's are of the order of 1; in the operand's layout."""
+    dtype = getattr(torch, operand.dtype)
+    *batch, rows, columns = shape
+    if operand.layout == "column":
+        shape = (*batch, columns, rows)
+    if dtype == torch.int8:
+        found = torch.randint(-100, 100, shape, device="cuda", dtype=dtype)
+    else:
+        found = (torch.randn(shape, device="cuda") / k**0.25).to(dtype)
+    return found.mT if operand.layout == "column" else found
+
+
+def inputs_of(case: Case) -> list[torch.Tensor]:
+    problem = case.problem
+    batch = (problem.batch,) if problem.operation in ("bmm", "baddbmm") else ()
+    sizes = {
+        "matrix": (*batch, problem.m, problem.n),
+        "row": (1, problem.n),
+        "column": (problem.m, 1),
+        "scalar": (1, 1),
+    }
+    return [
+        torch.randn(sizes[each.broadcast], device="cuda").to(getattr(torch, each.dtype))
+        for each in case.epilogue.inputs
+    ]
+
+
+def launch(kernel: Kernel, config: CutlassConfig, *tensors: Any, **options: Any) -> None:
+    arguments = call(config, *tensors, sms=device().sms, **options)
+    size = kernel.workspace_size(arguments)
+    assert size is not None, "the kernel cannot run this call"
+    workspace = torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    assert kernel.run(arguments, workspace.data_ptr(), stream) == 0
+    torch.cuda.synchronize()
+
+
+def factors_of(problem: GemmProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    batched = problem.operation in ("bmm", "baddbmm")
+    a_batch = (problem.batch,) if batched else ()
+    b_batch = (problem.batch,) if batched or problem.operation == "grouped" else ()
+    return (
+        values_of(problem.a, (*a_batch, problem.m, problem.k), problem.k),
+        values_of(problem.b, (*b_batch, problem.k, problem.n), problem.k),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_computes_what_it_should(store: cache.Store, name: str) -> None:
+    case, problem = CASES[name], CASES[name].problem
+    config = config_of(case)
+    assert why_not(problem, config, device()) == []
+    kernel = load(source(config, case.epilogue), store)
+    torch.manual_seed(0)
+    a, b = factors_of(problem)
+    inputs = inputs_of(case)
+    grouped = problem.operation == "grouped"
+    shape = (*(() if grouped else a.shape[:-2]), problem.m, problem.n)
+    outputs = [
+        torch.full(shape, 77, device="cuda", dtype=getattr(torch, dtype))
+        for dtype, _ in case.epilogue.outputs
+    ]
+    ends = None
+    if grouped:
+        # One group has no rows, and none a multiple of a tile.
+        sizes = [100, 0, 333, 257, 500, 58, 400, 400]
+        ends = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    launch(kernel, config, a, b, outputs[0], inputs, outputs[1:], ends=ends, scalars=case.scalars)
+    if grouped:
+        rows = itertools.pairwise([0, *ends.tolist()])
+        exact = torch.cat(
+            [a[i:j].double() @ b[group].double() for group, (i, j) in enumerate(rows)]
+        )
+    else:
+        exact = a.double() @ b.double()
+    expected = _exactly(case.epilogue, exact, inputs, case.scalars)
+    for found, wanted, (dtype, _) in zip(outputs, expected, case.epilogue.outputs, strict=True):
+        told = dataclasses.replace(problem.epilogue, out=dtype)
+        allowed = bound(dataclasses.replace(problem, epilogue=told))
+        scale = wanted.square().mean().sqrt().item()
+        # Fast functions of activations are good to float32.
+        assert error(found, wanted, scale) <= 2 * allowed + 1e-6, config.name
+
+
+def _exactly(
+    epilogue: Epilogue, accumulator: torch.Tensor, inputs: list[torch.Tensor], scalars: Any
+) -> list[torch.Tensor]:
+    """The outputs in float64."""
+
+    def value(node: Node) -> torch.Tensor:
+        operands = [value(each) for each in node.arguments]
+        if node.operation == "accumulator":
+            return accumulator
+        if node.operation == "read":
+            return inputs[node.index].double()
+        if node.operation in ("constant", "parameter"):
+            number = node.value if node.operation == "constant" else scalars[node.index]
+            return torch.tensor(number, dtype=torch.float64, device="cuda")
+        name = {"truediv": "true_divide"}.get(node.operation, node.operation)
+        found: torch.Tensor = getattr(torch, name)(*operands)
+        return found
+
+    return [value(node).expand(accumulator.shape) for _, node in epilogue.outputs]
+
+
+def test_one_binary_serves_other_shapes(store: cache.Store) -> None:
+    """And strides, batches, swizzles and orders of tiles."""
+    case = CASES["mm_rc"]
+    config = config_of(case)
+    kernel = load(source(config, case.epilogue), store)
+    for m, n, k in ((64, 64, 64), (1, 8, 8), (1000, 4096, 72), (3000, 520, 2048)):
+        for swizzle, raster in ((1, "along_m"), (8, "along_n")):
+            changed = dataclasses.replace(config, swizzle=swizzle, raster=raster)  # type: ignore[arg-type]
+            a, b = (
+                torch.randn(rows, k + 8, device="cuda", dtype=torch.bfloat16)[:, :k]
+                for rows in (m, n)
+            )
+            out = torch.full((m, n), 77.0, device="cuda", dtype=torch.bfloat16)
+            launch(kernel, changed, a, b.t(), out)
+            exact = a.double() @ b.double().t()
+            scale = exact.square().mean().sqrt().item()
+            assert error(out, exact, scale) <= 2 * bound(mm("mm", m, n, k))
+
+
+def test_results_of_stream_k_have_the_same_bits_each_time(store: cache.Store) -> None:
+    case = CASES["stream_k_1024x256x1024"]
+    config = config_of(case)
+    kernel = load(source(config, case.epilogue), store)
+    a, b = factors_of(case.problem)
+    outs = [torch.empty(1024, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    for out in outs:
+        launch(kernel, config, a, b, out)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_what_is_not_aligned_is_refused_and_not_computed(store: cache.Store) -> None:
+    case = CASES["mm_rc"]
+    config = config_of(case)
+    if config.arch != 90:
+        pytest.skip("nothing is refused without TMA")
+    kernel = load(source(config, case.epilogue), store)
+    a, b = torch.zeros(64, 68, device="cuda"), torch.zeros(64, 68, device="cuda")
+    half = (a.bfloat16(), b.bfloat16().t(), torch.empty(64, 64, device="cuda").bfloat16())
+    assert kernel.workspace_size(call(config, *half)) is None
+
+
+def test_the_graph_of_a_launch_can_be_replayed(store: cache.Store) -> None:
+    case = CASES["addmm_row"]
+    config = config_of(case)
+    kernel = load(source(config, case.epilogue), store)
+    a, b = torch.randn(256, 64, device="cuda").bfloat16(), torch.randn(64, 512, device="cuda")
+    b = b.bfloat16().t().contiguous().t()
+    bias = torch.randn(1, 512, device="cuda").bfloat16()
+    out = torch.zeros(256, 512, device="cuda", dtype=torch.bfloat16)
+    arguments = call(config, a, b, out, [bias], scalars=ALPHA_BETA, sms=device().sms)
+    size = kernel.workspace_size(arguments)
+    assert size is not None
+    workspace = torch.empty(max(1, size), dtype=torch.uint8, device="cuda")
+    # Attributes of a kernel are set when it is first launched.
+    assert kernel.run(arguments, workspace.data_ptr(), 0) == 0
+    torch.cuda.synchronize()
+    expected = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        assert kernel.run(arguments, workspace.data_ptr(), stream) == 0
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
