@@ -48,7 +48,8 @@ class Fusion:
     outputs: tuple[fx.Node, ...]
     """Those of the nodes whose values are used outside, in the order of the kernel's results."""
     inputs: tuple[fx.Node, ...]
-    """a; the factors b, one for each part; what the prologue reads; one bias for each part or none.
+    """a; the factors b, one for each part; the scales of each, and the zero points; the weight of a
+    normalisation; one bias for each part or none.
 
     What is normalised may have other dimensions than the product's rows; its last one is K.
     """
@@ -58,7 +59,8 @@ class Fusion:
     halves: tuple[int, int] | None = None
     """Where the parts are halves of one factor: the first columns of the gate and of the other."""
     views: tuple[View, ...] = ()
-    """How inputs from b on are seen, as far as there are any; the others are seen as they are."""
+    """How inputs from b on are seen, as far as there are any; the others are seen as they are.
+    Where something is dequantised, there is one for each factor, scale and zero point."""
 
 
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
@@ -88,26 +90,23 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
         (first, *others) = fusion.outputs
         if others:
             call = graph.call_function(target, arguments)
-            call.meta = {**anchor.meta, "val": tuple(each.meta["val"] for each in fusion.outputs)}
+            call.meta = dict(anchor.meta)
+            call.meta["val"] = tuple(_flat(each, product) for each in fusion.outputs)
             for index, output in enumerate(fusion.outputs):
-                become(output, operator.getitem, (call, index))
+                if len(shape(output)) == 2:
+                    become(output, operator.getitem, (call, index))
+                    continue
+                with graph.inserting_before(output):
+                    part = graph.call_function(operator.getitem, (call, index))
+                part.meta = {**output.meta, "val": _flat(output, product)}
+                _reshape(output, part, fusion)
         elif len(shape(first)) == 2:
             call = first
             become(first, target, arguments)
         else:
             call = graph.call_function(target, arguments)
-            value = first.meta["val"]
-            rows = product.meta["val"].shape[0]
-            columns = fusion.problem.columns
-            flat = value.new_empty((rows, columns))
-            call.meta = {**first.meta, "val": flat}
-            view = next(
-                node
-                for node in fusion.nodes
-                if is_view(node) and shape(node)[:-1] == shape(first)[:-1]
-            )
-            sizes: Any = view.args[1]
-            become(first, view.target, (call, [*sizes[:-1], columns]))
+            call.meta = {**first.meta, "val": _flat(first, product)}
+            _reshape(first, call, fusion)
     call.meta.pop("eager_input_vals", None)
     for node in reversed(fusion.nodes):
         if node not in fusion.outputs:
@@ -115,33 +114,60 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
     return call
 
 
+def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
+    """What an output is as [M, columns]."""
+    value: torch.Tensor = output.meta["val"]
+    if value.dim() == 2:
+        return value
+    return value.new_empty((product.meta["val"].shape[0], value.shape[-1]))
+
+
+def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
+    """Let an output be a view of its matrix, with sizes of a view that the fusion has."""
+    view = next(
+        node for node in fusion.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
+    )
+    sizes: Any = view.args[1]
+    become(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
+
+
 def _arguments(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
     """The inputs as the call takes them."""
     import torch
 
     aten = torch.ops.aten
-    a, b, *rest = fusion.inputs
+    a, *rest = fusion.inputs
     for index, view in enumerate(fusion.views):
-        seen = _seen(graph, fusion.inputs[1 + index], view)
-        if index:
-            rest[index - 1] = seen
-        else:
-            b = seen
+        rest[index] = _seen(graph, rest[index], view)
     if len(shape(a)) != 2:
         value = as_matrix(a.meta["val"], product.meta["val"].shape[0])
         a = graph.call_function(aten.reshape.default, (a, [-1, fusion.problem.k]))
         a.meta = {"val": value}
-    factors = [b]
     if fusion.halves:
-        whole, half = value_of(b), fusion.problem.parts[0]
-        factors = []
-        for begin in fusion.halves:
-            part = graph.call_function(aten.slice.Tensor, (b, 1, begin, begin + half))
-            offset = whole.storage_offset() + begin * whole.stride(1)
-            size = (whole.shape[0], half)
-            part.meta = {"val": whole.as_strided(size, whole.stride(), offset)}
-            factors.append(part)
-    return (a, *factors, *rest)
+        halved = max(1, len(fusion.views))
+        half = fusion.problem.parts[0]
+        parts = [
+            _columns(graph, whole, begin, half)
+            for whole in rest[:halved]
+            for begin in fusion.halves
+        ]
+        rest = [*parts, *rest[halved:]]
+    return (a, *rest)
+
+
+def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
+    """Some columns of a factor, or of what they share; one number, which all share, as it is."""
+    import torch
+
+    value = value_of(whole)
+    if not value.dim():
+        return whole
+    axis = value.dim() - 1
+    part = graph.call_function(torch.ops.aten.slice.Tensor, (whole, axis, begin, begin + count))
+    offset = value.storage_offset() + begin * value.stride(axis)
+    size = (*value.shape[:-1], count)
+    part.meta = {"val": value.as_strided(size, value.stride(), offset)}
+    return part
 
 
 def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:

@@ -140,7 +140,9 @@ class _Planner:
     def plan(self) -> None:
         """Do all that the module promises."""
         graph, settings = self.gm.graph, self.settings
-        found = [*patterns.find(graph, settings), *mixed.find(graph, settings)]
+        dequantized = mixed.find(graph, settings)
+        scaled = [mixed.with_scales(each) for each in dequantized]
+        found = [*patterns.find(graph, settings, scaled), *dequantized]
         fusions = [_fused_site(each) for each in found]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()

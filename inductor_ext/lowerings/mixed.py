@@ -27,14 +27,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext.lowerings import patterns, problems
+from inductor_ext.lowerings.expressions import Unreadable, is_cast, is_contiguous, is_view, shape
 from inductor_ext.lowerings.fusion import Fusion, View
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import FP8, HALF, Epilogue, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    FP8,
+    HALF,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["find"]
+__all__ = ["find", "with_scales"]
 
 MOST_NODES = 40
 """Between what is stored and the product."""
@@ -90,8 +99,7 @@ def _product(node: fx.Node) -> Fusion:
     read = _Reader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
     inputs, views, prologue, options = read.prologue()
-    if biased:
-        options["operands"] = 1 + len(inputs)
+    options["operands"] = 1 + len(inputs)
     mixed = dataclasses.replace(
         problem,
         operation="mixed",
@@ -101,6 +109,82 @@ def _product(node: fx.Node) -> Fusion:
     )
     nodes = (node, *read.nodes)
     return Fusion(mixed, nodes, (node,), (a, *inputs, *bias), options, views=views)  # type: ignore[arg-type]
+
+
+def with_scales(fusion: Fusion) -> Fusion:
+    """A product with the scales and the bias that follow it, as far as they do.
+
+    Alone it has them as its epilogue. Of several products in one kernel each has its own.
+
+    Args:
+        fusion: one of `find`.
+    """
+    found, dtype = fusion, _dtype(fusion.outputs[0])
+    node = fusion.outputs[0]
+    passed: list[fx.Node] = []
+    while len(node.users) == 1 and len(passed) < MOST_NODES:
+        (user,) = node.users
+        passed.append(user)
+        if is_cast(user):
+            if found is not fusion and _dtype(user) == dtype != found.problem.out:
+                found = _ending_with(user, found, passed)
+        elif not is_view(user):
+            extended = _extended(found, user, node)
+            if extended is None:
+                break
+            found = _ending_with(user, extended, passed)
+        elif shape(user)[-1] != found.problem.n:
+            break
+        node = user
+    return found
+
+
+def _ending_with(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
+    """A fusion with the nodes behind it up to its output."""
+    problem = dataclasses.replace(fusion.problem, out=_dtype(output))
+    nodes = tuple(dict.fromkeys((*fusion.nodes, *passed)))
+    return dataclasses.replace(fusion, problem=problem, nodes=nodes, outputs=(output,))
+
+
+def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
+    """A fusion with the scale or the bias of a node that reads its product.
+
+    Returns:
+        None if the node does anything else. Scales come first, and then one bias.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    others = [each for each in node.all_input_nodes if each is not product]
+    problem, prologue = fusion.problem, fusion.problem.prologue
+    assert prologue is not None
+    if len(others) != 1 or node.kwargs or problem.epilogue.inputs:
+        return None
+    (source,) = others
+    try:
+        output = problems.sizes(problems.value_of(node).shape)
+        kind = problems.broadcast(problems.value_of(source), output)
+        while is_view(source) or is_cast(source):
+            source = source.all_input_nodes[0]
+        if not is_contiguous(source) or _dtype(source) not in ("float32", problem.a.dtype):
+            return None
+    except (problems.NotCovered, Unreadable):
+        return None
+    if node.target is aten.mul.Tensor and prologue.scales == "none" and kind in ("row", "scalar"):
+        scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"
+        prologue = dataclasses.replace(prologue, scales=scales, scale_dtype=_dtype(source))
+        return dataclasses.replace(
+            fusion,
+            problem=dataclasses.replace(problem, prologue=prologue),
+            inputs=(*fusion.inputs, source),
+            options={**fusion.options, "operands": fusion.options["operands"] + 1},
+            views=(*fusion.views, View((problem.n,) if kind == "row" else ())),
+        )
+    if node.target is aten.add.Tensor and shape(source) == (problem.n,) and kind == "row":
+        epilogue = Epilogue((EpilogueInput(_dtype(source), "row"),), 1)
+        problem = dataclasses.replace(problem, epilogue=epilogue)
+        return dataclasses.replace(fusion, problem=problem, inputs=(*fusion.inputs, source))
+    return None
 
 
 def _require(met: bool, reason: str) -> None:
@@ -487,6 +571,8 @@ class _Reader:
                 view = each.view()
                 if not group:
                     view = View(tuple(size for size in view.sizes if size > 1))
+                    # The kernel takes them for neighbours.
+                    _require(view.of(problems.value_of(each.node)).is_contiguous(), "scales apart")
                 elif each.words() > 1:
                     options[f"{name}_WORDS"] = each.words()
                 views.append(view)

@@ -8,6 +8,8 @@
 - norm (`gemm_fuse_norm`): an RMSNorm or LayerNorm of the rows of the first factor, if nothing else
   reads what is normalised.
 
+The same is looked for among products whose factor b is dequantised (`mixed`), with their scales.
+
 Nothing is found where a value inside is used elsewhere too, as those are that a forward graph keeps
 for its backward, and nothing across an operator that writes into its arguments. Where Inductor is
 told to round as eager code does (`emulate_precision_casts`), gates and norms are left alone.
@@ -19,7 +21,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,7 +42,13 @@ from inductor_ext.lowerings.expressions import (
 )
 from inductor_ext.lowerings.fusion import Fusion, as_matrix, later
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    Epilogue,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -58,28 +66,24 @@ X = sympy.Dummy("x", real=True)
 """What a formula of one variable is of."""
 
 
-def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
+def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()) -> list[Fusion]:
     """The fusions that a graph has to offer.
 
     Those with a normalisation come before the same ones without; of fusions that have a node in
     common at most one can be applied. Whatever is chosen under this condition can be applied
     together. Calls without users are erased before: they would count as users.
-    """
-    from torch._inductor import config
 
+    Args:
+        graph: after Inductor's own passes.
+        settings: which are looked for.
+        dequantized: products whose factor b is dequantised in the graph, with their scales, by
+            `mixed`. They are also looked at as products of what the graph has dequantised.
+    """
     erase_unused(graph)
-    search = _Search(graph)
-    rounds = bool(config.emulate_precision_casts)
-    gated = list(search.gated()) if settings.gemm_fuse_gated and not rounds else []
-    taken = {node for each in gated for node in each.nodes}
-    shared = list(search.shared(gated, taken)) if settings.gemm_fuse_shared_input else []
-    taken |= {node for each in shared for node in each.nodes}
-    found = [*gated, *shared]
-    if not settings.gemm_fuse_norm or rounds:
-        return found
-    plain = (search.plain(node) for node in search.products if node not in taken)
-    normalized = (search.normalized(each) for each in [*found, *plain])
-    return [*(each for each in normalized if each is not None), *found]
+    found = _Search(graph).find(settings, ())
+    if dequantized:
+        found = [*_Search(graph, dequantized).find(settings, found), *found]
+    return found
 
 
 def erase_unused(graph: fx.Graph) -> None:
@@ -155,23 +159,50 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 class _Search:
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, dequantized: Sequence[Fusion] = ()) -> None:
         import torch
 
         aten = torch.ops.aten
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.regions = regions(graph)
         self.graph = graph
-        self.products: dict[fx.Node, GemmProblem] = {}
-        """Those that can be fused, and their problems."""
+        self.products: dict[fx.Node, Fusion] = {}
+        """Those that can be fused, by their outputs: of the graph, or those given instead."""
+        if dequantized:
+            self.products = {each.outputs[0]: each for each in dequantized if self.closed(each)}
+            return
         for node in graph.nodes:
             if node.target in (aten.mm.default, aten.addmm.default):
                 problem = problems.problem_of(node)
+                a, b, bias = _factors(node)
                 # Only rows may be symbols.
                 if problem is not None and all(
-                    isinstance(size, int) for size in problems.value_of(_factors(node)[1]).shape
+                    isinstance(size, int) for size in problems.value_of(b).shape
                 ):
-                    self.products[node] = problem
+                    inputs = (a, b) if bias is None else (a, b, bias)
+                    self.products[node] = Fusion(problem, (node,), (node,), inputs, {"operands": 2})
+
+    def find(self, settings: Settings, others: Sequence[Fusion]) -> list[Fusion]:
+        """Gates, shared inputs, and these and what is left of products with norms.
+
+        Args:
+            settings: which are looked for.
+            others: fusions that were found before.
+        """
+        from torch._inductor import config
+
+        rounds = bool(config.emulate_precision_casts)
+        gated = list(self.gated()) if settings.gemm_fuse_gated and not rounds else []
+        taken = {node for each in gated for node in each.nodes}
+        before = [*others, *gated]
+        shared = list(self.shared(before, taken)) if settings.gemm_fuse_shared_input else []
+        taken |= {node for each in shared for node in each.nodes}
+        found = [*gated, *shared]
+        if not settings.gemm_fuse_norm or rounds:
+            return found
+        single = (product for node, product in self.products.items() if node not in taken)
+        normalized = (self.normalized(each) for each in [*found, *single])
+        return [*(each for each in normalized if each is not None), *found]
 
     def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         return tuple(sorted(set(nodes), key=self.order.__getitem__))
@@ -226,16 +257,17 @@ class _Search:
             return None
         output = _cast_of(root, product.meta["val"].dtype)
         between = {node for _, _, nodes in leaves.values() for node in nodes}
-        nodes = self.ordered([*between, *reader.inner, *parts, output])
+        own = (node for part in parts for node in self.products[part].nodes)
+        nodes = self.ordered([*between, *reader.inner, *own, output])
         problem = self.together(parts, halves=halves is not None)
-        if problem is None or problem.operation != "mm":
+        if problem is None or problem.operation not in ("mm", "mixed") or self.biases(parts):
             return None
         out = problems.dtype_of(output.meta["val"])
         epilogue = Epilogue(out=out if out != problem.out else None, gated=True)
         problem = dataclasses.replace(problem, epilogue=epilogue)
-        inputs = (_factors(product)[0], *(_factors(each)[1] for each in parts))
-        options = {"ACTIVATION": repr(activation), "operands": 3}
-        found = Fusion(problem, nodes, (output,), inputs, options, halves)
+        found = self.of_parts(problem, parts, halves)
+        options = {**found.options, "ACTIVATION": repr(activation)}
+        found = dataclasses.replace(found, nodes=nodes, outputs=(output,), options=options)
         return found if self.closed(found) else None
 
     def part(self, node: fx.Node) -> tuple[fx.Node, int | None, set[fx.Node]] | None:
@@ -251,7 +283,7 @@ class _Search:
             return None
         whole, begin, between = half
         product = _source(whole)
-        if product not in self.products or self.products[product].n != shape(whole)[-1]:
+        if product not in self.products or self.products[product].problem.n != shape(whole)[-1]:
             return None
         return product, begin, between | set(_views(whole))
 
@@ -262,13 +294,12 @@ class _Search:
         groups: dict[Any, list[fx.Node]] = {}
         for node in self.products:
             if node not in taken:
-                a, b, bias = _factors(node)
-                value = problems.value_of(b)
+                product = self.products[node]
+                a = product.inputs[0]
                 key = (
                     (_source(a), shape(a)),
-                    (value.dtype, value.stride(), value.shape[0]),
-                    bias is None,
-                    node.meta["val"].dtype,
+                    _kind(product),
+                    bool(_biases(product)),
                     self.regions[node],
                 )
                 groups.setdefault(key, []).append(node)
@@ -298,7 +329,10 @@ class _Search:
 
     def cyclic(self, nodes: Sequence[fx.Node], fusions: Sequence[Fusion]) -> bool:
         """Whether one of the nodes is computed from another, with all fusions applied."""
-        whole = {node: fusion for fusion in fusions for node in fusion.nodes}
+        whole: dict[fx.Node, set[fx.Node]] = {}
+        for fusion in fusions:
+            for node in fusion.nodes:
+                whole.setdefault(node, set()).update(fusion.nodes)
         spans = [(self.order[fusion.nodes[0]], self.order[fusion.nodes[-1]]) for fusion in fusions]
         # No fusion leads from before this place to after it.
         begin = self.order[nodes[0]]
@@ -312,7 +346,7 @@ class _Search:
                 continue
             if node in nodes:
                 return True
-            together = whole[node].nodes if node in whole else (node,)
+            together = whole.get(node, {node})
             seen.update(together)
             pending.extend(each for one in together for each in one.all_input_nodes)
         return False
@@ -322,14 +356,44 @@ class _Search:
         problem = self.together(nodes, halves=False) if len(nodes) > 1 else None
         if problem is None:
             return None
-        factors = [_factors(node) for node in nodes]
-        operands = [factors[0][0], *(b for _, b, _ in factors)]
-        biases = [bias for _, _, bias in factors if bias is not None]
-        moved = later(nodes[0], [*operands, *biases], self.order)
+        found = self.of_parts(problem, nodes)
+        moved = later(nodes[0], found.inputs, self.order)
         if not all(node.op != "call_function" or self.movable(node, nodes[0]) for node in moved):
             return None
-        options = {"operands": len(operands)}
-        return Fusion(problem, tuple(nodes), tuple(nodes), (*operands, *biases), options)
+        return found
+
+    def of_parts(
+        self, problem: GemmProblem, nodes: Sequence[fx.Node], halves: tuple[int, int] | None = None
+    ) -> Fusion:
+        """Products of one first factor as one, whose results are all outputs.
+
+        Args:
+            problem: that they are together.
+            nodes: their outputs.
+            halves: of the factor of the only one.
+        """
+        products = [self.products[node] for node in nodes]
+        (first, *_) = products
+        # All factors, then the scales of all, then their zero points.
+        given = zip(*(each.inputs[1 : each.options["operands"]] for each in products), strict=True)
+        operands = [node for each in given for node in each]
+        views = [
+            view for each in zip(*(each.views for each in products), strict=True) for view in each
+        ]
+        own = {node for product in products for node in product.nodes}
+        return Fusion(
+            problem,
+            self.ordered(own),
+            tuple(nodes),
+            (first.inputs[0], *operands, *self.biases(nodes)),
+            {**first.options, "operands": 1 + len(operands) * (2 if halves else 1)},
+            halves,
+            tuple(views),
+        )
+
+    def biases(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+        """Those of products."""
+        return [bias for node in nodes for bias in _biases(self.products[node])]
 
     def movable(self, node: fx.Node, place: fx.Node) -> bool:
         """Whether a node can stand where another does."""
@@ -342,26 +406,23 @@ class _Search:
             nodes: products.
             halves: whether the only one is two parts, of half its columns each.
         """
-        first = nodes[0]
-        a, b, _ = _factors(first)
-        strides = problems.value_of(b).stride()
-        alike = [self.products[node] for node in nodes]
-        for node, problem in zip(nodes[1:], alike[1:], strict=True):
-            other, weight, _ = _factors(node)
+        first, *others = (self.products[node] for node in nodes)
+        a = first.inputs[0]
+        for product in others:
+            other = product.inputs[0]
             if (
                 _source(other) is not _source(a)
                 or shape(other) != shape(a)
-                or problems.value_of(weight).stride() != strides
-                or (problem.operation, problem.b.dtype) != (alike[0].operation, alike[0].b.dtype)
-                or problem.out != alike[0].out
+                or _kind(product) != _kind(first)
             ):
                 return None
+        alike = [self.products[node].problem for node in nodes]
         parts = tuple(problem.n for problem in alike)
         operand = min((problem.b for problem in alike), key=lambda each: each.alignment)
         if halves:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
-        if alike[0].operation == "addmm" and (
+        if (alike[0].operation == "addmm" or self.biases(nodes)) and (
             not all(map(self.is_biased_by_row, nodes))
             or len({problem.epilogue for problem in alike}) > 1
         ):
@@ -369,37 +430,29 @@ class _Search:
         return dataclasses.replace(alike[0], n=sum(parts), b=operand, parts=parts)
 
     def is_biased_by_row(self, product: fx.Node) -> bool:
-        """Whether aten.addmm adds a vector [N] as it is."""
-        epilogue = self.products[product].epilogue
-        _, _, bias = _factors(product)
+        """Whether a vector [N] is added as it is, by aten.addmm or behind what is scaled."""
+        epilogue = self.products[product].problem.epilogue
+        biases = _biases(self.products[product])
         return (
-            bias is not None
-            and len(shape(bias)) == 1
+            bool(biases)
+            and len(shape(biases[0])) == 1
             and [each.broadcast for each in epilogue.inputs] == ["row"]
             and epilogue.pointwise == 1
         )
 
     # Norms
 
-    def plain(self, node: fx.Node) -> Fusion:
-        """A product by itself."""
-        a, b, bias = _factors(node)
-        inputs = (a, b) if bias is None else (a, b, bias)
-        return Fusion(self.products[node], (node,), (node,), inputs, {"operands": 2})
-
     def normalized(self, fusion: Fusion) -> Fusion | None:
         """A fusion with the norm of the rows of its first factor, if there is one."""
         problem = fusion.problem
-        if problem.operation == "addmm" and any(
-            not self.is_biased_by_row(node) for node in fusion.nodes if node in self.products
+        products = [node for node in fusion.nodes if node in self.products]
+        if any(
+            self.products[node].problem.operation == "addmm" or _biases(self.products[node])
+            for node in products
+            if not self.is_biased_by_row(node)
         ):
             return None
-        views = {
-            view
-            for node in fusion.nodes
-            if node in self.products
-            for view in _views(_factors(node)[0])
-        }
+        views = {view for node in products for view in _views(self.products[node].inputs[0])}
         normalized = _source(fusion.inputs[0])
         norm = _norm(normalized, problem.k)
         if norm is None:
@@ -412,12 +465,18 @@ class _Search:
         value = norm.x.meta["val"]
         if value.dtype != problems.value_of(normalized).dtype or not is_contiguous(norm.x):
             return None
-        factors = 1 + (1 if fusion.halves else max(1, len(problem.parts)))
+        # Of halves the call has two factors where the inputs have one.
+        operands = fusion.options["operands"] - 1
+        last = 1 + (operands // 2 if fusion.halves else operands)
         rows = problems.value_of(fusion.inputs[0]).shape[0]
         prologue, vectors = Prologue(norm.kind), norm.vectors
         if vectors:
             dtype = problems.dtype_of(problems.value_of(vectors[0]))
             prologue = Prologue(norm.kind, scale_dtype=dtype, vectors=len(vectors))
+        if problem.prologue is not None:
+            if not _is_read_like(norm, problem):
+                return None
+            prologue = dataclasses.replace(problem.prologue, kind="both", vectors=len(vectors))
         found = dataclasses.replace(
             fusion,
             problem=dataclasses.replace(
@@ -426,7 +485,7 @@ class _Search:
                 prologue=prologue,
             ),
             nodes=nodes,
-            inputs=(norm.x, *fusion.inputs[1:factors], *vectors, *fusion.inputs[factors:]),
+            inputs=(norm.x, *fusion.inputs[1:last], *vectors, *fusion.inputs[last:]),
             options={
                 **fusion.options,
                 "EPSILON": norm.epsilon,
@@ -443,6 +502,26 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
     """The factors a and b of aten.mm or addmm, and the bias."""
     *bias, a, b = product.args[:3]
     return a, b, bias[0] if bias else None  # type: ignore[return-value]
+
+
+def _biases(product: Fusion) -> tuple[fx.Node, ...]:
+    """The bias of a product, if it has one."""
+    return product.inputs[product.options["operands"] :]
+
+
+def _kind(product: Fusion) -> Hashable:
+    """What products that share a kernel have in common, their first factor apart."""
+    operands = product.inputs[1 : product.options["operands"]]
+    values = [problems.value_of(each) for each in operands]
+    # Those without a view of their own are one factor, and seen as they are.
+    values = [view.of(value) for view, value in zip(product.views, values, strict=False)] or values
+    problem = product.problem
+    constants = {name: value for name, value in product.options.items() if name != "operands"}
+    return (
+        (problem.operation, problem.b.dtype, problem.out, problem.prologue),
+        (values[0].dtype, values[0].shape[0], *(each.stride() for each in values)),
+        tuple(sorted(constants.items())),
+    )
 
 
 def _views(node: fx.Node) -> Iterator[fx.Node]:
@@ -600,6 +679,22 @@ def _uncast(node: fx.Node) -> fx.Node:
     while is_cast(node):
         node = node.all_input_nodes[0]
     return node
+
+
+def _is_read_like(norm: _Norm, problem: GemmProblem) -> bool:
+    """Whether a kernel that dequantises b can apply a norm: by squares, with a weight in a's dtype,
+    which it reads by words of two where b has two numbers to a byte.
+    """
+    if norm.kind != "normalize":
+        return False
+    by_words = DTYPE_BITS[problem.b.dtype] == 4
+    for value in map(problems.value_of, norm.vectors):
+        offset = value.storage_offset()
+        if problems.dtype_of(value) != problem.a.dtype:
+            return False
+        if by_words and (not isinstance(offset, int) or offset % 2):
+            return False
+    return True
 
 
 def _is_vector(node: fx.Node, k: int) -> bool:
