@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +15,15 @@ pytest.importorskip("triton")
 from torch import fx
 from torch.nn import functional as F
 
+from benchmarks.gemm_models import LlamaLayer, int4_linear, int8_linear, quantize_int8
 from inductor_ext import activation, config
-from inductor_ext.lowerings import mixed, weight_only
+from inductor_ext.lowerings import mixed, patterns, weight_only
 from inductor_ext.lowerings.fusion import Fusion, View, apply
 from inductor_ext.selection import choose
 from inductor_ext.selection.programs import program
 from inductor_ext.settings import Settings
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import GemmProblem, Prologue
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
 from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
 
@@ -51,14 +53,14 @@ def in_groups(q: Tensor, s: Tensor, z: Any = 0) -> Tensor:
     return found
 
 
-def kernel(found: Fusion) -> Callable[..., Tensor]:
+def kernel(found: Fusion) -> Callable[..., Any]:
     """The fusion's kernel in plain torch, in float64."""
     problem, options = found.problem, found.options
     prologue = problem.prologue
     assert prologue is not None
+    parts = problem.parts or (problem.n,)
 
-    def run(a: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
-        operands = list(rest)
+    def dequantized(b: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
         if problem.b.dtype in ("int4", "uint4"):
             halves = (
                 (b.view(U8) >> 4, b & 15)
@@ -68,20 +70,46 @@ def kernel(found: Fusion) -> Callable[..., Tensor]:
             b = torch.stack([each.int() & 15 for each in halves], 1).flatten(0, 1)
             b = (b ^ 8) - 8 if problem.b.dtype == "int4" else b
         b = b.double() - options.get("ZERO", 0)
-        assert b.shape == (problem.k, problem.n)
+        if zero is not None:
+            b = b - zero.double().repeat_interleave(prologue.group, 0)
+        if scale is None:
+            return b
         if prologue.scales == "group":
-            scale = operands.pop(0).double().repeat_interleave(prologue.group, 0)
-            if prologue.zero_points:
-                b = b - operands.pop(0).double().repeat_interleave(prologue.group, 0)
-            b = b * scale
-        elif prologue.scales != "none":
-            b = b * operands.pop(0).double()
-        product = a.double() @ b
-        for bias in operands:
-            product = product + bias.double()
-        return product.to(getattr(torch, problem.out))
+            return b * scale.double().repeat_interleave(prologue.group, 0)
+        return b * scale.double()
+
+    def run(a: Tensor, *inputs: Tensor) -> Any:
+        assert len(inputs) == len(found.inputs) - 1 + (len(found.views) if found.halves else 0)
+        operands, biases = list(inputs), inputs[options["operands"] - 1 :]
+
+        def taken(there: bool) -> list[Any]:
+            return [operands.pop(0) if there else None for _ in parts]
+
+        scaled = prologue.scales != "none"
+        factors = [
+            dequantized(b, scale, zero)
+            for b, scale, zero in zip(
+                taken(True), taken(scaled), taken(prologue.zero_points), strict=True
+            )
+        ]
+        assert [each.shape for each in factors] == [(problem.k, part) for part in parts]
+        a = a.double()
+        if prologue.normalizes:
+            a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + options["EPSILON"])
+            a = a * (operands.pop(0).double() if prologue.vectors else 1)
+        products = [a @ each for each in factors]
+        if biases:
+            assert problem.epilogue.inputs[0].broadcast == "row"
+            products = [each + bias for each, bias in zip(products, biases, strict=True)]
+        if problem.epilogue.gated:
+            products = [ACTIVATIONS[options["ACTIVATION"]](products[0]) * products[1]]
+        results = tuple(each.to(getattr(torch, problem.stored)) for each in products)
+        return results if len(results) > 1 else results[0]
 
     return run
+
+
+ACTIVATIONS = {"'silu'": F.silu, "'gelu'": F.gelu}
 
 
 def values(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -159,7 +187,7 @@ class TestBytes:
             tensor(N, K // G, dtype=I8),
         )
         assert found.problem.prologue == Prologue("dequantize", "group", G, True)
-        assert found.options == {"SCALE_WORDS": 2, "ZERO_WORDS": 4}
+        assert found.options == {"SCALE_WORDS": 2, "ZERO_WORDS": 4, "operands": 4}
 
     def test_one_zero_point_and_float32(self) -> None:
         found = check(
@@ -170,7 +198,7 @@ class TestBytes:
         )
         assert found.problem.prologue is not None
         assert found.problem.prologue.scale_dtype == "float32"
-        assert found.options == {"ZERO": 100, "WIDE": True}
+        assert found.options == {"ZERO": 100, "WIDE": True, "operands": 3}
 
     def test_columns_with_zero_points_are_groups_of_all_of_k(self) -> None:
         found = check(
@@ -199,7 +227,7 @@ class TestPairs:
         problem = found.problem
         assert (problem.b.dtype, problem.b.strides, problem.k) == ("uint4", (1, K), K)
         assert problem.prologue == Prologue("dequantize", "group", G)
-        assert found.options == {"ZERO": 8, "SCALE_WORDS": 2}
+        assert found.options == {"ZERO": 8, "SCALE_WORDS": 2, "operands": 3}
         assert found.views == (
             View((N, K // 2), transposed=True),
             View((N, K // G), transposed=True),
@@ -268,6 +296,228 @@ class TestPairs:
         if b_dtype == "uint4":
             assert found.options["HIGH_FIRST"]
             assert found.options.get("ZERO", 8) == 8
+
+
+def check_several(
+    function: Callable[..., Any], *inputs: Tensor, settings: Settings = PLAIN, **rest: Any
+) -> Fusion:
+    """The first fusion of several products, after which the function's graph computes the same."""
+    graph = lowered_graph(function, *inputs, **rest)
+    with fake_cuda.device():
+        weight_only.restore(graph)
+    single = mixed.find(graph, settings)
+    scaled = [mixed.with_scales(each) for each in single]
+    found = next(
+        each for each in patterns.find(graph, settings, scaled) if each.problem.operation == "mixed"
+    )
+    given = values(inputs)
+    expected = function(*given)
+    apply(graph, found, kernel(found))
+    graph.lint()
+    results = fx.GraphModule(torch.nn.Module(), graph)(*given)
+    for result, exact in zip(results, expected if len(results) > 1 else [expected], strict=True):
+        assert result.shape == exact.shape
+        assert (result - exact).abs().max() <= 0.03 * exact.abs().max()
+    return found
+
+
+def int4(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return int4_linear(x, w, s)
+
+
+def by_hand(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype)) * s
+
+
+WEIGHTS = {int8_linear: (BYTES, ROWS), int4: (PAIRS, SCALES)}
+"""Layers, and two tensors of each: a weight of N rows, and its scales."""
+
+PROLOGUES = {
+    int8_linear: Prologue("dequantize", "column"),
+    int4: Prologue("dequantize", "group", G),
+}
+
+Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def normalized(prologue: Prologue) -> Prologue:
+    return dataclasses.replace(prologue, kind="both", vectors=1)
+
+
+@pytest.mark.parametrize("layer", WEIGHTS)
+class TestSeveral:
+    """Products in one kernel, as those of plain weights in test_gemm_fusions."""
+
+    @pytest.mark.parametrize("x", [X, tensor(2, 3, K)], ids=["two dimensions", "three"])
+    def test_a_gate(self, layer: Layer, x: Tensor) -> None:
+        found = check_several(
+            lambda x, w1, s1, w2, s2: F.silu(layer(x, w1, s1)) * layer(x, w2, s2),
+            x,
+            *WEIGHTS[layer] * 2,
+        )
+        assert found.problem.parts == (N, N)
+        assert found.problem.epilogue.gated
+        assert found.problem.prologue == PROLOGUES[layer]
+        assert found.options["operands"] == 5
+        assert len(found.outputs) == 1
+
+    def test_a_shared_input_of_three_dimensions(self, layer: Layer) -> None:
+        weight, scales = WEIGHTS[layer]
+        narrow = weight[: N // 2], scales[: N // 2]
+        found = check_several(
+            lambda x, w1, s1, w2, s2, w3, s3: (
+                layer(x, w1, s1),
+                layer(x, w2, s2).relu(),
+                layer(x, w3, s3) + 1,
+            ),
+            tensor(2, 3, K),
+            weight,
+            scales,
+            *narrow,
+            *narrow,
+        )
+        assert found.problem.parts == (N, N // 2, N // 2)
+        assert found.problem.prologue == PROLOGUES[layer]
+        assert len(found.outputs) == 3
+
+    def test_biases_behind_the_scales(self, layer: Layer) -> None:
+        found = check_several(
+            lambda x, w1, s1, b1, w2, s2, b2: (layer(x, w1, s1) + b1, layer(x, w2, s2) + b2),
+            X,
+            *(*WEIGHTS[layer], ROWS) * 2,
+        )
+        assert found.problem.parts == (N, N)
+        assert [each.broadcast for each in found.problem.epilogue.inputs] == ["row"]
+        assert len(found.inputs) == found.options["operands"] + 2
+
+    def test_behind_a_norm(self, layer: Layer) -> None:
+        def function(x: Tensor, n: Tensor, *weights: Tensor) -> Tensor:
+            y = F.rms_norm(x, (K,), n, 1e-5)
+            return F.gelu(layer(y, *weights[:2])) * layer(y, *weights[2:])
+
+        found = check_several(function, X, tensor(K), *WEIGHTS[layer] * 2)
+        assert found.problem.prologue == normalized(PROLOGUES[layer])
+        assert found.problem.epilogue.gated
+        assert found.options["EPSILON"] == pytest.approx(1e-5)
+        assert found.options["operands"] == 6
+
+    def test_one_behind_a_norm(self, layer: Layer) -> None:
+        found = check_several(
+            lambda x, n, w, s: layer(F.rms_norm(x, (K,), n, 1e-5), w, s) + 1,
+            tensor(2, 3, K),
+            tensor(K),
+            *WEIGHTS[layer],
+        )
+        assert found.problem.prologue == normalized(PROLOGUES[layer])
+        assert not found.problem.parts
+
+    def test_a_gate_of_halves(self, layer: Layer) -> None:
+        def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+            gate, up = layer(x, w, s).chunk(2, -1)
+            return F.silu(gate) * up
+
+        found = check_several(function, X, *WEIGHTS[layer])
+        assert found.problem.parts == (N // 2, N // 2)
+        assert found.halves == (0, N // 2)
+        assert found.problem.prologue == PROLOGUES[layer]
+
+
+class TestSeveralRead:
+    def test_results_that_are_scaled_in_three_dimensions(self) -> None:
+        found = check_several(
+            lambda x, w, s, v, t: (by_hand(x, w, s), by_hand(x, v, t) + 1),
+            tensor(2, 3, K),
+            *(BYTES, ROWS) * 2,
+        )
+        assert found.problem.parts == (N, N)
+        assert [len(each.meta["val"].shape) for each in found.outputs] == [3, 3]
+
+    @pytest.mark.parametrize(
+        ("function", "inputs"),
+        [
+            (
+                lambda x, w, s, v, t: (
+                    F.linear(x, w.to(BF16)) * s,
+                    F.linear(x, in_groups(v.to(BF16), t)),
+                ),
+                (X, BYTES, ROWS, BYTES, SCALES),
+            ),
+            (
+                lambda x, w, s, v, t: (int8_linear(x, w, s), int4_linear(x, v, t)),
+                (X, BYTES, ROWS, PAIRS, SCALES),
+            ),
+            (
+                lambda x, w, s, v, t: (
+                    int4_linear(x, w, s),
+                    F.linear(x, in_groups(pairs(v).to(BF16), t, 8)),
+                ),
+                (X, PAIRS, SCALES, PAIRS, SCALES),
+            ),
+        ],
+        ids=["columns and groups", "bytes and pairs", "another half first"],
+    )
+    def test_those_that_differ_are_not_merged(
+        self, function: Callable[..., Any], inputs: tuple[Tensor, ...]
+    ) -> None:
+        graph = lowered_graph(function, *inputs)
+        with fake_cuda.device():
+            weight_only.restore(graph)
+        scaled = [mixed.with_scales(each) for each in mixed.find(graph, PLAIN)]
+        assert len(scaled) == 2
+        found = patterns.find(graph, PLAIN, scaled)
+        assert [each for each in found if each.problem.operation == "mixed"] == []
+
+    def test_what_follows_is_read_as_far_as_kernels_do_it(self) -> None:
+        def follow(function: Callable[..., Any], *more: Tensor) -> Fusion:
+            graph = lowered_graph(
+                lambda x, w, *rest: function(F.linear(x, w.to(BF16)), *rest), X, BYTES, *more
+            )
+            (found,) = mixed.find(graph, PLAIN)
+            return mixed.with_scales(found)
+
+        prologue = Prologue("dequantize", "column", scale_dtype="float32")
+        wide = follow(lambda y, s: (y.float() * s).to(BF16), tensor(N, dtype=F32))
+        assert (wide.problem.prologue, wide.problem.out) == (prologue, "bfloat16")
+        one = follow(lambda y, s: y * s, tensor())
+        assert one.problem.prologue == Prologue("dequantize", "tensor")
+        rows = follow(lambda y, s: y * s, tensor(M, 1))
+        assert rows.problem.prologue == Prologue("dequantize")
+        twice = follow(lambda y, s, t: y * s * t, ROWS, ROWS)
+        assert len(twice.inputs) == 3
+        used = follow(lambda y, s: (y * s, y), ROWS)
+        assert used.problem.prologue == Prologue("dequantize")
+
+    @pytest.mark.parametrize("b_dtype", ["int8", "uint4"])
+    @pytest.mark.parametrize("parts", [(), (N, N // 2), (N, N)], ids=["one", "parts", "gated"])
+    @pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
+    def test_the_canonical_program_is_found_as_its_problem(
+        self, b_dtype: str, parts: tuple[int, ...], norm: bool
+    ) -> None:
+        if not parts and not norm:
+            return  # Of one product alone there is more above.
+        grouped = b_dtype == "uint4"
+        prologue = Prologue(
+            "both" if norm else "dequantize",
+            "group" if grouped else "column",
+            G if grouped else 0,
+            vectors=int(norm),
+        )
+        problem = GemmProblem.contiguous(
+            "mixed",
+            M,
+            sum(parts) or N,
+            K,
+            b_dtype=b_dtype,
+            prologue=prologue,
+            parts=parts,
+            epilogue=Epilogue(gated=parts == (N, N)),
+        )
+        canonical = program(problem)
+        graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
+        with fake_cuda.device():
+            weight_only.restore(graph)
+        scaled = [mixed.with_scales(each) for each in mixed.find(graph, PLAIN)]
+        assert problem in [each.problem for each in patterns.find(graph, PLAIN, scaled)]
 
 
 def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -352,6 +602,50 @@ class TestLowered:
         )
         assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
         assert "SCALES : tl.constexpr = 'column'" in code
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def layer() -> tuple[list[GemmProblem], str]:
+        """A layer of a quantised Llama: the products that were met, and the code."""
+        met: list[GemmProblem] = []
+
+        def rule(problem: GemmProblem) -> GemmConfig | None:
+            met.append(problem)
+            if problem.operation != "mixed":
+                return None
+            return dataclasses.replace(TILE, block_n=32)
+
+        module = quantize_int8(LlamaLayer(64, 128, 4, 2, 0, 2).to(BF16)).eval()
+        tensors = dict((*module.named_parameters(), *module.named_buffers()))
+
+        def function(x: Tensor, cosine: Tensor, sine: Tensor, *weights: Tensor) -> Any:
+            given = dict(zip(tensors, weights, strict=True))
+            return torch.func.functional_call(module, given, (x, cosine, sine))
+
+        inputs = [tensor(2, 3, 64), tensor(3, 8), tensor(3, 8)]
+        weights = [tensor(*each.shape, dtype=each.dtype) for each in tensors.values()]
+        with activation._scope(config.snapshot({})), choose.forced(rule):
+            return met, fake_cuda.lower(function, *inputs, *weights).code
+
+    def test_a_layer_has_four_kernels_for_its_seven_products(
+        self, layer: tuple[list[GemmProblem], str]
+    ) -> None:
+        met, code = layer
+        assert len(re.findall(r"def triton_tem_", code)) == 4
+        assert code.count("NORMALIZE : tl.constexpr = True") == 2
+        assert code.count("GATED : tl.constexpr = True") == 1
+        # Nothing is multiplied that was dequantised before.
+        assert {each.operation for each in met} == {"mixed", "bmm"}
+
+    def test_the_norm_s_weight_stands_behind_all_scales(
+        self, layer: tuple[list[GemmProblem], str]
+    ) -> None:
+        _, code = layer
+        kernels = [text for text in re.findall(r"def triton_tem_\w+\((.*?)\)", code) if "W" in text]
+        assert [re.findall(r"arg_(\w+)", each)[:10] for each in kernels] == [
+            ["A", "B0", "B1", "B2", "S0", "S1", "S2", "W"],
+            ["A", "B0", "B1", "S0", "S1", "W"],
+        ]
 
 
 class TestLowPrecision:

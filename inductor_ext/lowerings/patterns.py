@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +62,9 @@ MOST_NODES = 40
 MOST_PARTS = 8
 """Of one launch: every tile selects its factor among them."""
 
+FEW_ROWS = 64
+"""Up to which products take as long as reading their factor b."""
+
 X = sympy.Dummy("x", real=True)
 """What a formula of one variable is of."""
 
@@ -77,10 +80,12 @@ def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()
         graph: after Inductor's own passes.
         settings: which are looked for.
         dequantized: products whose factor b is dequantised in the graph, with their scales, by
-            `mixed`. They are also looked at as products of what the graph has dequantised.
+            `mixed`. Those of many rows are also looked at as products of what the graph has
+            dequantised; with few it is far slower to write that and to read it again.
     """
     erase_unused(graph)
-    found = _Search(graph).find(settings, ())
+    few = {node for each in dequantized if each.problem.m <= FEW_ROWS for node in each.nodes}
+    found = _Search(graph, without=few).find(settings, ())
     if dequantized:
         found = [*_Search(graph, dequantized).find(settings, found), *found]
     return found
@@ -159,7 +164,19 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 class _Search:
-    def __init__(self, graph: fx.Graph, dequantized: Sequence[Fusion] = ()) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        dequantized: Sequence[Fusion] = (),
+        without: Container[fx.Node] = (),
+    ) -> None:
+        """Find the products; see `find`.
+
+        Args:
+            graph: whose nodes do not change as long as this is used.
+            dequantized: products to be fused in the place of the graph's.
+            without: products of the graph that are not to be fused.
+        """
         import torch
 
         aten = torch.ops.aten
@@ -169,10 +186,12 @@ class _Search:
         self.products: dict[fx.Node, Fusion] = {}
         """Those that can be fused, by their outputs: of the graph, or those given instead."""
         if dequantized:
-            self.products = {each.outputs[0]: each for each in dequantized if self.closed(each)}
+            for each in sorted(dequantized, key=lambda each: self.order[each.outputs[0]]):
+                if self.closed(each):
+                    self.products[each.outputs[0]] = each
             return
         for node in graph.nodes:
-            if node.target in (aten.mm.default, aten.addmm.default):
+            if node.target in (aten.mm.default, aten.addmm.default) and node not in without:
                 problem = problems.problem_of(node)
                 a, b, bias = _factors(node)
                 # Only rows may be symbols.
