@@ -426,8 +426,8 @@ class TestSeveralRead:
     def test_results_that_are_scaled_in_three_dimensions(self) -> None:
         found = check_several(
             lambda x, w, s, v, t: (by_hand(x, w, s), by_hand(x, v, t) + 1),
-            tensor(2, 3, K),
-            *(BYTES, ROWS) * 2,
+            tensor(2, 3, K, dtype=FP16),
+            *(BYTES, tensor(N, dtype=FP16)) * 2,
         )
         assert found.problem.parts == (N, N)
         assert [len(each.meta["val"].shape) for each in found.outputs] == [3, 3]
