@@ -239,6 +239,12 @@ class TestConfig:
         assert but(PINGPONG, c="float32").epilogue_bytes == 4 * 64 * 32 * 4 + 2 * 64 * 32 * 2
         assert MULTISTAGE.pipeline(A100.shared_memory) == 3
 
+    def test_sums_of_8_bit_floats_are_there_twice(self) -> None:
+        wide = but(FP8, tile=(128, 256, 128))
+        assert wide.accumulator_registers == 128
+        assert but(wide, fast_accumulation=False).accumulator_registers == 256
+        assert COOPERATIVE.accumulator_registers == 128
+
 
 class TestFilter:
     def test_searches_in_the_name(self) -> None:

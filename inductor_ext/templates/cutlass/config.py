@@ -23,6 +23,7 @@ from typing import Any, Literal
 from inductor_ext import exc
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
+    FP8,
     GemmProblem,
     ceiling,
     plain,
@@ -230,9 +231,14 @@ class CutlassConfig:
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers that hold the accumulators of a thread that multiplies."""
+        """32-bit registers that hold the accumulators of a thread that multiplies.
+
+        Sums of 8-bit floats in the tensor cores' own precision are added up, every few steps, to
+        others in float32.
+        """
         along_m, along_n = self.warps
-        return ceiling(self.tile[0] * self.tile[1], 32 * along_m * along_n)
+        sums = 2 if {self.a, self.b} <= FP8 and not self.fast_accumulation else 1
+        return sums * ceiling(self.tile[0] * self.tile[1], 32 * along_m * along_n)
 
     @property
     def stage_bytes(self) -> int:
