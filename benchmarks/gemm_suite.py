@@ -39,6 +39,9 @@ DECODE_AND_PREFILL = (1, 16, 2048)
 INT4_GROUP = 128
 """Elements along K that share a scale."""
 
+FP8_MOST = 448.0
+"""The largest float8_e4m3fn."""
+
 GELU_OPERATIONS = 6
 EPSILON = 1e-6
 
@@ -288,6 +291,36 @@ def _swiglu(case: Case, source: _Source) -> Program:
     return _program(function, source.normal(case.m, case.k), gate, up)
 
 
+def _swiglu_fp8_problem(case: Case) -> GemmProblem:
+    problem = _swiglu_problem(case)
+    epilogue = Epilogue(gated=True, reductions=1, out="float8_e4m3fn")
+    return dataclasses.replace(problem, epilogue=epilogue)
+
+
+def _swiglu_fp8(case: Case, source: _Source) -> Program:
+    """The input of the next float8 product: rows scaled by their largest elements."""
+
+    def scale_of(y: Tensor) -> Tensor:
+        return y.abs().amax(-1, keepdim=True).to(torch.float32).clamp(min=1e-12) / FP8_MOST
+
+    def function(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.silu(F.linear(x, gate)) * F.linear(x, up)
+        scale = scale_of(y)
+        scaled = (y.to(torch.float32) / scale).clamp(-FP8_MOST, FP8_MOST)
+        return scaled.to(torch.float8_e4m3fn), scale
+
+    gate, up = source.weight(case.n, case.k), source.weight(case.n, case.k)
+    x = source.normal(case.m, case.k)
+
+    def reference() -> tuple[Tensor, ...]:
+        wide, wide_gate, wide_up = x.double(), gate.double(), up.double()
+        y = F.silu(F.linear(wide, wide_gate)) * F.linear(wide, wide_up)
+        scale = y.abs().amax(-1, keepdim=True) / FP8_MOST
+        return y / scale, scale
+
+    return Program(function, (x, gate, up), reference, {})
+
+
 def _qkv_problem(case: Case) -> GemmProblem:
     return _mm_problem(case, parts=case.parts)
 
@@ -350,6 +383,7 @@ KINDS: Mapping[str, Kind] = {
     "bias_gelu": Kind(_bias_gelu_problem, _bias_gelu),
     "residual": Kind(_residual_problem, _residual),
     "swiglu": Kind(_swiglu_problem, _swiglu),
+    "swiglu_fp8": Kind(_swiglu_fp8_problem, _swiglu_fp8),
     "qkv": Kind(_qkv_problem, _qkv),
     "rmsnorm": Kind(_rmsnorm_problem, _rmsnorm),
     "layernorm": Kind(_layernorm_problem, _layernorm),
@@ -424,6 +458,8 @@ def _fused() -> Iterator[Case]:
     for (label, kind, n, k, parts), m in itertools.product(kinds, DECODE_AND_PREFILL):
         quick = kind == "qkv" or m == 16 or (m != 1 and not kind.startswith("layernorm"))
         yield Case("fused", label, kind, m, n, k, parts=parts, quick=quick)
+    for m in (16, 2048):
+        yield Case("fused", "SwiGLU to fp8", "swiglu_fp8", m, 14336, 4096, quick=True)
 
 
 def _others() -> Iterator[Case]:

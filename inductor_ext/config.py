@@ -24,6 +24,7 @@ if _typing.TYPE_CHECKING:
     gemm_fuse_dequantize: bool
     gemm_fuse_gated: bool
     gemm_fuse_norm: bool
+    gemm_fuse_row_maxima: bool
     gemm_fuse_shared_input: bool
     gemm_templates: bool
     gemm_rows: str

@@ -153,6 +153,11 @@ class Settings:
         "Whether a GEMM may read int8, float8 or 4-bit weights itself, where the graph dequantises "
         "them to float16 or bfloat16 for it.",
     )
+    gemm_fuse_row_maxima: bool = _setting(
+        True,
+        "Whether the kernel of a GEMM may give the largest absolute elements of its rows as well, "
+        "by which rows are then scaled to float8.",
+    )
     gemm_rows: str = _setting(
         "1, 16, 64, 256, 2048",
         "For GEMMs with a number of rows that is known only at run time: the numbers at which is "

@@ -302,8 +302,9 @@ def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
 
 def interpret_modules(
     work: Mapping[str, tuple[str, list[torch.Tensor]]],
-) -> dict[str, torch.Tensor]:
-    """The only results of generated modules for inputs, by Triton's interpreter.
+) -> dict[str, Any]:
+    """The results of generated modules for inputs, by Triton's interpreter: the only one of a
+    module, or all in a list.
 
     Raises:
         AssertionError: some have failed; it says how.
@@ -329,6 +330,10 @@ class _Kernel:
         self.function = function
 
     def run(self, *arguments: Any, stream: Any) -> None:
+        if "r0_numel" in self.function.arg_names:
+            blocks = {"R0_BLOCK": 64} if "R0_BLOCK" in self.function.arg_names else {}
+            self.function[(-(-arguments[-2] // 64),)](*arguments, XBLOCK=64, **blocks)
+            return
         if "XBLOCK" in self.function.arg_names:
             # Pointwise code and no template: Inductor's launcher would choose block and grid for
             # the last argument's number of elements.
@@ -338,7 +343,7 @@ class _Kernel:
         self.function[(x, y, z)](*operands)
 
 
-def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> torch.Tensor:
+def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> Any:
     """Run a generated module's wrapper, with its kernels interpreted."""
     tree = ast.parse(code)
     (runner,) = (each for each in tree.body if getattr(each, "name", None) == "Runner")
@@ -358,8 +363,8 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
     for index, (kernel, source) in enumerate(lowered.kernels().items()):
         namespace[kernel] = _Kernel(load(f"{name}_{index}", source, folder))
     exec(compile(ast.Module([call], []), "<wrapper>", "exec"), namespace)
-    (found,) = namespace["call"](types.SimpleNamespace(), list(values))
-    return found  # type: ignore[no-any-return]
+    found = namespace["call"](types.SimpleNamespace(), list(values))
+    return found[0] if len(found) == 1 else list(found)
 
 
 _COUNTERS = Counters(torch.device("cpu"), lambda: 0)
@@ -428,13 +433,18 @@ def compiled(case: Case, capability: tuple[int, int] = (9, 0)) -> Compiled:
 def compiled_module(
     lowered: fake_cuda.Lowered, config: GemmConfig, capability: tuple[int, int] = (9, 0)
 ) -> Compiled:
-    """What Triton makes of the only kernel of a module, which a configuration has become."""
+    """What Triton makes of the only kernel of a template in a module, which a configuration has
+    become.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    ((name, source),) = lowered.kernels().items()
-    signature = dict(re.findall(r"'(\w+)': '(\*\w+|i32|i64)'", lowered.code))
+    ((name, source),) = (
+        each for each in lowered.kernels().items() if each[0].startswith("triton_tem")
+    )
+    arguments = lowered.code[lowered.code.index("@triton_heuristics.template") :]
+    signature = dict(re.findall(r"'(\w+)': '(\*\w+|i32|i64)'", arguments.split("\n@triton.jit")[0]))
     with tempfile.TemporaryDirectory() as folder:
         kernel = load(name, source, Path(folder))
         given = {each: signature[each] for each in kernel.arg_names}

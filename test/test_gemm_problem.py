@@ -594,6 +594,21 @@ REFUSED = [
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
     ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split has them"),
     ("split_k", GATED, SPLIT, H200, "gate each other"),
+    (
+        "reductions",
+        but(DECODE, epilogue=Epilogue(reductions=1)),
+        SPLIT,
+        H200,
+        "splits are added up",
+    ),
+    ("reductions", but(DECODE, epilogue=Epilogue(reductions=2)), TILE, H200, "the only reduction"),
+    (
+        "reductions",
+        but(LINEAR, epilogue=Epilogue(reductions=1)),
+        but(TILE, template="persistent_tma_ws"),
+        H200,
+        "does not reduce rows",
+    ),
     ("index", HUGE, TILE, H200, "64-bit indices"),
 ]
 

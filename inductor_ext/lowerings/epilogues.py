@@ -28,7 +28,7 @@ from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["flatten", "region", "with_epilogue"]
+__all__ = ["as_rows", "counted", "flatten", "region", "with_epilogue"]
 
 MOST_NODES = 64
 """Of one epilogue."""
@@ -44,7 +44,19 @@ def with_epilogue(
         problem: of the node.
         hints: as of `problems.problem_of`.
     """
-    nodes = region(node)
+    return counted(region(node), problem, hints) or problem
+
+
+def counted(
+    nodes: Sequence[fx.Node], problem: GemmProblem, hints: problems.Hints | None = None
+) -> GemmProblem | None:
+    """A problem with the pointwise operations of a region; None where no problem describes them.
+
+    Args:
+        nodes: a product, or the only output of a fusion, and what follows it.
+        problem: of the first node.
+        hints: as of `problems.problem_of`.
+    """
     if len(nodes) == 1:
         return problem
     epilogue = problem.epilogue
@@ -52,7 +64,7 @@ def with_epilogue(
         inputs = _inputs(nodes, hints)
         out = problems.dtype_of(problems.value_of(nodes[-1]))
     except problems.NotCovered:
-        return problem
+        return None
     operations = sum(not (is_view(each) or is_cast(each)) for each in nodes[1:])
     return dataclasses.replace(
         problem,
@@ -145,7 +157,7 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
                 continue
             for given in each.all_input_nodes:
                 if given not in copies:
-                    copies[given] = _as_rows(graph, given, each)
+                    copies[given] = as_rows(graph, given, each)
             copies[each] = graph.node_copy(each, copies.__getitem__)
             value = each.meta["val"].new_empty(node.meta["val"].shape)
             copies[each].meta = {**each.meta, "val": value}
@@ -158,7 +170,10 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(each)
 
 
-def _as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
+def as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
+    """An input of a node of a region, in the sizes that it has where the node is computed on
+    [rows, columns].
+    """
     import torch
 
     sizes = _sizes_as_rows(given, node)
@@ -171,7 +186,7 @@ def _as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
     return found
 
 
-def _inputs(region: list[fx.Node], hints: problems.Hints | None) -> tuple[EpilogueInput, ...]:
+def _inputs(region: Sequence[fx.Node], hints: problems.Hints | None) -> tuple[EpilogueInput, ...]:
     """What the nodes of a region read besides its first, each tensor once."""
     import torch
 

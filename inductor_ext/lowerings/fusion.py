@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fusion", "View", "apply", "as_matrix", "become", "hoist", "later"]
+__all__ = ["Fusion", "View", "apply", "as_matrix", "become", "call_inputs", "hoist", "later"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
     hoist(anchor, fusion.inputs, order)
     product = next(node for node in fusion.nodes if "mm" in str(node.target))
     with graph.inserting_before(anchor):
-        arguments = _arguments(graph, fusion, product)
+        arguments = call_inputs(graph, fusion, product)
         (first, *others) = fusion.outputs
         if others:
             call = graph.call_function(target, arguments)
@@ -131,8 +131,8 @@ def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
     become(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
 
 
-def _arguments(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
-    """The inputs as the call takes them."""
+def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
+    """The inputs of a fusion as the call takes them; `product` is one of its nodes."""
     import torch
 
     aten = torch.ops.aten

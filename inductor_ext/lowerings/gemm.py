@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from inductor_ext.lowerings import problems, register_lowering
+from inductor_ext.lowerings import chain, problems, register_lowering
 from inductor_ext.selection.decision import Decision
+from inductor_ext.templates.config import tiles_along_n
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem, Operand
 from inductor_ext.templates.triton import instances
 
-__all__ = ["PLAN", "Plan", "fused", "plan_of", "sole_candidates"]
+__all__ = ["PLAN", "Plan", "fused", "plan_of", "sole_candidates", "with_row_maxima"]
 
 aten = torch.ops.aten
 
@@ -210,7 +211,7 @@ def fused(*inputs: Any) -> Any:
     Returns:
         The output; of several parts that do not gate each other, a tuple of their outputs.
     """
-    from torch._inductor.ir import ExternKernel, FixedLayout
+    from torch._inductor.ir import FixedLayout
     from torch._inductor.lowering import lowerings, pointwise_cat
     from torch._inductor.virtualized import V
 
@@ -219,16 +220,7 @@ def fused(*inputs: Any) -> Any:
     assert plan is not None
     problem = plan.problem
     several = len(problem.parts) > 1 and not problem.epilogue.gated
-    count = plan.options.get("operands", len(inputs))
-    biases = inputs[count:]
-    # What is computed gets the strides that were planned: the kernel takes all factors to have
-    # those of the first.
-    operands = [
-        ExternKernel.require_exact_strides(
-            ExternKernel.realize_input(each), argument.meta["val"].stride()
-        )
-        for each, argument in zip(inputs[:count], call.args, strict=False)
-    ]
+    operands, biases = _operands(plan, inputs)
     a = operands[0]
     value = call.meta["val"]
     dtype = (value[0] if several else value).dtype
@@ -251,6 +243,80 @@ def fused(*inputs: Any) -> Any:
 fused._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
+def with_row_maxima(*inputs: Any) -> Any:
+    """The lowering of a call by which `gemm_pass` has replaced a product and its rows' maxima.
+
+    Args:
+        inputs: a; every factor b; what the prologue reads; what the chain behind the product reads.
+
+    Returns:
+        The output; the largest element, or absolute value, of each of its rows.
+    """
+    from torch._inductor.ir import FixedLayout
+    from torch._inductor.lowering import empty_strided, lowerings, to_dtype
+    from torch._inductor.virtualized import V
+
+    call = V.current_node
+    plan = plan_of(call)
+    assert plan is not None
+    problem, config = plan.problem, plan.decision.config
+    assert config is not None
+    operands, further = _operands(plan, inputs)
+    m, device = operands[0].get_size()[0], operands[0].get_device_or_error()
+    values = call.meta["val"]
+    layout = FixedLayout(device, values[0].dtype, [m, problem.columns])
+    # One of each tile, which nobody has to set to anything before, and no order decides about.
+    tiles = empty_strided(
+        [tiles_along_n(problem, config.block_n), m], None, dtype=torch.float32, device=device
+    )
+    assert _fits(plan, operands)
+    choice = instances.choice(
+        problem,
+        config,
+        [*operands, tiles],
+        layout,
+        options=_constants(plan),
+        mutated_inputs=[tiles],
+        epilogue_fn=chain.epilogue(plan.options["chain"], further, layout),
+    )
+    assert choice is not None
+    output = choice.output_node()
+    maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
+    return tuple(
+        lowerings[aten.view.default](each, [_size(size) for size in value.shape])
+        for each, value in zip((output, maxima), values, strict=True)
+    )
+
+
+with_row_maxima._inductor_lowering_function = True  # type: ignore[attr-defined]
+
+
+def _size(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
+
+
+def _operands(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+    """What the kernel of a call multiplies, and the call's other inputs."""
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.virtualized import V
+
+    count = plan.options.get("operands", len(inputs))
+    # What is computed gets the strides that were planned: the kernel takes all factors to have
+    # those of the first.
+    operands = [
+        ExternKernel.require_exact_strides(
+            ExternKernel.realize_input(each), argument.meta["val"].stride()
+        )
+        for each, argument in zip(inputs[:count], V.current_node.args, strict=False)
+    ]
+    return operands, inputs[count:]
+
+
+def _constants(plan: Plan) -> dict[str, Any]:
+    """Those of a plan's options that are constants of the kernel."""
+    return {name: value for name, value in plan.options.items() if name.isupper()}
+
+
 def _product(
     plan: Plan,
     operands: Sequence[Any],
@@ -265,7 +331,7 @@ def _product(
     assert config is not None
     if not _fits(plan, operands):
         return None
-    options = {name: value for name, value in plan.options.items() if name != "operands"}
+    options = _constants(plan)
     if config.split_k > 1 and not config.one_launch:
         return _split(problem, config, operands, layout, options, bias, alpha, beta)
     rest: dict[str, Any] = {}

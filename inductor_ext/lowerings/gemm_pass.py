@@ -31,6 +31,7 @@ from inductor_ext.lowerings import (
     mixed,
     patterns,
     problems,
+    row_maxima,
     weight_only,
 )
 from inductor_ext.lowerings.fusion import Fusion, apply
@@ -143,11 +144,12 @@ class _Planner:
         dequantized = mixed.find(graph, settings)
         scaled = [mixed.with_scales(each) for each in dequantized]
         found = [*patterns.find(graph, settings, scaled), *dequantized]
-        fusions = [_fused_site(each) for each in found]
+        reduced = row_maxima.find(graph, settings, found)
+        fusions = [_fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
         for site in self._by_gain(fusions):
-            if taken.isdisjoint(site.nodes) and self._place(site):
+            if taken.isdisjoint(site.nodes) and self._pays(site) and self._place(site):
                 taken.update(site.nodes)
         self.fused = set()
         for site in fusions:
@@ -203,23 +205,36 @@ class _Planner:
     def _by_gain(self, sites: Sequence[_Site]) -> list[_Site]:
         """Sites that have a kernel, those first whose kernels save most time."""
         self._decide(sites)
-
-        def gain(site: _Site) -> float:
-            saved = 0.0
-            for problem in self._problems(site):
-                decision = self.known[problem]
-                ours = decision.microseconds(decision.config)
-                stock = decision.microseconds(None)
-                if decision.config is not None and ours is not None and stock is not None:
-                    saved = max(saved, stock - ours)
-            return saved
-
         worth = [
             site
             for site in sites
             if any(self.known[problem].config is not None for problem in self._problems(site))
         ]
-        return sorted(worth, key=gain, reverse=True)
+        return sorted(worth, key=self._gain, reverse=True)
+
+    def _gain(self, site: _Site) -> float:
+        """Microseconds that a site's kernel saves at the size where that is most; 0 if unknown."""
+        saved = 0.0
+        for problem in self._problems(site):
+            decision = self.known[problem]
+            ours = decision.microseconds(decision.config)
+            stock = decision.microseconds(None)
+            if decision.config is not None and ours is not None and stock is not None:
+                saved = max(saved, stock - ours)
+        return saved
+
+    def _pays(self, site: _Site) -> bool:
+        """Whether a kernel saves more than that of its product alone, where the two are all that
+        there is to choose from.
+        """
+        if not isinstance(site.fusion, row_maxima.RowMaxima) or site.fusion.plain is None:
+            return True
+        node = site.fusion.plain
+        problem = problems.problem_of(node)
+        assert problem is not None
+        plain = _plain_site(node, problem)
+        self._decide([plain])
+        return self._gain(site) >= self._gain(plain)
 
     def _place(self, site: _Site) -> bool:
         """Put the decisions about a site into the graph; whether a kernel takes its nodes."""
@@ -233,7 +248,10 @@ class _Planner:
         if site.fusion is None:
             self._leave(site.nodes[0], problem, decision, {})
         elif decision.config is not None:
-            call = apply(self.gm.graph, site.fusion, gemm.fused)
+            if isinstance(site.fusion, row_maxima.RowMaxima):
+                call = row_maxima.apply(self.gm.graph, site.fusion, gemm.with_row_maxima)
+            else:
+                call = apply(self.gm.graph, site.fusion, gemm.fused)
             self._leave(call, problem, decision, site.fusion.options)
         return decision.config is not None
 
@@ -251,7 +269,11 @@ class _Planner:
             if config != after
         ]
         nodes, outputs = site.nodes, site.outputs
-        if len(outputs) == 1:
+        if isinstance(site.fusion, row_maxima.RowMaxima):
+            nodes = (*nodes, *site.fusion.behind)
+            inside = set(nodes)
+            outputs = tuple(node for node in nodes if not set(node.users) <= inside)
+        elif len(outputs) == 1:
             behind = epilogues.region(outputs[0], self.fused.difference(nodes))
             nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
         ranges = [(limit, self._planner(limit)) for limit in limits]

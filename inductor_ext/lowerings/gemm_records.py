@@ -15,7 +15,7 @@ import torch
 from inductor_ext import events
 from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.lowerings import problems
-from inductor_ext.lowerings.gemm import Plan, fused, plan_of
+from inductor_ext.lowerings.gemm import Plan, fused, plan_of, with_row_maxima
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
@@ -149,7 +149,7 @@ def reason(decision: Decision) -> str:
 
 
 def _operator(node: torch.fx.Node) -> str:
-    if node.target is fused:
+    if node.target in (fused, with_row_maxima):
         return "fused"
     return str(getattr(node.target, "_overloadpacket", node.target))
 

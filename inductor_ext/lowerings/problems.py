@@ -37,6 +37,7 @@ __all__ = [
     "NotCovered",
     "aligned",
     "broadcast",
+    "call_arguments",
     "dtype_of",
     "is_product",
     "obstacle",
@@ -229,7 +230,7 @@ def value_of(argument: Any) -> torch.Tensor:
     return value
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
+def call_arguments(node: fx.Node) -> dict[str, Any]:
     """What a node calls its operator with, by name, defaults included."""
     arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((each.name for each in arguments), node.args, strict=False))
@@ -296,17 +297,17 @@ def _product(
 
 
 def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = _arguments(node)
+    given = call_arguments(node)
     return _product("mm", node, (given["self"], given["mat2"]), hints)
 
 
 def _bmm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = _arguments(node)
+    given = call_arguments(node)
     return _product("bmm", node, (given["self"], given["mat2"]), hints)
 
 
 def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = _arguments(node)
+    given = call_arguments(node)
     return _product(
         "int_mm",
         node,
@@ -321,7 +322,7 @@ def _biased(operation: str, first: str, second: str) -> Callable[[fx.Node, Hints
     """The reader of beta * bias + alpha * (a @ b)."""
 
     def read(node: fx.Node, hints: Hints) -> GemmProblem:
-        given = _arguments(node)
+        given = call_arguments(node)
         problem = _product(operation, node, (given[first], given[second]), hints)
         alpha, beta = given["alpha"], given["beta"]
         if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
@@ -373,7 +374,7 @@ def _with_bias(epilogue: Epilogue, given: dict[str, Any], node: fx.Node, hints: 
 
 
 def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = _arguments(node)
+    given = call_arguments(node)
     factors = given["self"], given["mat2"]
     problem = _product("scaled", node, factors, hints, FP8)
     m, n = sizes(value_of(node).shape)
@@ -384,7 +385,7 @@ def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
 
 
 def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
-    arguments = _arguments(node)
+    arguments = call_arguments(node)
     a, b, product = _factors(node, arguments["self"], arguments["mat2"])
     if (a.dim(), b.dim()) != (2, 3) or arguments["offs"] is None:
         raise NotCovered("only rows of a matrix are grouped, and each group has a matrix")
@@ -400,7 +401,7 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
 
 
 def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = _arguments(node)
+    given = call_arguments(node)
     problem = _grouped(node, hints, FP8)
     a, b = (sizes(value_of(given[each]).shape) for each in ("self", "mat2"))
     return dataclasses.replace(

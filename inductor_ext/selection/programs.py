@@ -116,6 +116,7 @@ class Program:
         Returns:
             The output [M, N], [batch, M, N] or, of parts that do not gate each other, one
             [M, part] for each; then the values reduced over N, [M] each, of one after the other.
+            Where rows are scaled by their maxima the output is what is scaled.
         """
         return _evaluate(self.problem, self._named(tensors), _Plain(self.problem))
 
@@ -492,13 +493,26 @@ def _evaluate(
         gate, up = products
         products = [torch.nn.functional.silu(gate) * up]
     results = [_epilogue(problem, each, part, named) for part, each in enumerate(products)]
+    stored = [numbers.narrow(each, _dtype(problem.kernel_stores)) for each in results]
     reduced = [
-        numbers.narrow(reduction(numbers.wide(each)), torch.float32)
-        for each in results
+        numbers.wide(reduction(each))
+        for each in stored
         for reduction in _REDUCTIONS[: problem.epilogue.reductions]
     ]
-    stored = [numbers.narrow(each, _dtype(problem.stored)) for each in results]
+    if problem.quantized:
+        stored = [_scaled(problem, stored[0], reduced[0], numbers)]
     return (*stored, *reduced)
+
+
+def _scaled(
+    problem: GemmProblem, value: torch.Tensor, maxima: torch.Tensor, numbers: _Numbers
+) -> torch.Tensor:
+    """Rows scaled by their maxima to all that fp8 can hold."""
+    dtype = _dtype(problem.stored)
+    most = torch.finfo(dtype).max
+    scales = maxima.clamp(min=1e-12) / most
+    scaled = numbers.wide(value) / scales.unsqueeze(-1)
+    return numbers.narrow(scaled.clamp(-most, most), dtype)
 
 
 def _normalized(

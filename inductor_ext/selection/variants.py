@@ -156,7 +156,8 @@ def _rule(problem: GemmProblem, config: GemmConfig | None) -> choose.Rule:
     def shape(each: GemmProblem) -> tuple[object, ...]:
         kind = each.prologue.kind if each.prologue else None
         sizes = (each.batch, each.m, each.n, each.k)
-        return (*sizes, each.parts, each.epilogue.gated, kind)
+        epilogue = each.epilogue
+        return (*sizes, each.parts, epilogue.gated, epilogue.reductions, kind)
 
     return lambda met: config if shape(met) == shape(problem) else None
 

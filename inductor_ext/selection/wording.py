@@ -50,7 +50,7 @@ def problem_words(problem: GemmProblem) -> str:
     if epilogue.pointwise:
         pieces.append(f"{epilogue.pointwise} pointwise")
     if epilogue.reductions:
-        pieces.append(f"{epilogue.reductions} reduced")
+        pieces.append("scaled by maxima of rows" if problem.quantized else "maxima of rows")
     for flag in ("deterministic", "tf32", "fast_accumulation"):
         if getattr(problem, flag):
             pieces.append(flag.replace("_", " "))

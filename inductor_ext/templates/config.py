@@ -56,6 +56,8 @@ class Template:
     """Whether several factors b can share a."""
     pdl: bool = False
     """Whether it can be a programmatic dependent launch."""
+    row_maxima: bool = False
+    """Whether its tiles can give the largest elements of their rows."""
     tensor_cores: bool = True
     atomics: bool = False
     """Whether splits of K are added up in the order in which they happen to finish. Ours write
@@ -79,6 +81,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             parts=True,
             pdl=True,
             fused_reduction=True,
+            row_maxima=True,
         ),
         "gemv": Template(
             frozenset({"mm", "addmm", "mixed"}) | BATCHED,
@@ -88,11 +91,13 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             pdl=True,
             tensor_cores=False,
             fused_reduction=True,
+            row_maxima=True,
         ),
         "cp_async": Template(
             _PLAIN | BATCHED,
             prologues=frozenset({"normalize", "standardize"}),
             parts=True,
+            row_maxima=True,
         ),
         "persistent_tma": Template(
             _PLAIN,
@@ -102,6 +107,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             flatten=True,
             swap=True,
             parts=True,
+            row_maxima=True,
         ),
         "persistent_tma_ws": Template(
             frozenset({"mm", "addmm", "scaled"}),
@@ -133,6 +139,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             parts=True,
             pdl=True,
             fused_reduction=True,
+            row_maxima=True,
         ),
     }
 )
@@ -320,7 +327,7 @@ class GemmConfig:
             return first
         room = self.stages * self.stage_bytes(problem)
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
-        stored = problem.accumulator if self.split_k > 1 else problem.stored
+        stored = problem.accumulator if self.split_k > 1 else problem.kernel_stores
         extra = size_of(self.block_m * columns, stored)
         if DTYPE_BITS[stored] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)

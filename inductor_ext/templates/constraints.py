@@ -383,6 +383,25 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
 
 
 @_constraint()
+def _check_reductions(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Of whole rows of one output each tile gives the largest element, when its sum is complete."""
+    if not problem.epilogue.reductions:
+        return None
+    template = TEMPLATES[config.template]
+    if problem.epilogue.reductions > 1:
+        return "the largest elements of rows are the only reduction"
+    if not template.row_maxima:
+        return f"{config.template} does not reduce rows of its output"
+    if problem.operation in BATCHED:
+        return "rows of a batch are not reduced"
+    if problem.parts and not problem.epilogue.gated:
+        return "a row is of one output, and there are several"
+    if config.split_k > 1 and not config.one_launch:
+        return "splits are added up behind the kernel, which has no element of a row before"
+    return None
+
+
+@_constraint()
 def _check_index(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Tensors beyond 2^31 - 1 elements are addressed with 64-bit indices."""
     if problem.largest_span > INT32_MAX and not config.index64:

@@ -305,7 +305,8 @@ class Epilogue:
     pointwise: int = 0
     """Operations on an element."""
     out: str | None = None
-    """The dtype that is stored, if it is not the problem's."""
+    """The dtype that is stored, if it is not the problem's. With a reduction, fp8 is what rows are
+    scaled to by it (`GemmProblem.quantized`)."""
     reductions: int = 0
     """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
     gated: bool = False
@@ -532,6 +533,18 @@ class GemmProblem:
     def stored(self) -> str:
         """The dtype that the epilogue stores."""
         return self.epilogue.out or self.out
+
+    @functools.cached_property
+    def quantized(self) -> bool:
+        """Whether rows are scaled to fp8 by their maxima. As these are known when all of a row is,
+        a second kernel does it, which reads what the first has stored in the product's dtype.
+        """
+        return self.epilogue.reductions > 0 and self.stored in FP8
+
+    @functools.cached_property
+    def kernel_stores(self) -> str:
+        """The dtype in which the kernel of the product stores it."""
+        return self.out if self.quantized else self.stored
 
     @functools.cached_property
     def columns(self) -> int:

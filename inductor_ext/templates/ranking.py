@@ -13,9 +13,9 @@ Two timelines run side by side, and the longer one counts most:
 - memory: bytes of DRAM after reuse in L2 at the bandwidth, as far as enough loads are in flight
   (Little's law), and bytes through L2 at the rate of one SM.
 
-Launch and the second step of split-K come on top. No prediction is below the problem's roofline,
-and none grows with the bandwidth, with the number of SMs of one kind, or with a shorter K of the
-same alignment.
+Launch, the second step of split-K and what kernels behind do with maxima of rows come on top. No
+prediction is below the problem's roofline, and none grows with the bandwidth, with the number of
+SMs of one kind, or with a shorter K of the same alignment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from dataclasses import dataclass
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, tiles_along_n, warpgroup_mma
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Operand, ceiling
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    GemmProblem,
+    Operand,
+    ceiling,
+    size_of,
+)
 from inductor_ext.templates.space import candidates
 
 __all__ = ["DEFAULT", "Constants", "Measurement", "Prediction", "fit", "predict", "rank"]
@@ -119,7 +125,7 @@ class Prediction:
     epilogue: float
     """What is visible of epilogues; follows `compute`."""
     reduction: float
-    """Adding up the splits of K; follows everything."""
+    """Adding up the splits of K, or what is done with maxima of rows; follows everything."""
     launch: float
     """Launch, start and the first loads; precedes everything."""
     total: float
@@ -137,7 +143,7 @@ class _Case:
         self.both_mma = device.capability[0] in (9, 10)
         self.a_bits = DTYPE_BITS[problem.a.dtype]
         self.b_bits = DTYPE_BITS[problem.b.dtype]
-        self.out_bits = DTYPE_BITS[problem.stored]
+        self.out_bits = DTYPE_BITS[problem.kernel_stores]
         a, b = problem.a, problem.b
         self.a_waste = _waste(a)
         self.b_waste = _waste(b)
@@ -154,7 +160,11 @@ class _Case:
             if each.broadcast == "matrix"
         )
         self.rest_bytes = problem.fused_bytes + problem.bytes_written
-        self.pointwise = problem.epilogue.pointwise
+        if problem.quantized:
+            scaled = problem.m * problem.columns
+            self.rest_bytes += scaled * (self.out_bits - DTYPE_BITS[problem.stored]) // 8
+        # A maximum is one of absolute values.
+        self.pointwise = problem.epilogue.pointwise + 2 * problem.epilogue.reductions
         prologue = problem.prologue
         self.converts_a = prologue is not None and prologue.normalizes
         self.converts_b = prologue is not None and prologue.dequantizes
@@ -203,6 +213,8 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
         epilogue *= c.specialized
     memory = _memory(case, config, c, occupancy, resident, per_sm * steps)
     reduction = _reduction(case, config, c) if config.split_k > 1 else 0.0
+    if problem.epilogue.reductions:
+        reduction += _rows(case, config, c)
 
     launch = device.launch + c.latency + c.start
     if config.tma:
@@ -387,6 +399,23 @@ def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
 
 _SUMS_AT_ONCE = 128
 """Sums of splits that a thread asks for before it waits."""
+
+
+def _rows(case: _Case, config: GemmConfig, c: Constants) -> float:
+    """Microseconds behind a kernel whose tiles give maxima of rows: one kernel makes one of those
+    of all tiles of a row; if rows are scaled by them, another reads the output, from L2 as far as
+    that keeps it.
+    """
+    problem, device = case.problem, case.device
+    maxima = tiles_along_n(problem, config.block_n) * problem.m * 4
+    found = c.gap + maxima / (c.sums_rate * device.sms) * 1e6
+    if problem.quantized:
+        elements = problem.m * problem.columns
+        read, written = elements * case.out_bits / 8, size_of(elements, problem.stored)
+        spilled = max(0.0, read - c.l2_share * device.l2)
+        found += c.gap + (read / (c.l2_rate * device.sms)) * 1e6
+        found += (spilled + written) / device.bandwidth * 1e6
+    return found
 
 
 _WORTH = 1.5

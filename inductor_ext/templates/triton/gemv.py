@@ -7,8 +7,8 @@ The kernel of the template `gemv`. Its ideas:
   elements that it has loaded by those of every row of a: the products stay in registers, in
   float32, and are summed up over K among threads once, at the end;
 - several factors b (`PARTS`), gates (`GATED`), rows of a that are normalised (`NORMALIZE`,
-  `STANDARDIZE`), b in fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`) and batches are as in
-  `tile`; a normalised row is not rounded before it is multiplied.
+  `STANDARDIZE`), b in fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`), maxima of rows and batches
+  are as in `tile`; a normalised row is not rounded before it is multiplied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SOURCE = (
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
 {%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
 {%- set rows = range(BLOCK_M) %}
-{{def_kernel(*(["A"] + factors + extra))}}
+{{def_kernel(*(["A"] + factors + extra + maxima))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
     {{- tiles_along_n()}}
@@ -189,6 +189,9 @@ SOURCE = (
     {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
                    indent_width=8 if ONE_LAUNCH else 4,
                    val_shape=("BLOCK_M", "COLUMNS"))}}
+    {%- if maxima %}
+    {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(8 if ONE_LAUNCH else 4)}}
+    {%- endif %}
 """
 )
 

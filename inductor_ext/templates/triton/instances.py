@@ -45,10 +45,12 @@ def choice(
             prologue, of groups and of a gate only M may be.
         config: legal for the problem.
         inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
-            of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b.
+            of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b; with
+            `ABSOLUTE` last an array [tiles along N, M] in float32, which is written.
         layout: of the output, [M, columns] or [batch, M, columns]; [split_k * M, columns] in
             float32 where K is split and another kernel adds up.
-        options: constants that the problem does not tell: the activation, an epsilon.
+        options: constants that the problem does not tell: the activation, an epsilon; `ABSOLUTE`,
+            if tiles give the largest elements of their rows: whether those are absolute values.
         rest: what `TritonTemplate.generate` takes besides (prefix_args, epilogue_fn).
 
     Returns:
@@ -127,9 +129,10 @@ def _kernel_type() -> Any:
             self._memory: list[WorkspaceArg] = []
             if not self.meta.get("ONE_LAUNCH"):
                 return
-            *_, batch, m = self.call_sizes
+            batch, m, n = self.call_sizes
             tile = self.meta["BLOCK_M"] * self.meta["COLUMNS"]
-            tiles = batch * CeilDiv(m, self.meta["BLOCK_M"]) * self.meta["TILES_N"]
+            tiles_n = self.meta.get("TILES_N") or CeilDiv(n, self.meta["COLUMNS"])
+            tiles = batch * CeilDiv(m, self.meta["BLOCK_M"]) * tiles_n
             accumulator = torch.int32 if self.meta["ACC_TYPE"] == "tl.int32" else torch.float32
             for name, count, dtype, prefix, zeros in (
                 (

@@ -11,8 +11,9 @@ The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persi
   matrices are one (stride 0);
 - several factors b (`PARTS`) share one launch: a tile takes the descriptor of the factor that it
   belongs to;
-- two factors can gate each other (`GATED`), operands can be exchanged (`SWAP`), and K can be
-  divided (`SPLIT_K`), as in `tile`; then a CTA takes one piece of work (`splitk`).
+- two factors can gate each other (`GATED`), operands can be exchanged (`SWAP`), tiles can give the
+  largest elements of their rows (`ABSOLUTE`), and K can be divided (`SPLIT_K`), as in `tile`; then
+  a CTA takes one piece of work (`splitk`).
 
 Sizes are known when it is compiled or when it is launched. Addresses of the output have the index
 type that Inductor chooses; coordinates of TMA have 32 bits.
@@ -47,7 +48,7 @@ SOURCE = (
 {%- endmacro %}
 {%- set factors = [] %}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{{def_kernel(*(["A"] + factors))}}
+{{def_kernel(*(["A"] + factors + maxima))}}
     M = {{size("A", -2)}}
     {{- tiles_along_n()}}
     {%- if K is not defined %}
@@ -149,6 +150,9 @@ SOURCE = (
         {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
                        indent_width=12 if ONE_LAUNCH else 8,
                        val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
+        {%- if maxima %}
+        {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(12 if ONE_LAUNCH else 8)}}
+        {%- endif %}
 """
 )
 

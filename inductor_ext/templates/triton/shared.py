@@ -65,6 +65,25 @@ tl.sigmoid({{x}}) * {{up}}
     away = means - mean[:, None]
     rstd = tl.rsqrt(tl.sum(squares + counts * away * away, 1) / K + EPSILON)
 {%- endmacro %}
+{%- set maxima = ["ROW_MAXIMA"] if ABSOLUTE is defined else [] %}
+{#- The largest elements, or absolute values, of a tile's rows: what column `pid_n` of tiles has is
+    row `pid_n` of an array with M columns. `final`, which the epilogue leaves, is the tile as it is
+    stored, in float32. Of floats without a sign bit the bits are in the same order as the numbers,
+    with NaN above infinity, as it has to be, and maxima of integers are single instructions; of
+    negative floats all bits but that one are turned round. #}
+{%- macro row_maxima() -%}
+{%- set flip = "(largest >> 31) & 0x7FFFFFFF" %}
+largest = {{"tl.abs(final)" if ABSOLUTE else "final"}}.to(tl.int32, bitcast=True)
+{%- if not ABSOLUTE %}
+largest = tl.where(final == final, largest ^ ({{flip}}), 0x7FFFFFFF)
+{%- endif %}
+{%- set least = 0 if ABSOLUTE else "-0x80000000" %}
+largest = tl.max(tl.where(mask, largest, {{least}}), {{0 if SWAP else 1}})
+{%- if not ABSOLUTE %}
+largest = largest ^ ({{flip}})
+{%- endif %}
+tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask=rm < M)
+{%- endmacro %}
 {#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
     output, and the tile's columns rn in the factor. #}
 {%- macro columns() %}

@@ -29,6 +29,8 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
   any but the last kernel wrote without waiting. Nor does doing anything before that pay: on an
   H200, asking L2 for the first 256 bytes to 8 KiB of each column of b ahead made a chain of
   products 1 to 40 % slower;
+- tiles can give the largest elements of their rows (`ABSOLUTE`), from which the largest of whole
+  rows are found without reading the output again: float8 is scaled by them;
 - operands can be exchanged (`SWAP`), so that columns are the long side of the tensor cores' tile.
 """
 
@@ -61,7 +63,7 @@ SOURCE = (
         {{even}} = ({{word}} & 0xFFFF).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
         {{odd}} = ({{word}} >> 16).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
 {%- endmacro %}
-{{def_kernel(*(["A"] + factors + extra))}}
+{{def_kernel(*(["A"] + factors + extra + maxima))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
     {{- tiles_along_n()}}
@@ -244,6 +246,9 @@ SOURCE = (
     {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
                    indent_width=8 if ONE_LAUNCH else 4,
                    val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
+    {%- if maxima %}
+    {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(8 if ONE_LAUNCH else 4)}}
+    {%- endif %}
 """
 )
 

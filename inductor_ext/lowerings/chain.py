@@ -1,0 +1,87 @@
+"""Pointwise operations behind a product that its template applies itself, before it stores.
+
+Inductor's scheduler fuses such operations, too, but what a template does with its output before
+that is stored, as to reduce its rows, has to see the final values. `epilogue` makes of an FX graph
+the function that a template calls with its sums (`epilogue_fn`), through Inductor's own lowerings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["epilogue"]
+
+
+def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[Any], Any]:
+    """The function of a tile's sums that gives the tile as it is stored.
+
+    While it writes the kernel's code, it leaves that tile as `final`, in float32 but rounded to the
+    layout's dtype. Indices are the `idx_m` and `idx_n` of the template.
+
+    Args:
+        graph: its first placeholder are the sums, the others the inputs; nodes are pointwise, of
+            the size of the layout, and have their `dtype` as metadata.
+        inputs: IR nodes of that size or broadcast to it.
+        layout: of the output, [M, columns].
+    """
+    from torch._inductor.ir import FixedLayout, InputBuffer, TensorBox
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    sums, *others = graph.find_nodes(op="placeholder")
+    boxes: dict[fx.Node, Any] = dict(zip(others, inputs, strict=True))
+    for each in inputs:
+        for name in each.get_read_names():
+            # Where it lies must be known when the code is written, and be the same to the end.
+            V.graph.get_buffer(name).freeze_layout()
+    steps: list[tuple[str, Callable[..., Any]]] = []
+    value = sums
+    for node in graph.nodes:
+        if node.op == "output":
+            (value,) = node.all_input_nodes
+            continue
+        name = f"inductor_ext_{node.name}"
+        if node.op == "call_function":
+            args, kwargs = (
+                fx.node.map_arg(each, boxes.__getitem__) for each in (node.args, node.kwargs)
+            )
+            steps.append((name, lowerings[node.target](*args, **kwargs).make_loader()))
+        if node is sums or node.op == "call_function":
+            # In its place later ones read a buffer of which there is only the name.
+            known = FixedLayout(layout.device, node.meta["dtype"], layout.size)
+            boxes[node] = TensorBox.create(InputBuffer(name=name, layout=known))
+
+    def compute(tile: Any) -> Any:
+        import sympy  # type: ignore[import-untyped]
+        from torch._inductor.virtualized import OpsValue
+
+        index = [sympy.Symbol(name, integer=True) for name in ("idx_m", "idx_n")]
+        values = {f"inductor_ext_{sums.name}": tile}
+        with V.set_ops_handler(_handler(values)):
+            for name, load in steps:
+                found = load(index)
+                values[name] = found.value if isinstance(found, OpsValue) else found
+        final = values[f"inductor_ext_{value.name}"]
+        if layout.dtype != torch.float32:
+            final = V.ops.to_dtype(final, layout.dtype, use_compute_types=False)
+            final = V.ops.to_dtype(final, torch.float32, src_dtype=layout.dtype)
+        V.kernel.compute.writeline(f"final = {final}")
+        return final
+
+    return compute
+
+
+def _handler(values: Mapping[str, Any]) -> Any:
+    """Operations of the kernel at hand, in which some buffers have values already."""
+    from torch._inductor.ops_handler import WrapperHandler
+    from torch._inductor.virtualized import V
+
+    class Handler(WrapperHandler):
+        def load(self, name: str, index: Any) -> Any:
+            return values[name] if name in values else self._inner.load(name, index)
+
+    return Handler(V.get_ops_handler())
