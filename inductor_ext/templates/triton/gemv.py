@@ -7,8 +7,8 @@ The kernel of the template `gemv`. Its ideas:
   elements that it has loaded by those of every row of a: the products stay in registers, in
   float32, and are summed up over K among threads once, at the end;
 - several factors b (`PARTS`), gates (`GATED`), rows of a that are normalised (`NORMALIZE`,
-  `STANDARDIZE`), b in fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`), maxima of rows and batches
-  are as in `tile`; a normalised row is not rounded before it is multiplied.
+  `STANDARDIZE`), b in fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`), maxima of rows and
+  batches are as in `tile`; a normalised row is not rounded before it is multiplied.
 """
 
 from __future__ import annotations
