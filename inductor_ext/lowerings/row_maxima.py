@@ -351,9 +351,8 @@ def fx_graph() -> fx.Graph:
 
 
 def _biases(base: Fusion) -> tuple[fx.Node, ...]:
-    """What the lowering of a fusion adds to the sums."""
-    operands = base.options["operands"] - (1 if base.halves else 0)
-    return base.inputs[operands:]
+    """What the lowering of a fusion adds to the sums; behind a gate nothing is."""
+    return () if base.problem.epilogue.gated else base.inputs[base.options["operands"] :]
 
 
 def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.Node:
