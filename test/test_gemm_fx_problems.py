@@ -11,10 +11,14 @@ import torch
 pytest.importorskip("triton")
 
 from torch import fx
+from torch._dynamo.source import ConstantSource
 from torch._inductor import config as inductor_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from inductor_ext.lowerings import problems
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand
+from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
@@ -166,6 +170,18 @@ def test_alignment_is_what_holds_for_all_sizes() -> None:
     assert found.a == Operand("bfloat16", (1, 8), 8)
 
 
+def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
+    graph = fx.symbolic_trace(lambda a, b: aten.mm.default(a, b)).graph
+    with fake_cuda.device(), FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False)) as mode:
+        source, shape_env = ConstantSource("size"), mode.shape_env
+        symbol = shape_env.create_symbol(64, source, positive=None, do_not_specialize_zero_one=True)
+        size = shape_env.create_symintnode(symbol, hint=64, source=source)
+        values = [torch.empty(*each, device="cuda") for each in ((32, size), (size, 96), (32, 96))]
+    for node, value in zip(graph.nodes, values, strict=False):
+        node.meta["val"] = value
+    assert problems.obstacle(product(graph)) == "the summed dimension may have size 0"
+
+
 @pytest.mark.parametrize(("offset", "alignment"), [(0, 8), (4, 1), (8, 8)])
 def test_alignment_of_a_slice(offset: int, alignment: int) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -210,9 +226,9 @@ def test_what_the_user_asks_of_results() -> None:
             "is no product",
         ),
         (
-            lambda a, b, offs: aten._grouped_mm.default(a, b, offs),
-            (tensor(32, 64), tensor(64, 96), tensor(4, dtype=torch.int32)),
-            "only rows of a matrix are grouped",
+            lambda a, b: aten._grouped_mm.default(a, b),
+            (tensor(4, 32, 64), tensor(4, 64, 96)),
+            "nothing is divided among groups",
         ),
     ],
 )

@@ -138,6 +138,60 @@ def test_unknown_rows_take_their_branches() -> None:
     assert len(records) == 1
 
 
+class TestUnknownSizes:
+    """Every size of a product is known only at run time."""
+
+    @pytest.mark.parametrize(
+        "template", ["gemv", "splitk", "cp_async", "persistent_tma", "bmm_persistent"]
+    )
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_products(self, template: str, dtype: torch.dtype) -> None:
+        def mlp(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> Any:
+            # K of the first is a multiple of 8 whatever it is, and TMA can load it.
+            hidden = torch.relu(x.flatten(1) @ w.flatten(1).t())
+            return torch.addmm(b, hidden, v), torch.bmm(w.transpose(1, 2), w)
+
+        def inputs(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
+            sizes = (m, k, 8), (n, k, 8), (n, k), (k,)
+            found = [torch.randn(*each, device="cuda", dtype=dtype) / 4 for each in sizes]
+            for each in found:
+                torch._dynamo.mark_dynamic(each, list(range(min(2, each.dim()))))
+            return tuple(found)
+
+        compiled = torch.compile(mlp, backend="inductor_ext")
+        with (
+            choose.forced(first(template)),
+            events.capture(events.CompileRecord) as compiles,
+            events.capture() as records,
+        ):
+            for sizes in ((6, 48, 40), (7, 33, 5), (300, 129, 64), (2050, 1000, 31), (2, 2, 2)):
+                given = inputs(*sizes)
+                exact = mlp(*(each.double() for each in given))
+                for found, expected in zip(compiled(*given), exact, strict=True):
+                    assert relative_error(found, expected) < ERROR[dtype], sizes
+        assert len(compiles) == 1
+        if device().capability >= (9, 0):
+            assert {each.template for each in chosen(records) if each} == {template}
+
+    def test_attention(self) -> None:
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(torch.bmm(q, k.mT) / 8, -1).bmm(v)
+
+        def by_size(problem: GemmProblem) -> GemmConfig | None:
+            return None if problem.m == 64 else first()(problem)
+
+        compiled = torch.compile(attention, backend="inductor_ext")
+        with choose.forced(by_size), events.capture(events.CompileRecord) as records:
+            for size in (128, 9, 64, 65, 300, 1000, 2100):
+                given = torch.randn(3, 8, size, 64, device="cuda", dtype=torch.bfloat16).unbind()
+                for each in given:
+                    torch._dynamo.mark_dynamic(each, 1)
+                exact = attention(*(each.double() for each in given))
+                found = compiled(*given)
+                assert relative_error(found, exact) < ERROR[torch.bfloat16], size
+        assert len(records) == 1
+
+
 @pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str)
 def test_other_ways_to_run(options: dict[str, Any]) -> None:
     module = Layer().cuda().bfloat16()

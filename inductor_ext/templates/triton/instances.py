@@ -41,8 +41,8 @@ def choice(
     """The choice (`TritonTemplateCaller`) that computes a problem by a configuration.
 
     Args:
-        problem: sizes are those of a hint where they are symbolic; of several factors, of a
-            prologue, of groups and of a gate only M may be.
+        problem: sizes are those of a hint where they are symbolic; with several factors, a prologue
+            or a gate only M may be, with groups only what they divide.
         config: legal for the problem.
         inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
             of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b; with
@@ -115,6 +115,12 @@ def _is_unknown(size: Any) -> bool:
     return not isinstance(size, int) and not size.is_number
 
 
+def _tiles(batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[..., Any]) -> Any:
+    """Tiles of all matrices; of an N that is known, also of several factors."""
+    along_n = meta["TILES_N"] if "TILES_N" in meta else cdiv(n, meta["COLUMNS"])
+    return batch * cdiv(m, meta["BLOCK_M"]) * along_n
+
+
 @functools.cache
 def _kernel_type() -> Any:
     """Inductor's kernels of templates, with memory of their own where splits are added up."""
@@ -129,10 +135,9 @@ def _kernel_type() -> Any:
             self._memory: list[WorkspaceArg] = []
             if not self.meta.get("ONE_LAUNCH"):
                 return
-            batch, m, n = self.call_sizes
             tile = self.meta["BLOCK_M"] * self.meta["COLUMNS"]
-            tiles_n = self.meta.get("TILES_N") or CeilDiv(n, self.meta["COLUMNS"])
-            tiles = batch * CeilDiv(m, self.meta["BLOCK_M"]) * tiles_n
+            batch, m, n = self.call_sizes
+            tiles = _tiles(batch, m, n, self.meta, CeilDiv)
             accumulator = torch.int32 if self.meta["ACC_TYPE"] == "tl.int32" else torch.float32
             for name, count, dtype, prefix, zeros in (
                 (
@@ -206,8 +211,7 @@ def _template(kernel: ModuleType) -> Any:
         cdiv: Callable[..., Any],
         min: Callable[..., Any],  # noqa: A002
     ) -> Any:
-        tiles_n = meta["TILES_N"] if "TILES_N" in meta else cdiv(n, meta["COLUMNS"])
-        tiles = batch * cdiv(m, meta["BLOCK_M"]) * tiles_n * meta["SPLIT_K"]
+        tiles = _tiles(batch, m, n, meta, cdiv) * meta["SPLIT_K"]
         return min(tiles, get_num_sms()) if meta["PERSISTENT"] else tiles, 1, 1
 
     name = kernel.__name__.rpartition(".")[2]
