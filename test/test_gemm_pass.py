@@ -235,3 +235,46 @@ def test_groups_of_rows_are_one_kernel() -> None:
     (kernel,) = lowered.kernels().values()
     assert "OFFSETS" in kernel
     assert "maximum" in kernel
+
+
+def groups(
+    layouts: str, divided: str, tokens: int | str = 512
+) -> tuple[Callable[..., torch.Tensor], list[Given]]:
+    """A grouped product of 4 groups that divide `tokens`, and its inputs besides."""
+    transposed = [layout == "c" for layout in layouts]
+    a, b = {"n": ([4, 96, 64], [64, tokens]), "k": ([96, tokens], [tokens, 64])}[divided]
+    shapes = [
+        [*size[:-2], size[-1], size[-2]] if flip else size
+        for size, flip in zip((a, b), transposed, strict=True)
+    ]
+
+    def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        a, b = (
+            each.transpose(-1, -2) if flip else each
+            for each, flip in zip((a, b), transposed, strict=True)
+        )
+        return torch._grouped_mm(a, b, offs=ends)
+
+    return function, [*(matrix(*shape) for shape in shapes), ((4,), torch.int32)]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "divided", "tokens"),
+    [("rr", "n", 512), ("rc", "n", "tokens"), ("cr", "k", "tokens"), ("rc", "k", 512)],
+)
+def test_a_backward_of_groups_is_one_kernel(layouts: str, divided: str, tokens: int | str) -> None:
+    function, inputs = groups(layouts, divided, tokens)
+    config = GemmConfig("grouped", 64, 16, 16, 2, 4, tma=True)
+    lowered, asked = lower(lambda _: config, function, *inputs)
+    (problem,) = set(asked)
+    length = 64 if tokens == "tokens" else 512
+    assert (problem.batch, problem.divided) == (4, divided)
+    assert (problem.m, problem.n, problem.k) == (
+        (96, length, 64) if divided == "n" else (96, 64, length)
+    )
+    assert problem.a.layout[0] + problem.b.layout[0] == layouts
+    (kernel,) = lowered.kernels().values()
+    assert f"DIVIDED : tl.constexpr = '{divided}'" in kernel
+    assert (" K : tl.constexpr" in kernel) == (divided == "n" or tokens == 512)
+    size = "(4, 96, 64), (6144, 64, 1)" if divided == "k" else "(96, "
+    assert f"empty_strided_cuda({size}" in lowered.code

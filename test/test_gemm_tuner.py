@@ -200,6 +200,28 @@ class TestPrograms:
             found = torch.stack([a[:, s : s + 16] @ b[s : s + 16] for s in range(0, 64, 16)])
         assert verifier.check(lambda: [found]) is None
 
+    @pytest.mark.parametrize("divided", ["m", "n", "k"])
+    def test_groups_have_scales_of_their_own(self, divided: str) -> None:
+        problem = contiguous(
+            "grouped", 16, 32, 64, "float8_e4m3fn", batch=4, layouts="rc", divided=divided
+        )
+        program = programs.program(problem)
+        a, b, ends, scale_a, scale_b = program.make_inputs("cpu")
+        spans = [slice(end - end // (g + 1), end) for g, end in enumerate(ends.tolist())]
+        wide_a, wide_b = a.double(), b.double()
+        if divided == "m":
+            wide_a, wide_b = wide_a * scale_a[:, None], wide_b * scale_b[:, None]
+            expected = torch.cat([wide_a[span] @ wide_b[g] for g, span in enumerate(spans)])
+        elif divided == "n":
+            wide_a, wide_b = wide_a * scale_a[:, :, None], wide_b * scale_b
+            expected = torch.cat([wide_a[g] @ wide_b[:, span] for g, span in enumerate(spans)], 1)
+        else:
+            sums = torch.stack([wide_a[:, span] @ wide_b[span] for span in spans])
+            expected = sums * scale_a.view(4, 16, 1) * scale_b.view(4, 1, 32)
+        rows = torch.tensor([1, 6, 15])
+        (some,) = program.reference([a, b, ends, scale_a, scale_b], rows)
+        torch.testing.assert_close(some, expected.index_select(-2, rows))
+
 
 class TestVerification:
     def verifier(self, problem: GemmProblem) -> tuple[verify.Verifier, list[torch.Tensor]]:

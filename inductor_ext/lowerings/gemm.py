@@ -188,17 +188,21 @@ def scaled_grouped_mm(
 
 
 def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
-    """The product of rows in groups: a, b, the groups' ends, and scales of fp8 or none."""
+    """The product of groups: a, b, where the groups end, and scales of fp8 or none."""
     from torch._inductor.ir import FixedLayout
     from torch._inductor.kernel.mm_common import realize_inputs
+    from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
     operands = realize_inputs(*inputs)
     a, b = operands[:2]
     # The operator pads the rows of its output, which is what its readers were compiled for.
     value = V.current_node.meta["val"]
-    size = [a.get_size()[0], b.get_size()[-1]]
-    layout = FixedLayout(a.get_device_or_error(), value.dtype, size, list(value.stride()))
+    size = [a.get_size()[-2], b.get_size()[-1]]
+    if plan.problem.divided == "k":
+        size = [plan.problem.batch, *size]
+    stride = convert_shape_to_inductor(value.stride())
+    layout = FixedLayout(a.get_device_or_error(), value.dtype, size, stride)
     return _product(plan, operands, layout)
 
 

@@ -60,7 +60,7 @@ def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
     """The problem that a node is.
 
     Covers aten.mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm with scales of tensors or of rows and
-    columns, _grouped_mm and _scaled_grouped_mm with groups of rows. A bias is an input of the
+    columns, _grouped_mm and _scaled_grouped_mm. A bias is an input of the
     epilogue, as are scales of fp8, a's before b's, and the bias after them.
 
     Args:
@@ -384,29 +384,49 @@ def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
     )
 
 
+_DIVIDED: Mapping[tuple[int, int], Literal["m", "n", "k"]] = {
+    (2, 3): "m",
+    (3, 2): "n",
+    (2, 2): "k",
+}
+"""What groups divide, by the dimensions of a and b."""
+
+
 def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     arguments = call_arguments(node)
     a, b, product = _factors(node, arguments["self"], arguments["mat2"])
-    if (a.dim(), b.dim()) != (2, 3) or arguments["offs"] is None:
-        raise NotCovered("only rows of a matrix are grouped, and each group has a matrix")
+    divided = _DIVIDED.get((a.dim(), b.dim()))
+    if divided is None:
+        raise NotCovered("a batch, and nothing is divided among groups")
     if arguments["bias"] is not None:
         raise NotCovered("a bias of each group")
-    if not all(isinstance(size, int) for size in b.shape):
-        raise NotCovered("groups of which more than the rows is known only at run time")
+    known = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    lengths = [known.pop(divided), *known.values(), *value_of(arguments["offs"]).shape]
+    if not all(isinstance(size, int) for size in lengths[1:]):
+        raise NotCovered("more is known only at run time than what the groups divide")
+    if not statically_known_true(lengths[0] >= 1):
+        raise NotCovered("what the groups divide may have size 0")
     left, right = operand(a, hints), operand(b, hints)
     _require_dtypes(left, right, allowed)
-    (m, k), (groups, _, n) = sizes(a.shape, hints), sizes(b.shape, hints)
-    given: dict[str, Any] = {"batch": groups, **_flags(left.dtype)}
+    (m, k), n = sizes(a.shape, hints)[-2:], sizes(b.shape, hints)[-1]
+    given: dict[str, Any] = {"batch": lengths[-1], "divided": divided, **_flags(left.dtype)}
     return GemmProblem("grouped", m, n, k, left, right, dtype_of(product), **given)
 
 
 def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
     problem = _grouped(node, hints, FP8)
-    a, b = (sizes(value_of(given[each]).shape) for each in ("self", "mat2"))
+    m, n = (sizes(value_of(given[each]).shape)[i] for each, i in (("self", -2), ("mat2", -1)))
+    rows, columns = {
+        "m": ((m,), (problem.batch, n)),
+        "n": ((problem.batch, m), (n,)),
+        "k": ((problem.batch * m,), (problem.batch * n,)),
+    }[problem.divided]
     return dataclasses.replace(
         problem,
-        epilogue=_scales(given, a[:1], (b[0], b[2])),
+        epilogue=_scales(given, rows, columns),
         fast_accumulation=bool(given["use_fast_accum"]),
     )
 

@@ -317,14 +317,19 @@ def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
     by_row = by_row or problem.operation == "grouped"
     m, n, batch = problem.m, problem.n, problem.batch
     groups = problem.operation == "grouped"
-    a = ((m,) if groups else (m, 1)) if by_row else ()
-    b = ((batch, n) if groups else (1, n)) if by_row else ()
-    a_strides = ((1,) if groups else (1, 1)) if by_row else ()
-    b_strides = (n, 1) if by_row else ()
-    yield Input(
-        "scale_a", a, a_strides, "float32", 0.5 * bound, 1.5 * bound, rows=by_row and not groups
-    )
-    yield Input("scale_b", b, b_strides, "float32", 0.5, 1.5)
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    if groups:
+        shapes = {
+            "m": ((m,), (batch, n)),
+            "n": ((batch, m), (n,)),
+            "k": ((batch * m,), (batch * n,)),
+        }[problem.divided]
+    elif by_row:
+        shapes = (m, 1), (1, n)
+    a, b = ((shape, (*shape[1:], 1)[: len(shape)]) for shape in shapes)
+    rows = by_row and not groups
+    yield Input("scale_a", *a, "float32", 0.5 * bound, 1.5 * bound, rows=rows)
+    yield Input("scale_b", *b, "float32", 0.5, 1.5)
 
 
 def _scale_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
@@ -457,11 +462,22 @@ class _Exact:
     def _grouped(self, a: torch.Tensor, b: torch.Tensor, named: Any) -> torch.Tensor:
         ends = named["ends"].tolist()
         spans = [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
-        if self.problem.divided == "n":
-            return torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
-        if self.problem.divided == "k":
-            return torch.stack([a[:, span] @ b[span] for span in spans])
         scaled = "scale_a" in named
+        if self.problem.divided == "n":
+            product = torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
+            if scaled:
+                counts = named["ends"].diff(prepend=named["ends"].new_zeros(1))
+                rows = named["scale_a"][:, self.rows].repeat_interleave(counts, 0)
+                product = product * rows.t() * named["scale_b"]
+            return product
+        if self.problem.divided == "k":
+            product = torch.stack([a[:, span] @ b[span] for span in spans])
+            if scaled:
+                rows, columns = (
+                    named[each].view(len(spans), -1) for each in ("scale_a", "scale_b")
+                )
+                product = product * rows[:, self.rows, None] * columns[:, None]
+            return product
         product = a.new_empty(a.shape[0], b.shape[2])
         for group, span in enumerate(spans):
             own = ((self.rows >= span.start) & (self.rows < span.stop)).nonzero()[:, 0]

@@ -39,6 +39,8 @@ def problem_words(problem: GemmProblem) -> str:
     if problem.batch > 1 and problem.operation != "grouped":
         shared = [name for name in "ab" if _operand(problem, name).batch_stride == 0]
         pieces.extend(f"one {name} for all" for name in shared)
+    if problem.divided != "m":
+        pieces.append(f"groups along {problem.divided.upper()}")
     if problem.prologue is not None:
         pieces.append(_prologue(problem.prologue))
     epilogue = problem.epilogue

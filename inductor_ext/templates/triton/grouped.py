@@ -37,6 +37,7 @@ tl.sum(tl.where(groups == g, {{vector}}, 0), 0)
 {{def_kernel(*(["A", "B", "OFFSETS"] + (["SA", "SB"] if SCALED else [])))}}
     M = {{size("A", -2)}}
     N = {{size("B", -1)}}
+    {{- along_k()}}
     {{- a_descriptor("A", "GROUPS")}}
     {{- b_descriptor("B", "GROUPS", 0)}}
 

@@ -51,11 +51,9 @@ SOURCE = (
 {{def_kernel(*(["A"] + factors + maxima))}}
     M = {{size("A", -2)}}
     {{- tiles_along_n()}}
-    {%- if K is not defined %}
-    K = tl.cast({{size("A", -1)}}, tl.int32)
-    {%- if SPLIT_K > 1 %}
+    {{- along_k()}}
+    {%- if SHARE is not defined and SPLIT_K > 1 %}
     SHARE = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
-    {%- endif %}
     {%- endif %}
     {{- a_descriptor("A", size("A", 0))}}
     {%- for name in factors %}

@@ -193,6 +193,12 @@ its work after this one has ended (a dependent one waits before it reads or writ
 TMA = r"""
 {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
 {%- set b_block = ("BLOCK_K", "COLUMNS") if B_ROW else ("COLUMNS", "BLOCK_K") %}
+{#- Where K is known only when the kernel is launched. #}
+{%- macro along_k() %}
+    {%- if K is not defined %}
+    K = tl.cast({{size("A", -1)}}, tl.int32)
+    {%- endif %}
+{%- endmacro %}
 {#- Descriptors have the contiguous dimension last; matrices of a batch come first. #}
 {%- macro descriptor(name, batch, shape, leading, block) -%}
 tl.make_tensor_descriptor(
