@@ -217,7 +217,7 @@ class _Reader:
 
         aten = torch.ops.aten
         node = self.product
-        given = problems._arguments(node)
+        given = problems.call_arguments(node)
         if node.target in (aten.mm.default, aten.bmm.default, aten._int_mm.default):
             return ACCUMULATOR
         if node.target in (aten.addmm.default, aten.baddbmm.default):
