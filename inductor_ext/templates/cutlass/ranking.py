@@ -298,6 +298,8 @@ def rank(
     only: Filter | None = None,
     level: int = 0,
     constants: ranking.Constants = ranking.DEFAULT,
+    *,
+    tma_only: bool = False,
 ) -> list[tuple[CutlassConfig, float]]:
     """The kernels worth building, with their predicted microseconds, fastest first.
 
@@ -311,11 +313,12 @@ def rank(
         only: those that a user lets in.
         level: as of `candidates`.
         constants: of the model.
+        tma_only: whether kernels that store otherwise than by TMA are left out.
     """
     found = [
         (config, predict(problem, config, device, constants))
         for config in candidates(problem, device, level)
-        if only is None or only.passes(config.name)
+        if (only is None or only.passes(config.name)) and (not tma_only or config.epilogue == "tma")
     ]
     found = [each for each in found if not math.isinf(each[1])]
     # Ties go by name, so that every process chooses the same.
