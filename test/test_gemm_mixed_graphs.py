@@ -23,7 +23,7 @@ from inductor_ext.selection import choose
 from inductor_ext.selection.programs import program
 from inductor_ext.settings import Settings
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
 from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
 
@@ -668,6 +668,79 @@ class TestLowPrecision:
         )
         assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
         assert "ACC_TYPE : tl.constexpr = tl.int32" in code
+
+    @pytest.mark.parametrize("by_row", [False, True], ids=["tensors", "rows"])
+    @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+    def test_fp8_of_a_shared_input_is_one_kernel(self, by_row: bool, bias: bool) -> None:
+        fp8 = torch.float8_e4m3fn
+        rows = tensor(32, 1, dtype=F32) if by_row else tensor(dtype=F32)
+
+        def function(x: Tensor, s: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            return tuple(
+                torch._scaled_mm(x, w.t(), s, t, bias=b if bias else None, out_dtype=BF16)
+                for w, t, b in zip(weights[::3], weights[1::3], weights[2::3], strict=True)
+            )
+
+        weights = [
+            each
+            for n in (48, 32, 32)
+            for each in (
+                tensor(n, K, dtype=fp8),
+                tensor(1, n, dtype=F32) if by_row else tensor(dtype=F32),
+                tensor(n, dtype=BF16),
+            )
+        ]
+        code = self.lower(function, tensor(32, K, dtype=fp8), rows, *weights)
+        (kernel,) = re.findall(r"def triton_\w+\((.*)\)", code)
+        # Factors, then scales, then biases; sums are never stored without them.
+        assert kernel.count(",") == (4 + 4 + 3 * bias)
+        assert "PARTS : tl.constexpr = 3" in code
+        assert re.findall(r"empty_strided_cuda\((.*?\)), .* torch.(\w+)\)", code) == [
+            ("(32, 112)", "bfloat16")
+        ]
+
+    @pytest.mark.parametrize("other", ["scale", "fast", "dtype"])
+    def test_fp8_that_differs_is_not_merged(self, other: str) -> None:
+        fp8 = torch.float8_e4m3fn
+
+        def function(x: Tensor, s: Tensor, t: Tensor, w: Tensor, v: Tensor) -> Any:
+            return torch._scaled_mm(x, w.t(), s, t, out_dtype=BF16), torch._scaled_mm(
+                x,
+                v.t(),
+                t if other == "scale" else s,
+                t,
+                out_dtype=F32 if other == "dtype" else BF16,
+                use_fast_accum=other == "fast",
+            )
+
+        graph = lowered_graph(
+            function,
+            tensor(32, K, dtype=fp8),
+            *(tensor(dtype=F32),) * 2,
+            *(tensor(N, K, dtype=fp8),) * 2,
+        )
+        assert patterns.find(graph, PLAIN) == []
+
+    @pytest.mark.parametrize("by_row", [False, True])
+    def test_the_canonical_program_of_several_in_fp8(self, by_row: bool) -> None:
+        kinds = ("column", "row") if by_row else ("scalar", "scalar")
+        scales = tuple(EpilogueInput("float32", kind) for kind in kinds)
+        problem = GemmProblem.contiguous(
+            "scaled",
+            32,
+            N + 32,
+            K,
+            "float8_e4m3fn",
+            parts=(N, 32),
+            epilogue=Epilogue(scales, 2),
+        )
+        canonical = program(problem)
+        graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
+        (found,) = patterns.find(graph, PLAIN)
+        assert found.problem == problem
+        given = [torch.ones(each.shape, dtype=BF16) for each in canonical.inputs]
+        exact = canonical.reference(given, torch.arange(32))
+        assert [each.shape for each in exact] == [(32, N), (32, 32)]
 
     @pytest.mark.parametrize("fast", [False, True])
     def test_fp8_scaled_by_rows_with_a_bias(self, fast: bool) -> None:

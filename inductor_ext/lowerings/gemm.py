@@ -210,13 +210,14 @@ def fused(*inputs: Any) -> Any:
     """The lowering of a call by which `gemm_pass` has replaced several nodes.
 
     Args:
-        inputs: a; every factor b; what the prologue reads; one bias for each factor, or none.
+        inputs: a; every factor b; what the prologue reads; of fp8 the scale of a and those of the
+            factors; one bias for each factor, or none.
 
     Returns:
         The output; of several parts that do not gate each other, a tuple of their outputs.
     """
     from torch._inductor.ir import FixedLayout
-    from torch._inductor.lowering import lowerings, pointwise_cat
+    from torch._inductor.lowering import lowerings, pointwise_cat, to_dtype
     from torch._inductor.virtualized import V
 
     call = V.current_node
@@ -224,16 +225,33 @@ def fused(*inputs: Any) -> Any:
     assert plan is not None
     problem = plan.problem
     several = len(problem.parts) > 1 and not problem.epilogue.gated
-    operands, biases = _operands(plan, inputs)
+    operands, behind = _operands(plan, inputs)
     a = operands[0]
     value = call.meta["val"]
     dtype = (value[0] if several else value).dtype
-    layout = FixedLayout(a.get_device_or_error(), dtype, [a.get_size()[0], problem.columns])
+    scaled = problem.operation == "scaled"
+    layout = FixedLayout(
+        a.get_device_or_error(),
+        torch.float32 if scaled else dtype,
+        [a.get_size()[0], problem.columns],
+    )
     node = _product(plan, operands, layout)
     assert node is not None
+    biases = behind
+    if scaled:
+        scale, *scales = behind[: 1 + len(problem.parts)]
+        biases = behind[1 + len(problem.parts) :]
+        rows = [
+            lowerings[aten.expand.default](lowerings[aten.view.default](each, [1, -1]), [1, part])
+            for each, part in zip(scales, problem.parts, strict=True)
+        ]
+        node = lowerings[aten.mul.Tensor](node, scale)
+        node = lowerings[aten.mul.Tensor](node, pointwise_cat(rows, 1))
     if biases:
         node = lowerings[aten.add.Tensor](node, pointwise_cat(biases))
+    if behind:
         # One epilogue, before the parts part.
+        node = to_dtype(node, dtype)
         node.realize()
     if not several:
         return node

@@ -191,14 +191,15 @@ class _Search:
                     self.products[each.outputs[0]] = each
             return
         for node in graph.nodes:
-            if node.target in (aten.mm.default, aten.addmm.default) and node not in without:
+            products = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
+            if node.target in products and node not in without:
                 problem = problems.problem_of(node)
-                a, b, bias = _factors(node)
+                a, b, *rest = _inputs(node)
                 # Only rows may be symbols.
                 if problem is not None and all(
                     isinstance(size, int) for size in problems.value_of(b).shape
                 ):
-                    inputs = (a, b) if bias is None else (a, b, bias)
+                    inputs = (a, b, *rest)
                     self.products[node] = Fusion(problem, (node,), (node,), inputs, {"operands": 2})
 
     def find(self, settings: Settings, others: Sequence[Fusion]) -> list[Fusion]:
@@ -318,7 +319,6 @@ class _Search:
                 key = (
                     (_source(a), shape(a)),
                     _kind(product),
-                    bool(_biases(product)),
                     self.regions[node],
                 )
                 groups.setdefault(key, []).append(node)
@@ -411,8 +411,12 @@ class _Search:
         )
 
     def biases(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """Those of products."""
-        return [bias for node in nodes for bias in _biases(self.products[node])]
+        """Those of products of one kind; of fp8 after a's scale and those of the factors."""
+        products = [self.products[node] for node in nodes]
+        given = list(zip(*map(_biases, products), strict=True))
+        if products[0].problem.operation == "scaled":
+            given[0] = given[0][:1]
+        return [bias for each in given for bias in each]
 
     def movable(self, node: fx.Node, place: fx.Node) -> bool:
         """Whether a node can stand where another does."""
@@ -441,7 +445,13 @@ class _Search:
         if halves:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
-        if (alike[0].operation == "addmm" or self.biases(nodes)) and (
+        if alike[0].operation == "scaled":
+            # Besides the scales, whose kinds are in the epilogue, there may be vectors as biases.
+            if any(
+                len(shape(each)) != 1 for node in nodes for each in self.products[node].inputs[4:]
+            ):
+                return None
+        elif (alike[0].operation == "addmm" or self.biases(nodes)) and (
             not all(map(self.is_biased_by_row, nodes))
             or len({problem.epilogue for problem in alike}) > 1
         ):
@@ -517,14 +527,20 @@ class _Search:
 # What nodes are
 
 
-def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
-    """The factors a and b of aten.mm or addmm, and the bias."""
-    *bias, a, b = product.args[:3]
-    return a, b, bias[0] if bias else None  # type: ignore[return-value]
+def _inputs(product: fx.Node) -> list[fx.Node]:
+    """The factors a and b of aten.mm, addmm or _scaled_mm, their scales and the bias, if any."""
+    import torch
+
+    given: Any = product.args
+    if product.target is not torch.ops.aten._scaled_mm.default:
+        *bias, a, b = given[:3]
+        return [a, b, *bias]
+    bias = product.kwargs.get("bias", (*given, None)[4])
+    return [*given[:4], *([] if bias is None else [bias])]
 
 
 def _biases(product: Fusion) -> tuple[fx.Node, ...]:
-    """The bias of a product, if it has one."""
+    """The bias of a product, if it has one; of fp8 the scales of a and b before it."""
     return product.inputs[product.options["operands"] :]
 
 
@@ -535,11 +551,16 @@ def _kind(product: Fusion) -> Hashable:
     # Those without a view of their own are one factor, and seen as they are.
     values = [view.of(value) for view, value in zip(product.views, values, strict=False)] or values
     problem = product.problem
+    # Scales of fp8 are part of what is computed of the sums.
+    scaled = problem.operation == "scaled"
+    scales = (product.inputs[2], problem.epilogue, problem.fast_accumulation) if scaled else ()
     constants = {name: value for name, value in product.options.items() if name != "operands"}
     return (
         (problem.operation, problem.b.dtype, problem.out, problem.prologue),
         (values[0].dtype, values[0].shape[0], *(each.stride() for each in values)),
         tuple(sorted(constants.items())),
+        scales,
+        len(_biases(product)),
     )
 
 

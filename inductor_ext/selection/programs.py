@@ -329,7 +329,11 @@ def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
     a, b = ((shape, (*shape[1:], 1)[: len(shape)]) for shape in shapes)
     rows = by_row and not groups
     yield Input("scale_a", *a, "float32", 0.5 * bound, 1.5 * bound, rows=rows)
-    yield Input("scale_b", *b, "float32", 0.5, 1.5)
+    for index, columns in enumerate(problem.parts):
+        shape, strides = ((1, columns), (columns, 1)) if by_row else ((), ())
+        yield Input(f"scale_b{index}", shape, strides, "float32", 0.5, 1.5)
+    if not problem.parts:
+        yield Input("scale_b", *b, "float32", 0.5, 1.5)
 
 
 def _scale_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
@@ -504,7 +508,8 @@ def _evaluate(
         if problem.operation == "mixed":
             products.append(_dequantized_product(problem, a, part, named, numbers))
         else:
-            products.append(numbers.product(a, named[f"b{part}"], bias, named))
+            own = {**named, "scale_b": named[f"scale_b{part}"]} if "scale_b0" in named else named
+            products.append(numbers.product(a, named[f"b{part}"], bias, own))
     if problem.epilogue.gated:
         gate, up = products
         products = [torch.nn.functional.silu(gate) * up]
