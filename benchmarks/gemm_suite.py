@@ -28,13 +28,27 @@ from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem,
 
 __all__ = ["CASES", "GROUPS", "Case", "Program"]
 
-GROUPS = ("llama", "square", "unaligned", "skinny", "bmm", "int8", "int4", "fp8", "fused")
+GROUPS = (
+    "llama",
+    "square",
+    "unaligned",
+    "skinny",
+    "bmm",
+    "int8",
+    "int4",
+    "fp8",
+    "fused",
+    "quantised",
+)
 
 ROWS = (1, 4, 16, 64, 256, 2048, 8192)
 """M of the plain layers."""
 
 DECODE_AND_PREFILL = (1, 16, 2048)
 """M of everything fused or quantised."""
+
+QKV = (4096, 1024, 1024)
+"""Columns of queries, keys and values."""
 
 INT4_GROUP = 128
 """Elements along K that share a scale."""
@@ -247,6 +261,63 @@ def _fp8(case: Case, source: _Source) -> Program:
     return Program(_fp8_linear, inputs, reference, {})
 
 
+def _several_problem(case: Case) -> GemmProblem:
+    """Two weights that gate each other, or those of `parts`, quantised as the kind says."""
+    weights, _, what = case.kind.partition("_")
+    parts = case.parts or (case.n, case.n)
+    whole = dataclasses.replace(case, n=sum(parts), kind=weights)
+    epilogue = Epilogue(gated=what == "swiglu")
+    problem = {"int8": _int8_problem, "int4": _int4_problem, "fp8": _fp8_problem}[weights](whole)
+    if weights == "fp8":
+        epilogue = problem.epilogue
+    return dataclasses.replace(problem, parts=parts, epilogue=epilogue)
+
+
+def _several(case: Case, source: _Source) -> Program:
+    weights, _, what = case.kind.partition("_")
+    make = {"int8": _int8, "int4": _int4, "fp8": _fp8}[weights]
+    parts = case.parts or (case.n, case.n)
+    programs = [
+        make(dataclasses.replace(case, n=part, kind=_TORCHAO.get(weights, weights)), source)
+        for part in parts
+    ]
+    layer = programs[0].function
+    # The first input is what they share, with its scales if it is quantised.
+    shared = (0, 2) if weights == "fp8" else (0,)
+    own = [index for index in range(len(programs[0].inputs)) if index not in shared]
+
+    def function(*inputs: Tensor) -> Any:
+        common, rest = inputs[: len(shared)], inputs[len(shared) :]
+        found = []
+        for index in range(len(parts)):
+            given: dict[int, Tensor] = dict(zip(shared, common, strict=True))
+            given |= zip(own, rest[len(own) * index :], strict=False)
+            found.append(layer(*(given[place] for place in sorted(given))))
+        return F.silu(found[0]) * found[1] if what == "swiglu" else tuple(found)
+
+    inputs = [programs[0].inputs[place] for place in shared]
+    inputs += [program.inputs[place] for program in programs for place in own]
+    if weights == "fp8":
+
+        def reference() -> tuple[Tensor, ...]:
+            x, x_scales, *rest = (each.double() for each in inputs)
+            pairs = zip(rest[::2], rest[1::2], strict=True)
+            return tuple((x @ weight.t()) * x_scales * scales for weight, scales in pairs)
+
+        return Program(function, tuple(inputs), reference, {})
+    x, wide = inputs[0], [source.weight(part, case.k) for part in parts]
+
+    def bf16() -> Any:
+        found = [F.linear(x, each) for each in wide]
+        return F.silu(found[0]) * found[1] if what == "swiglu" else tuple(found)
+
+    return _program(function, *inputs, rivals={"bf16": bf16})
+
+
+_TORCHAO = {"int8": "int8_torchao"}
+"""Of the forms of a quantised layer, torchao's."""
+
+
 def _bias_gelu_problem(case: Case) -> GemmProblem:
     epilogue = Epilogue((EpilogueInput("bfloat16", "row"),), GELU_OPERATIONS)
     return GemmProblem.contiguous("addmm", case.m, case.n, case.k, epilogue=epilogue)
@@ -380,6 +451,16 @@ KINDS: Mapping[str, Kind] = {
     "int8_torchao": Kind(_int8_problem, _int8),
     "int4": Kind(_int4_problem, _int4),
     "fp8": Kind(_fp8_problem, _fp8),
+    **{
+        f"{weights}_{what}": Kind(_several_problem, _several)
+        for weights, what in (
+            ("int8", "qkv"),
+            ("int8", "swiglu"),
+            ("int4", "qkv"),
+            ("int4", "swiglu"),
+            ("fp8", "qkv"),
+        )
+    },
     "bias_gelu": Kind(_bias_gelu_problem, _bias_gelu),
     "residual": Kind(_residual_problem, _residual),
     "swiglu": Kind(_swiglu_problem, _swiglu),
@@ -445,9 +526,31 @@ def _quantised() -> Iterator[Case]:
         yield Case("int8", "int8 torchao", "int8_torchao", m, 14336, 4096, quick=m == 16)
 
 
+def _quantised_layers() -> Iterator[Case]:
+    """Weights of 8 and 4 bits where several share an input."""
+    for weights in ("int8", "int4"):
+        for m in DECODE_AND_PREFILL[:2]:
+            quick = m == 16
+            yield Case(
+                "quantised", f"{weights} SwiGLU", f"{weights}_swiglu", m, 14336, 4096, quick=quick
+            )
+            yield Case(
+                "quantised",
+                f"{weights} QKV",
+                f"{weights}_qkv",
+                m,
+                6144,
+                4096,
+                parts=QKV,
+                quick=quick,
+            )
+    for m in DECODE_AND_PREFILL[1:]:
+        yield Case("quantised", "fp8 QKV", "fp8_qkv", m, 6144, 4096, parts=QKV, quick=m == 16)
+
+
 def _fused() -> Iterator[Case]:
     kinds: tuple[tuple[str, str, int, int, tuple[int, ...]], ...] = (
-        ("QKV", "qkv", 6144, 4096, (4096, 1024, 1024)),
+        ("QKV", "qkv", 6144, 4096, QKV),
         ("SwiGLU", "swiglu", 14336, 4096, ()),
         ("RMSNorm + linear", "rmsnorm", 4096, 4096, ()),
         ("LayerNorm + linear", "layernorm", 4096, 4096, ()),
@@ -497,9 +600,9 @@ def _others() -> Iterator[Case]:
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in sorted(
-        (*_fused(), *_quantised(), *_others(), *_llama()),
+        (*_fused(), *_quantised(), *_quantised_layers(), *_others(), *_llama()),
         # Stock tunes fp8 for half a minute.
-        key=lambda case: (not case.quick, case.kind == "fp8"),
+        key=lambda case: (not case.quick, case.kind.startswith("fp8")),
     )
 }
 """By name, in the order in which they are worth measuring."""

@@ -547,7 +547,10 @@ that those of which measurements say nothing stay there."""
 
 
 def fit(
-    measurements: Sequence[Measurement], constants: Constants = DEFAULT, rounds: int = 30
+    measurements: Sequence[Measurement],
+    constants: Constants = DEFAULT,
+    rounds: int = 30,
+    names: Sequence[str] | None = None,
 ) -> Constants:
     """Constants that predict measurements better, by least squares.
 
@@ -559,13 +562,14 @@ def fit(
         constants: where to begin.
         rounds: steps at most; each predicts every measurement once for each constant, and a few
             times more.
+        names: of the constants to change; None for all.
 
     Returns:
         Constants whose `error` is no higher than that of `constants`.
     """
     import torch
 
-    names = [field.name for field in dataclasses.fields(Constants)]
+    names = names or [field.name for field in dataclasses.fields(Constants)]
     weighted = _weighted(measurements)
 
     def residuals(tried: Constants) -> torch.Tensor:
@@ -574,11 +578,12 @@ def fit(
         return torch.tensor(_residuals(weighted, tried) + pulls, dtype=torch.float64)
 
     def changed(logarithms: Sequence[float]) -> Constants:
-        return Constants(
+        return dataclasses.replace(
+            best,
             **{
                 name: _bounded(name, getattr(best, name) * math.exp(each))
                 for name, each in zip(names, logarithms, strict=True)
-            }
+            },
         )
 
     best, found, damping = constants, residuals(constants), 1e-2

@@ -1,0 +1,320 @@
+"""Times of the candidates of GEMMs on a GPU, and what they say of the model that ranks them.
+
+`measure` compiles, checks and times the candidates of some problems, all of them or as many as are
+asked for, on Inductor's compile workers; it writes what it has after each problem, and goes on with
+what is in the file. `fit` fits the model's constants to such files, prints those that changed, and
+how near the best that ranking would have measured comes to the best of all.
+
+    python -m benchmarks.gemm_space measure --set quantised --most 40 --budget-seconds 80 \
+        --out quantised.json
+    python -m benchmarks.gemm_space fit quantised.json --only convert
+
+The set `regret` has twelve problems whose candidates are worth to be measured all, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results, slices
+from benchmarks.gemm_suite import CASES
+from inductor_ext import activation, config
+from inductor_ext.selection import trial, tuner
+from inductor_ext.selection.trial import Bench, Job
+from inductor_ext.selection.wording import config_words, problem_words
+from inductor_ext.templates import problem as records
+from inductor_ext.templates import ranking, space
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
+
+__all__ = ["SETS", "Space", "chosen", "fitted", "main", "measured", "read", "report", "share"]
+
+
+def _quantised() -> Iterator[GemmProblem]:
+    """What few and many rows make of converting: next to the loads, and next to the products."""
+    for name in (
+        "int8 weight 16x14336x4096",
+        "int8 weight 2048x14336x4096",
+        "int4 weight 16x14336x4096",
+        "int8 SwiGLU 16x14336x4096",
+        "int4 weight 2048x14336x4096",
+        "int4 QKV 1x6144x4096",
+    ):
+        yield CASES[name].problem
+    yield GemmProblem.contiguous(
+        "mixed",
+        1,
+        28672,
+        4096,
+        b_dtype="int8",
+        parts=(14336, 14336),
+        prologue=Prologue("both", "column", vectors=1),
+        epilogue=Epilogue(gated=True),
+    )
+
+
+def _regret() -> Iterator[GemmProblem]:
+    """Of each kind of the suite one or two: decode and prefill, tails of waves, odd sizes."""
+    for name in (
+        "llama-8b o 1x4096x4096",
+        "llama-8b gate 16x14336x4096",
+        "llama-8b down 64x4096x14336",
+        "llama-8b o 2048x4096x4096",
+        "cube 1024x1024x1024",
+        "wave tail 2176x4096x4096",
+        "unaligned 16x4096x4095",
+        "large K 256x256x65536",
+        "values 64x512x64x512",
+        "int8 weight 16x14336x4096",
+        "SwiGLU 16x14336x4096",
+        "QKV 1x6144x4096",
+    ):
+        yield CASES[name].problem
+
+
+SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {
+    "quantised": _quantised,
+    "regret": _regret,
+}
+"""Problems, those first that are worth most."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What was measured of one problem."""
+
+    problem: GemmProblem
+    device: Device
+    candidates: int
+    """Of the whole space."""
+    stock: float | None
+    """Microseconds; None where it failed."""
+    microseconds: Mapping[GemmConfig, float]
+    failed: Mapping[GemmConfig, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `json.dumps` takes; `read` reads it."""
+        return {
+            "problem": self.problem.to_json(),
+            "device": records.plain(self.device),
+            "candidates": self.candidates,
+            "stock": self.stock,
+            "rows": [[taken, each.to_json()] for each, taken in self.microseconds.items()],
+            "failed": [[reason, each.to_json()] for each, reason in self.failed.items()],
+        }
+
+    def measurements(self) -> list[ranking.Measurement]:
+        """As the model takes them."""
+        return [
+            ranking.Measurement(self.problem, each, self.device, taken)
+            for each, taken in self.microseconds.items()
+        ]
+
+
+def read(path: Path) -> list[Space]:
+    """The spaces of a file that `measure` has written.
+
+    Raises:
+        exc.BadGemmError: it is of another version.
+    """
+    found = []
+    for each in json.loads(path.read_text())["spaces"]:
+        device = dict(each["device"])
+        device["capability"] = tuple(device["capability"])
+        rows, failed = (
+            [(value, GemmConfig.from_json(config)) for value, config in each[name]]
+            for name in ("rows", "failed")
+        )
+        found.append(
+            Space(
+                GemmProblem.from_json(each["problem"]),
+                Device(**device),
+                each["candidates"],
+                each["stock"],
+                {config: value for value, config in rows},
+                {config: value for value, config in failed},
+            )
+        )
+    return found
+
+
+def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[GemmConfig], int]:
+    """Candidates to measure, and how many there are.
+
+    Those that tuning would measure are always among them. Of the others are taken the best by
+    prediction, two thirds of what is left, and an even choice of the rest.
+
+    Args:
+        problem: covered by a template.
+        device: where.
+        most: how many; None for all.
+    """
+    everything = list(space.candidates(problem, device))
+    everything.sort(key=lambda each: ranking.predict(problem, each, device).total)
+    if most is None or len(everything) <= most:
+        return everything, len(everything)
+    found = [each for each, _ in ranking.rank(problem, device, tuner.CANDIDATES)][:most]
+    others = [each for each in everything if each not in found]
+    head = (most - len(found)) * 2 // 3
+    rest, count = others[head:], most - len(found) - head
+    spread = [rest[index * len(rest) // count] for index in range(count)]
+    return [*found, *others[:head], *spread], len(everything)
+
+
+def measured(
+    problem: GemmProblem, device: Device, bench: Bench, most: int | None, budget: float
+) -> Space:
+    """Compile, check and time candidates.
+
+    Args:
+        problem: covered by a template.
+        device: where the bench is.
+        bench: such as `selection.variants.cuda_bench` makes.
+        most: see `chosen`.
+        budget: milliseconds of timing.
+    """
+    configs, count = chosen(problem, device, most)
+    (found,) = trial.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
+    taken = {each.config: each.microseconds for each in found.timings}
+    return Space(
+        problem,
+        device,
+        count,
+        taken.pop(None),
+        {each: value for each, value in taken.items() if each and value is not None},
+        {each.config: each.failure for each in found.timings if each.config and each.failure},
+    )
+
+
+def fitted(
+    spaces: Sequence[Space], names: Sequence[str] | None = None
+) -> tuple[ranking.Constants, float, float]:
+    """Constants that predict what was measured, and the error before and after.
+
+    Args:
+        spaces: of any devices.
+        names: of the constants to be fitted; None for all.
+
+    Returns:
+        The constants, and the root mean square of log(predicted / measured), weighted as
+        `ranking.error` says, of the shipped ones and of these.
+    """
+    known = [each for one in spaces for each in one.measurements()]
+    found = ranking.fit(known, names=names)
+    before, after = (math.sqrt(ranking.error(known, each)) for each in (ranking.DEFAULT, found))
+    return found, before, after
+
+
+def share(one: Space, constants: ranking.Constants = ranking.DEFAULT) -> float:
+    """How near the best of those that tuning would measure comes to the best that was measured: its
+    speed over the other's, 0 where none of them was measured.
+    """
+    ranked = ranking.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
+    taken = (one.microseconds.get(each, math.inf) for each, _ in ranked)
+    return min(one.microseconds.values()) / min(taken, default=math.inf)
+
+
+def report(spaces: Sequence[Space], found: ranking.Constants) -> Iterator[str]:
+    """Lines of a table: what was measured of each problem, and its `share` before and after."""
+    yield f"{'measured':>12}  {'best us':>8}  {'stock us':>8}  {'share':>6}  {'fitted':>6}  problem"
+    shares = []
+    for one in spaces:
+        both = (share(one), share(one, found))
+        shares.append(both)
+        count = f"{len(one.microseconds)} of {one.candidates}"
+        stock = "-" if one.stock is None else f"{one.stock:.1f}"
+        best = min(one.microseconds, key=one.microseconds.__getitem__)
+        yield (
+            f"{count:>12}  {one.microseconds[best]:8.1f}  {stock:>8}  {both[0]:6.3f}  "
+            f"{both[1]:6.3f}  {problem_words(one.problem)}: {config_words(best)}"
+        )
+    for title, each in zip(("shipped", "fitted"), zip(*shares, strict=True), strict=True):
+        near = sum(value >= 0.97 for value in each)
+        yield f"{title}: worst {min(each):.3f}, 0.97 or more in {near} of {len(each)}"
+
+
+def _measure(options: argparse.Namespace) -> int:
+    import torch
+
+    from inductor_ext.selection import variants
+
+    start = time.monotonic()
+    device = Device.described(torch.cuda.get_device_properties(0))
+    before = read(options.out) if options.out.exists() else []
+    done = {one.problem for one in before if one.device == device}
+    wanted = dict.fromkeys(itertools.chain.from_iterable(SETS[name]() for name in options.set))
+    todo = [problem for problem in wanted if problem not in done]
+    header = results.collect_header("gemm-space", results.command_line())
+    header["commit"] = options.commit or header["commit"]
+    found = [one.to_json() for one in before]
+    settings = config.snapshot({})
+    activation._ensure_dispatchers()
+    with activation._scope(settings):
+        bench = variants.cuda_bench(0)
+        left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
+        for problem in slices.within(todo, left):
+            begin = time.monotonic()
+            one = measured(problem, device, bench, options.most, options.milliseconds)
+            found.append(one.to_json())
+            options.out.write_text(json.dumps({**header, "spaces": found}))
+            seconds = time.monotonic() - begin
+            print(
+                f"{problem_words(problem)}: {len(one.microseconds)} of {one.candidates} measured, "
+                f"{len(one.failed)} failed, {seconds:.1f} s",
+                flush=True,
+            )
+            for reason in dict.fromkeys(one.failed.values()):
+                print(f"  {reason}", flush=True)
+    print(f"{len(found) - len(before)} of {len(todo)} in {time.monotonic() - start:.0f} s")
+    return 0
+
+
+def _fit(options: argparse.Namespace) -> int:
+    spaces = [one for path in options.files for one in read(path) if one.microseconds]
+    found, before, after = fitted(spaces, options.only)
+    print(f"Error {before:.3f}, fitted {after:.3f}")
+    for field in dataclasses.fields(found):
+        old, new = (getattr(each, field.name) for each in (ranking.DEFAULT, found))
+        if abs(new / old - 1) > 1e-3:
+            print(f"  {field.name}: {old:.4g} -> {new:.4g}")
+    print("\n".join(report(spaces, found)))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(required=True)
+    measure = commands.add_parser("measure", help="time candidates on a GPU")
+    measure.add_argument("--set", nargs="+", choices=SETS, default=list(SETS))
+    measure.add_argument("--most", type=int, help="of each problem; by default all")
+    measure.add_argument("--out", type=Path, required=True, help="written, and gone on with")
+    measure.add_argument("--budget-seconds", type=float, help="begin nothing that would go beyond")
+    measure.add_argument(
+        "--milliseconds", type=float, default=400.0, help="of timing for each problem"
+    )
+    measure.add_argument("--commit", help="of the checkout, where there is no git to ask")
+    measure.set_defaults(run=_measure)
+    fit = commands.add_parser("fit", help="fit the model, and say what it is worth")
+    fit.add_argument("files", nargs="+", type=Path)
+    names = [field.name for field in dataclasses.fields(ranking.Constants)]
+    fit.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="constants to fit")
+    fit.set_defaults(run=_fit)
+    options = parser.parse_args(arguments)
+    code: int = options.run(options)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Measuring spaces of candidates, and fitting the model to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gemm_space
+from benchmarks.gemm_space import Space
+from inductor_ext.templates import ranking, space
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+from test.gemm_problems import device
+from test.tuning_bench import STOCK, cpu_bench
+
+H200 = device("NVIDIA H200")
+SMALL = GemmProblem.contiguous("mm", 16, 48, 64, "float32")
+INT8 = GemmProblem.contiguous("mixed", 2048, 4096, 4096, b_dtype="int8")
+FAR = dataclasses.replace(ranking.DEFAULT, convert=2 * ranking.DEFAULT.convert)
+
+
+@pytest.fixture(scope="module")
+def imagined() -> Space:
+    """Times of a device on which dequantising takes twice as long as the model thinks."""
+    configs, count = gemm_space.chosen(INT8, H200, 30)
+    taken = {each: ranking.predict(INT8, each, H200, FAR).total for each in configs}
+    return Space(INT8, H200, count, 500.0, taken, {})
+
+
+def test_the_sets_hold_different_problems_that_are_covered() -> None:
+    for name, problems in gemm_space.SETS.items():
+        found = list(problems())
+        assert len(set(found)) == len(found), name
+        for problem in found:
+            assert next(space.candidates(problem, H200), None) is not None, problem
+    assert len(list(gemm_space.SETS["regret"]())) == 12
+
+
+def test_of_many_candidates_the_ranked_the_best_and_some_others_are_chosen() -> None:
+    everything = list(space.candidates(INT8, H200))
+    found, count = gemm_space.chosen(INT8, H200, 20)
+    assert count == len(everything) > 30
+    assert len(found) == len(set(found)) == 20
+    assert set(found) <= set(everything)
+    ranked = [config for config, _ in ranking.rank(INT8, H200, 6)]
+    assert found[:6] == ranked
+    times = sorted(ranking.predict(INT8, each, H200).total for each in everything)
+    chosen = sorted(ranking.predict(INT8, each, H200).total for each in found)
+    assert chosen[0] == times[0]
+    # Evenly spread up to the slow end.
+    assert chosen[-1] > times[len(times) * 3 // 4]
+    assert gemm_space.chosen(INT8, H200, None) == (
+        sorted(everything, key=lambda each: ranking.predict(INT8, each, H200).total),
+        count,
+    )
+
+
+def test_what_was_measured_is_written_and_read(tmp_path: Path) -> None:
+    one = gemm_space.measured(SMALL, H200, cpu_bench(0), None, 1.0)
+    assert one.stock == pytest.approx(STOCK)
+    assert one.candidates == len(one.microseconds) + len(one.failed)
+    assert all(taken == config.block_m for config, taken in one.microseconds.items())
+    failed = dataclasses.replace(one, failed={GemmConfig("splitk", 16, 16, 16, 2, 4): "wrong"})
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"spaces": [one.to_json(), failed.to_json()]}))
+    assert gemm_space.read(path) == [one, failed]
+
+
+def test_one_constant_is_fitted_alone(imagined: Space) -> None:
+    found, before, after = gemm_space.fitted([imagined], ["convert"])
+    assert found.convert == pytest.approx(FAR.convert, rel=0.02)
+    assert dataclasses.replace(found, convert=ranking.DEFAULT.convert) == ranking.DEFAULT
+    assert after < 0.1 * before
+
+
+def test_the_share_is_of_the_fastest(imagined: Space) -> None:
+    assert gemm_space.share(imagined, FAR) == pytest.approx(1.0)
+    ranked = [config for config, _ in ranking.rank(INT8, H200, 6)]
+    best = min(imagined.microseconds.values())
+    times = {
+        config: 2 * best if config in ranked else taken
+        for config, taken in imagined.microseconds.items()
+    }
+    fastest = min(times.values())
+    one = dataclasses.replace(imagined, microseconds=times)
+    assert gemm_space.share(one) == pytest.approx(fastest / (2 * best))
+    others = {config: taken for config, taken in times.items() if config not in ranked}
+    assert gemm_space.share(dataclasses.replace(one, microseconds=others)) == 0.0
+
+
+def test_the_command_prints_constants_and_shares(
+    imagined: Space, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"spaces": [imagined.to_json()]}))
+    assert gemm_space.main(["fit", str(path), "--only", "convert"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Error 0.")
+    assert lines[1].split()[0] == "convert:"
+    assert f"30 of {imagined.candidates}" in lines[3]
+    assert "mixed 2048x4096x4096 bf16*int8 rc" in lines[3]
+    assert lines[-1].startswith("fitted: worst 1.000, 0.97 or more in 1 of 1")
