@@ -129,8 +129,10 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     if case.offsets:
         found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
         if problem.a.dtype in FP8:
-            along_n = problem.n * (problem.batch if problem.divided == "m" else 1)
-            found += [torch.rand(problem.m, device=device), torch.rand(along_n, device=device)]
+            # Of each row of a and column of b for each group, but once of those that are divided.
+            for size, axis in ((problem.m, "m"), (problem.n, "n")):
+                count = size * (1 if problem.divided == axis else problem.batch)
+                found.append(torch.rand(count, device=device))
     if case.bias:
         size = _size(case) if case.bias == "matrix" else [problem.columns]
         found.append(torch.randn(size, device=device).to(found[0].dtype))
@@ -177,14 +179,20 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         a = a * vectors[0] if vectors else a
         a = a + vectors[1] if len(vectors) > 1 else a
     if case.offsets:
-        if problem.a.dtype.startswith("float8"):
-            pass
         product = _grouped(a, factors[0], case.offsets)
         if problem.a.dtype in FP8:
-            # Of rows divided among groups: each row's scale, and those of its group's columns.
-            rows, columns = rest[1].double(), rest[2].double().view(problem.batch, -1)
+            rows, columns = (
+                each.double().view(1 if problem.divided == axis else problem.batch, -1)
+                for each, axis in zip(rest[1:3], "mn", strict=True)
+            )
             counts = torch.tensor((0, *case.offsets)).diff().to(columns.device)
-            product = product * rows[:, None] * columns.repeat_interleave(counts, 0)
+            if problem.divided == "m":
+                rows, columns = rows.t(), columns.repeat_interleave(counts, 0)
+            elif problem.divided == "n":
+                rows = rows.repeat_interleave(counts, 0).t()
+            else:
+                rows, columns = rows[:, :, None], columns[:, None]
+            product = product * rows * columns
         products = [product]
     else:
         products = [a @ each for each in factors]

@@ -261,6 +261,68 @@ def test_a_package_runs_without_triton(unknown: bool, tmp_path: Path) -> None:
         assert relative_error(out, wide(x.double())) < ERROR[torch.bfloat16]
 
 
+class TestGroups:
+    """torch._grouped_mm and its backward: groups along M, and along K or N."""
+
+    ENDS = (8, 16, 200, 512)
+
+    @staticmethod
+    def exact(a: torch.Tensor, b: torch.Tensor, ends: tuple[int, ...]) -> torch.Tensor:
+        spans = [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+        if a.dim() == 2 and b.dim() == 3:
+            return torch.cat([a[span] @ b[g] for g, span in enumerate(spans)])
+        if a.dim() == 3:
+            return torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
+        return torch.stack([a[:, span] @ b[span] for span in spans])
+
+    @pytest.mark.parametrize("transposed", [False, True])
+    @pytest.mark.parametrize(
+        ("divided", "dynamic"), [("m", False), ("m", True), ("n", False), ("k", False)]
+    )
+    def test_training(self, divided: str, transposed: bool, dynamic: bool) -> None:
+        if device().capability < (9, 0):
+            pytest.skip("torch._grouped_mm needs compute capability 9.0")
+
+        def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            b = b.transpose(-1, -2) if transposed else b
+            return torch._grouped_mm(a, b, offs=ends) * 2
+
+        def inputs(tokens: int) -> list[torch.Tensor]:
+            shapes = {
+                "m": ((tokens, 256), (4, 256, 384)),
+                "n": ((4, 256, 384), (384, tokens)),
+                "k": ((256, tokens), (tokens, 384)),
+            }[divided]
+            found = []
+            for index, shape in enumerate(shapes):
+                size = (*shape[:-2], shape[-1], shape[-2]) if index and transposed else shape
+                each = torch.randn(*size, device="cuda", dtype=torch.bfloat16) / 8
+                if dynamic and tokens in size:
+                    torch._dynamo.mark_dynamic(each, size.index(tokens))
+                found.append(each.requires_grad_())
+            return found
+
+        compiled = torch.compile(function, backend="inductor_ext", dynamic=None)
+        with choose.forced(first("grouped")), events.capture() as records:
+            for tokens in (512, 1024) if dynamic else (512,):
+                ends = tuple(end * tokens // 512 for end in self.ENDS)
+                given = inputs(tokens)
+                out = compiled(*given, torch.tensor(ends, dtype=torch.int32, device="cuda"))
+                gradient = torch.randn_like(out)
+                out.backward(gradient)
+                wide = [each.detach().double().requires_grad_() for each in given]
+                a, b = wide[0], wide[1].transpose(-1, -2) if transposed else wide[1]
+                expected = self.exact(a, b, ends) * 2
+                expected.backward(gradient.double())
+                assert relative_error(out, expected) < ERROR[torch.bfloat16]
+                for ours, theirs in zip(given, wide, strict=True):
+                    assert relative_error(ours.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
+        configs = [config for config in chosen(records) if config is not None]
+        # The product, and one for each gradient; of unknown rows one for each range.
+        assert len(configs) == 3 or (dynamic and len(configs) > 3)
+        assert {config.template for config in configs} == {"grouped"}
+
+
 class TestDescriptorsFromCpp:
     """Each CTA of a launch writes its TMA descriptors to a place of its own."""
 

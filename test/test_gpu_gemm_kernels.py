@@ -310,9 +310,19 @@ def test_groups(
     assert error(Case(problem, GROUPED, offsets=ends)) < TOLERANCE["bfloat16"]
 
 
-def test_groups_of_fp8_with_scales() -> None:
-    problem = mm(500, 208, 352, "float8_e4m3fn", operation="grouped", batch=3)
-    case = Case(problem, GROUPED, offsets=(16, 240, 500))
+@pytest.mark.parametrize(
+    ("divided", "sizes", "ends"),
+    [
+        ("m", (500, 208, 352), (16, 240, 500)),
+        ("n", (136, 496, 352), (8, 240, 496)),
+        ("k", (136, 208, 496), (80, 80, 496)),
+    ],
+)
+def test_groups_of_fp8_with_scales(
+    divided: Any, sizes: tuple[int, int, int], ends: tuple[int, ...]
+) -> None:
+    problem = mm(*sizes, "float8_e4m3fn", operation="grouped", batch=3, divided=divided)
+    case = Case(problem, GROUPED, offsets=ends)
     assert error(case) < 2 * TOLERANCE["bfloat16"]
 
 
