@@ -64,6 +64,8 @@ class Case:
     """What is added to a."""
     bias: Literal["row", "matrix"] | None = None
     """What is added by the template's own epilogue, with prefix arguments."""
+    multiprocessors: int = 0
+    """How many of a GPU's 132 the kernel is made for, if above 0."""
 
 
 def _matrix(
@@ -292,7 +294,11 @@ def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
 
 def render(case: Case, capability: tuple[int, int] = (9, 0)) -> fake_cuda.Lowered:
     """What Inductor generates for a case."""
-    with lowering_of(case) as function:
+    others = case.multiprocessors and 132 - case.multiprocessors
+    with (
+        mock.patch.object(torch._C, "_get_sm_carveout_experimental", return_value=others),
+        lowering_of(case) as function,
+    ):
         return fake_cuda.lower(function, *inputs(case, "meta"), capability=capability)
 
 

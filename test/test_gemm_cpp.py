@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext import activation, compat, config
+from inductor_ext import activation, compat
+from inductor_ext import config as settings
 from inductor_ext.cpp_wrapper import build, codegen
 from inductor_ext.selection import choose
 from inductor_ext.templates.config import GemmConfig
@@ -58,7 +59,7 @@ def remember(wrapper: Any) -> None:
         }
 
 
-def lower(*, ahead: bool) -> str:
+def lower(*, ahead: bool, config: GemmConfig = TMA) -> str:
     """The C++ of a product of unknown rows, compiled ahead of time or not."""
     from torch._inductor import compile_fx
     from torch._inductor.codecache import CudaKernelParamCache
@@ -76,8 +77,8 @@ def lower(*, ahead: bool) -> str:
         raise fake_cuda._Stop
 
     with (
-        activation._scope(config.snapshot({})),
-        choose.forced(lambda _: TMA),
+        activation._scope(settings.snapshot({})),
+        choose.forced(lambda _: config),
         V.set_aot_compilation(ahead),
         mock.patch.object(compile_fx, "compile_fx_inner", compile_cpp),
         mock.patch.object(PythonWrapperCodegen, "generate_and_run_autotune_block", remember),
@@ -111,6 +112,18 @@ def test_every_cta_of_the_grid_has_scratch(ahead: bool) -> None:
     # As many CTAs as tiles, up to the number of multiprocessors; known when it is called.
     (call,) = (line for line in code.splitlines() if " call_triton" in line and "void" not in line)
     assert "std::min(static_cast<int64_t>(132L), " in call
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_counters_are_zeroed_for_each_launch(ahead: bool) -> None:
+    split = GemmConfig("splitk", 16, 32, 32, 2, 2, split_k=2, one_launch=True)
+    code = lower(ahead=ahead, config=split)
+    zeroed, launched, freed = (
+        code.index(each)
+        for each in ("aoti_torch_zero_(semaphores_", "call_triton_tem_fused_0(arg", ".reset")
+    )
+    assert zeroed < launched < freed
+    assert "counters_runtime" not in code.partition("call_triton_tem_fused_0(arg")[2]
 
 
 _PROGRAM = """

@@ -121,6 +121,20 @@ def test_tiles_are_loaded_by_threads_asynchronously(on: Device, operation: str) 
     assert count(r"wgmma\.mma_async" if on is H200 else r"mma\.sync", found) > 0
 
 
+def test_the_second_of_two_that_share_a_tile_reads_what_the_first_has_released() -> None:
+    config = but(WIDE, block_n=128, flatten=False, stream_k=True)
+    found = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))
+    assert count(r"wgmma\.mma_async", found) > 0
+    fragment = found.ptx[: found.ptx.index("atom.global.gpu.acq_rel.add.u32")]
+    last_stored = fragment.rindex("st.global")
+    assert "bar.sync" in fragment[last_stored:]
+    # Whether the other one was first is asked, too.
+    assert count(r"(?:ld|atom)\.global\.gpu\.acquire", found) == 1
+    after = found.ptx[len(fragment) :]
+    assert after.index("bar.sync") < after.index("ld.global.cg")
+    assert "ld.global.cg" not in fragment
+
+
 def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
     found = compiled(Case(mm(16, 4096, 4096), SKINNY))
     assert count(r"griddepcontrol\.wait", found) == 1

@@ -31,6 +31,7 @@ TILE = GemmConfig("splitk", 16, 32, 32, 2, 4)
 CP_ASYNC = GemmConfig("cp_async", 32, 32, 32, 2, 4)
 GEMV = GemmConfig("gemv", 4, 16, 64, 1, 2)
 TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, group_m=2, tma=True, flatten=True)
+SHARED = GemmConfig("persistent_tma", 64, 16, 32, 2, 4, group_m=2, tma=True, stream_k=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 32, 32, 2, 4, tma=True, warp_specialize=True)
 BATCH = GemmConfig("bmm_persistent", 64, 32, 32, 2, 4, tma=True, flatten=True)
 GROUPED = GemmConfig("grouped", 64, 32, 32, 2, 4, group_m=2, tma=True)
@@ -159,6 +160,24 @@ CASES: dict[str, Case] = {
     },
     "tma, exchanged": Case(mm(13, 136, 72), but(TMA, **SWAPPED), after=torch.relu),
     "tma, one loop in another": Case(mm(200, 136, 72), but(TMA, flatten=False)),
+    # With 7 multiprocessors: 12 tiles, 30, 7, 14; of 3 steps and of 5.
+    **{
+        f"tma, shared tiles, {name}": Case(problem, config, multiprocessors=7, **rest)
+        for name, problem, config, rest in (
+            ("two rounds", mm(150, 56, 72), but(SHARED, group_m=8), {}),
+            ("five rounds", mm(300, 88, 136), SHARED, {"after": torch.relu}),
+            ("one whole round", mm(40, 112, 72), SHARED, {}),
+            ("two whole rounds", mm(100, 112, 72), SHARED, {}),
+            ("less than a round", mm(100, 32, 72), SHARED, {}),
+            ("parts", mm(150, 136, 136, parts=(72, 40, 24)), SHARED, {"bias": "row"}),
+            (
+                "exchanged",
+                mm(40, 264, 104),
+                but(SHARED, **SWAPPED),
+                {"bias": "matrix", "after": torch.relu},
+            ),
+        )
+    },
     "batch, exchanged": Case(mm(13, 72, 40, operation="bmm", batch=5), but(BATCH, **SWAPPED)),
     "tile, parts": Case(mm(17, 100, 61, parts=(59, 24, 17)), TILE, after=torch.relu),
     "tile, parts in rows": Case(mm(17, 100, 61, parts=(59, 24, 17), layouts="rr"), TILE),

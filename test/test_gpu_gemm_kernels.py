@@ -162,24 +162,26 @@ ADDED_UP = {
         "tile": but(TILE, template="splitk", split_k=5),
     }.items()
 }
+ADDED_UP["shared"] = but(TMA, flatten=False, stream_k=True)
+ADDED_UP["exchanged"] = but(TMA, block_m=32, warps=4, swap=True, flatten=False, stream_k=True)
 
 
 def added_up(name: str) -> Case:
-    """A product of some hundred tiles, whose splits are added up in one launch."""
+    """A product of some hundred tiles, of which CTAs add up their sums in one launch."""
     config = ADDED_UP[name]
-    if config.pdl and device().capability < (9, 0):
-        pytest.skip("dependent launches need compute capability 9.0")
-    m = {"gemv": 7}.get(name, 3 * config.block_m - 3)
+    if (config.pdl or config.tma) and device().capability < (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    m = {"gemv": 7, "shared": 2176, "exchanged": 500}.get(name, 3 * config.block_m - 3)
     return Case(mm(m, 2008, 4096, "float16"), config, after=torch.relu, bias="row")
 
 
 @pytest.mark.parametrize("name", ADDED_UP)
-def test_splits_are_added_up_in_one_launch(name: str) -> None:
+def test_sums_are_added_up_in_one_launch(name: str) -> None:
     assert error(added_up(name)) < TOLERANCE["float16"]
 
 
 class TestLaunches:
-    """Launches that add up splits give the same bits, whichever CTA is last, and leave zeros."""
+    """Launches that add up sums give the same bits, whichever CTA is last, and leave zeros."""
 
     @pytest.fixture(scope="class", params=ADDED_UP)
     @staticmethod

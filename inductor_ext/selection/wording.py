@@ -72,7 +72,16 @@ def config_words(config: GemmConfig | None) -> str:
         pieces.append(f"group {config.group_m}")
     if config.split_k > 1:
         pieces.append(f"split {config.split_k}")
-    flags = ("one_launch", "swap", "tma", "warp_specialize", "flatten", "pdl", "index64")
+    flags = (
+        "one_launch",
+        "stream_k",
+        "swap",
+        "tma",
+        "warp_specialize",
+        "flatten",
+        "pdl",
+        "index64",
+    )
     pieces.extend(flag.replace("_", " ") for flag in flags if getattr(config, flag))
     return ", ".join(pieces)
 

@@ -107,6 +107,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             flatten=True,
             swap=True,
             parts=True,
+            stream_k=True,
             row_maxima=True,
         ),
         "persistent_tma_ws": Template(
@@ -192,6 +193,9 @@ class GemmConfig:
     """CTAs that divide K of one tile among them."""
     one_launch: bool = False
     """Whether that of them which is done last adds up their sums, and no second kernel."""
+    stream_k: bool = False
+    """Whether CTAs share tiles of the last rounds of a persistent kernel, two a tile at most, so
+    that all have as many steps along K (stream-K, Osama et al. 2023)."""
     swap: bool = False
     """Whether the tensor cores see b as their first operand, so that N is the long side there."""
     tma: bool = False
@@ -327,7 +331,8 @@ class GemmConfig:
             return first
         room = self.stages * self.stage_bytes(problem)
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
-        stored = problem.accumulator if self.split_k > 1 else problem.kernel_stores
+        sums = self.split_k > 1 or self.stream_k
+        stored = problem.accumulator if sums else problem.kernel_stores
         extra = size_of(self.block_m * columns, stored)
         if DTYPE_BITS[stored] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)

@@ -278,6 +278,20 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     return None
 
 
+@_constraint()
+def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """CTAs share tiles by the sums of one product, in a loop over tiles that is its own."""
+    if not config.stream_k:
+        return None
+    if not TEMPLATES[config.template].stream_k:
+        return f"{config.template} has no tiles that CTAs share"
+    if config.flatten:
+        return "a loop over tiles that goes on along K has whole tiles"
+    if problem.epilogue.gated:
+        return "parts gate each other when their sums are complete, and two CTAs have them"
+    return None
+
+
 @_constraint(*(name for name in _TENSOR_CORES if name != "persistent_tma_ws"))
 def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """A loop along K has as many steps as stages, or no more than the two of any pipeline."""

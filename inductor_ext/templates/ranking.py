@@ -201,9 +201,10 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     occupancy = config.occupancy(problem, device)
     steps = config.k_steps(problem)
     units = config.units(problem)
-    per_sm = -(-units // device.sms)
+    most = -(-units // device.sms)
+    per_sm = max(1.0, units / device.sms) if config.stream_k else most
     rounds = -(-units // (device.sms * occupancy))
-    resident = min(occupancy, per_sm)
+    resident = min(occupancy, most)
 
     # A loop over all tiles fills its pipeline once, others again for each round of CTAs.
     refills = 0 if config.flatten or config.warp_specialize else rounds - 1
@@ -212,7 +213,11 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     if config.warp_specialize:
         epilogue *= c.specialized
     memory = _memory(case, config, c, occupancy, resident, per_sm * steps)
-    reduction = _reduction(case, config, c) if config.split_k > 1 else 0.0
+    reduction = 0.0
+    if config.split_k > 1:
+        reduction = _reduction(case, config, c)
+    elif config.stream_k:
+        reduction = _exchange(config, c)
     if problem.epilogue.reductions:
         reduction += _rows(case, config, c)
 
@@ -306,7 +311,7 @@ def _width(bytes_a_thread: float, c: Constants) -> float:
 
 
 def _memory(
-    case: _Case, config: GemmConfig, c: Constants, occupancy: int, resident: int, sm_steps: int
+    case: _Case, config: GemmConfig, c: Constants, occupancy: int, resident: int, sm_steps: float
 ) -> float:
     """Microseconds of the memory's timeline.
 
@@ -397,6 +402,12 @@ def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
     return moved * 1e6 + (c.dependent_gap if config.pdl else c.gap)
 
 
+def _exchange(config: GemmConfig, c: Constants) -> float:
+    """Microseconds of a CTA to write its sums of one tile, and to add another's to those of one."""
+    moved = 2 * config.block_m * config.block_n * 4 / c.l2_rate * 1e6
+    return moved + 2 * c.fused_gap + c.latency
+
+
 _SUMS_AT_ONCE = 128
 """Sums of splits that a thread asks for before it waits."""
 
@@ -433,8 +444,8 @@ def rank(
 
     Of those of one template and tile that the model cannot tell apart one is kept, and none that is
     predicted to take half as long again as the first. The list is not filled by one idea: of
-    `limit` places what differs in its number of stages gets one, splits that are added up in one
-    launch half, a tile's shape two thirds, and a template all but one, unless nothing else is left.
+    `limit` places what differs in its number of stages gets one, what CTAs add up in the launch
+    half, a tile's shape two thirds, and a template all but one, unless nothing else is left.
 
     Warp-specialised kernels are not among them: what Triton 3.6.0 made of each that was measured
     gave NaN. `candidates` has them.
@@ -465,12 +476,14 @@ def rank(
                 break
             if index in chosen:
                 continue
+            # Between CTAs, of sums.
+            exchange = config.one_launch or config.stream_k
             shares: list[tuple[object, int]] = [
                 # Whether a pipeline is deeper by one stage is the least that there is to try.
                 (dataclasses.replace(config, stages=1), 1),
                 (("template", config.template), max(1, limit - 1)),
                 ((config.block_m, config.block_n), limit - limit // 3),
-                (("one launch", config.one_launch), limit // 2 if config.one_launch else limit),
+                (("exchange", exchange), limit // 2 if exchange else limit),
             ]
             kept = shares[:bounds]
             if per_template is not None:

@@ -8,6 +8,8 @@ covers has no candidates.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -79,12 +81,11 @@ def _staged(
     config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
 ) -> Iterator[GemmConfig]:
     """The `count` deepest pipelines of 2 to `most` stages that fit."""
-    room = device.shared_memory - config.extra_bytes(problem)
-    deepest = min(most, room // config.stage_bytes(problem))
     if not config.flatten:
-        deepest = min(deepest, max(2, config.k_steps(problem)))
-    for stages in range(deepest, max(1, deepest - count), -1):
-        yield dataclasses.replace(config, stages=stages)
+        most = min(most, max(2, config.k_steps(problem)))
+    deeper = (dataclasses.replace(config, stages=stages) for stages in range(most, 1, -1))
+    fit = (each for each in deeper if each.shared_memory(problem) <= device.shared_memory)
+    yield from itertools.islice(fit, count)
 
 
 def _k_blocks(problem: GemmProblem, factors: Iterable[int]) -> list[int]:
@@ -149,6 +150,19 @@ def _persistent_tma(
                 )
                 if not flatten or _flattens(problem, shape, device):
                     yield from _staged(shape, problem, device, 6, 2)
+                if not flatten and not specialized and _streams(problem, shape, device):
+                    streamed = dataclasses.replace(shape, stream_k=True)
+                    yield from _staged(streamed, problem, device, 6, 2)
+
+
+_IDLE = 0.04
+"""Share of the time from which on it is worth to have nothing idle in the last round."""
+
+
+def _streams(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
+    """Whether CTAs would have nothing to do in the last of several rounds."""
+    rounds = config.tiles(problem) / device.sms
+    return rounds > 1 and math.ceil(rounds) > rounds * (1 + _IDLE)
 
 
 def _flattens(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:

@@ -126,6 +126,7 @@ def _kernel_type() -> Any:
     """Inductor's kernels of templates, with memory of their own where splits are added up."""
     from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
     from torch._inductor.select_algorithm import TritonTemplateKernel
+    from torch._inductor.utils import get_num_sms
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import CeilDiv
 
@@ -133,21 +134,21 @@ def _kernel_type() -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._memory: list[WorkspaceArg] = []
-            if not self.meta.get("ONE_LAUNCH"):
+            meta = self.meta
+            if meta.get("ONE_LAUNCH"):
+                batch, m, n = self.call_sizes
+                counters = _tiles(batch, m, n, meta, CeilDiv)
+                tiles = counters * meta["SPLIT_K"]
+            elif meta.get("STREAM_K"):
+                counters = get_num_sms()
+                tiles = 2 * counters
+            else:
                 return
-            tile = self.meta["BLOCK_M"] * self.meta["COLUMNS"]
-            batch, m, n = self.call_sizes
-            tiles = _tiles(batch, m, n, self.meta, CeilDiv)
-            accumulator = torch.int32 if self.meta["ACC_TYPE"] == "tl.int32" else torch.float32
+            sums = tiles * meta["BLOCK_M"] * meta["COLUMNS"]
+            accumulator = torch.int32 if meta["ACC_TYPE"] == "tl.int32" else torch.float32
             for name, count, dtype, prefix, zeros in (
-                (
-                    "WORKSPACE",
-                    tiles * self.meta["SPLIT_K"] * tile,
-                    accumulator,
-                    "workspace_",
-                    False,
-                ),
-                ("COUNTERS", tiles, torch.int32, "semaphores_", True),
+                ("WORKSPACE", sums, accumulator, "workspace_", False),
+                ("COUNTERS", counters, torch.int32, "semaphores_", True),
             ):
                 argument = WorkspaceArg(
                     count=sympy.sympify(count),
@@ -180,6 +181,11 @@ def _kernel_type() -> Any:
                     wrapper.generate_workspace_deallocation(each)
 
     return Kernel
+
+
+def _tiles(batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[..., Any]) -> Any:
+    tiles_n = meta["TILES_N"] if "TILES_N" in meta else cdiv(n, meta["COLUMNS"])
+    return batch * cdiv(m, meta["BLOCK_M"]) * tiles_n
 
 
 def _in_python() -> bool:

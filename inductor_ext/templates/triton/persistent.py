@@ -11,6 +11,11 @@ The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persi
   matrices are one (stride 0);
 - several factors b (`PARTS`) share one launch: a tile takes the descriptor of the factor that it
   belongs to;
+- instead, the last rounds can be shared (`STREAM_K`): every CTA has as many steps along K, of two
+  tiles and a part of a third at most, and no tile is that of more than two CTAs. Of those, the one
+  that is done first writes its sums to a workspace and counts; the other one reads them, adds them
+  to its own and goes on. What `shared.MACROS` says of `add_splits` holds here, too; and a sum of
+  two is the same in both orders;
 - two factors can gate each other (`GATED`), operands can be exchanged (`SWAP`), tiles can give the
   largest elements of their rows (`ABSOLUTE`), and K can be divided (`SPLIT_K`), as in `tile`; then
   a CTA takes one piece of work (`splitk`).
@@ -46,6 +51,34 @@ SOURCE = (
         pid_m = group * GROUP_M + (local % width) % group_rows
         pid_n = (local % width) // group_rows
 {%- endmacro %}
+{#- Of a tile that two CTAs share, the one that is done first writes its sums for the other one.
+    Opens the block of what is done with complete sums. #}
+{%- macro exchange() %}
+        {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
+        {%- set lines = "tl.arange(0, %s)[:, None] * %s" % (shape[0], shape[1]) %}
+        done = last_k - first_k == STEPS * BLOCK_K
+        if not done:
+            # Known by the CTA that has the first steps. Each of the two has its place for sums.
+            cut = begin - tl.where(first_k > 0, 1, 0)
+            slot = 2 * cut + tl.where(first_k > 0, 1, 0)
+            sums = WORKSPACE + {{lines}} + tl.arange(0, {{shape[1]}})[None, :]
+            before = 0
+            if first_k == 0:
+                # Last of its share: the other one, who had its part first, is done as a rule.
+                before = tl.atomic_add(COUNTERS + cut, 0, sem="acquire", scope="gpu")
+            if before == 0:
+                tl.store(sums + slot.to(tl.int64) * (BLOCK_M * COLUMNS), acc)
+                # All threads have written before one of them counts.
+                tl.debug_barrier()
+                before = tl.atomic_add(COUNTERS + cut, 1, sem="acq_rel", scope="gpu")
+            done = before == 1
+            if done:
+                tl.store(COUNTERS + cut, 0)
+                acc += tl.load(
+                    sums + (slot ^ 1).to(tl.int64) * (BLOCK_M * COLUMNS), cache_modifier=".cg"
+                )
+        if done:
+{%- endmacro %}
 {%- set factors = [] %}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
 {{def_kernel(*(["A"] + factors + maxima))}}
@@ -65,6 +98,19 @@ SOURCE = (
     matrix = tiles_m * TILES_N
     tiles = matrix{{" * " ~ size("A", 0) if BATCHED else " * SPLIT_K" if SPLIT_K > 1}}
     begin = tl.program_id(0).to(INDEX_DTYPE)
+    {%- if STREAM_K %}
+    # All rounds but the last whole one, of whole tiles; then this CTA's share of the steps of all
+    # other tiles. It has no less than a tile, so that no tile is shared by more than two.
+    STEPS = tl.cdiv(K, BLOCK_K)
+    ctas = tl.num_programs(0)
+    rounds = tl.maximum(tiles // ctas - 1, 0)
+    steps = (tiles - rounds * ctas) * STEPS
+    share = tl.maximum(tl.cdiv(steps, ctas), STEPS)
+    first_step = min(begin * share, steps)
+    last_step = min(first_step + share, steps)
+    first_shared = first_step // STEPS
+    pieces = tl.cdiv(last_step, STEPS) - first_shared
+    {%- endif %}
     {%- if FLATTEN %}
     # Of the tile that is stored, so that nothing of it has to be kept while the next one is loaded.
     stored = begin - tl.num_programs(0)
@@ -73,9 +119,19 @@ SOURCE = (
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
+    {%- if STREAM_K %}
+    for piece in tl.range(0, rounds + pieces):
+        shared = piece >= rounds
+        # Steps of the CTA's share from the first one of this tile on.
+        past = (first_shared + piece - rounds) * STEPS
+        tile = tl.where(shared, rounds * ctas + past // STEPS, piece * ctas + begin)
+        first_k = tl.where(shared, tl.maximum(first_step - past, 0), 0) * BLOCK_K
+        last_k = tl.where(shared, min(last_step - past, STEPS), STEPS) * BLOCK_K
+    {%- else %}
     for tile in tl.range(
         begin, tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
     ):
+    {%- endif %}
         {{- place("tile")}}
         row = (pid_m * BLOCK_M).to(tl.int32)
         {%- if PARTS > 1 and not GATED %}
@@ -101,6 +157,8 @@ SOURCE = (
         {%- if SPLIT_K > 1 %}
         first_k = (split * SHARE).to(tl.int32)
         for k in tl.range(first_k, min(first_k + SHARE, K), BLOCK_K):
+        {%- elif STREAM_K %}
+        for k in tl.range(first_k.to(tl.int32), last_k.to(tl.int32), BLOCK_K):
         {%- else %}
         for k in tl.range(0, K, BLOCK_K):
         {%- endif %}
@@ -143,13 +201,16 @@ SOURCE = (
         mask = (rm{{m}} < M) & (rn{{n}} < N)
         {%- if ONE_LAUNCH %}
     {{- add_splits("local") | indent(4)}}
+        {%- elif STREAM_K %}
+    {{- exchange()}}
         {%- endif %}
-        {{"    " if ONE_LAUNCH}}
+        {%- set inner = ONE_LAUNCH or STREAM_K %}
+        {{"    " if inner}}
         {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
-                       indent_width=12 if ONE_LAUNCH else 8,
+                       indent_width=12 if inner else 8,
                        val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
         {%- if maxima %}
-        {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(12 if ONE_LAUNCH else 8)}}
+        {{"    " if inner}}{{row_maxima() | indent(12 if inner else 8)}}
         {%- endif %}
 """
 )
@@ -166,4 +227,5 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         # Elements along K of a split, whole steps.
         "SHARE": config.block_k * config.k_steps(problem),
         "PDL": config.pdl,
+        "STREAM_K": config.stream_k,
     }
