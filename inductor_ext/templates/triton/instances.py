@@ -183,11 +183,6 @@ def _kernel_type() -> Any:
     return Kernel
 
 
-def _tiles(batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[..., Any]) -> Any:
-    tiles_n = meta["TILES_N"] if "TILES_N" in meta else cdiv(n, meta["COLUMNS"])
-    return batch * cdiv(m, meta["BLOCK_M"]) * tiles_n
-
-
 def _in_python() -> bool:
     """Whether nothing but Python will call kernels: elsewhere zeros are written for each launch."""
     from torch._inductor import config
