@@ -392,6 +392,28 @@ def _swiglu_fp8(case: Case, source: _Source) -> Program:
     return Program(function, (x, gate, up), reference, {})
 
 
+def _geglu_problem(case: Case) -> GemmProblem:
+    return GemmProblem.contiguous(
+        "addmm",
+        case.m,
+        2 * case.n,
+        case.k,
+        parts=(case.n, case.n),
+        epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
+    )
+
+
+def _geglu(case: Case, source: _Source) -> Program:
+    """As in the transformers of diffusion models."""
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        hidden, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return hidden * F.gelu(gate)
+
+    x, weight = source.normal(case.m, case.k), source.weight(2 * case.n, case.k)
+    return _program(function, x, weight, source.normal(2 * case.n))
+
+
 def _qkv_problem(case: Case) -> GemmProblem:
     return _mm_problem(case, parts=case.parts)
 
@@ -465,6 +487,7 @@ KINDS: Mapping[str, Kind] = {
     "residual": Kind(_residual_problem, _residual),
     "swiglu": Kind(_swiglu_problem, _swiglu),
     "swiglu_fp8": Kind(_swiglu_fp8_problem, _swiglu_fp8),
+    "geglu": Kind(_geglu_problem, _geglu),
     "qkv": Kind(_qkv_problem, _qkv),
     "rmsnorm": Kind(_rmsnorm_problem, _rmsnorm),
     "layernorm": Kind(_layernorm_problem, _layernorm),
@@ -548,10 +571,15 @@ def _quantised_layers() -> Iterator[Case]:
         yield Case("quantised", "fp8 QKV", "fp8_qkv", m, 6144, 4096, parts=QKV, quick=m == 16)
 
 
+_SELDOM = ("geglu", "layernorm", "layernorm_qkv")
+"""Kinds of which one stands for all."""
+
+
 def _fused() -> Iterator[Case]:
     kinds: tuple[tuple[str, str, int, int, tuple[int, ...]], ...] = (
         ("QKV", "qkv", 6144, 4096, QKV),
         ("SwiGLU", "swiglu", 14336, 4096, ()),
+        ("GEGLU", "geglu", 5120, 1280, ()),
         ("RMSNorm + linear", "rmsnorm", 4096, 4096, ()),
         ("LayerNorm + linear", "layernorm", 4096, 4096, ()),
         ("LayerNorm + QKV", "layernorm_qkv", 3072, 1024, (1024, 1024, 1024)),
@@ -559,7 +587,7 @@ def _fused() -> Iterator[Case]:
         ("bias + gelu", "bias_gelu", 16384, 4096, ()),
     )
     for (label, kind, n, k, parts), m in itertools.product(kinds, DECODE_AND_PREFILL):
-        quick = kind == "qkv" or m == 16 or (m != 1 and not kind.startswith("layernorm"))
+        quick = kind == "qkv" or m == 16 or (m != 1 and kind not in _SELDOM)
         yield Case("fused", label, kind, m, n, k, parts=parts, quick=quick)
     for m in (16, 2048):
         yield Case("fused", "SwiGLU to fp8", "swiglu_fp8", m, 14336, 4096, quick=True)

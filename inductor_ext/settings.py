@@ -137,7 +137,7 @@ class Settings:
     gemm_fuse_gated: bool = _setting(
         True,
         "Whether act(x @ w1) * (x @ w2), as in SwiGLU, may become one kernel, with two weights or "
-        "with the halves of one.",
+        "with the halves of one, and with biases or without.",
     )
     gemm_fuse_shared_input: bool = _setting(
         True,

@@ -86,7 +86,7 @@ def _matrix(
 
 def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
     """Operands of a case: a; every factor b; of each its scales, then its zero points; what else
-    its prologue reads; offsets; a bias.
+    its prologue reads; biases that are gated; offsets; a bias.
 
     Parts are matrices of their own, with b's layout.
     """
@@ -128,6 +128,8 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
                 torch.rand(problem.k, device=device).to(found[0].dtype)
                 for _ in range(prologue.vectors)
             ]
+    if problem.epilogue.gated and problem.operation == "addmm":
+        found += [torch.randn(part, device=device).to(found[0].dtype) for part in problem.parts]
     if case.offsets:
         found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
         if problem.a.dtype in FP8:
@@ -200,6 +202,8 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         products = [a @ each for each in factors]
     if prologue is not None and prologue.scales in ("column", "tensor"):
         products = [product * each for product, each in zip(products, scales, strict=True)]
+    if problem.epilogue.gated and problem.operation == "addmm":
+        products = [product + rest.pop(0).double() for product in products]
     if problem.epilogue.gated:
         activation = _ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
         found = activation(products[0]) * products[1]

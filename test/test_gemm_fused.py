@@ -57,6 +57,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], int]] =
         [X, W, (2, 9, 24)],
         1,
     ),
+    "layer norm, gate by halves with a bias": (
+        lambda x, n, m, w, b: (lambda h: h[0] * F.gelu(h[1]))(
+            F.linear(F.layer_norm(x, NORM, n, m), w, b).chunk(2, dim=-1)
+        ),
+        [X, NORM, NORM, W, BIAS],
+        1,
+    ),
     "norm, gate and residual": (
         lambda x, n, g, u, r: r + gate(norm(x, n), g, u),
         [X, NORM, W, W, (2, 9, 48)],

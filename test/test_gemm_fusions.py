@@ -69,7 +69,11 @@ def reference(found: Fusion) -> Callable[..., Any]:
 
     def kernel(a: Tensor, *rest: Tensor) -> Any:
         count = max(1, len(problem.parts))
-        biases = rest[found.options["operands"] - 1 :]
+        operands = found.options["operands"] - 1
+        if problem.epilogue.gated and problem.operation == "addmm":
+            assert len(rest) == operands
+            operands -= 2
+        biases = rest[operands:]
         factors, vectors = rest[:count], rest[count : len(rest) - len(biases)]
         assert a.dim() == 2
         if problem.prologue is not None:
@@ -218,6 +222,45 @@ def test_a_gate_by_halves_of_one_weight(halve: Any, first: bool) -> None:
     assert found.problem.b == Operand("bfloat16", (1, 64), 8)
 
 
+BIAS = tensor(48)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, g, u, b, c: F.silu(F.linear(x, g, b)) * F.linear(x, u, c),
+        # As it is written here, Inductor makes no aten.addmm of it.
+        lambda x, g, u, b, c: F.silu(F.linear(x, g) + b) * (c + F.linear(x, u)),
+    ],
+)
+def test_a_gate_with_biases(function: Any) -> None:
+    found = check(function, X3, W, W, BIAS, BIAS)
+    assert found.problem.operation == "addmm"
+    assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True)
+    assert found.options == {"ACTIVATION": "'silu'", "operands": 5}
+    assert [each.name for each in found.inputs[-2:]] == ["arg3_1", "arg4_1"]
+
+
+def gate_by(act: Callable[[Tensor], Tensor], whole: Tensor) -> Tensor:
+    """The second half gates the first."""
+    hidden, gate = whole.chunk(2, dim=-1)
+    return hidden * act(gate)
+
+
+def geglu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """As in diffusers."""
+    return gate_by(F.gelu, F.linear(x, w, b))
+
+
+@pytest.mark.parametrize("x", [X, X3])
+def test_a_gate_by_halves_with_a_bias(x: Tensor) -> None:
+    found = check(geglu, x, W, BIAS)
+    assert (found.halves, found.options["operands"]) == ((24, 0), 5)
+    assert found.problem.parts == (24, 24)
+    assert [each.name for each in found.inputs[1:]] == ["permute", "arg2_1"]
+    check(lambda x, w, b: geglu(x, w, b), X3.to(F32), W.to(F32), BIAS.to(F32))
+
+
 def test_halves_that_begin_anywhere_are_less_aligned() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         a, b = (x @ w).chunk(2, dim=-1)
@@ -242,7 +285,28 @@ def quarter(h: Tensor) -> Tensor:
         ),
         (lambda x, g, u: (lambda s: (s * F.linear(x, u), s))(F.silu(F.linear(x, g))), (X, W, W)),
         (lambda x, y, g, u: F.silu(F.linear(x, g)) * F.linear(y, u), (X, X, W, W)),
-        (lambda x, g, u, c: F.silu(F.linear(x, g, c)) * F.linear(x, u, c), (X, W, W, tensor(48))),
+        # A bias of one of them, of every row its own, and of one half alone.
+        (lambda x, g, u, c: F.silu(F.linear(x, g, c)) * F.linear(x, u), (X, W, W, tensor(48))),
+        (
+            lambda x, g, u, c: F.silu(aten.addmm(c, x, g.t())) * aten.addmm(c, x, u.t()),
+            (X, W, W, tensor(32, 48)),
+        ),
+        (
+            lambda x, g, u, c: (
+                F.silu(aten.addmm(c, x, g.t(), beta=2)) * aten.addmm(c, x, u.t(), beta=2)
+            ),
+            (X, W, W, tensor(48)),
+        ),
+        (
+            lambda x, g, b: (lambda h, i: F.silu(h.narrow(-1, 0, 24)) * i.narrow(-1, 24, 24))(
+                F.linear(x, g), F.linear(x, g) + b
+            ),
+            (X3, W, tensor(48)),
+        ),
+        (
+            lambda x, g, b: (lambda h: (gate_by(F.gelu, h), h))(F.linear(x, g, b)),
+            (X, W, tensor(48)),
+        ),
         (lambda x, g, u: torch.clamp(F.silu(F.linear(x, g)), max=7) * F.linear(x, u), (X, W, W)),
         (lambda x, g, u: torch.cos(F.linear(x, g)) * F.linear(x, u), (X, W, W)),
         (lambda x, g: F.silu(F.linear(x, g)) * F.linear(x, g), (X, W)),
@@ -481,6 +545,20 @@ def test_a_norm_before_parts_and_before_a_gate() -> None:
     found = check(halves, X3, NORM, W, count=2)
     assert (found.halves, found.options["operands"]) == ((0, 24), 4)
 
+    def biased(x: Tensor, n: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return geglu(F.layer_norm(x, (64,), n, n), w, b)
+
+    found = check(biased, X3, NORM, W, BIAS, count=2)
+    assert (found.halves, found.options["operands"]) == ((24, 0), 7)
+
+    def written(x: Tensor, n: Tensor, g: Tensor, u: Tensor, b: Tensor) -> Tensor:
+        y = rms_norm(x, n)
+        return F.silu(F.linear(y, g) + b) * (F.linear(y, u) + b)
+
+    found = check(written, X3, NORM, W, W, BIAS, count=2)
+    assert found.problem.prologue == Prologue("normalize", vectors=1)
+    assert (found.problem.operation, found.options["operands"]) == ("addmm", 6)
+
 
 def test_a_norm_before_a_bias() -> None:
     found = check(lambda x, n, w, b: F.linear(rms_norm(x, n), w, b), X, NORM, W, tensor(48))
@@ -613,6 +691,10 @@ class Builder:
     def silu(self, a: fx.Node) -> fx.Node:
         return self.call(aten.mul.Tensor, a, self.call(aten.sigmoid.default, a))
 
+    def biased_gate(self, a: fx.Node, b: fx.Node, c: fx.Node) -> fx.Node:
+        products = [self.call(aten.addmm.default, self.weight, a, each) for each in (b, c)]
+        return self.call(aten.mul.Tensor, self.silu(products[0]), products[1])
+
     def standardized(self, a: fx.Node) -> fx.Node:
         with self.fake:
             moments = aten.var_mean.correction(a.meta["val"], [1], correction=0, keepdim=True)
@@ -636,6 +718,7 @@ class Builder:
         made = {
             "product": lambda: [self.product(a, b)],
             "pair": lambda: [self.product(a, b), self.product(a, c)],
+            "biased gate": lambda: [self.biased_gate(a, b, c)],
             "gate": lambda: [
                 self.call(aten.mul.Tensor, self.silu(self.product(a, b)), self.product(a, c))
             ],
@@ -654,7 +737,17 @@ def fake_device() -> Iterator[None]:
         yield
 
 
-KINDS = ("product", "pair", "gate", "norm", "normed", "standardized", "add", "transpose")
+KINDS = (
+    "product",
+    "pair",
+    "gate",
+    "biased gate",
+    "norm",
+    "normed",
+    "standardized",
+    "add",
+    "transpose",
+)
 
 
 @examples(60)
@@ -827,6 +920,8 @@ HALVES = {"parts": (48, 48), "gated": True}
         problem(**HALVES, stored="float32"),
         problem(**HALVES, dtype="float32"),
         problem("mm", MATRIX, **HALVES),
+        problem("addmm", row(), **HALVES),
+        problem("addmm", row(), prologue=LAYER_NORM, **HALVES),
         problem(parts=(64, 16, 16)),
         problem("addmm", row(), parts=(64, 16, 16)),
         problem(prologue=RMS),

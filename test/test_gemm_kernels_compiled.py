@@ -16,7 +16,7 @@ from expecttest import assert_expected_inline
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case, Compiled
@@ -46,6 +46,11 @@ def mm(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
 
 PARTS = mm(4096, 6144, 4096, parts=(4096, 1024, 1024))
 GATED = mm(4096, 8192, 4096, parts=(4096, 4096), epilogue=Epilogue(gated=True))
+BIASED = but(
+    GATED,
+    operation="addmm",
+    epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
+)
 ENDS = tuple(range(512, 4097, 512))
 EPSILON = {"EPSILON": 1e-5}
 
@@ -79,6 +84,7 @@ def count(pattern: str, found: Compiled) -> int:
         Case(LINEAR, but(WIDE, flatten=False), bias="row"),
         Case(PARTS, WIDE),
         Case(GATED, but(WIDE, stages=3), {"ACTIVATION": "'silu'"}),
+        Case(BIASED, but(WIDE, stages=3, flatten=False), {"ACTIVATION": "'gelu'"}),
         Case(mm(512, 512, 512, layouts="cr"), but(WIDE, block_n=128)),
         Case(mm(512, 512, 512, dtype="float32", tf32=True), but(WIDE, block_n=128, block_k=32)),
         Case(mm(16, 4096, 4096), but(SKINNY, pdl=False)),
@@ -86,7 +92,19 @@ def count(pattern: str, found: Compiled) -> int:
         Case(mm(4096, 512, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
         Case(LARGE, but(WIDE, block_k=32, stages=2, index64=True)),
     ],
-    ids=("relu", "loops", "parts", "gated", "cr", "tf32", "skinny", "batch", "grouped", "large"),
+    ids=(
+        "relu",
+        "loops",
+        "parts",
+        "gated",
+        "biased",
+        "cr",
+        "tf32",
+        "skinny",
+        "batch",
+        "grouped",
+        "large",
+    ),
 )
 def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     found = compiled(case)

@@ -18,7 +18,13 @@ pytest.importorskip("triton")
 
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case
@@ -53,7 +59,8 @@ def mm(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
 
 
 def gated(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
-    return mm(m, 2 * n, k, parts=(n, n), epilogue=Epilogue(gated=True), **rest)
+    rest.setdefault("epilogue", Epilogue(gated=True))
+    return mm(m, 2 * n, k, parts=(n, n), **rest)
 
 
 def drawn() -> dict[str, Case]:
@@ -117,6 +124,8 @@ def grouped(m: int, n: int, k: int, ends: tuple[int, ...], **rest: Any) -> Case:
 
 NORMALIZED = Prologue("normalize", vectors=1)
 LAYER_NORM = Prologue("standardize", vectors=2)
+ROW = EpilogueInput("float16", "row")
+BIASES = {"operation": "addmm", "epilogue": Epilogue((ROW,), 1, gated=True)}
 INT8 = {"operation": "mixed", "b_dtype": "int8"}
 
 CASES: dict[str, Case] = {
@@ -191,6 +200,15 @@ CASES: dict[str, Case] = {
     "tma, gated and exchanged": Case(
         gated(5, 72, 64), but(TMA, **{**SWAPPED, "block_n": 128}), {"ACTIVATION": "'relu'"}
     ),
+    "tile, gated with biases": Case(gated(17, 43, 61, **BIASES), TILE, SILU),
+    "tile, gated with biases and exchanged": Case(
+        gated(5, 43, 61, **BIASES), but(TILE, block_n=128, swap=True), SILU
+    ),
+    "gemv, gated with biases": Case(gated(3, 43, 61, **BIASES), GEMV, SILU),
+    "tma, gated with biases": Case(gated(70, 40, 64, **BIASES), TMA, SILU),
+    "tma, gated with biases and exchanged": Case(
+        gated(5, 72, 64, **BIASES), but(TMA, **{**SWAPPED, "block_n": 128}), SILU
+    ),
     "tile, gated by sigmoid": Case(gated(5, 24, 40), TILE, {"ACTIVATION": "'sigmoid'"}),
     "tile, gated by itself": Case(gated(5, 24, 40), TILE, {"ACTIVATION": "'identity'"}),
     "tile, normalised": Case(mm(7, 43, 61, prologue=NORMALIZED), TILE, EPSILON),
@@ -219,7 +237,7 @@ CASES: dict[str, Case] = {
     ),
     "gemv, standardised": Case(mm(3, 43, 561, prologue=LAYER_NORM), GEMV, EPSILON),
     "gemv, standardised and gated": Case(
-        gated(3, 43, 61, prologue=LAYER_NORM), GEMV, {**EPSILON, **SILU}
+        gated(3, 43, 61, prologue=LAYER_NORM, **BIASES), GEMV, {**EPSILON, **SILU}
     ),
     "gemv, int8 weights": Case(mm(3, 43, 61, **INT8), GEMV),
     "gemv, int8 weights, one scale": Case(

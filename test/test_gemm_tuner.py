@@ -81,6 +81,14 @@ FUSED = [
     contiguous("mm", 16, 512, 256, epilogue=Epilogue(inputs_of("column", "row"), 2, "float32")),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED, prologue=NORM),
+    contiguous(
+        "addmm",
+        16,
+        512,
+        256,
+        parts=(256, 256),
+        epilogue=Epilogue(inputs_of("row"), 1, gated=True),
+    ),
     contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=NORM),
     contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=LAYER_NORM),
     contiguous(

@@ -77,6 +77,28 @@ class Layer(torch.nn.Module):
         return out
 
 
+class PreNorm(torch.nn.Module):
+    """A layer of a vision or diffusion model, whose every linear layer has a bias."""
+
+    def __init__(self, width: int = 256, hidden: int = 512) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(width) for _ in "ab"])
+        self.qkv = torch.nn.ModuleList([torch.nn.Linear(width, width) for _ in "qkv"])
+        self.proj = torch.nn.Linear(width, 2 * hidden)
+        self.down = torch.nn.Linear(hidden, width)
+        for norm in self.norms:
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+            torch.nn.init.normal_(norm.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norms[0](x)
+        q, k, v = (each(h) for each in self.qkv)
+        x = x + q * torch.sigmoid(k) * v
+        hidden, gate = self.proj(self.norms[1](x)).chunk(2, dim=-1)
+        out: torch.Tensor = x + self.down(hidden * F.gelu(gate))
+        return out
+
+
 def exact(module: torch.nn.Module) -> torch.nn.Module:
     wide = type(module)().cuda().double()
     wide.load_state_dict(module.state_dict())
@@ -104,6 +126,21 @@ def test_a_layer_equals_float64(dtype: torch.dtype, rows: int) -> None:
     configs = chosen(records)
     # Four kernels: with the norms they are two fused ones; float32's sums of squares are as exact.
     assert 4 <= len(configs) <= 7
+    assert None not in configs
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 8, 33, 300])
+def test_layer_norms_and_biased_gates_equal_float64(dtype: torch.dtype, rows: int) -> None:
+    module = PreNorm().cuda().to(dtype)
+    x = torch.randn(2, rows, 256, device="cuda", dtype=dtype)
+    with torch.no_grad(), choose.forced(first()), events.capture() as records:
+        out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
+        reference = exact(module)(x.double())
+    assert relative_error(out, reference) < ERROR[dtype]
+    # The norm, queries, keys and values; the norm, the gate and what it gates; the last one.
+    configs = chosen(records)
+    assert len(configs) == 3
     assert None not in configs
 
 

@@ -14,7 +14,13 @@ import torch._inductor.config as inductor_config
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 from test import kernel_util
 from test.kernel_util import Case
 
@@ -254,6 +260,18 @@ def test_gates(config: GemmConfig, activation: str) -> None:
     problem = mm(m, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
     options = {"ACTIVATION": repr(activation)}
     assert error(Case(problem, config, options)) < TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TMA, but(TMA, block_m=32, warps=4, swap=True), TILE, SKINNY, GEMV],
+    ids=("tma", "tma, exchanged", "tile", "exchanged", "vector"),
+)
+def test_gates_with_biases(config: GemmConfig) -> None:
+    m = {"gemv": 3, "splitk": 13}.get(config.template, 24 if config.swap else 264)
+    epilogue = Epilogue((EpilogueInput("float16", "row"),), 1, gated=True)
+    problem = mm(m, 400, 328, "float16", operation="addmm", parts=(200, 200), epilogue=epilogue)
+    assert error(Case(problem, config, {"ACTIVATION": "'gelu'"})) < TOLERANCE["float16"]
 
 
 @pytest.mark.parametrize("config", [SKINNY, GEMV], ids=lambda each: each.template)

@@ -47,6 +47,14 @@ OUTPUTS = (
     contiguous(
         "mm", 16, 512, 256, parts=(256, 128, 128), prologue=Prologue("standardize", vectors=2)
     ),
+    contiguous(
+        "addmm",
+        16,
+        512,
+        256,
+        parts=(256, 256),
+        epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
+    ),
     contiguous("mm", 2 * verify.ROWS, 256, 64, epilogue=Epilogue((), 1, "float8_e4m3fn", 1)),
 )
 """Problems that every device from capability 8.9 on can compute by stock's path."""

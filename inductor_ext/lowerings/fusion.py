@@ -48,16 +48,18 @@ class Fusion:
     outputs: tuple[fx.Node, ...]
     """Those of the nodes whose values are used outside, in the order of the kernel's results."""
     inputs: tuple[fx.Node, ...]
-    """a; the factors b, one for each part; the scales of each, and the zero points; the weight of a
-    normalisation; one bias for each part or none.
+    """a; the factors b, one for each part; the scales of each, and the zero points; what a
+    normalisation reads; one bias for each part or none, or one that has halves as the factor has.
 
     What is normalised may have other dimensions than the product's rows; its last one is K.
     """
     options: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the kernel that the problem does not tell: `ACTIVATION`, quoted, of what gates;
-    `EPSILON` of a normalisation; and `operands`, the number of the call's inputs before biases."""
+    `EPSILON` of a normalisation; and `operands`, the number of the call's inputs before biases that
+    are added behind the kernel. Those of a gate and of what it gates are its operands."""
     halves: tuple[int, int] | None = None
-    """Where the parts are halves of one factor: the first columns of the gate and of the other."""
+    """Where the parts are halves of one factor, and of one bias: the first columns of the gate and
+    of the other."""
     views: tuple[View, ...] = ()
     """How inputs from b on are seen, as far as there are any; the others are seen as they are.
     Where something is dequantised, there is one for each factor, scale and zero point."""
@@ -146,12 +148,17 @@ def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.N
     if fusion.halves:
         halved = max(1, len(fusion.views))
         half = fusion.problem.parts[0]
+        # The bias of a gate is one of its operands.
+        count = len(rest) - (fusion.problem.operation == "addmm")
         parts = [
             _columns(graph, whole, begin, half)
             for whole in rest[:halved]
             for begin in fusion.halves
         ]
-        rest = [*parts, *rest[halved:]]
+        biases = [
+            _columns(graph, whole, begin, half) for whole in rest[count:] for begin in fusion.halves
+        ]
+        rest = [*parts, *rest[halved:count], *biases]
     return (a, *rest)
 
 

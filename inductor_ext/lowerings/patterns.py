@@ -2,7 +2,8 @@
 
 `find` looks for three patterns in a graph after Inductor's own passes:
 
-- gate (`gemm_fuse_gated`): act(x @ w1) * (x @ w2), two weights or the halves of one;
+- gate (`gemm_fuse_gated`): act(x @ w1 + b1) * (x @ w2 + b2), two weights or the halves of one,
+  both with a bias or both without;
 - shared input (`gemm_fuse_shared_input`): products that have their first factor in common (Q, K
   and V), and of which none is computed from another;
 - norm (`gemm_fuse_norm`): an RMSNorm or LayerNorm of the rows of the first factor, if nothing else
@@ -45,8 +46,10 @@ from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
     Epilogue,
+    EpilogueInput,
     GemmProblem,
     Operand,
+    Operation,
     Prologue,
 )
 
@@ -163,6 +166,19 @@ def _written(node: fx.Node) -> list[fx.Node]:
     return nodes if len(nodes) == len(found) else []
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One of the two that gate each other."""
+
+    product: fx.Node
+    bias: fx.Node | None = None
+    """The vector [N] that is added to the product's rows."""
+    begin: int | None = None
+    """Of a half of the product's columns, the first one."""
+    nodes: frozenset[fx.Node] = frozenset()
+    """Those from the product to the part, without the product."""
+
+
 class _Search:
     def __init__(
         self,
@@ -239,7 +255,7 @@ class _Search:
     # Gates
 
     def gated(self) -> Iterator[Fusion]:
-        """Every act(x @ w1) * (x @ w2)."""
+        """Every act(x @ w1 + b1) * (x @ w2 + b2)."""
         import torch
 
         taken: set[fx.Node] = set()
@@ -251,7 +267,7 @@ class _Search:
 
     def gate(self, root: fx.Node) -> Fusion | None:
         """The gate whose last multiplication a node is."""
-        leaves: dict[fx.Node, tuple[fx.Node, int | None, set[fx.Node]]] = {}
+        leaves: dict[fx.Node, _Part] = {}
 
         def leaf(node: fx.Node) -> sympy.Expr | None:
             part = self.part(node)
@@ -270,42 +286,81 @@ class _Search:
         if split is None:
             return None
         gate, up, activation = split
-        (product, first, _), (other, second, _) = leaves[gate], leaves[up]
-        halves = None if first is None or second is None else (first, second)
-        parts = [product] if product is other else [product, other]
-        if (halves is None) == (len(parts) == 1) or (halves and first == second):
+        one, two = leaves[gate], leaves[up]
+        halves = None if one.begin is None or two.begin is None else (one.begin, two.begin)
+        parts = list(dict.fromkeys((one.product, two.product)))
+        if (halves is None) == (len(parts) == 1) or (halves and one.begin == two.begin):
             return None
-        output = _cast_of(root, product.meta["val"].dtype)
-        between = {node for _, _, nodes in leaves.values() for node in nodes}
+        if (one.bias is None) != (two.bias is None) or (halves and one.bias is not two.bias):
+            return None
+        biases = [part.bias for part in (one, two)[: len(parts)] if part.bias is not None]
+        output = _cast_of(root, one.product.meta["val"].dtype)
+        between = {node for part in (one, two) for node in part.nodes}
         own = (node for part in parts for node in self.products[part].nodes)
         nodes = self.ordered([*between, *reader.inner, *own, output])
         problem = self.together(parts, halves=halves is not None)
-        if problem is None or problem.operation not in ("mm", "mixed") or self.biases(parts):
+        if problem is None:
             return None
         out = problems.dtype_of(output.meta["val"])
         epilogue = Epilogue(out=out if out != problem.out else None, gated=True)
-        problem = dataclasses.replace(problem, epilogue=epilogue)
+        operation: Operation = problem.operation
+        if biases:
+            operation = "addmm"
+            row = EpilogueInput(problem.out, "row")
+            epilogue = dataclasses.replace(epilogue, inputs=(row,), pointwise=1)
+        problem = dataclasses.replace(problem, operation=operation, epilogue=epilogue)
         found = self.of_parts(problem, parts, halves)
         options = {**found.options, "ACTIVATION": repr(activation)}
-        found = dataclasses.replace(found, nodes=nodes, outputs=(output,), options=options)
+        # The kernel adds them, each to its part, and nothing else is added.
+        options["operands"] += 2 if biases else 0
+        inputs = found.inputs[: len(found.inputs) - len(self.biases(parts))]
+        found = dataclasses.replace(
+            found, nodes=nodes, outputs=(output,), inputs=(*inputs, *biases), options=options
+        )
         return found if self.closed(found) else None
 
-    def part(self, node: fx.Node) -> tuple[fx.Node, int | None, set[fx.Node]] | None:
-        """The product that a node is, or is a half of.
-
-        Returns:
-            The product; for a half its first column; the nodes between, with `node`.
-        """
-        if node in self.products:
-            return node, None, set()
+    def part(self, node: fx.Node) -> _Part | None:
+        """The product, with its bias or without, that a node is, or is a half of."""
+        whole = self.whole(node)
+        if whole is not None:
+            return whole
         half = _half(node)
         if half is None:
             return None
-        whole, begin, between = half
-        product = _source(whole)
-        if product not in self.products or self.products[product].problem.n != shape(whole)[-1]:
+        source, begin, between = half
+        views = set(_views(source))
+        whole = self.whole(_source(source))
+        if whole is None or self.products[whole.product].problem.n != shape(source)[-1]:
             return None
-        return product, begin, between | set(_views(whole))
+        return dataclasses.replace(whole, begin=begin, nodes=whole.nodes | between | views)
+
+    def whole(self, node: fx.Node) -> _Part | None:
+        """The product, with its bias or without, that a node is."""
+        import torch
+
+        if node in self.products:
+            biases = _biases(self.products[node])
+            if not biases:
+                return _Part(node)
+            by_row = self.is_biased_by_row(node)
+            alone = self.products[node].problem.operation == "addmm"
+            return _Part(node, biases[0]) if alone and by_row else None
+        if node.target is not torch.ops.aten.add.Tensor or node.kwargs:
+            return None
+        # An addition that a model has written itself, behind a product seen in another shape.
+        operands = node.all_input_nodes
+        for added, bias in zip(operands, reversed(operands), strict=True):
+            product = _source(added)
+            problem = self.products[product].problem if product in self.products else None
+            if (
+                problem is not None
+                and problem.operation == "mm"
+                and shape(added)[-1] == problem.n
+                and shape(bias) == (problem.n,)
+                and node.meta["val"].dtype == product.meta["val"].dtype == bias.meta["val"].dtype
+            ):
+                return _Part(product, bias, nodes=frozenset({node, *_views(added)}))
+        return None
 
     # Shared inputs
 
@@ -494,8 +549,9 @@ class _Search:
         value = norm.x.meta["val"]
         if value.dtype != problems.value_of(normalized).dtype or not is_contiguous(norm.x):
             return None
-        # Of halves the call has two factors where the inputs have one.
-        operands = fusion.options["operands"] - 1
+        # Of halves the call has two factors where the inputs have one; biases of a gate are last.
+        gate_biases = 2 if problem.epilogue.gated and problem.operation == "addmm" else 0
+        operands = fusion.options["operands"] - 1 - gate_biases
         last = 1 + (operands // 2 if fusion.halves else operands)
         rows = problems.value_of(fusion.inputs[0]).shape[0]
         prologue, vectors = Prologue(norm.kind), norm.vectors

@@ -613,7 +613,11 @@ class GemmProblem:
     @functools.cached_property
     def fused_bytes(self) -> int:
         """Bytes that epilogue and prologue read besides a and b."""
-        read = sum(each.size(self.m, self.columns) for each in self.epilogue.inputs) * self.outputs
+        inputs = self.epilogue.inputs
+        read = sum(each.size(self.m, self.columns) for each in inputs) * self.outputs
+        if self.epilogue.gated and self.operation == "addmm" and inputs:
+            # What gates has a bias, and so has what is gated.
+            read += inputs[0].size(self.m, self.columns)
         if self.prologue is not None:
             read += self.prologue.size(self.n, self.k)
         return read

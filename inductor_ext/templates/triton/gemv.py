@@ -32,6 +32,7 @@ SOURCE = (
 {%- endif %}
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
 {%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
+{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
 {%- set rows = range(BLOCK_M) %}
 {{def_kernel(*(["A"] + factors + extra + maxima))}}
     M = {{size("A", -2)}}
@@ -177,6 +178,7 @@ SOURCE = (
     {%- endif %}
     {{- scaled("[None, :]")}}
     {%- if GATED %}
+    {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
     idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]

@@ -45,6 +45,7 @@ def choice(
             or a gate only M may be, with groups only what they divide.
         config: legal for the problem.
         inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
+            biases of a gate and of what it gates, or none;
             of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b; with
             `ABSOLUTE` last an array [tiles along N, M] in float32, which is written.
         layout: of the output, [M, columns] or [batch, M, columns]; [split_k * M, columns] in

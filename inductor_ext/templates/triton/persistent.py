@@ -81,7 +81,8 @@ SOURCE = (
 {%- endmacro %}
 {%- set factors = [] %}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{{def_kernel(*(["A"] + factors + maxima))}}
+{%- set biases = ["BIAS0", "BIAS1"] if BIASED else [] %}
+{{def_kernel(*(["A"] + factors + biases + maxima))}}
     M = {{size("A", -2)}}
     {{- tiles_along_n()}}
     {{- along_k()}}
@@ -173,11 +174,15 @@ SOURCE = (
         stored += tl.num_programs(0)
         {{- place("stored")}}
         {%- endif %}
+        {%- set m = "[None, :]" if SWAP else "[:, None]" %}
+        {%- set n = "[:, None]" if SWAP else "[None, :]" %}
+        {%- if BIASED %}
+        rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+        {{- add_biases(n, "        ")}}
+        {%- endif %}
         {%- if GATED %}
         acc = {{gate("acc", "up")}}
         {%- endif %}
-        {%- set m = "[None, :]" if SWAP else "[:, None]" %}
-        {%- set n = "[:, None]" if SWAP else "[None, :]" %}
         rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
         {%- if PARTS > 1 and not GATED %}
         first_tile = 0

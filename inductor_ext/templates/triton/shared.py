@@ -41,6 +41,13 @@ tl.sigmoid({{x}}) * {{up}}
     TILES_N = tl.cdiv({{size("B0", -1)}}, COLUMNS)
     {%- endif %}
 {%- endmacro %}
+{#- Add to both products, before one gates the other, what their columns rn have. #}
+{%- macro add_biases(n, indent) %}
+{%- for sums, name in (("acc", "BIAS0"), ("up", "BIAS1")) %}
+{{indent}}at = {{name}} + rn * {{stride(name, 0)}}
+{{indent}}{{sums}} += tl.load(at, mask=rn < {{size(name, 0)}}, other=0).to(tl.float32){{n}}
+{%- endfor %}
+{%- endmacro %}
 {#- Mean and reciprocal deviation of the rows rm over all of K, [BLOCK_M] each. Every place of a
     tile has a mean and a sum of squares of its own (Welford 1962), of which those of the row follow
     (Chan, Golub and LeVeque 1983): nothing cancels, however far from 0 the rows are. #}
@@ -255,6 +262,7 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "PARTS": len(parts),
         "TILES_N": tiles[0] if gated else tiles_along_n(problem, config.block_n),
         "GATED": gated,
+        "BIASED": gated and problem.operation == "addmm",
         "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
         "ALLOW_TF32": problem.tf32,
     }

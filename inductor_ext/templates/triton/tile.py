@@ -7,7 +7,7 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
 - several factors b (`PARTS`) share one launch: a tile belongs to one of them, and their products
   lie side by side in the output;
 - two factors can gate each other (`GATED`): a tile has the same columns of both and stores
-  act(gate) * up;
+  act(gate) * up, each with a bias or without (`BIASED`);
 - rows of a can be normalised on the way (`NORMALIZE`, RMSNorm, Zhang and Sennrich 2019): the norm
   of a row is a factor of its whole product, so that squares are summed up beside the product (the
   tensor cores do it: they are the diagonal of a @ a^T), and the product is scaled once; only the
@@ -58,6 +58,7 @@ SOURCE = (
 {%- endfor %}
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
 {%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
+{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
 {#- Words of two neighbours along K, as which a is read where b has pairs. #}
 {%- macro halves(word, even, odd, name) %}
         {{even}} = ({{word}} & 0xFFFF).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
@@ -234,6 +235,7 @@ SOURCE = (
     {%- endif %}
     {{- scaled(n)}}
     {%- if GATED %}
+    {%- if BIASED %}{{add_biases(n, "    ")}}{% endif %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
     idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm{{m}}
