@@ -281,7 +281,8 @@ class TestLaunch:
     @pytest.mark.parametrize("swap", [False, True])
     def test_a_kernel_is_handed_sizes_and_strides(self, echo: Kernel, swap: bool) -> None:
         a, b, out = torch.zeros(3, 8)[:, :5], torch.zeros(7, 9).t()[:5], torch.zeros(3, 7)
-        config = CutlassConfig(**{**vars(self.CONFIG), "swap": swap})
+        layouts = "tnn" if swap else "tnt"
+        config = CutlassConfig(**{**vars(self.CONFIG), "swap": swap, "layouts": layouts})
         m, n, k = (7, 3, 5) if swap else (3, 7, 5)
         first, second = (9, 8) if swap else (8, 9)
         expected = m + 100 * n + 10000 * k + 1000000
@@ -295,6 +296,13 @@ class TestLaunch:
         assert echo.run(arguments, 0, 0) == 4000 + 200 + 20 + 1 + 6 + 10000 + 100000 * 12
         shared = call(self.CONFIG, a[:1].expand(2, 3, 4), b, out, [bias], scalars=(0.5, 2.0))
         assert echo.run(shared, 1, 2) == 4000 + 200 + 20 + 6
+
+    def test_one_row_has_a_stride_that_tma_takes(self, echo: Kernel) -> None:
+        a = torch.zeros(5)[None].as_strided((1, 5), (1, 1))
+        b = torch.zeros(5, 1).as_strided((5, 1), (1, 1))
+        found = echo.workspace_size(call(self.CONFIG, a, b, torch.zeros(1, 1)))
+        assert found is not None
+        assert found // 100000000 == 16 + 1000 * 16 + 1000000
 
     def test_what_cannot_run_has_no_workspace(self, echo: Kernel) -> None:
         empty = torch.zeros(0, 4)

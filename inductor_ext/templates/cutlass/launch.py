@@ -15,6 +15,7 @@ from inductor_ext import cache
 from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS, Source
+from inductor_ext.templates.problem import ceiling
 
 __all__ = ["Call", "Kernel", "call", "load"]
 
@@ -68,10 +69,13 @@ def call(
     m, k = a.shape[-2:]
     n = b.shape[-1]
     batch = b.shape[0] if ends is not None else out.shape[0] if out.dim() == 3 else 1
-    factors = [_factor(a), _factor(b)]
+    first, second = config.layouts[0], config.layouts[1]
     if config.swap:
+        # The kernel's A is b's transpose, and its B a's.
+        factors = [_factor(b, first == "n"), _factor(a, second == "n")]
         m, n = n, m
-        factors.reverse()
+    else:
+        factors = [_factor(a, first == "t"), _factor(b, second == "t")]
     tensors = [*factors, _matrix(out)]
     if ends is not None:
         tensors.append((ends.data_ptr(), 0, 0))
@@ -93,10 +97,22 @@ def call(
     return Call(structure, (operands, numbers))
 
 
-def _factor(tensor: Any) -> tuple[int, int, int]:
-    """Address, elements from row to row or from column to column, and from matrix to matrix."""
+def _factor(tensor: Any, rows: bool) -> tuple[int, int, int]:
+    """Address, elements from row to row, or from column to column if rows are not what lies side by
+    side, and from matrix to matrix.
+
+    What only has one row has some stride that TMA takes, which its own need not be.
+    """
     *batch, row, column = tensor.stride()
-    return tensor.data_ptr(), max(row, column), _of_batch(tensor, batch)
+    count, inner = tensor.shape[-2:] if rows else (tensor.shape[-1], tensor.shape[-2])
+    stride = row if rows else column
+    if count == 1:
+        stride = ceiling(inner, _TMA_ELEMENTS) * _TMA_ELEMENTS
+    return tensor.data_ptr(), stride, _of_batch(tensor, batch)
+
+
+_TMA_ELEMENTS = 16
+"""Of 8 bits and more, of which so many are a stride that TMA takes."""
 
 
 def _matrix(tensor: Any) -> tuple[int, int, int]:
