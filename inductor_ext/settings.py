@@ -156,7 +156,7 @@ class Settings:
     gemm_fuse_row_maxima: bool = _setting(
         True,
         "Whether the kernel of a GEMM may give the largest absolute elements of its rows as well, "
-        "by which rows are then scaled to float8.",
+        "by which rows are then scaled to float8 or int8.",
     )
     gemm_rows: str = _setting(
         "1, 16, 64, 256, 2048",

@@ -73,6 +73,11 @@ def find(
     return row_maxima.find(graph, settings, fusions)
 
 
+def quantized_to_int8(y: Tensor) -> tuple[Tensor, Tensor]:
+    scale = y.abs().amax(-1, keepdim=True) / 127
+    return (y / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 @pytest.mark.parametrize("scaled", [quantized, quantized_by_hand])
 @pytest.mark.parametrize("x", [X, X3])
 def test_a_gate_scaled_to_float8(scaled: Any, x: Tensor) -> None:
@@ -92,6 +97,12 @@ def test_a_linear_layer_with_bias_and_activation() -> None:
     assert epilogue.pointwise > 4
     assert list(found.chain_inputs) == [found.nodes[0].args[0]]
     assert found.plain is found.nodes[0]
+
+
+def test_rows_scaled_to_int8() -> None:
+    (found,) = find(lambda x, w: quantized_to_int8(F.linear(x, w)), X, W)
+    assert found.problem.epilogue == Epilogue(reductions=1, out="int8")
+    assert found.problem.quantized
 
 
 def test_a_norm_before_and_a_residual_behind() -> None:
@@ -141,6 +152,8 @@ def test_maxima_alone(reduce: Any, absolute: bool) -> None:
         lambda x, w: (lambda y: (y, y.max(1)))(F.linear(x, w)),
         # What is between is used elsewhere, too.
         lambda x, w: (lambda y: (y, y.relu().abs().amax(-1)))(F.linear(x, w)),
+        # What else reads the product may find the maxima in passing.
+        lambda x, w: (lambda y: (y.cos().cumsum(-1), y.abs().amax(-1)))(F.linear(x, w)),
         # Blocks of rows.
         lambda x, w: (lambda y: (y, y.view(32, 2, 24).abs().amax(-1)))(F.linear(x, w)),
         # The maxima are those of float32, which is not stored.
@@ -199,6 +212,12 @@ def gated(x: Tensor, g: Tensor, u: Tensor) -> Any:
     return y, y.abs().amax(-1)
 
 
+def biased(x: Tensor, w: Tensor, b: Tensor) -> Any:
+    first, second = F.linear(x, w, b).chunk(2, -1)
+    y = first * F.silu(second)
+    return y, y.abs().amax(-1)
+
+
 def signed(x: Tensor, w: Tensor) -> Any:
     y = -torch.relu(F.linear(x, w))
     return y, y.amax(-1)
@@ -222,12 +241,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes, GemmConfig]] = {
     "residual, operands exchanged": (residual, RESIDUAL, SWAPPED),
     "residual of few rows": (residual, [(3, 64), (40, 64), (40,), (3, 40)], GEMV),
     "gate, operands exchanged": (gated, [(18, 64), (40, 64), (40, 64)], SWAPPED),
-    "gate by TMA": (gated, [(70, 64), (40, 64), (40, 64)], TMA),
     "gate of one row": (
         gated,
         [(1, 64), (40, 64), (40, 64)],
         dataclasses.replace(GEMV, block_m=1),
     ),
+    "gate by halves with biases, by TMA": (biased, [(70, 64), (80, 64), (80,)], TMA),
     "splits of K": (
         residual,
         RESIDUAL,
@@ -384,7 +403,7 @@ def test_what_follows_the_kernel_is_predicted(rows: int) -> None:
         assert prediction.total > problem.roofline(H200)
 
 
-@pytest.mark.parametrize("stored", ["float8_e4m3fn", "float8_e5m2", None])
+@pytest.mark.parametrize("stored", ["float8_e4m3fn", "float8_e5m2", "int8", None])
 def test_the_canonical_program_is_found_and_verified(stored: str | None) -> None:
     epilogue = Epilogue(gated=True, reductions=1, out=stored)
     problem = GemmProblem.contiguous("mm", 33, 96, 64, "float32", parts=(48, 48), epilogue=epilogue)

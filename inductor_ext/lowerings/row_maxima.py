@@ -1,14 +1,16 @@
-"""Products of which the largest absolute element of each row is asked for, as float8 is scaled by.
+"""Products of which the largest absolute element of each row is asked for, to scale it to 8 bits.
 
 `find` (`gemm_fuse_row_maxima`) looks for y.abs().amax(-1) or y.amax(-1) of what a kernel of ours
 can compute alone: a product, or one of the fusions of `patterns` and `mixed`, with the pointwise
 operations behind it. As the maxima are those of y as it is stored, the kernel applies all of these
 itself (`chain`) instead of leaving them to the scheduler. y is stored as before, for whatever reads
-it. Where y is then scaled to float8 by the maxima, the problem says so, so that what is timed has
-it, too.
+it.
 
-Nothing is found where an operation between is used elsewhere as well, where y has another dtype
-than the product, or where Inductor is told to round as eager code does (`emulate_precision_casts`).
+What is timed is what there is: where y is then scaled to float8 or int8 by the maxima, the problem
+has that, too. With other readers of y, whose kernels may find the maxima in passing, nothing is
+found. Nor is anything where an operation between is used elsewhere as well, where y has another
+dtype than the product, or where Inductor is told to round as eager code does
+(`emulate_precision_casts`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from inductor_ext.lowerings.expressions import (
 )
 from inductor_ext.lowerings.fusion import Fusion, become, call_inputs, hoist
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import FP8, GemmProblem
+from inductor_ext.templates.problem import QUANTIZED, GemmProblem
 
 if TYPE_CHECKING:
     from torch import fx
@@ -52,7 +54,7 @@ class RowMaxima(Fusion):
     plain: fx.Node | None = None
     """The product, if nothing else is fused with it."""
     behind: tuple[fx.Node, ...] = ()
-    """What scales y to float8 by the maxima, which other kernels do; in the graph's order."""
+    """What scales y to 8 bits by the maxima, which other kernels do; in the graph's order."""
 
 
 def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list[RowMaxima]:
@@ -189,6 +191,8 @@ class _Search:
             if set(each.users) <= own:
                 own.add(each)
         behind, dtype = self.scaling(y, reduction.node, own)
+        if dtype is None and self.readers(y) - own:
+            return None
         found = RowMaxima(
             dataclasses.replace(
                 problem, epilogue=dataclasses.replace(problem.epilogue, reductions=1, out=dtype)
@@ -215,10 +219,22 @@ class _Search:
             and all(set(node.users) <= own for node in own - set(found.outputs))
         )
 
+    def readers(self, y: fx.Node) -> set[fx.Node]:
+        """What reads y in the graph, views of it and the graph's output apart."""
+        found: set[fx.Node] = set()
+        pending = [y]
+        while pending:
+            for user in pending.pop().users:
+                if is_view(user):
+                    pending.append(user)
+                elif user.op != "output":
+                    found.add(user)
+        return found
+
     def scaling(
         self, y: fx.Node, maxima: fx.Node, own: set[fx.Node]
     ) -> tuple[tuple[fx.Node, ...], str | None]:
-        """What scales y to float8 by its maxima, and the dtype; or nothing, and None."""
+        """What scales y to 8 bits by its maxima, and the dtype; or nothing, and None."""
         reached: dict[fx.Node, frozenset[fx.Node]] = {
             each: frozenset((each,)) for each in (y, maxima)
         }
@@ -233,7 +249,7 @@ class _Search:
                 continue
             reached[node] = frozenset().union(*(reached[each] for each in given))
             dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-            if dtype in FP8 and len(reached[node]) == 2 and _same_size(node, y):
+            if dtype in QUANTIZED and len(reached[node]) == 2 and _same_size(node, y):
                 needed, pending = {node}, [node]
                 while pending:
                     inputs = set(pending.pop().all_input_nodes) & reached.keys()

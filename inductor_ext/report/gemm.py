@@ -305,8 +305,9 @@ class _Fusions:
             if kernel is None or kernel is kernels[0] or next(_products(user), None) is not None:
                 continue
             if product in (getattr(user.node, "origins", None) or ()):
-                # The second step of a split K.
-                kernels.append(kernel)
+                # The second step of a split K; that of maxima of rows is a kernel of its own.
+                if not product.meta[RECORD].problem.epilogue.reductions:
+                    kernels.append(kernel)
                 continue
             operators = ", ".join(_operators(user, after)) or user.get_name()
             separate[f"{operators} ({self._reason(member, user)})"] = None

@@ -398,6 +398,9 @@ class _Plain:
     def narrow(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor.to(dtype)
 
+    def round(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.round()
+
     def product(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, named: Any
     ) -> torch.Tensor:
@@ -450,6 +453,9 @@ class _Exact:
         return tensor.to(torch.float64)
 
     def narrow(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor
+
+    def round(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     def product(
@@ -528,12 +534,12 @@ def _evaluate(
 def _scaled(
     problem: GemmProblem, value: torch.Tensor, maxima: torch.Tensor, numbers: _Numbers
 ) -> torch.Tensor:
-    """Rows scaled by their maxima to all that fp8 can hold."""
+    """Rows scaled by their maxima to all that 8 bits can hold."""
     dtype = _dtype(problem.stored)
-    most = torch.finfo(dtype).max
+    most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
     scales = maxima.clamp(min=1e-12) / most
-    scaled = numbers.wide(value) / scales.unsqueeze(-1)
-    return numbers.narrow(scaled.clamp(-most, most), dtype)
+    scaled = (numbers.wide(value) / scales.unsqueeze(-1)).clamp(-most, most)
+    return numbers.narrow(scaled if dtype.is_floating_point else numbers.round(scaled), dtype)
 
 
 def _normalized(

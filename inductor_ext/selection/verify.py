@@ -39,6 +39,9 @@ __all__ = ["Verifier", "bound", "error"]
 _DEVIATIONS = 8.0
 """The constant of the probabilistic bound."""
 
+_INT8 = 2.0**-4
+"""Half of an integer, beside rows whose largest element is 127 and root mean square 8 or more."""
+
 _STOCK_FACTOR = 2.0
 
 _STOCK_LIMIT = 0.25
@@ -48,11 +51,20 @@ ROWS = 1024
 """Rows of all matrices together of which float64 results are computed."""
 
 
-def bound(problem: GemmProblem) -> float:
-    """The error that a right kernel stays within; see above."""
-    if not getattr(torch, problem.stored).is_floating_point:
+def bound(problem: GemmProblem, *, reduced: bool = False) -> float:
+    """The error that a right kernel stays within; see above.
+
+    Args:
+        problem: what is computed.
+        reduced: of what is reduced over N, which nothing rounds more than the product.
+    """
+    dtype = problem.kernel_stores if reduced else problem.stored
+    if getattr(torch, dtype).is_floating_point:
+        stored = _roundoff(dtype)
+    elif problem.quantized:
+        stored = _INT8
+    else:
         return 0.0
-    stored = _roundoff(problem.stored)
     arithmetic = problem.arithmetic
     accumulated = {"fma": 2.0**-24, "fp8": 2.0**-13, "int8": 0.0}.get(arithmetic, 2.0**-23)
     read = 0.0
@@ -121,7 +133,13 @@ class Verifier:
         # Half the memory; its roundoff is far below what any bound allows, but for integers.
         integer = not getattr(torch, self._problem.stored).is_floating_point
         self._exact = exact if integer else tuple(each.to(torch.float32) for each in exact)
-        self._allowed = [bound(self._problem)] * len(exact)
+        reduced = self._problem.epilogue.reductions * len(self._problem.parts or (1,))
+        if self._problem.epilogue.gated:
+            reduced = self._problem.epilogue.reductions
+        self._allowed = [
+            bound(self._problem, reduced=index >= len(exact) - reduced)
+            for index in range(len(exact))
+        ]
         self._stock: tuple[torch.Tensor, ...] = ()
 
     def set_stock(self, outputs: Sequence[torch.Tensor]) -> str | None:

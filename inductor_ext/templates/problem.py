@@ -57,6 +57,8 @@ DTYPE_BITS: Mapping[str, int] = types.MappingProxyType(
 
 FP8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
 HALF = frozenset({"float16", "bfloat16"})
+QUANTIZED = FP8 | {"int8"}
+"""What rows are scaled to by their maxima."""
 
 Operation = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed", "scaled", "grouped"]
 """`mixed`: b is dequantised to a's dtype. `scaled`: fp8 with scales, which are inputs of the
@@ -305,8 +307,8 @@ class Epilogue:
     pointwise: int = 0
     """Operations on an element."""
     out: str | None = None
-    """The dtype that is stored, if it is not the problem's. With a reduction, fp8 is what rows are
-    scaled to by it (`GemmProblem.quantized`)."""
+    """The dtype that is stored, if it is not the problem's. With a reduction, one of 8 bits is what
+    rows are scaled to by it (`GemmProblem.quantized`)."""
     reductions: int = 0
     """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
     gated: bool = False
@@ -536,10 +538,10 @@ class GemmProblem:
 
     @functools.cached_property
     def quantized(self) -> bool:
-        """Whether rows are scaled to fp8 by their maxima. As these are known when all of a row is,
-        a second kernel does it, which reads what the first has stored in the product's dtype.
+        """Whether rows are scaled to fp8 or int8 by their maxima. As these are known when all of a
+        row is, a second kernel does it, which reads what the first has stored as `out`.
         """
-        return self.epilogue.reductions > 0 and self.stored in FP8
+        return self.epilogue.reductions > 0 and self.stored in QUANTIZED
 
     @functools.cached_property
     def kernel_stores(self) -> str:
