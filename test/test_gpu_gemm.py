@@ -93,7 +93,7 @@ class PreNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norms[0](x)
         q, k, v = (each(h) for each in self.qkv)
-        x = x + q * torch.sigmoid(k) * v
+        x = x + torch.sigmoid(q - k) + v
         hidden, gate = self.proj(self.norms[1](x)).chunk(2, dim=-1)
         out: torch.Tensor = x + self.down(hidden * F.gelu(gate))
         return out
