@@ -21,10 +21,20 @@ from inductor_ext import cache, exc, parts
 from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.build import Toolchain, build_all, built, is_built, jobs
 from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.epilogue import render
 from inductor_ext.templates.cutlass.headers import Headers
 from inductor_ext.templates.cutlass.launch import Kernel, call
-from inductor_ext.templates.cutlass.source import _CALL, Source, source
+from inductor_ext.templates.cutlass.source import (
+    _CALL,
+    _INCLUDES_3X,
+    Source,
+    _collectives,
+    source,
+)
+from test.gemm_problems import device
 from test.test_cutlass_source import BASE, CLASSES, OLD
+
+H200 = device("NVIDIA H200")
 
 NVCC = """#!/bin/bash
 # Does what the source says, after writing down that it has begun.
@@ -161,7 +171,8 @@ class TestBuild:
         code = f"""
             from inductor_ext import cache
             from inductor_ext.templates.cutlass.build import Toolchain, build
-            from inductor_ext.templates.cutlass.headers import Headers
+            from inductor_ext.templates.cutlass.epilogue import render
+from inductor_ext.templates.cutlass.headers import Headers
             from inductor_ext.templates.cutlass.source import Source
             import pathlib
             folder = pathlib.Path({str(machine.folder)!r})
@@ -310,19 +321,45 @@ class TestLaunch:
         assert found is None
 
 
+def really(made: Source) -> bytes:
+    """What nvcc builds of a source; kept where the caller keeps Inductor's cache, if he does."""
+    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+        if not part.available:
+            pytest.skip(f"no {part.title}: {part.why}")
+    store = cache.Store(cache.artifact_folder().parent / "cutlass", 1 << 30)
+    with built(made, store, kind="cubin") as file:
+        return file.read_bytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"), [("mm", BASE), ("old_addmm_row", OLD)], ids=["sm_90a", "sm_80"]
 )
 def test_nvcc_builds_it(name: str, config: CutlassConfig) -> None:
-    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
-        if not part.available:
-            pytest.skip(f"no {part.title}: {part.why}")
     made = source(*CLASSES[name])
-    # Kept where the caller keeps Inductor's cache, if he does.
-    store = cache.Store(cache.artifact_folder().parent / "cutlass", 1 << 30)
-    with built(made, store, kind="cubin") as file:
-        content = file.read_bytes()
+    content = really(made)
     assert content[:4] == b"\x7fELF"
     assert made.name.encode() in content
     assert config.name in made.name
+
+
+@pytest.mark.slow
+def test_pipelines_are_as_deep_as_predicted() -> None:
+    """Stages that CUTLASS fits into shared memory are those that legality and ranking count on."""
+    names = ("mm_float32_out", "mm_cooperative", "addmm_matrix", "mm_swapped", "scaled")
+    text = [_INCLUDES_3X]
+    size = "sizeof(typename CollectiveEpilogue::SharedStorage)"
+    for name in names:
+        config, epilogue = CLASSES[name]
+        collectives = _collectives(config, render(epilogue, config), "Shape<int, int, int, int>")
+        stages = config.pipeline(H200.shared_memory)
+        text += [
+            f"namespace {name} {{",
+            "using namespace cute;",
+            "constexpr auto Round = cutlass::FloatRoundStyle::round_to_nearest;",
+            collectives.split("struct Kernel")[0],
+            f"static_assert(CollectiveMainloop::DispatchPolicy::Stages == {stages});",
+            f"static_assert({size} - {config.epilogue_bytes} <= 2048);",
+            "}",
+        ]
+    assert really(Source("pipelines", "\n".join(text), "90a"))
