@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,6 +89,39 @@ def test_what_is_one_kernel_with_a_product_and_what_is_not(
     assert not lowered[256].fused
     (separate,) = lowered[256].separate
     assert separate == "sum (a library's kernel takes nothing in)"
+
+
+def quantised(
+    x: torch.Tensor, w1: torch.Tensor, s1: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor
+) -> torch.Tensor:
+    gate, up = ((x @ w.t().to(x.dtype)) * s for w, s in ((w1, s1), (w2, s2)))
+    return torch.nn.functional.silu(gate) * up
+
+
+def test_a_quantised_layer_counts_the_bytes_that_its_kernel_reads() -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("it stands in for a GPU")
+    config = GemmConfig("mixed", 16, 64, 64, 3, 4)
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        return config if problem.epilogue.gated else None
+
+    weight, scales = ((512, 256), torch.int8), ((512,), BF16)
+    with gemm.listen() as found, at_work(), choose.forced(rule):
+        fake_cuda.lower(quantised, ((16, 256), BF16), *(weight, scales) * 2)
+    (one,) = found()
+    h200 = device("NVIDIA H200")
+    # Weights of one byte; the input; scales; one output.
+    moved = 2 * 512 * 256 + 2 * 16 * 256 + 2 * 2 * 512 + 2 * 16 * 512
+    assert one.record.roofline == pytest.approx(moved / h200.bandwidth * 1e6)
+    assert one.record.chosen == config
+    timings = (ProductCandidate(None, None, 90.0, None), ProductCandidate(config, None, 2.0, None))
+    measured = dataclasses.replace(one, record=dataclasses.replace(one.record, candidates=timings))
+    line = gemm.GemmReport("layer", (measured,)).table().splitlines()[3]
+    assert "mixed 16x1024x256 bf16*int8 rc, b dequantized by column, gated  " in line
+    floor = moved / h200.bandwidth * 1e6
+    assert line.split()[-4:] == ["2.0", "90.0", f"{floor:.1f}", f"{floor / 2:.0%}"]
 
 
 def gate(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:

@@ -41,27 +41,32 @@ def check(problem: GemmProblem, template: str, count: int = 3) -> None:
     assert found
     canonical = program(problem)
     inputs = canonical.make_inputs("cuda")
-    (expected, *_) = canonical.reference(inputs, torch.arange(problem.m, device="cuda"))
+    expected = canonical.reference(inputs, torch.arange(problem.m, device="cuda"))
     for config in dict.fromkeys(found[index * (len(found) - 1) // count] for index in range(count)):
-        result, taken = run(problem, config, inputs)
+        results, taken = run(problem, config, inputs)
         assert taken == [config]
-        difference = torch.linalg.vector_norm(result.double() - expected)
-        limit = ERROR.get(problem.out, 1e-6) * torch.linalg.vector_norm(expected)
-        assert difference <= limit, config
+        for result, exact in zip(results, expected, strict=True):
+            difference = torch.linalg.vector_norm(result.double() - exact)
+            limit = ERROR.get(problem.out, 1e-6) * torch.linalg.vector_norm(exact)
+            assert difference <= limit, config
 
 
 def run(
     problem: GemmProblem, config: GemmConfig, inputs: list[torch.Tensor]
-) -> tuple[torch.Tensor, list[GemmConfig | None]]:
+) -> tuple[tuple[torch.Tensor, ...], list[GemmConfig | None]]:
+    def what(asked: GemmProblem) -> tuple[object, ...]:
+        kind = asked.prologue.kind if asked.prologue else None
+        return asked.operation, asked.parts, asked.epilogue.gated, kind
+
     def rule(asked: GemmProblem) -> GemmConfig | None:
-        return config if asked.operation == problem.operation else None
+        return config if what(asked) == what(problem) else None
 
     torch._dynamo.reset()
     with torch.no_grad(), choose.forced(rule), events.capture() as records:
         compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
-        (result, *_) = compiled(*inputs)
+        results = compiled(*inputs)
     taken = [each.chosen for each in records if isinstance(each, events.ProductRecord)]
-    return result, taken
+    return results, taken
 
 
 @pytest.mark.parametrize("dtype", ERROR)
@@ -95,6 +100,52 @@ def test_groups(b_dtype: str, group: int, zeros: bool, m: int, dtype: str) -> No
         "mixed", m, 200, 512, dtype, b_dtype=b_dtype, prologue=prologue
     )
     check(problem, "mixed", 2)
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
+@pytest.mark.parametrize("parts", [(200, 72, 40), (200, 200)], ids=["parts", "gated"])
+@pytest.mark.parametrize(("b_dtype", "group"), [("int8", 0), ("uint4", 64), ("int8", 32)])
+@pytest.mark.parametrize("m", [1, 50])
+def test_several(m: int, b_dtype: str, group: int, parts: tuple[int, ...], norm: bool) -> None:
+    prologue = Prologue(
+        "both" if norm else "dequantize",
+        "group" if group else "column",
+        group,
+        vectors=int(norm),
+    )
+    problem = GemmProblem.contiguous(
+        "mixed",
+        m,
+        sum(parts),
+        512,
+        b_dtype=b_dtype,
+        prologue=prologue,
+        parts=parts,
+        epilogue=Epilogue(gated=len(parts) == 2),
+    )
+    check(problem, "mixed", 2)
+    if m == 1 and not group:
+        check(problem, "gemv", 1)
+
+
+@pytest.mark.parametrize("m", [32, 304])
+@pytest.mark.parametrize(("a", "b"), [("column", "row"), ("scalar", "scalar")])
+def test_several_in_fp8(m: int, a: Any, b: Any) -> None:
+    if device().capability < (8, 9):
+        pytest.skip("needs tensor cores for fp8")
+    problem = GemmProblem.contiguous(
+        "scaled",
+        m,
+        224,
+        256,
+        "float8_e4m3fn",
+        parts=(128, 64, 32),
+        epilogue=Epilogue((EpilogueInput("float32", a), EpilogueInput("float32", b)), 2),
+        fast_accumulation=True,
+    )
+    check(problem, "splitk" if m == 32 else "cp_async", 2)
+    if device().capability >= (9, 0):
+        check(problem, "persistent_tma", 2)
 
 
 def test_pairs_without_scales_and_a_tail_of_k() -> None:
