@@ -603,6 +603,25 @@ class TestLowered:
         assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
         assert "SCALES : tl.constexpr = 'column'" in code
 
+    def test_ranges_of_rows_have_a_kernel_for_several_products_each(self) -> None:
+        def rule(problem: GemmProblem) -> GemmConfig | None:
+            if problem.operation != "mixed" or problem.m > 64:
+                return None
+            return dataclasses.replace(TILE, block_m=16 if problem.m <= 16 else 64)
+
+        def function(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            # Each makes a view of its own of what they share.
+            pairs = zip(weights[::2], weights[1::2], strict=True)
+            return tuple(int8_linear(x, weight, scales) for weight, scales in pairs)
+
+        weights = [((N, K), I8), ((N,), BF16)] * 3
+        with activation._scope(config.snapshot({})), choose.forced(rule):
+            code = fake_cuda.lower(function, ((2, "rows", K), BF16), *weights).code
+        assert (
+            code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_tem_", code)) == 2
+        )
+        assert sorted(map(int, re.findall(r"if 2\*s\d+ <= (\d+):", code))) == [16, 64]
+
     @pytest.fixture(scope="class")
     @staticmethod
     def layer() -> tuple[list[GemmProblem], str]:

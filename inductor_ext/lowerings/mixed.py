@@ -63,7 +63,7 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
 
     if not settings.gemm_fuse_dequantize or config.emulate_precision_casts:
         return []
-    patterns.erase_unused(graph)
+    patterns.tidy(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
     regions = patterns.regions(graph)
     found = []

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["erase_unused", "find", "regions"]
+__all__ = ["find", "regions", "tidy"]
 
 MOST_NODES = 40
 """Of those that a norm is looked for in."""
@@ -77,7 +77,7 @@ def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()
 
     Those with a normalisation come before the same ones without; of fusions that have a node in
     common at most one can be applied. Whatever is chosen under this condition can be applied
-    together. Calls without users are erased before: they would count as users.
+    together. The graph is tidied up before.
 
     Args:
         graph: after Inductor's own passes.
@@ -86,7 +86,7 @@ def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()
             `mixed`. Those of many rows are also looked at as products of what the graph has
             dequantised; with few it is far slower to write that and to read it again.
     """
-    erase_unused(graph)
+    tidy(graph)
     few = {node for each in dequantized if each.problem.m <= FEW_ROWS for node in each.nodes}
     found = _Search(graph, without=few).find(settings, ())
     if dequantized:
@@ -94,11 +94,21 @@ def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()
     return found
 
 
-def erase_unused(graph: fx.Graph) -> None:
-    """Erase calls that nothing uses and that do nothing besides."""
+def tidy(graph: fx.Graph) -> None:
+    """Erase calls that nothing uses and that do nothing besides, for they would count as users; and
+    of views of one tensor with equal sizes all but the first, for products that share their input
+    would not be seen to share it in a branch of which the views are inputs.
+    """
     for node in reversed(graph.nodes):
         if not node.users and _is_pure(node):
             graph.erase_node(node)
+    views: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        if is_view(node):
+            first = views.setdefault((node.target, str(node.args)), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
 
 
 def _is_pure(node: fx.Node) -> bool:
