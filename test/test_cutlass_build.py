@@ -171,8 +171,7 @@ class TestBuild:
         code = f"""
             from inductor_ext import cache
             from inductor_ext.templates.cutlass.build import Toolchain, build
-            from inductor_ext.templates.cutlass.epilogue import render
-from inductor_ext.templates.cutlass.headers import Headers
+            from inductor_ext.templates.cutlass.headers import Headers
             from inductor_ext.templates.cutlass.source import Source
             import pathlib
             folder = pathlib.Path({str(machine.folder)!r})
