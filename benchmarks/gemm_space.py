@@ -9,7 +9,11 @@ how near the best that ranking would have measured comes to the best of all.
         --out quantised.json
     python -m benchmarks.gemm_space fit quantised.json --only convert
 
-The set `regret` has twelve problems whose candidates are worth to be measured all, once.
+The set `regret` has twelve problems whose candidates are worth to be measured all, once. What ways
+to end a product are worth, on which the model has no measurements, is told by
+
+    python -m benchmarks.gemm_space measure --set tails --pairs --most 24 --budget-seconds 100 \
+        --out tails.json
 """
 
 from __future__ import annotations
@@ -35,10 +39,22 @@ from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.templates import problem as records
 from inductor_ext.templates import ranking, space
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
 
-__all__ = ["SETS", "Space", "chosen", "fitted", "main", "measured", "read", "report", "share"]
+__all__ = [
+    "SETS",
+    "Space",
+    "chosen",
+    "fitted",
+    "main",
+    "measured",
+    "pairs",
+    "read",
+    "report",
+    "share",
+]
 
 
 def _quantised() -> Iterator[GemmProblem]:
@@ -83,7 +99,23 @@ def _regret() -> Iterator[GemmProblem]:
         yield CASES[name].problem
 
 
+def _tails() -> Iterator[GemmProblem]:
+    """What ends late: few tiles and a long K, rounds that are nearly empty, outputs that bound."""
+    for name in (
+        "wave tail 2176x4096x4096",
+        "large K 256x256x65536",
+        "scores 64x512x512x64",
+        "rectangle 2040x3584x3584",
+        "values 32x2048x128x2048",
+        "llama-8b down 64x4096x14336",
+        "unaligned 64x4097x4095",
+        "unaligned 16x4096x4095",
+    ):
+        yield CASES[name].problem
+
+
 SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {
+    "tails": _tails,
     "quantised": _quantised,
     "regret": _regret,
 }
@@ -172,8 +204,45 @@ def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list
     return [*found, *others[:head], *spread], len(everything)
 
 
+def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[GemmConfig], int]:
+    """Candidates by which to see what ways to end are worth: splits that are added up in the same
+    launch, tiles that are shared, stores by TMA. Each stands beside the one without.
+
+    Args:
+        problem: covered by a template.
+        device: where.
+        most: how many; None for all. Of each combination of options there are as many.
+
+    Returns:
+        The candidates, and how many all are.
+    """
+    everything = list(space.candidates(problem, device))
+    everything.sort(key=lambda each: ranking.predict(problem, each, device).total)
+    kinds: dict[object, list[GemmConfig]] = {}
+    for each in everything:
+        # Threads of specialised warps leave out stores, with Triton 3.6.
+        if each.tma_store or not each.warp_specialize:
+            kind = (each.one_launch, each.stream_k, each.tma_store, each.warp_specialize)
+            kinds.setdefault(kind, []).append(each)
+    found: dict[GemmConfig, None] = {}
+    for each in itertools.chain.from_iterable(itertools.zip_longest(*kinds.values())):
+        if most is not None and len(found) >= most:
+            break
+        if each is not None:
+            found[each] = None
+            twin = dataclasses.replace(each, one_launch=False, stream_k=False, tma_store=False)
+            if not twin.warp_specialize and legal(problem, twin, device):
+                found[twin] = None
+    return list(found), len(everything)
+
+
 def measured(
-    problem: GemmProblem, device: Device, bench: Bench, most: int | None, budget: float
+    problem: GemmProblem,
+    device: Device,
+    bench: Bench,
+    most: int | None,
+    budget: float,
+    choose: Callable[[GemmProblem, Device, int | None], tuple[list[GemmConfig], int]] = chosen,
 ) -> Space:
     """Compile, check and time candidates.
 
@@ -183,8 +252,9 @@ def measured(
         bench: such as `selection.variants.cuda_bench` makes.
         most: see `chosen`.
         budget: milliseconds of timing.
+        choose: which of them: `chosen` or `pairs`.
     """
-    configs, count = chosen(problem, device, most)
+    configs, count = choose(problem, device, most)
     (found,) = trial.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
     taken = {each.config: each.microseconds for each in found.timings}
     return Space(
@@ -265,7 +335,8 @@ def _measure(options: argparse.Namespace) -> int:
         left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
         for problem in slices.within(todo, left):
             begin = time.monotonic()
-            one = measured(problem, device, bench, options.most, options.milliseconds)
+            choose = pairs if options.pairs else chosen
+            one = measured(problem, device, bench, options.most, options.milliseconds, choose)
             found.append(one.to_json())
             options.out.write_text(json.dumps({**header, "spaces": found}))
             seconds = time.monotonic() - begin
@@ -299,6 +370,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure = commands.add_parser("measure", help="time candidates on a GPU")
     measure.add_argument("--set", nargs="+", choices=SETS, default=list(SETS))
     measure.add_argument("--most", type=int, help="of each problem; by default all")
+    measure.add_argument(
+        "--pairs", action="store_true", help="ways to end, each beside the candidate without"
+    )
     measure.add_argument("--out", type=Path, required=True, help="written, and gone on with")
     measure.add_argument("--budget-seconds", type=float, help="begin nothing that would go beyond")
     measure.add_argument(

@@ -139,6 +139,35 @@ def test_tiles_are_loaded_by_threads_asynchronously(on: Device, operation: str) 
     assert count(r"wgmma\.mma_async" if on is H200 else r"mma\.sync", found) > 0
 
 
+RESIDUAL = mm(
+    512,
+    512,
+    64,
+    operation="bmm",
+    batch=64,
+    epilogue=Epilogue((EpilogueInput("bfloat16", "matrix"),), 1),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(LINEAR, but(WIDE, stages=3), after=torch.relu),
+        Case(RESIDUAL, BATCH, bias="matrix"),
+        Case(LINEAR, but(SPECIALIZED, stages=3)),
+    ],
+    ids=("mm", "batch", "specialized"),
+)
+def test_tma_stores_all_of_the_output(case: Case) -> None:
+    found = compiled(but(case, config=but(case.config, tma_store=True)))
+    groups = 2 if case.config.warp_specialize else 1
+    assert count(r"cp\.async\.bulk\.tensor\S*\.global\.shared", found) == groups
+    assert count(r"st\.global\.", found) == 0
+    # All descriptors are made before the loop over tiles.
+    last = found.ptx.rindex("tensormap.cp_fenceproxy")
+    assert last < found.ptx.index("wgmma.mma_async") or groups > 1
+
+
 def test_the_second_of_two_that_share_a_tile_reads_what_the_first_has_released() -> None:
     config = but(WIDE, block_n=128, flatten=False, stream_k=True)
     found = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))

@@ -187,6 +187,17 @@ CASES: dict[str, Case] = {
             ),
         )
     },
+    **{
+        f"{name}, stored by TMA": Case(problem, but(config, tma_store=True), **rest)
+        for name, problem, config, rest in (
+            ("tma", mm(150, 136, 72), TMA, {"after": torch.relu}),
+            ("tma, gated", gated(70, 40, 64), TMA, {"options": {"ACTIVATION": "'silu'"}}),
+            ("tma, a row is added", mm(70, 72, 64), but(TMA, flatten=False), {"bias": "row"}),
+            ("specialized", mm(150, 136, 72, layouts="rr"), SPECIALIZED, {}),
+            ("batch", mm(70, 72, 40, operation="bmm", batch=3), BATCH, {"bias": "matrix"}),
+            ("tma, shared tiles", mm(150, 56, 72), SHARED, {"multiprocessors": 7}),
+        )
+    },
     "batch, exchanged": Case(mm(13, 72, 40, operation="bmm", batch=5), but(BATCH, **SWAPPED)),
     "tile, parts": Case(mm(17, 100, 61, parts=(59, 24, 17)), TILE, after=torch.relu),
     "tile, parts in rows": Case(mm(17, 100, 61, parts=(59, 24, 17), layouts="rr"), TILE),

@@ -58,6 +58,16 @@ def test_of_many_candidates_the_ranked_the_best_and_some_others_are_chosen() -> 
     )
 
 
+def test_ways_to_end_stand_beside_what_they_are_compared_with() -> None:
+    for problem in gemm_space.SETS["tails"]():
+        found, count = gemm_space.pairs(problem, H200, 12)
+        assert 12 <= len(found) <= 13 < count
+        for each in found:
+            twin = dataclasses.replace(each, one_launch=False, stream_k=False, tma_store=False)
+            assert twin in found or each.warp_specialize
+        assert any(each.one_launch or each.stream_k or each.tma_store for each in found)
+
+
 def test_what_was_measured_is_written_and_read(tmp_path: Path) -> None:
     one = gemm_space.measured(SMALL, H200, cpu_bench(0), None, 1.0)
     assert one.stock == pytest.approx(STOCK)

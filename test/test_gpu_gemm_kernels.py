@@ -114,6 +114,18 @@ def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
     assert error(case) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("rest", [{}, {"after": torch.relu}, {"bias": "row"}], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [TMA, but(TMA, flatten=False), SPECIALIZED, BATCH, but(TMA, flatten=False, stream_k=True)],
+    ids=("flattened", "loops", "specialized", "batch", "shared"),
+)
+def test_tma_stores(config: GemmConfig, rest: dict[str, Any]) -> None:
+    batch = {"operation": "bmm", "batch": 11} if config is BATCH else {}
+    case = Case(mm(1096, 456, 328, **batch), but(config, tma_store=True), **rest)
+    assert error(case) < TOLERANCE["bfloat16"]
+
+
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize(
     "config", [BATCH, but(BATCH, flatten=False), TILE, GEMV], ids=lambda each: each.template

@@ -77,6 +77,7 @@ def config_words(config: GemmConfig | None) -> str:
         "stream_k",
         "swap",
         "tma",
+        "tma_store",
         "warp_specialize",
         "flatten",
         "pdl",

@@ -66,6 +66,8 @@ class Template:
     """Whether that second step needs no launch of its own, if a configuration asks for it."""
     stream_k: bool = False
     """Whether CTAs can share tiles of the last rounds, so that all of them end together."""
+    tma_store: bool = False
+    """Whether tiles can be stored by TMA."""
 
 
 _PLAIN = frozenset({"mm", "addmm", "int_mm", "scaled"})
@@ -109,6 +111,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             parts=True,
             stream_k=True,
             row_maxima=True,
+            tma_store=True,
         ),
         "persistent_tma_ws": Template(
             frozenset({"mm", "addmm", "scaled"}),
@@ -116,6 +119,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             tma="always",
             persistent=True,
             parts=True,
+            tma_store=True,
         ),
         "bmm_persistent": Template(
             BATCHED,
@@ -124,6 +128,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             persistent=True,
             flatten=True,
             swap=True,
+            tma_store=True,
         ),
         "grouped": Template(
             frozenset({"grouped"}),
@@ -199,6 +204,9 @@ class GemmConfig:
     swap: bool = False
     """Whether the tensor cores see b as their first operand, so that N is the long side there."""
     tma: bool = False
+    tma_store: bool = False
+    """Whether tiles are stored by TMA as well, from shared memory, while the CTA goes on; where
+    what Inductor stores behind an epilogue cannot be, threads do it."""
     warp_specialize: bool = False
     flatten: bool = False
     """Whether the loops over tiles and over K are one, pipelined across tiles."""
@@ -316,9 +324,10 @@ class GemmConfig:
         """Bytes of shared memory besides the stages.
 
         A tile on its way out, whose layout changes there: in place of the stages, unless those of
-        the next tile are being loaded; in pieces if elements have 16 bits or fewer. Barriers, for
-        TMA. And an operand that a prologue has changed in registers, unless it is the first of the
-        tensor cores' operands, the only one that they read from registers.
+        the next tile are being loaded; in pieces if elements have 16 bits or fewer; whole and
+        beside everything else for TMA to store it. Barriers, for TMA. And an operand that a
+        prologue has changed in registers, unless it is the first of the tensor cores' operands, the
+        only one that they read from registers.
         """
         template = TEMPLATES[self.template]
         prologue = problem.prologue
@@ -338,6 +347,10 @@ class GemmConfig:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
             extra = max(0, extra - room)
+        if self.tma_store:
+            # It may be under way while the next tile is multiplied.
+            tile = size_of(self.block_m * columns, problem.kernel_stores)
+            extra = extra + tile if sums or problem.epilogue.inputs else tile
         if self.tma:
             extra += _BARRIER_BYTES
         # Fewer rows or warps are multiplied by mma.sync, which reads both from registers.

@@ -279,6 +279,22 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
 
 
 @_constraint()
+def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What TMA stores has rows of multiples of 16 bytes, of one factor, as the tile has them."""
+    if not config.tma_store:
+        return None
+    if not TEMPLATES[config.template].tma_store:
+        return f"{config.template} does not store by TMA"
+    if problem.columns * DTYPE_BITS[problem.kernel_stores] % 128:
+        return f"rows of {problem.columns} {problem.kernel_stores} are no multiple of 16 bytes"
+    if problem.parts and not problem.epilogue.gated:
+        return "a tile of one factor would be stored into the next one's columns"
+    if config.swap:
+        return "tiles of exchanged operands are transposed"
+    return None
+
+
+@_constraint()
 def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """CTAs share tiles by the sums of one product, in a loop over tiles that is its own."""
     if not config.stream_k:

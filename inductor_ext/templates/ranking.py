@@ -98,6 +98,8 @@ class Constants:
     """How loads of less than 16 bytes slow down: the exponent of their width over 16."""
     specialized: float = 0.5
     """Share of the epilogue that is visible where a group of warps of its own loads."""
+    async_store: float = 0.8
+    """Share of the epilogue that is visible where TMA stores."""
     l2_share: float = 0.419
     """Share of L2 that keeps one operand while the other streams through."""
     gap: float = 2.0
@@ -110,7 +112,16 @@ class Constants:
 
 DEFAULT = Constants()
 
-_SHARES = ("stream", "plain_loads", "old_mma", "fma", "specialized", "l2_share", "held")
+_SHARES = (
+    "stream",
+    "plain_loads",
+    "old_mma",
+    "fma",
+    "specialized",
+    "async_store",
+    "l2_share",
+    "held",
+)
 """Constants that are shares, at most 1."""
 
 
@@ -212,6 +223,8 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     epilogue = per_sm / resident * _epilogue(case, config, c)
     if config.warp_specialize:
         epilogue *= c.specialized
+    elif config.tma_store:
+        epilogue *= c.async_store
     memory = _memory(case, config, c, occupancy, resident, per_sm * steps)
     reduction = 0.0
     if config.split_k > 1:
@@ -444,8 +457,9 @@ def rank(
 
     Of those of one template and tile that the model cannot tell apart one is kept, and none that is
     predicted to take half as long again as the first. The list is not filled by one idea: of
-    `limit` places what differs in its number of stages gets one, what CTAs add up in the launch
-    half, a tile's shape two thirds, and a template all but one, unless nothing else is left.
+    `limit` places what differs in its number of stages gets one, what the model knows nothing of by
+    measurements half, a tile's shape two thirds, and a template all but one, unless nothing else is
+    left.
 
     Warp-specialised kernels are not among them: what Triton 3.6.0 made of each that was measured
     gave NaN. `candidates` has them.
@@ -476,14 +490,14 @@ def rank(
                 break
             if index in chosen:
                 continue
-            # Between CTAs, of sums.
-            exchange = config.one_launch or config.stream_k
+            # Of what the model knows nothing by measurements.
+            new = config.one_launch or config.stream_k or config.tma_store
             shares: list[tuple[object, int]] = [
                 # Whether a pipeline is deeper by one stage is the least that there is to try.
                 (dataclasses.replace(config, stages=1), 1),
                 (("template", config.template), max(1, limit - 1)),
                 ((config.block_m, config.block_n), limit - limit // 3),
-                (("exchange", exchange), limit // 2 if exchange else limit),
+                (("new", new), limit // 2 if new else limit),
             ]
             kept = shares[:bounds]
             if per_template is not None:

@@ -88,6 +88,15 @@ def _staged(
     yield from itertools.islice(fit, count)
 
 
+def _stored(
+    config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
+) -> Iterator[GemmConfig]:
+    """Pipelines of both ways to store; of that by TMA only the deepest, which is the new one."""
+    yield from _staged(config, problem, device, most, count)
+    if TEMPLATES[config.template].tma_store and not config.swap:
+        yield from _staged(dataclasses.replace(config, tma_store=True), problem, device, most, 1)
+
+
 def _k_blocks(problem: GemmProblem, factors: Iterable[int]) -> list[int]:
     """Tiles along K: multiples of 128 bytes of a, which is one row of swizzled shared memory."""
     unit = 1024 // DTYPE_BITS[problem.a.dtype]
@@ -149,10 +158,10 @@ def _persistent_tma(
                     flatten=flatten,
                 )
                 if not flatten or _flattens(problem, shape, device):
-                    yield from _staged(shape, problem, device, 6, 2)
+                    yield from _stored(shape, problem, device, 6, 2)
                 if not flatten and not specialized and _streams(problem, shape, device):
                     streamed = dataclasses.replace(shape, stream_k=True)
-                    yield from _staged(streamed, problem, device, 6, 2)
+                    yield from _stored(streamed, problem, device, 6, 2)
 
 
 _IDLE = 0.04
@@ -287,7 +296,7 @@ def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterat
                         name, problem, m, n, k, warps=warps, swap=swap, tma=True, flatten=flatten
                     )
                     if not flatten or _flattens(problem, shape, device):
-                        yield from _staged(shape, problem, device, 5, 2)
+                        yield from _stored(shape, problem, device, 5, 2)
 
 
 def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -163,6 +164,45 @@ def _kernel_type() -> Any:
                 self._memory.append(argument)
                 self.args.workspace_args.append(argument)
 
+        def store_output(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().store_output(*args, **kwargs)
+            if self.meta.get("TMA_STORE"):
+                stored = self.render_hooks[found]
+                self.render_hooks[found] = lambda: self._by_tma(stored())
+            return found
+
+        def _by_tma(self, code: str) -> str:
+            """Stores by TMA in the place of those of whole tiles into the rows of an output.
+
+            Triton takes descriptors out of the loop over tiles.
+            """
+            outputs = {inner: outer for outer, inner in self.args.output_buffers.items()}
+            sizes = V.graph.sizevars
+
+            def store(found: re.Match[str]) -> str:
+                name, value = found.groups()
+                dtype = V.graph.get_dtype(outputs[name]) if name in outputs else None
+                columns = self.output_node.get_size()[-1]
+                if dtype is None or not sizes.statically_known_multiple_of(
+                    columns * dtype.itemsize, 16
+                ):
+                    return found[0]
+                shape, block = ["M", "N"], ["BLOCK_M", "COLUMNS"]
+                at = ["(pid_m * BLOCK_M).to(tl.int32)", "(pid_n * COLUMNS).to(tl.int32)"]
+                strides = ["N", "1"]
+                if self.meta["BATCHED"]:
+                    shape, block = [self.size("A", 0), *shape], ["1", *block]
+                    at, strides = ["q.to(tl.int32)", *at], ["M * N", *strides]
+                tile = f"tl.broadcast_to({value}, [BLOCK_M, COLUMNS]).to({name}.dtype.element_ty)"
+                listed = {"shape": shape, "strides": strides, "block_shape": block}
+                given = ", ".join(f"{key}=[{', '.join(each)}]" for key, each in listed.items())
+                return (
+                    f"tl.make_tensor_descriptor({name}, {given})"
+                    f".store([{', '.join(at)}], tl.reshape({tile}, [{', '.join(block)}]))"
+                )
+
+            return _WHOLE_TILE.sub(store, code)
+
         def call_kernel(self, name: str, *args: Any, **kwargs: Any) -> None:
             wrapper = V.graph.wrapper_code
             for each in self._memory:
@@ -182,6 +222,13 @@ def _kernel_type() -> Any:
                     wrapper.generate_workspace_deallocation(each)
 
     return Kernel
+
+
+_WHOLE_TILE = re.compile(
+    r"tl\.store\((\w+) \+ \(tl\.broadcast_to\(xindex, \[BLOCK_M, COLUMNS\]\)\), (\w+), mask\)"
+)
+"""Inductor's store of a tile into an output that has the product's sizes, its rows one after the
+other."""
 
 
 def _in_python() -> bool:

@@ -233,4 +233,5 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "SHARE": config.block_k * config.k_steps(problem),
         "PDL": config.pdl,
         "STREAM_K": config.stream_k,
+        "TMA_STORE": config.tma_store,
     }
