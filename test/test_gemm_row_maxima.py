@@ -336,6 +336,18 @@ def test_rows_known_only_at_run_time() -> None:
     assert "extern_kernels." not in code
 
 
+@pytest.mark.parametrize(("columns", "behind"), [(96, 1), (4096, 2)])
+def test_few_kernels_follow(columns: int, behind: int) -> None:
+    half = torch.bfloat16
+    module = lowered(
+        lambda x, w: quantized(F.linear(x, w))[0], TILE, ((16, 64), half), ((columns, 64), half)
+    )
+    # The maxima of few tiles are found by what scales, those of many by a kernel before it.
+    assert len(re.findall(r"\.run\(", module.code)) == 1 + behind
+    # Nothing that needs the maxima is part of the kernel that gives them.
+    assert ["float8" in source for source in module.kernels().values()] == [*[False] * behind, True]
+
+
 @pytest.mark.parametrize(("alone", "taken"), [(15.0, True), (11.0, False)])
 def test_a_kernel_of_the_product_alone_may_save_more(
     alone: float, taken: bool, monkeypatch: pytest.MonkeyPatch

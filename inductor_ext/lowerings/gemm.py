@@ -274,6 +274,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     Returns:
         The output; the largest element, or absolute value, of each of its rows.
     """
+    from torch._inductor import config as inductor_config
     from torch._inductor.ir import FixedLayout
     from torch._inductor.lowering import empty_strided, lowerings, to_dtype
     from torch._inductor.virtualized import V
@@ -303,7 +304,9 @@ def with_row_maxima(*inputs: Any) -> Any:
     )
     assert choice is not None
     output = choice.output_node()
-    maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
+    # Few numbers of few rows, for which Inductor would launch two kernels.
+    with inductor_config.patch(split_reductions=False):
+        maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
     return tuple(
         lowerings[aten.view.default](each, [_size(size) for size in value.shape])
         for each, value in zip((output, maxima), values, strict=True)
