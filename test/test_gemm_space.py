@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gemm_space
 from benchmarks.gemm_space import Space
+from inductor_ext.selection import variants
 from inductor_ext.templates import ranking, space
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
@@ -77,6 +80,38 @@ def test_what_was_measured_is_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "space.json"
     path.write_text(json.dumps({"spaces": [one.to_json(), failed.to_json()]}))
     assert gemm_space.read(path) == [one, failed]
+
+
+def test_the_command_goes_on_with_what_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    properties = types.SimpleNamespace(
+        name="NVIDIA H200",
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        shared_memory_per_block_optin=232_448,
+        shared_memory_per_multiprocessor=233_472,
+        L2_cache_size=50 << 20,
+        regs_per_multiprocessor=65_536,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(variants, "cuda_bench", cpu_bench)
+    other = dataclasses.replace(SMALL, deterministic=True)
+    sets = {"one": lambda: iter([SMALL]), "both": lambda: iter([SMALL, other])}
+    monkeypatch.setattr(gemm_space, "SETS", sets)
+    path = tmp_path / "space.json"
+    common = ["measure", "--most", "5", "--out", str(path), "--commit", "abc", "--set"]
+    assert gemm_space.main([*common, "one"]) == 0
+    (first,) = gemm_space.read(path)
+    assert first.problem == SMALL
+    assert len(first.microseconds) == 5
+    assert gemm_space.main([*common, "both"]) == 0
+    assert [one.problem for one in gemm_space.read(path)] == [SMALL, other]
+    assert gemm_space.read(path)[0] == first
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mm 16x48x64 fp32 rc: 5 of ")
+    assert lines[-1].startswith("1 of 1 in ")
 
 
 def test_one_constant_is_fitted_alone(imagined: Space) -> None:
