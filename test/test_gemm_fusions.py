@@ -99,12 +99,18 @@ def find(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[
     return patterns.find(lowered_graph(function, *inputs, **options), PLAIN)
 
 
-def check(function: Callable[..., Any], *inputs: Tensor, count: int = 1, **options: Any) -> Fusion:
+def check(
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    count: int = 1,
+    tolerance: float | None = None,
+    **options: Any,
+) -> Fusion:
     """The first fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs, **options)
     found = patterns.find(graph, PLAIN)
     assert len(found) == count, found
-    tolerance = 1e-5 if inputs[0].dtype is F32 else 0.05
+    tolerance = tolerance or (1e-5 if inputs[0].dtype is F32 else 0.05)
     apply_and_compare(graph, found[:1], values_of(inputs), tolerance)
     return found[0]
 
@@ -515,6 +521,18 @@ def test_vectors_of_a_norm_may_have_another_dtype() -> None:
     wide = tensor(64, dtype=F32)
     found = check(function, X, wide, wide, W)
     assert found.problem.prologue == Prologue("standardize", scale_dtype="float32", vectors=2)
+
+
+def test_a_layer_norm_of_float32_under_autocast() -> None:
+    def function(x: Tensor, n: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.linear(F.layer_norm(x, (64,), n, b), w)
+
+    found = check(function, *(each.to(F32) for each in (X3, NORM, NORM, W)), tolerance=0.05)
+    problem = found.problem
+    assert problem.prologue == Prologue("standardize", scale_dtype="float32", vectors=2)
+    assert (problem.a.dtype, problem.b.dtype, problem.out) == ("float32", "bfloat16", "bfloat16")
+    assert (problem.multiplied, problem.arithmetic) == ("bfloat16", "half")
 
 
 def test_a_layer_norm_before_parts_with_biases() -> None:
@@ -931,6 +949,7 @@ HALVES = {"parts": (48, 48), "gated": True}
         problem(prologue=RMS, **HALVES),
         problem(prologue=LAYER_NORM),
         problem(m=1, prologue=Prologue("standardize")),
+        problem(dtype="float32", b_dtype="bfloat16", out="bfloat16", prologue=LAYER_NORM),
         problem("addmm", row(), prologue=LAYER_NORM, parts=(64, 16, 16)),
         problem(prologue=LAYER_NORM, **HALVES),
     ],

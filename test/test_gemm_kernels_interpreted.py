@@ -124,6 +124,7 @@ def grouped(m: int, n: int, k: int, ends: tuple[int, ...], **rest: Any) -> Case:
 
 NORMALIZED = Prologue("normalize", vectors=1)
 LAYER_NORM = Prologue("standardize", vectors=2)
+AUTOCAST = {"dtype": "float32", "b_dtype": "float16", "out": "float16", "prologue": LAYER_NORM}
 ROW = EpilogueInput("float16", "row")
 BIASES = {"operation": "addmm", "epilogue": Epilogue((ROW,), 1, gated=True)}
 INT8 = {"operation": "mixed", "b_dtype": "int8"}
@@ -243,6 +244,8 @@ CASES: dict[str, Case] = {
     "gemv, standardised far from zero": Case(
         mm(3, 43, 700, prologue=LAYER_NORM), GEMV, EPSILON, mean=100.0
     ),
+    "tile, standardised and rounded": Case(mm(7, 43, 61, **AUTOCAST), TILE, EPSILON),
+    "gemv, standardised and rounded": Case(mm(3, 43, 61, **AUTOCAST), GEMV, EPSILON),
     "tile, standardised in float32": Case(
         mm(9, 43, 512, prologue=LAYER_NORM, dtype="float32"), TILE, EPSILON
     ),

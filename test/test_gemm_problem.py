@@ -469,6 +469,10 @@ HUGE = GemmProblem.contiguous("mm", 1 << 20, 4096, 4096)
 NORMALIZED = but(LINEAR, prologue=Prologue("normalize"))
 GATED = GemmProblem.contiguous("mm", 16, 64, 4096, parts=(32, 32), epilogue=Epilogue(gated=True))
 
+WIDE_ROWS = GemmProblem.contiguous(
+    "mm", 1, 4096, 4096, "float32", b_dtype="bfloat16", out="bfloat16"
+)
+
 LEGAL = [
     (LINEAR, TILE, H200),
     (LINEAR, SPECIALIZED, H200),
@@ -485,6 +489,7 @@ LEGAL = [
         H200,
     ),
     (but(DECODE, prologue=Prologue("standardize", vectors=2)), SPLIT, H200),
+    (but(WIDE_ROWS, prologue=Prologue("standardize")), SPLIT, H200),
 ]
 
 REFUSED = [
@@ -547,6 +552,7 @@ REFUSED = [
     ("pipeline", DECODE, but(SPLIT, split_k=32), H200, "4 stages are more than the 2 steps"),
     ("dtype", but(LINEAR, a=but(LINEAR.a, dtype="float16")), TILE, H200, "is not covered"),
     ("dtype", GemmProblem.contiguous("mm", 64, 64, 64, "float64"), TILE, H200, "is not covered"),
+    ("dtype", WIDE_ROWS, SPLIT, H200, "mm of float32 and bfloat16 is not covered"),
     (
         "dtype",
         GemmProblem.contiguous("scaled", 512, 512, 512, "float8_e4m3fn"),

@@ -308,6 +308,15 @@ def test_standardised_rows(config: GemmConfig, dtype: str, mean: float) -> None:
     assert error(case) < 2 * TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("config", [SKINNY, GEMV, TILE], ids=lambda each: each.template)
+def test_standardised_rows_are_rounded(config: GemmConfig) -> None:
+    m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
+    prologue = Prologue("standardize", scale_dtype="float32", vectors=2)
+    problem = mm(m, 200, 1032, "float32", b_dtype="bfloat16", out="bfloat16", prologue=prologue)
+    case = Case(problem, config, {"EPSILON": 1e-6}, mean=100.0)
+    assert error(case) < 2 * TOLERANCE["bfloat16"]
+
+
 def test_bytes_by_vectors() -> None:
     problem = mm(3, 200, 328, operation="mixed", b_dtype="int8")
     assert error(Case(problem, GEMV)) < TOLERANCE["bfloat16"]

@@ -538,6 +538,8 @@ class _Search:
 
     def normalized(self, fusion: Fusion) -> Fusion | None:
         """A fusion with the norm of the rows of its first factor, if there is one."""
+        import torch
+
         problem = fusion.problem
         products = [node for node in fusion.nodes if node in self.products]
         if any(
@@ -557,7 +559,10 @@ class _Search:
         own -= {node for node in inner if is_cast(node) and not set(node.users) <= own}
         nodes = self.ordered(own)
         value = norm.x.meta["val"]
-        if value.dtype != problems.value_of(normalized).dtype or not is_contiguous(norm.x):
+        # Under autocast a LayerNorm of float32 is rounded to what the product has.
+        read = {problems.value_of(normalized).dtype}
+        read |= {torch.float32} if norm.kind == "standardize" else set()
+        if value.dtype not in read or not is_contiguous(norm.x):
             return None
         # Of halves the call has two factors where the inputs have one; biases of a gate are last.
         gate_biases = 2 if problem.epilogue.gated and problem.operation == "addmm" else 0

@@ -388,7 +388,7 @@ class _Plain:
 
     def __init__(self, problem: GemmProblem) -> None:
         self.problem = problem
-        self.a_dtype = _dtype(problem.a.dtype)
+        self.a_dtype = _dtype(problem.multiplied)
         self.out = _dtype(problem.out)
         self.stored = _dtype(problem.stored)
 

@@ -72,7 +72,7 @@ def bound(problem: GemmProblem, *, reduced: bool = False) -> float:
         # Some kernels let the hardware cut off what others round.
         read = 2.0**-10
     elif problem.prologue is not None:
-        read = _roundoff(problem.a.dtype)
+        read = _roundoff(problem.multiplied)
     return stored + _DEVIATIONS * (math.sqrt(problem.k) * accumulated + read)
 
 

@@ -334,8 +334,9 @@ class GemmConfig:
         # Of the loop before the one over tiles, whose stages are in the same place.
         first = 0
         if prologue is not None and prologue.standardizes:
-            stage = size_of(self.block_m * statistics_depth(problem, self), problem.a.dtype)
-            first = (STATISTICS_STAGES - 1) * stage
+            depth = statistics_depth(problem, self)
+            stage = size_of(self.block_m * depth, problem.a.dtype)
+            first = (STATISTICS_STAGES - 1) * stage if problem.k > depth else 0
         if not template.tensor_cores:
             return first
         room = self.stages * self.stage_bytes(problem)
@@ -360,7 +361,7 @@ class GemmConfig:
         if prologue.dequantizes and not self.swap and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
         if (prologue.normalizes or prologue.standardizes) and self.swap:
-            extra += size_of(self.block_m * self.block_k, problem.a.dtype)
+            extra += size_of(self.block_m * self.block_k, problem.multiplied)
         if prologue.standardizes:
             vectors = prologue.vectors * size_of(self.block_k, prologue.scale_dtype)
             extra += self.stages * vectors

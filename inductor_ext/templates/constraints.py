@@ -120,7 +120,7 @@ def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     elif problem.operation == "grouped":
         ok = (a == b and (a in HALF or a == "float32")) or (a in FP8 and b in FP8)
     else:
-        ok = a == b and (a in HALF or a == "float32")
+        ok = (a == b or (a == "float32" and problem.multiplied == b)) and b in HALF | {"float32"}
     if not ok:
         return f"{problem.operation} of {a} and {b} is not covered"
     arithmetic = problem.arithmetic

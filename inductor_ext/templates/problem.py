@@ -582,13 +582,20 @@ class GemmProblem:
     @functools.cached_property
     def arithmetic(self) -> Literal["half", "tf32", "fp8", "int8", "fma"]:
         """What multiplies: a rate of `Device.throughput`."""
-        if self.a.dtype in HALF:
+        if self.multiplied in HALF:
             return "half"
-        if self.a.dtype in FP8:
+        if self.multiplied in FP8:
             return "fp8"
-        if self.a.dtype in ("int8", "uint8"):
+        if self.multiplied in ("int8", "uint8"):
             return "int8"
-        return "tf32" if self.a.dtype == "float32" and self.tf32 else "fma"
+        return "tf32" if self.multiplied == "float32" and self.tf32 else "fma"
+
+    @property
+    def multiplied(self) -> str:
+        """The dtype in which a is multiplied: its own, or b's where rows are standardised, which
+        under autocast come in float32."""
+        standardized = self.prologue is not None and self.prologue.standardizes
+        return self.b.dtype if standardized else self.a.dtype
 
     @functools.cached_property
     def k_major(self) -> bool:

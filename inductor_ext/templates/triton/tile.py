@@ -178,7 +178,7 @@ SOURCE = (
         a += tl.load(v_at{{k_mask}}).to(tl.float32){{a_k}}
         v_at += BLOCK_K
         {%- endif %}
-        a = a.to(A.dtype.element_ty)
+        a = a.to(B.dtype.element_ty)
         {%- elif WEIGHTED %}
         weight = tl.load(w_at{{k_mask}})
         a = a * weight{{a_k}}.to(A.dtype.element_ty)
