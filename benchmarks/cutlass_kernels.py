@@ -1,0 +1,240 @@
+"""CUTLASS kernels of some large GEMMs on a GPU: what they take, beside eager mode and the model.
+
+The kernels that are ranked first are built, side by side, and timed in turns with eager mode, with
+operands in DRAM. For each case one line of JSON is written as soon as it is known: microseconds of
+eager mode and of each kernel, predicted and measured, and the error against float64 of a few rows.
+
+    python -m benchmarks.cutlass_kernels --most 2 --out cutlass.jsonl
+    python -m benchmarks.cutlass_kernels --most 12 --cases linear tail --out regret.jsonl
+
+Building is most of the time, and is kept: `--build-only` does that alone, and needs no GPU if
+`--device` names one. It prints the seconds that each build took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inductor_ext import cache
+from inductor_ext.templates.cutlass import build, launch
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.epilogue import (
+    ACCUMULATOR,
+    Epilogue,
+    Node,
+    Tensor,
+    apply,
+    gelu,
+    identity,
+    read,
+)
+from inductor_ext.templates.cutlass.ranking import rank
+from inductor_ext.templates.cutlass.source import source
+from inductor_ext.templates.device import KNOWN, Device
+from inductor_ext.templates.problem import Epilogue as Fused
+from inductor_ext.templates.problem import EpilogueInput, GemmProblem, Prologue
+
+__all__ = ["CASES", "Case", "main"]
+
+STORE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A GEMM with its epilogue, and what eager mode computes instead."""
+
+    problem: GemmProblem
+    epilogue: Epilogue
+    eager: Callable[..., torch.Tensor]
+    """Of a, b and the epilogue's inputs."""
+
+
+def _case(
+    problem: GemmProblem, eager: Callable[..., torch.Tensor], value: Node, *inputs: Tensor
+) -> Case:
+    told = tuple(EpilogueInput(each.dtype, each.broadcast) for each in inputs)
+    fused = dataclasses.replace(problem, epilogue=Fused(told, len(told)))
+    return Case(fused, Epilogue(((problem.out, value),), inputs), eager)
+
+
+def _plain(m: int, n: int, k: int) -> Case:
+    problem = GemmProblem.contiguous("mm", m, n, k)
+    return Case(problem, identity(problem.out), torch.mm)
+
+
+def _row_wise(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_mm(a, b, x, y, out_dtype=torch.bfloat16)
+
+
+_ROW, _MATRIX = Tensor("bfloat16", "row", 8), Tensor("bfloat16", "matrix", 8)
+_BIASED = apply("add", ACCUMULATOR, read(0))
+_SCALED = apply("mul", apply("mul", ACCUMULATOR, read(0)), read(1))
+_MM = GemmProblem.contiguous
+
+CASES: Mapping[str, Case] = {
+    "linear": _plain(4096, 14336, 4096),
+    "deep": _plain(4096, 4096, 14336),
+    "square": _plain(8192, 8192, 8192),
+    "small": _plain(2048, 4096, 4096),
+    "tail": _plain(2176, 4096, 4096),
+    "odd": _plain(2040, 3584, 3584),
+    "bias_gelu": _case(
+        _MM("mm", 4096, 14336, 4096),
+        lambda a, b, x: torch.nn.functional.gelu(a @ b + x),
+        gelu(_BIASED),
+        _ROW,
+    ),
+    "residual": _case(
+        _MM("mm", 2048, 4096, 14336), lambda a, b, x: torch.addmm(x, a, b), _BIASED, _MATRIX
+    ),
+    "fp8": _case(
+        _MM("scaled", 4096, 4096, 4096, "float8_e4m3fn"),
+        _row_wise,
+        _SCALED,
+        Tensor("float32", "column"),
+        Tensor("float32", "row"),
+    ),
+    "int8_weights": _case(
+        _MM("mixed", 2048, 14336, 4096, b_dtype="int8", prologue=Prologue("dequantize")),
+        lambda a, b, x: (a @ b.to(a.dtype)) * x,
+        apply("mul", ACCUMULATOR, read(0)),
+        _ROW,
+    ),
+}
+
+
+def _tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    problem = case.problem
+    torch.manual_seed(0)
+
+    def random(dtype: str, *sizes: int) -> torch.Tensor:
+        if dtype == "int8":
+            return torch.randint(-100, 100, sizes, device="cuda", dtype=torch.int8)
+        return torch.randn(sizes, device="cuda").to(getattr(torch, dtype))
+
+    sizes = {
+        "matrix": (problem.m, problem.n),
+        "row": (1, problem.n),
+        "column": (problem.m, 1),
+        "scalar": (1, 1),
+    }
+    a = random(problem.a.dtype, problem.m, problem.k)
+    b = random(problem.b.dtype, problem.n, problem.k).t()
+    return a, b, [random(each.dtype, *sizes[each.broadcast]) for each in case.epilogue.inputs]
+
+
+def _measure(
+    case: Case, ranked: Sequence[tuple[CutlassConfig, float]], store: cache.Store, sms: int
+) -> dict[str, Any]:
+    """What one case's line says."""
+    from inductor_ext.selection.timing import CudaStopwatch, measure
+
+    a, b, inputs = _tensors(case)
+    expected = case.eager(a, b, *inputs)
+    rows = slice(0, 64)
+    # Inputs of one row or number are the same for all rows.
+    kept = [each[rows] if each.shape[0] > 1 else each for each in inputs]
+    accumulator = a[rows].double() @ b.double()
+    (exact,) = case.epilogue.evaluate(accumulator, tuple(kept))
+    calls: list[Callable[[], object]] = [lambda: case.eager(a, b, *inputs)]
+    lines: list[dict[str, Any]] = []
+    timed: list[dict[str, Any]] = []
+    for config, predicted in ranked:
+        kernel = launch.load(source(config, case.epilogue), store)
+        out = torch.zeros_like(expected)
+        arguments = launch.call(config, a, b, out, inputs, sms=sms)
+        size = kernel.workspace_size(arguments)
+        if size is None:
+            lines.append({"kernel": config.name, "failure": "cannot run this call"})
+            continue
+        workspace = torch.empty(max(1, size), dtype=torch.uint8, device="cuda")
+
+        def run(kernel: Any = kernel, call: Any = arguments, space: Any = workspace) -> int:
+            stream = torch.cuda.current_stream().cuda_stream
+            return int(kernel.run(call, space.data_ptr(), stream))
+
+        status = run()
+        torch.cuda.synchronize()
+        difference = torch.linalg.vector_norm(out[rows].double() - exact.double())
+        error = (difference / torch.linalg.vector_norm(exact.double())).item()
+        line = {"kernel": config.name, "launch": config.to_json(), "predicted": predicted}
+        lines.append({**line, "status": status, "error": error})
+        if status == 0:
+            timed.append(lines[-1])
+            calls.append(run)
+    with CudaStopwatch(calls, torch.cuda.current_device()) as watch:
+        samples = measure(watch, len(calls), budget=2000)
+    for each, sample in zip(timed, samples[1:], strict=True):
+        each["microseconds"] = sample.microseconds
+    return {"eager": samples[0].microseconds, "kernels": lines}
+
+
+def _build(wanted: Mapping[str, Sequence[tuple[CutlassConfig, float]]], store: cache.Store) -> None:
+    """Build all kernels, and print the seconds that each took, waiting included."""
+    toolchain = build.Toolchain.find()
+
+    def one(name: str, config: CutlassConfig) -> str:
+        began = time.perf_counter()
+        made = source(config, CASES[name].epilogue)
+        build.build(made, store, toolchain)
+        return f"{time.perf_counter() - began:7.1f} s  {name}  {made.name}"
+
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        running = [
+            pool.submit(one, name, config)
+            for name, ranked in wanted.items()
+            for config, _ in ranked
+        ]
+        for done in concurrent.futures.as_completed(running):
+            print(done.result(), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns the process's exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--most", type=int, default=2, help="kernels of a case")
+    parser.add_argument("--level", type=int, default=0, help="above 0 for all tiles and clusters")
+    parser.add_argument("--out", type=Path, help="where lines of JSON are added")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--device", choices=[each.name for each in KNOWN], help="to build for")
+    options = parser.parse_args(arguments)
+    device = next((each for each in KNOWN if each.name == options.device), None)
+    if device is None:
+        device = Device.described(torch.cuda.get_device_properties(0))
+    wanted = {
+        name: rank(CASES[name].problem, device, options.most, level=options.level)
+        for name in options.cases
+    }
+    store = cache.Store(cache.artifact_folder().parent / "cutlass", STORE_BYTES)
+    _build(wanted, store)
+    if options.build_only:
+        return 0
+    for name, ranked in wanted.items():
+        line = json.dumps(
+            {
+                "case": name,
+                "device": device.name,
+                **_measure(CASES[name], ranked, store, device.sms),
+            }
+        )
+        print(line, flush=True)
+        if options.out:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
