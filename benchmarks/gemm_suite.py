@@ -34,6 +34,7 @@ GROUPS = (
     "unaligned",
     "skinny",
     "bmm",
+    "grouped",
     "int8",
     "int4",
     "fp8",
@@ -88,7 +89,7 @@ class Case:
     k: int
     batch: int = 1
     layouts: str = "rc"
-    """Of the two factors of a bmm, as in `GemmProblem.contiguous`."""
+    """Of the two factors of a batch or of groups, as in `GemmProblem.contiguous`."""
     parts: tuple[int, ...] = ()
     """Columns of several weights that share the input; their sum is `n`."""
     quick: bool = False
@@ -191,6 +192,47 @@ def _bmm(case: Case, source: _Source) -> Program:
 
     a = operand(case.m, case.k, case.layouts[0], 1.0)
     return _program(torch.bmm, a, operand(case.k, case.n, case.layouts[1], case.k**-0.5))
+
+
+def _grouped_problem(case: Case) -> GemmProblem:
+    divided: Any = case.kind[-1]
+    sizes = case.m, case.n, case.k
+    return GemmProblem.contiguous(
+        "grouped", *sizes, batch=case.batch, layouts=case.layouts, divided=divided
+    )
+
+
+def _grouped(case: Case, source: _Source) -> Program:
+    """Experts that get as many tokens each; the kind ends with the dimension that they divide."""
+    divided, sizes = case.kind[-1], {"m": case.m, "n": case.n, "k": case.k}
+    length = sizes[divided] // case.batch
+    depth = length if divided == "k" else case.k
+
+    def operand(rows: str, columns: str, other: str, layout: str, scale: float) -> Tensor:
+        batch = (case.batch,) if divided == other else ()
+        if layout == "r":
+            return source.normal(*batch, sizes[rows], sizes[columns], scale=scale)
+        found = source.normal(*batch, sizes[columns], sizes[rows], scale=scale)
+        return found.transpose(-1, -2)
+
+    a = operand("m", "k", "n", case.layouts[0], 1.0)
+    b = operand("k", "n", "m", case.layouts[1], depth**-0.5)
+    ends = torch.arange(1, case.batch + 1, dtype=torch.int32, device=source.device) * length
+
+    def function(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(a, b, offs=ends)
+
+    def reference() -> tuple[Tensor, ...]:
+        def parts(factor: Tensor, axis: int | None) -> Any:
+            return factor.double() if axis is None else factor.double().split(length, axis)
+
+        first = parts(a, {"m": 0, "n": None, "k": 1}[divided])
+        second = parts(b, {"m": None, "n": 1, "k": 0}[divided])
+        products = [left @ right for left, right in zip(first, second, strict=True)]
+        join = torch.stack if divided == "k" else torch.cat
+        return (join(products, 1 if divided == "n" else 0),)
+
+    return Program(function, (a, b, ends), reference, {})
 
 
 def _int8_problem(case: Case) -> GemmProblem:
@@ -469,6 +511,7 @@ def _layernorm(case: Case, source: _Source) -> Program:
 KINDS: Mapping[str, Kind] = {
     "mm": Kind(_mm_problem, _mm),
     "bmm": Kind(_bmm_problem, _bmm),
+    **{f"grouped_{divided}": Kind(_grouped_problem, _grouped) for divided in "mnk"},
     "int8": Kind(_int8_problem, _int8),
     "int8_torchao": Kind(_int8_problem, _int8),
     "int4": Kind(_int4_problem, _int4),
@@ -621,6 +664,15 @@ def _others() -> Iterator[Case]:
     for label, batch, m, n, k, layouts in bmm:
         quick = label in ("values", "experts") and m != 512
         yield Case("bmm", label, "bmm", m, n, k, batch, layouts, quick=quick)
+    # Mixtral's experts, 2 of 8 for each of 2048 tokens: forward, and the gradients of both factors.
+    for label, divided, m, n, k, layouts in (
+        ("experts", "m", 4096, 14336, 4096, "rc"),
+        ("experts' inputs", "m", 4096, 4096, 14336, "rr"),
+        ("experts' weights", "k", 14336, 4096, 4096, "cr"),
+        ("experts, transposed", "n", 14336, 4096, 4096, "rc"),
+    ):
+        quick = label != "experts' inputs"
+        yield Case("grouped", label, f"grouped_{divided}", m, n, k, 8, layouts, quick=quick)
     for m, n, k in ((16, 14336, 4096), (2048, 14336, 4096), (4096, 4096, 4096)):
         yield Case("fp8", "fp8 row-wise", "fp8", m, n, k, quick=m == n)
 

@@ -17,6 +17,9 @@ from benchmarks.gemm_suite import CASES, Case
 TOYS = {
     "mm": Case("llama", "toy", "mm", 5, 24, 32),
     "bmm": Case("bmm", "toy", "bmm", 5, 24, 32, 3, "rc"),
+    "grouped_m": Case("grouped", "toy", "grouped_m", 32, 24, 64, 4, "rc"),
+    "grouped_n": Case("grouped", "toy", "grouped_n", 16, 32, 64, 4, "rr"),
+    "grouped_k": Case("grouped", "toy", "grouped_k", 16, 24, 64, 4, "cr"),
     "int8": Case("int8", "toy", "int8", 5, 24, 32),
     "int8_torchao": Case("int8", "toy", "int8_torchao", 5, 24, 32),
     "int4": Case("int4", "toy", "int4", 5, 24, 256),
@@ -63,7 +66,9 @@ def test_program_agrees_with_float64(kind: str) -> None:
         assert [each.shape for each in others] == [each.shape for each in results]
 
 
-@pytest.mark.parametrize("kind", [k for k in gemm_suite.KINDS if not k.startswith("fp8")])
+@pytest.mark.parametrize(
+    "kind", [k for k in gemm_suite.KINDS if not k.startswith(("fp8", "grouped"))]
+)
 def test_problem_counts_what_the_program_does(kind: str) -> None:
     case = TOYS[kind]
     program = case.program("cpu")
@@ -75,11 +80,11 @@ def test_problem_counts_what_the_program_does(kind: str) -> None:
     assert case.problem.bytes_written == sum(each.nbytes for each in results)
 
 
-QUANTISED = [kind for kind in TOYS if kind.startswith(("int8", "int4", "fp8"))]
+FOUND = [kind for kind in TOYS if kind.startswith(("int8", "int4", "fp8", "grouped"))]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
-@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("kind", FOUND)
 def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     pytest.importorskip("triton")
     from inductor_ext.lowerings import mixed, patterns, problems, weight_only
