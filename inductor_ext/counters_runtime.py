@@ -22,14 +22,18 @@ import threading
 from collections.abc import Callable
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["CAPACITY", "Counters", "counters"]
 
-CAPACITY = 1 << 18
-"""Counters of a device: 1 MiB."""
+CAPACITY = 1 << 20
+"""Counters of a device: 4 MiB."""
 
 _LINE = 32
 """Counters of 128 bytes: kernels take pointers to be aligned, and share no line of a cache."""
+
+_LEAST = 1024
+"""Of a stream at once, so that few kernels ask for more."""
 
 
 class Counters:
@@ -61,7 +65,7 @@ class Counters:
         found = None if stream is None else self._of_stream.get(stream)
         if found is not None and found.numel() >= count:
             return found
-        found = self._cut(count)
+        found = self._cut(count if stream is None else max(count, _LEAST))
         if found is None:
             return torch.zeros(count, dtype=torch.int32, device=self._device)
         if stream is not None:
@@ -86,13 +90,15 @@ def counters(index: int) -> Counters:
         index: of the GPU.
     """
     device = torch.device("cuda", index)
+    # A handle, without an object around it: this is called before every launch.
+    stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def current() -> int | None:
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        return torch.cuda.current_stream(device).cuda_stream
+        return None if torch.cuda.is_current_stream_capturing() else stream(index)
 
-    found = Counters(device, current)
+    # Code is loaded while graphs of fake tensors are compiled.
+    with _disable_current_modes():
+        found = Counters(device, current)
     # Other streams may come first.
     torch.cuda.current_stream(device).synchronize()
     return found

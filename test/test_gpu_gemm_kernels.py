@@ -198,21 +198,21 @@ def test_sums_are_added_up_in_one_launch(name: str) -> None:
     assert error(added_up(name)) < TOLERANCE["float16"]
 
 
+@pytest.fixture(scope="module", params=ADDED_UP)
+def product(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A compiled product, two sets of operands, and the results of each."""
+    case = added_up(request.param)
+    operands = [kernel_util.inputs(case, "cuda", seed) for seed in range(2)]
+    with (
+        kernel_util.lowering_of(case) as function,
+        inductor_config.patch(force_disable_caches=True),
+    ):
+        compiled = torch.compile(function, fullgraph=True)
+        yield compiled, operands, [compiled(*each).clone() for each in operands]
+
+
 class TestLaunches:
     """Launches that add up sums give the same bits, whichever CTA is last, and leave zeros."""
-
-    @pytest.fixture(scope="class", params=ADDED_UP)
-    @staticmethod
-    def product(request: pytest.FixtureRequest) -> Iterator[Any]:
-        """A compiled product, two sets of operands, and the results of each."""
-        case = added_up(request.param)
-        operands = [kernel_util.inputs(case, "cuda", seed) for seed in range(2)]
-        with (
-            kernel_util.lowering_of(case) as function,
-            inductor_config.patch(force_disable_caches=True),
-        ):
-            compiled = torch.compile(function, fullgraph=True)
-            yield compiled, operands, [compiled(*each).clone() for each in operands]
 
     def test_one_after_the_other(self, product: Any) -> None:
         compiled, operands, expected = product
