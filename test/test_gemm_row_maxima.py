@@ -100,6 +100,16 @@ def test_a_linear_layer_with_bias_and_activation() -> None:
     assert found.plain is found.nodes[0]
 
 
+def test_rows_of_unknown_sizes_seen_in_three_dimensions() -> None:
+    def function(x: Tensor, w: Tensor) -> Any:
+        y = torch.relu(x.flatten(0, 1) @ w.t()).view(x.shape[0], x.shape[1], 48)
+        return quantized(y)
+
+    graph = lowered_graph(function, X3, W, dynamic=[(0, 0), (0, 1)])
+    (found,) = row_maxima.find(graph, Settings(), [])
+    assert (found.problem.m, found.problem.quantized) == (32, True)
+
+
 def test_rows_scaled_to_int8() -> None:
     (found,) = find(lambda x, w: quantized_to_int8(F.linear(x, w)), X, W)
     assert found.problem.epilogue == Epilogue(reductions=1, out="int8")

@@ -7,9 +7,9 @@ itself (`chain`) instead of leaving them to the scheduler. y is stored as before
 it.
 
 What is timed is what there is: where y is then scaled to float8 or int8 by the maxima, the problem
-has that, too. With other readers of y, whose kernels may find the maxima in passing, nothing is
-found. Nor is anything where an operation between is used elsewhere as well, where y has another
-dtype than the product, or where Inductor is told to round as eager code does
+has that, too. Where it is not and has other readers, whose kernels may find the maxima in passing,
+nothing is found. Nor is anything where an operation between is used elsewhere as well, where y has
+another dtype than the product, or where Inductor is told to round as eager code does
 (`emulate_precision_casts`).
 """
 
@@ -103,7 +103,10 @@ def _reduction(node: fx.Node) -> _Reduction | None:
         return None
     source: Any = call.args[0]
     dims: Any = call.args[1] if len(call.args) > 1 else ()
-    last = len(source.meta["val"].shape) - 1
+    try:
+        last = len(shape(source)) - 1
+    except Unreadable:
+        return None
     if dims not in (-1, last, [-1], [last]) or last < 1:
         return None
     sources, absolute = [source], False
@@ -112,7 +115,8 @@ def _reduction(node: fx.Node) -> _Reduction | None:
         absolute = absolute or source.target is aten.abs.default
         if source.target is aten.abs.default:
             sources.clear()
-        (source,) = source.all_input_nodes
+        # Sizes may be inputs, too.
+        source = source.all_input_nodes[0]
         if flat(source) != flat(inner[-1]):
             return None
         sources.append(source)
@@ -123,7 +127,7 @@ def _widens(node: fx.Node) -> bool:
     """Whether a node is a cast that rounds nothing."""
     if not is_cast(node):
         return False
-    (given,) = node.all_input_nodes
+    given = node.all_input_nodes[0]
     return bool(node.meta["val"].dtype.itemsize > given.meta["val"].dtype.itemsize)
 
 
@@ -135,6 +139,8 @@ class _Search:
         self.graph = graph
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.regions = patterns.regions(graph)
+        self.following: dict[fx.Node, list[fx.Node]] = {}
+        """What is pointwise behind a product."""
         self.bases = [each for each in fusions if len(each.outputs) == 1]
         covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
         self.plain: list[Fusion] = []
@@ -161,7 +167,9 @@ class _Search:
         (output,) = base.outputs
         if self.order[output] > self.order[y]:
             return None
-        nodes = epilogues.region(output)
+        if output not in self.following:
+            self.following[output] = epilogues.region(output)
+        nodes = self.following[output]
         if y not in nodes:
             return None
         nodes = nodes[: nodes.index(y) + 1]
@@ -294,7 +302,7 @@ class _Chain:
         import torch
 
         aten = torch.ops.aten
-        self.graph = fx_graph()
+        self.graph = torch.fx.Graph()
         self.inputs: dict[fx.Node, fx.Node] = {}
         self.known: dict[fx.Node, fx.Node] = {}
         (output,) = base.outputs
@@ -324,6 +332,7 @@ class _Chain:
         self.known[output] = value
 
     def call(self, target: Any, args: tuple[Any, ...], dtype: Any, **kwargs: Any) -> fx.Node:
+        """Add a call that gives a tensor of a dtype."""
         found = self.graph.call_function(target, args, kwargs)
         found.meta["dtype"] = dtype
         return found
@@ -358,12 +367,6 @@ class _Chain:
         """The graph, with y as its output."""
         self.graph.output(self.known[y])
         return self.graph
-
-
-def fx_graph() -> fx.Graph:
-    from torch import fx
-
-    return fx.Graph()
 
 
 def _biases(base: Fusion) -> tuple[fx.Node, ...]:
