@@ -237,8 +237,10 @@ INT4 = GemmProblem(
                 deterministic=True,
                 epilogue=Epilogue((EpilogueInput("float32", "row"),), 0, "float8_e5m2", 1),
             ),
-            "addmm 16x128x64 bf16->fp8_e5m2 rc, N = 96+32, + row fp32, scaled by maxima of rows, "
-            "deterministic",
+            (
+                "addmm 16x128x64 bf16->fp8_e5m2 rc, N = 96+32, + row fp32, scaled by maxima of "
+                "rows, deterministic"
+            ),
         ),
     ],
 )
