@@ -211,7 +211,8 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
     Args:
         problem: covered by a template.
         device: where.
-        most: how many; None for all. Of each combination of options there are as many.
+        most: how many; None for all. Of each combination of options, and of each depth
+            of a tile, there are as many.
 
     Returns:
         The candidates, and how many all are.
@@ -222,8 +223,8 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
     for each in everything:
         # Threads of specialised warps leave out stores, with Triton 3.6.
         if each.tma_store or not each.warp_specialize:
-            kind = (each.one_launch, each.stream_k, each.tma_store, each.warp_specialize)
-            kinds.setdefault(kind, []).append(each)
+            options = (each.one_launch, each.stream_k, each.tma_store, each.warp_specialize)
+            kinds.setdefault((*options, each.block_k), []).append(each)
     found: dict[GemmConfig, None] = {}
     for each in itertools.chain.from_iterable(itertools.zip_longest(*kinds.values())):
         if most is not None and len(found) >= most:

@@ -222,7 +222,8 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     for m, n, swap in _tiles(problem, device, (32, 64, 128)):
         if (m * n > 128 * 128 and not mixed) or (skinny and (mixed or not swap)):
             continue
-        for k in _k_blocks(problem, (1, 2)):
+        # Of a long K few bytes of a row at a time are far apart in DRAM.
+        for k in _k_blocks(problem, (1, 2, 4) if problem.k >= _LONG else (1, 2)):
             for by_tma in tma:
                 for warps in _warps(m, n)[-1:]:
                     shape = _shape(
@@ -231,6 +232,9 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
                     for divided in _divided(problem, shape, device):
                         yield from _staged(divided, problem, device, 6, 2)
 
+
+_LONG = 16384
+"""K from which on a step along it may be longer than two rows of swizzled shared memory."""
 
 _STEP_BYTES = (4096, 32768)
 """Of b, in one step along K of a tile with few rows: fewer leave too little on the way, and of
