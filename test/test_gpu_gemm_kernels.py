@@ -114,7 +114,9 @@ def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
     assert error(case) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("rest", [{}, {"after": torch.relu}, {"bias": "row"}], ids=str)
+@pytest.mark.parametrize(
+    "rest", [{}, {"after": torch.relu}, {"bias": "row"}], ids=("alone", "relu", "row")
+)
 @pytest.mark.parametrize(
     "config",
     [TMA, but(TMA, flatten=False), SPECIALIZED, BATCH, but(TMA, flatten=False, stream_k=True)],

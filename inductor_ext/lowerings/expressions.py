@@ -31,6 +31,7 @@ __all__ = [
     "mean_of",
     "relu",
     "shape",
+    "symbol",
 ]
 
 MOST_NODES = 40
@@ -114,6 +115,11 @@ def is_cast(node: fx.Node) -> bool:
         return False
     computed = (torch.float32, torch.bfloat16, torch.float16)
     return all(each.meta["val"].dtype in computed for each in (node, *node.all_input_nodes))
+
+
+def symbol(node: fx.Node) -> sympy.Symbol:
+    """What stands for a node in formulas."""
+    return sympy.Symbol(node.name, real=True)
 
 
 def shape(node: fx.Node) -> tuple[Any, ...]:

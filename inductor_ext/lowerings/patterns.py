@@ -24,7 +24,7 @@ import math
 import operator
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
 
@@ -37,11 +37,12 @@ from inductor_ext.lowerings.expressions import (
     is_cast,
     is_contiguous,
     is_view,
-    mean,
     relu,
     shape,
+    symbol,
 )
 from inductor_ext.lowerings.fusion import Fusion, as_matrix, later
+from inductor_ext.lowerings.norms import Norm, norm_of
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
@@ -58,9 +59,6 @@ if TYPE_CHECKING:
     from torch import fx
 
 __all__ = ["find", "regions", "tidy"]
-
-MOST_NODES = 40
-"""Of those that a norm is looked for in."""
 
 MOST_PARTS = 8
 """Of one launch: every tile selects its factor among them."""
@@ -286,7 +284,7 @@ class _Search:
             if flat(node) != flat(root):
                 raise Unreadable
             leaves[node] = part
-            return _symbol(node)
+            return symbol(node)
 
         try:
             reader = Reader(root, leaf)
@@ -550,7 +548,7 @@ class _Search:
             return None
         views = {view for node in products for view in _views(self.products[node].inputs[0])}
         normalized = _source(fusion.inputs[0])
-        norm = _norm(normalized, problem.k)
+        norm = norm_of(normalized, problem.k)
         if norm is None:
             return None
         inner = norm.nodes
@@ -702,10 +700,6 @@ def _activations() -> Mapping[sympy.Expr, str]:
     return {canonical(formula): name for name, formula in formulas.items()}
 
 
-def _symbol(node: fx.Node) -> sympy.Symbol:
-    return sympy.Symbol(node.name, real=True)
-
-
 def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node, str] | None:
     """The node of two that gates, the one that it gates, and the activation.
 
@@ -716,83 +710,15 @@ def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.
     if len(leaves) != 2:
         return None
     for gate, up in (leaves, reversed(leaves)):
-        activation, rest = formula.as_independent(_symbol(up), as_Add=False)
-        if rest == _symbol(up):
-            name = _activations().get(canonical(activation.xreplace({_symbol(gate): X})))
+        activation, rest = formula.as_independent(symbol(up), as_Add=False)
+        if rest == symbol(up):
+            name = _activations().get(canonical(activation.xreplace({symbol(gate): X})))
             if name is not None:
                 return gate, up, name
     return None
 
 
-@dataclass(frozen=True)
-class _Norm:
-    kind: Literal["normalize", "standardize"]
-    x: fx.Node
-    vectors: tuple[fx.Node, ...]
-    """None, a weight, or a weight and a bias."""
-    epsilon: float
-    nodes: tuple[fx.Node, ...]
-
-
-def _norm(root: fx.Node, k: int) -> _Norm | None:
-    """The norm of rows that a node is.
-
-    An RMSNorm (Zhang and Sennrich 2019) is x / sqrt(mean(x^2) + epsilon) over the last dimension,
-    of k elements, times a weight for each of them, or none. A LayerNorm (Ba, Kiros, Hinton 2016) is
-    (x - mean(x)) / sqrt(variance(x) + epsilon), times a weight, plus a bias, or with neither.
-    """
-    vectors: dict[sympy.Symbol, fx.Node] = {}
-
-    def leaf(node: fx.Node) -> sympy.Expr | None:
-        if node is x:
-            return X
-        if _is_vector(node, k) and (len(shape(node)) == 1 or flat(root)[0] != 1):
-            vectors[_symbol(node)] = node
-            return _symbol(node)
-        return None
-
-    try:
-        x = _averaged(root)
-        if x is None or flat(x) != flat(root) or flat(x)[1] != k:
-            return None
-        reader = Reader(root, leaf)
-        formula = reader.read(root)
-    except Unreadable:
-        return None
-    # What is the same along a row, as symbols of its own.
-    center, squares = sympy.Dummy("center", real=True), sympy.Dummy("squares", positive=True)
-    formula = formula.xreplace({mean(X): center, mean(X**2): squares})
-    scale = sympy.diff(formula, X)
-    centered = formula.has(center)
-    spread = squares - center**2 if centered else squares
-    bias = sympy.expand(formula - scale * (X - center if centered else X))
-    weight = next((symbol for symbol in vectors if scale.has(symbol)), None)
-    scale = scale if weight is None else scale / weight
-    symbols = [] if weight is None else [weight]
-    if bias != 0:
-        if bias not in vectors or not centered or weight is None:
-            return None
-        symbols.append(bias)
-    if not scale.is_Pow or scale.exp != -sympy.Rational(1, 2):
-        return None
-    epsilon = sympy.expand(scale.base - spread)
-    if not epsilon.is_number or epsilon < 0:
-        return None
-    found = [_uncast(vectors[symbol]) for symbol in symbols]
-    if any(problems.value_of(each).stride(-1) != 1 for each in found):
-        return None
-    kind: Literal["normalize", "standardize"] = "standardize" if centered else "normalize"
-    return _Norm(kind, x, tuple(found), float(epsilon), tuple(reader.inner))
-
-
-def _uncast(node: fx.Node) -> fx.Node:
-    """What a node is a cast of."""
-    while is_cast(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_read_like(norm: _Norm, problem: GemmProblem) -> bool:
+def _is_read_like(norm: Norm, problem: GemmProblem) -> bool:
     """Whether a kernel that dequantises b can apply a norm: by squares, with a weight in a's dtype,
     which it reads by words of two where b has two numbers to a byte.
     """
@@ -806,40 +732,6 @@ def _is_read_like(norm: _Norm, problem: GemmProblem) -> bool:
         if by_words and (not isinstance(offset, int) or offset % 2):
             return False
     return True
-
-
-def _is_vector(node: fx.Node, k: int) -> bool:
-    """Whether a node is one row of k elements."""
-    try:
-        return flat(node) == (1, k)
-    except Unreadable:
-        return False
-
-
-def _averaged(root: fx.Node) -> fx.Node | None:
-    """What the mean that a node is computed from is one of, before any cast: as it is, squared, or
-    squared after its own mean is subtracted.
-    """
-    import torch
-
-    aten = torch.ops.aten
-    dtype = root.meta["val"].dtype
-    means = (aten.mean.dim, aten.var.correction, aten.var_mean.correction)
-    pending, seen = [root], 0
-    while pending and seen < MOST_NODES:
-        node, seen = pending.pop(), seen + 1
-        if node.target not in means:
-            pending.extend(node.all_input_nodes)
-            continue
-        x: Any = node.args[0]
-        if x.target in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
-            x = x.args[0]
-            if x.target is aten.sub.Tensor and _uncast(x.args[1]).target is aten.mean.dim:
-                x = x.args[0]
-        while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):
-            x = x.all_input_nodes[0]
-        return x  # type: ignore[no-any-return]
-    return None
 
 
 def _cast_of(root: fx.Node, dtype: torch.dtype) -> fx.Node:
