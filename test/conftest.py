@@ -37,6 +37,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # With `--dist loadgroup` one worker runs a file, whose tests share what they compile,

@@ -89,3 +89,10 @@ def test_a_cache_folder_given_from_outside_is_used_and_kept(suite: Path, tmp_pat
     printed = run_pytest(suite, "test_cache.py", TORCHINDUCTOR_CACHE_DIR=str(given))
     assert f"cache folder: {given}\n" in printed
     assert given.is_dir()
+
+
+def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:
+    """Or else what the tests of a file share is compiled by each worker."""
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("not run with --dist loadgroup")
+    assert request.node.nodeid.endswith("@test/test_conftest.py")
