@@ -144,7 +144,9 @@ def cpu_bench(index: int) -> CpuBench:
 
 
 def warm_cpu_bench(index: int) -> CpuBench:
-    """The same, with all imported that a problem needs."""
+    """The same, with all imported that a problem needs, and Inductor's configuration."""
+    import torch._inductor.config  # noqa: F401
+
     bench = CpuBench()
     problem = GemmProblem.contiguous("mm", 16, 16, 16, "float32")
     list(trial.run([trial.Job(problem, ())], bench, 1, lambda *at: None))
