@@ -280,15 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header["commit"] = options.commit or header["commit"]
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [name for name in options.models if name not in ledger.done]
-    seconds = options.budget_seconds
     make = functools.partial(_Bench, options.contenders, options.rounds)
-    if options.processes > 1:
-        apart = functools.partial(make, seconds=False)
-        outcomes = turns.work_on(todo, apart, options.processes, seconds)
-    else:
-        bench = make()
-        left = seconds and seconds - (time.monotonic() - start)
-        outcomes = map(bench, slices.within(todo, left))
+    outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
     _, failed = ledger.take(outcomes)
     print(f"{len(ledger.done)} models in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0

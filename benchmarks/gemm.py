@@ -306,15 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header["commit"] = options.commit or header["commit"]
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [case for case in cases if case.name not in ledger.done]
-    names, seconds = ["eager", *options.contenders], options.budget_seconds
+    names = ["eager", *options.contenders]
     make = functools.partial(_Bench, names, options.rounds, options.warm)
-    if options.processes > 1:
-        apart = functools.partial(make, seconds=False)
-        outcomes = turns.work_on(todo, apart, options.processes, seconds)
-    else:
-        bench = make()
-        left = seconds and seconds - (time.monotonic() - start)
-        outcomes = map(bench, slices.within(todo, left))
+    outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
     count, failed = ledger.take(outcomes)
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0

@@ -18,7 +18,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["turn", "work_on"]
+from benchmarks import slices
+
+__all__ = ["outcomes", "turn", "work_on"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,6 +32,29 @@ _lock: AbstractContextManager[Any] | None = None
 def turn() -> AbstractContextManager[Any]:
     """While the block runs, no other process has its turn."""
     return contextlib.nullcontext() if _lock is None else _lock
+
+
+def outcomes(
+    items: Sequence[Item],
+    make: Callable[..., Callable[[Item], Result]],
+    processes: int,
+    seconds: float | None,
+) -> Iterator[Result]:
+    """What a bench makes of each item, in this process or in several.
+
+    Args:
+        items: see `work_on`.
+        make: makes the bench; `seconds` says whether how long compiles take is a result, as it is
+            where nothing else is compiled.
+        processes: how many; with 1 it is this one.
+        seconds: for all, the start of the bench included; None for no limit.
+    """
+    if processes > 1:
+        return work_on(items, functools.partial(make, seconds=False), processes, seconds)
+    begin = time.monotonic()
+    bench = make(seconds=True)
+    left = seconds and seconds - (time.monotonic() - begin)
+    return map(bench, slices.within(items, left))
 
 
 def work_on(
