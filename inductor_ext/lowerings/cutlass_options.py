@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inductor_ext.selection import choose
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.ranking import rank
 from inductor_ext.templates.device import Device
@@ -79,14 +80,10 @@ def current() -> Options:
     Raises:
         exc.BadOptionError: an allowlist or denylist that is no regular expression.
     """
-    from torch._inductor import config
-
-    backends = config.max_autotune_gemm_backends.upper().replace(" ", "").split(",")
-    tuned = config.max_autotune or config.max_autotune_gemm
     operators = str(_setting("cutlass_enabled_ops")).lower().replace(" ", "")
     limit = _setting("cutlass_max_profiling_configs")
     return Options(
-        bool(tuned) and "CUTLASS" in backends,
+        choose.may_tune("CUTLASS"),
         _setting("cutlass_backend_min_gemm_size"),
         Filter(_setting("cutlass_op_allowlist_regex"), _setting("cutlass_op_denylist_regex")),
         _BUILDS if limit is None else limit,

@@ -90,7 +90,7 @@ class _Site:
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
-    if settings.gemm_templates and (_may_tune() or choose.is_forced()):
+    if settings.gemm_templates and (choose.may_tune("TRITON") or choose.is_forced()):
         # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
     first = next(iter(_products(gm.graph)), None) if settings.gemm_templates else None
@@ -192,7 +192,7 @@ class _Planner:
         wanted = [problem for site in sites for problem in self._problems(site)]
         unknown = [problem for problem in dict.fromkeys(wanted) if problem not in self.known]
         if unknown:
-            tune = self._tune if _may_tune() else None
+            tune = self._tune if choose.may_tune("TRITON") else None
             self.known |= choose.decide(unknown, self.device, self.settings, tune)
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
@@ -316,15 +316,7 @@ def cache_key(settings: Settings) -> str:
     """
     if not settings.gemm_templates or not torch.cuda.is_available():
         return ""
-    return store.of_settings(settings).generation(tuning=_may_tune())
-
-
-def _may_tune() -> bool:
-    """Whether Inductor's options let Triton's candidates for GEMMs be measured."""
-    from torch._inductor import config
-
-    backends = {each.strip().upper() for each in config.max_autotune_gemm_backends.split(",")}
-    return bool(config.max_autotune or config.max_autotune_gemm) and "TRITON" in backends
+    return store.of_settings(settings).generation(tuning=choose.may_tune("TRITON"))
 
 
 def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:

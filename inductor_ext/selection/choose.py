@@ -15,7 +15,7 @@ from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["Rule", "decide", "forced", "is_forced"]
+__all__ = ["Rule", "decide", "forced", "is_forced", "may_tune"]
 
 Rule = Callable[[GemmProblem], "GemmConfig | None"]
 """A configuration for a problem, or None for stock's path."""
@@ -39,6 +39,18 @@ def forced(rule: Rule) -> Iterator[None]:
 def is_forced() -> bool:
     """Whether a rule holds in this thread."""
     return _rule.get() is not None
+
+
+def may_tune(backend: str) -> bool:
+    """Whether Inductor's options let the candidates of a backend for GEMMs be measured.
+
+    Args:
+        backend: its name in `max_autotune_gemm_backends`, in capitals.
+    """
+    from torch._inductor import config
+
+    backends = {each.strip().upper() for each in config.max_autotune_gemm_backends.split(",")}
+    return bool(config.max_autotune or config.max_autotune_gemm) and backend in backends
 
 
 def decide(
