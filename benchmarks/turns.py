@@ -1,4 +1,4 @@
-"""Processes that share a GPU: all compile at the same time, and one at a time uses the GPU.
+"""Processes that share GPUs: all compile at the same time, and one at a time uses each GPU.
 
 Compiling is what most of a benchmark's time goes into, and needs processors only. What Inductor and
 the extension measure while they tune, and what is measured in the end, must not be disturbed: in
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -68,14 +69,21 @@ def work_on(
     Args:
         items: begun one after the other, as long as the next one fits, as in `slices.within`.
         make: makes the function, once in each process. It is pickled, as are items and results.
-        processes: how many work at the same time.
+        processes: how many work at the same time. They divide the GPUs that are visible, and each
+            process sees no other than its own.
         seconds: for all; None for no limit.
     """
     begin, longest = time.monotonic(), 0.0
     left = list(reversed(items))
     running: set[Future[tuple[float, Result]]] = set()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start, (context.RLock(), make)) as workers:
+    gpus = _visible_gpus()
+    locks = [context.RLock() for _ in gpus]
+    places: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
+    for process in range(processes):
+        places.put(process % len(gpus))
+    given = (places, gpus, locks, make)
+    with ProcessPoolExecutor(processes, context, _start, given) as workers:
         while True:
             fits = seconds is None or time.monotonic() - begin + longest <= seconds
             while left and fits and len(running) < processes:
@@ -99,9 +107,26 @@ def _timed(item: Any) -> tuple[float, Any]:
     return time.monotonic() - begin, result
 
 
-def _start(lock: AbstractContextManager[Any], make: Callable[[], Callable[[Any], Any]]) -> None:
+def _visible_gpus() -> list[str]:
+    """Names of the GPUs, as `CUDA_VISIBLE_DEVICES` has them; an empty one where there are none."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return named.split(",")[: max(1, count)]
+
+
+def _start(
+    places: multiprocessing.SimpleQueue[int],
+    gpus: Sequence[str],
+    locks: Sequence[AbstractContextManager[Any]],
+    make: Callable[[], Callable[[Any], Any]],
+) -> None:
     global _lock, _work
-    _lock = lock
+    place = places.get()
+    _lock = locks[place]
+    # Nobody has asked for a GPU in this process yet.
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place]
     _let_measurements_wait()
     _work = make()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
+import queue
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -246,7 +249,11 @@ def test_a_process_measures_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(turns, "_lock", None)
     monkeypatch.setattr(turns, "_work", None, raising=False)
     monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda self: held.copy())
-    turns._start(Lock(), lambda: lambda item: item + 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    places: queue.SimpleQueue[int] = queue.SimpleQueue()
+    places.put(1)
+    turns._start(places, ["5", "7"], [contextlib.nullcontext(), Lock()], lambda: lambda x: x + 1)  # type: ignore[arg-type]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     _, result = turns._timed(2)
     assert result == 3
     assert benchmarker.benchmark_gpu() == [1]
