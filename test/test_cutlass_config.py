@@ -285,7 +285,9 @@ class TestConstraints:
         [
             (LINEAR, PINGPONG, A100, "does not run on capability"),
             (LINEAR, PINGPONG, B200, "does not run on capability"),
-            (LINEAR, but(MULTISTAGE, arch=89), A100, "below that of sm_89"),
+            (LINEAR, MULTISTAGE, H200, "sm_80 does not run on capability (9, 0)"),
+            (LINEAR, but(MULTISTAGE, target=86), A100, "sm_86 does not run on capability (8, 0)"),
+            (LINEAR, but(MULTISTAGE, arch=89, target=89), A100, "sm_89 does not run"),
             (LINEAR, but(COOPERATIVE, tile=(64, 256, 64)), H200, "takes 128 rows"),
             (LINEAR, but(PINGPONG, tile=(96, 128, 64)), H200, "takes 64 rows"),
             (LINEAR, but(PINGPONG, tile=(128, 120, 64)), H200, "whole instructions"),
@@ -409,6 +411,23 @@ class TestRanking:
     def test_there_may_be_none(self, problem: GemmProblem, where: Device) -> None:
         found = rank(problem, where)
         assert found == [] or found[0][0].arch < 90
+
+    @pytest.mark.parametrize(
+        ("problem", "where"),
+        [
+            (mm("mm", 999, 1001, 510), H200),
+            (LINEAR, A100),
+            (LINEAR, dataclasses.replace(A100, capability=(8, 6))),
+            (LINEAR, B200),
+            (mm("scaled", 64, 64, 64, "float8_e4m3fn"), B200),
+        ],
+    )
+    def test_older_kernels_are_built_for_the_device(
+        self, problem: GemmProblem, where: Device
+    ) -> None:
+        (config, _), *_ = rank(problem, where)
+        assert config.arch < 90
+        assert config.target == 10 * where.capability[0] + where.capability[1]
 
     def test_what_is_kept_differs(self) -> None:
         found = rank(LINEAR, H200, 4)

@@ -106,7 +106,7 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
     "old_addmm_row": (OLD, biased("row")),
     "old_mm_two_outputs": (OLD, TWO),
     "old_int_mm": (but(OLD, tile=(128, 128, 64), **INT8), identity("int32")),
-    "old_scaled": (but(OLD, arch=89, tile=(128, 128, 64), **FP8), SCALES),
+    "old_scaled": (but(OLD, arch=89, target=89, tile=(128, 128, 64), **FP8), SCALES),
     "old_mixed_int8": (
         but(OLD, b="int8", tile=(128, 128, 64), alignments=(8, 16, 8)),
         DEQUANTIZED,
@@ -184,8 +184,18 @@ class TestSource:
     def test_is_for_an_architecture(self) -> None:
         assert source(BASE, identity(BF16)).architecture == "90a"
         assert source(OLD, identity(BF16)).architecture == "80"
-        assert source(OLD, identity(BF16), "86").architecture == "86"
         assert source(*CLASSES["old_scaled"]).architecture == "89"
+
+    def test_one_of_an_older_family_is_built_for_the_device_that_it_runs_on(self) -> None:
+        found = {each: source(but(OLD, target=each), identity(BF16)) for each in (80, 86, 90, 120)}
+        assert {key: each.architecture for key, each in found.items()} == {
+            80: "80",
+            86: "86",
+            90: "90",
+            120: "120",
+        }
+        # Each has a name of its own.
+        assert len({each.name for each in found.values()}) == 4
 
     def test_includes_nothing_of_cutlass_utilities_and_extends_no_shapes(self) -> None:
         for name in CLASSES:

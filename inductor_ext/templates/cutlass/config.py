@@ -6,8 +6,8 @@ Inductor's CUTLASS settings are matched on its name, by `Filter`. It knows nothi
 `constraints`.
 
 There are two families. That of capability 9.0 loads and stores by TMA, with warps specialised for
-it (CUTLASS 3.x). The other one is of capability 8.0, by cp.async (CUTLASS 2.x), and runs on what
-is newer as well, where TMA refuses an alignment.
+it (CUTLASS 3.x). The other one is of capability 8.0, by cp.async (CUTLASS 2.x), and is built for
+what is newer as well, where TMA refuses an alignment.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class CutlassConfig:
     tf32: bool = False
     """Whether float32 is rounded to tf32."""
     swap: bool = False
+    target: int = 0
+    """Capability of the devices that it is built for, as in 86 for 8.6; 0 becomes `arch`."""
     split_k: int = 1
     """CTAs that divide K of a tile; costs no compile."""
     swizzle: int = 1
@@ -122,6 +124,8 @@ class CutlassConfig:
     """In which order tiles are walked; costs no compile."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", self.target or self.arch)
+
         def check(field: str, ok: bool, allowed: str) -> None:
             require(ok, "CUTLASS configuration", field, getattr(self, field), allowed)
 
@@ -138,6 +142,8 @@ class CutlassConfig:
             value = getattr(self, field)
             check(field, len(value) == 3 and min(value) >= 1, "three numbers of 1 or more")
         check("stages", self.stages >= (0 if self.arch == 90 else 2), "2 or more")
+        fits = self.target == 90 if self.arch == 90 else self.target >= self.arch
+        check("target", fits, "arch, and for one below 90 what is newer")
         for field in ("split_k", "swizzle"):
             check(field, getattr(self, field) >= 1, "1 or more")
 
@@ -159,6 +165,11 @@ class CutlassConfig:
     def compiled(self) -> CutlassConfig:
         """What is compiled: the same without what only a launch decides."""
         return dataclasses.replace(self, split_k=1, swizzle=1, raster="heuristic")
+
+    @property
+    def architecture(self) -> str:
+        """nvcc's, as in "90a", whose code runs on 9.0 alone."""
+        return "90a" if self.arch == 90 else str(self.target)
 
     @property
     def name(self) -> str:

@@ -94,12 +94,13 @@ def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device
 
 @_constraint
 def _check_device(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """The device runs code of that architecture: that of 9.0 (sm_90a) on 9.0 alone."""
-    capability = 10 * device.capability[0] + device.capability[1]
-    if config.arch == 90 and capability != 90:
-        return f"code for sm_90a does not run on capability {device.capability}"
-    if config.arch < 90 and capability < config.arch:
-        return f"capability {device.capability} is below that of sm_{config.arch}"
+    """The device runs binary code of that architecture: that of 9.0 (sm_90a) on 9.0 alone, other on
+    what is as new, of the same generation (CUDA C++ programming guide, binary compatibility).
+    """
+    major, minor = device.capability
+    same = major == config.target // 10 and minor >= config.target % 10
+    if not same or (config.arch == 90 and device.capability != (9, 0)):
+        return f"code for sm_{config.architecture} does not run on capability {device.capability}"
     return None
 
 

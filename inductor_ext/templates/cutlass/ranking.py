@@ -83,7 +83,7 @@ def _proposals(problem: GemmProblem, device: Device, level: int) -> Iterator[Cut
     if problem.operation != "grouped" and (
         not tma or problem.tma_obstacle is not None or level > 0 or not _stores_by_tma(problem)
     ):
-        yield from _multistage(problem, level)
+        yield from _multistage(problem, device, level)
 
 
 def _stores_by_tma(problem: GemmProblem) -> bool:
@@ -184,9 +184,11 @@ def _tiles(config: CutlassConfig, m: int, n: int) -> tuple[int, int]:
     return along[0], along[1]
 
 
-def _multistage(problem: GemmProblem, level: int) -> Iterator[CutlassConfig]:
+def _multistage(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
     base = _base(problem, False)
-    if base is None:
+    arch = 89 if problem.arithmetic == "fp8" else 80
+    target = 10 * device.capability[0] + device.capability[1]
+    if base is None or target < arch:
         return
     narrow = min(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
     for m, n, stages in _TILES_2X:
@@ -196,7 +198,8 @@ def _multistage(problem: GemmProblem, level: int) -> Iterator[CutlassConfig]:
                     count = ceiling(count, 2) + 1
                 yield dataclasses.replace(
                     base,
-                    arch=89 if problem.arithmetic == "fp8" else 80,
+                    arch=arch,
+                    target=target,
                     mainloop="multistage",
                     # Threads read matrices themselves.
                     c="void",

@@ -60,19 +60,19 @@ class Source:
     """A kernel's source."""
 
     name: str
-    """The kernel's, in CUTLASS's scheme, and 8 digits that tell its epilogue from others."""
+    """The kernel's, in CUTLASS's scheme, and 8 digits that tell its epilogue and architecture from
+    others."""
     text: str
     architecture: str
     """nvcc's, as in "90a"."""
 
 
-def source(config: CutlassConfig, epilogue: Epilogue, target: str | None = None) -> Source:
+def source(config: CutlassConfig, epilogue: Epilogue) -> Source:
     """The source of a kernel.
 
     Args:
         config: what only a launch decides makes no difference.
         epilogue: what is stored.
-        target: nvcc's architecture ("86") that runs it; by default that of the configuration.
 
     Raises:
         epilogue.NotExpressible: the kernel cannot have that epilogue.
@@ -85,10 +85,10 @@ def source(config: CutlassConfig, epilogue: Epilogue, target: str | None = None)
         body = _specialized(config, rendered)
     else:
         body = _multistage(config, rendered)
-    digest = hashlib.sha256(body.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{config.architecture}\0{body}".encode()).hexdigest()[:8]
     name = f"{config.name}_{digest}"
     text = body.replace(_NAME, name)
-    return Source(name, text, target or ("90a" if config.arch == 90 else str(config.arch)))
+    return Source(name, text, config.architecture)
 
 
 _NAME = "@NAME@"
