@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -128,6 +129,17 @@ def test_sizes_of_one_symbol_are_decided_together() -> None:
     assert lowered.code.count(" <= 64:") == 2
     assert sum("tl.dot" in source for source in lowered.kernels().values()) == 2
     assert lowered.code.count("extern_kernels.bmm(") == 2
+
+
+def test_branches_know_sizes_that_are_found_to_be_equal() -> None:
+    """The two K have symbols of their own, of which the product makes one."""
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        return None if problem.m <= 64 else TILE
+
+    code = lower(rule, joined, (("m", "k", 8), HALF), (("n", "k2", 8), HALF))[0].code
+    (k,) = set(re.findall(r"reinterpret_tensor\(arg0_1, \(s\d+, 8\*(s\d+)\)", code))
+    assert re.findall(r"inductor_ext_rows_\d_args = .*, (s\d+)]", code) == [k, k]
 
 
 def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:

@@ -85,15 +85,20 @@ def _symbols(
             if isinstance(value, torch.Tensor):
                 with graph.inserting_after(placeholders[-1]):
                     found[symbol] = graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
-                found[symbol].meta["val"] = value.shape[axis]
+                size: Any = value.shape[axis]
+                known = size.node.shape_env
+                found[symbol].meta["val"] = known.create_symintnode(symbol, hint=size.node.hint)
     return list(found.values())
 
 
 def _sizes(value: Any) -> list[sympy.Expr]:
-    """The sizes of a tensor, or a size; nothing of anything else."""
+    """The sizes of a tensor, or a size, as Inductor knows them of an input; nothing of anything
+    else.
+    """
     if isinstance(value, torch.Tensor):
         return [sympy.sympify(size) for size in value.shape]
-    return [value.node.expr] if isinstance(value, torch.SymInt) else []
+    # A number keeps the symbol that it had before it was found to be equal to another one.
+    return [value.node._expr] if isinstance(value, torch.SymInt) else []
 
 
 Inputs = Mapping[fx.Node, fx.Node]
