@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch._inductor
 import torch._inductor.config as inductor_config
 from torch._inductor.utils import fresh_cache
@@ -20,8 +22,9 @@ from inductor_ext import events
 from inductor_ext.selection import choose
 from inductor_ext.templates import space
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
+from test import gpu_util
+from test.gpu_util import device
 
 pytestmark = pytest.mark.gpu
 
@@ -34,13 +37,8 @@ ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 @pytest.fixture(autouse=True)
 def uncached() -> Iterator[None]:
     torch.manual_seed(0)
-    with inductor_config.patch(force_disable_caches=True):
+    with gpu_util.compiling():
         yield
-
-
-@functools.cache
-def device() -> Device:
-    return Device.described(torch.cuda.get_device_properties(0))
 
 
 def first(*templates: str) -> choose.Rule:
@@ -100,9 +98,7 @@ class PreNorm(torch.nn.Module):
 
 
 def exact(module: torch.nn.Module) -> torch.nn.Module:
-    wide = type(module)().cuda().double()
-    wide.load_state_dict(module.state_dict())
-    return wide
+    return copy.deepcopy(module).double()
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
@@ -340,7 +336,12 @@ class TestGroups:
             return found
 
         compiled = torch.compile(function, backend="inductor_ext", dynamic=None)
-        with choose.forced(first("grouped")), events.capture() as records:
+        with (
+            choose.forced(first("grouped")),
+            # In this thread, where the rule holds, instead of autograd's of the device.
+            functorch_config.patch(force_non_lazy_backward_lowering=True),
+            events.capture() as records,
+        ):
             for tokens in (512, 1024) if dynamic else (512,):
                 ends = tuple(end * tokens // 512 for end in self.ENDS)
                 given = inputs(tokens)
@@ -360,60 +361,64 @@ class TestGroups:
         assert {config.template for config in configs} == {"grouped"}
 
 
+class Products(torch.nn.Module):
+    def forward(self, x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.relu(x @ w.t()), a @ b
+
+
+def product_inputs(rows: int) -> tuple[torch.Tensor, ...]:
+    # More tiles than multiprocessors, and a batch.
+    sizes = (rows, 512), (2048, 512), (16, 384, 256), (16, 256, 320)
+    return tuple(torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in sizes)
+
+
+@contextlib.contextmanager
+def by_tma() -> Iterator[None]:
+    """Inside, both products get kernels that use TMA."""
+    templates = {"persistent_tma", "bmm_persistent"}
+    with choose.forced(first(*templates)), events.capture() as records:
+        yield
+    assert {config.template for config in chosen(records) if config} == templates
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An artifact of `Products`, loaded."""
+    program = torch.export.export(Products(), product_inputs(2000))
+    path = tmp_path_factory.mktemp("products") / "m.pt2"
+    with inductor_ext.activate(artifact_cache=False), gpu_util.compiling(), by_tma():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return inductor_ext.load(path)
+
+
 class TestDescriptorsFromCpp:
     """Each CTA of a launch writes its TMA descriptors to a place of its own."""
 
-    TMA = ("persistent_tma", "bmm_persistent")
-
-    @pytest.fixture(autouse=True)
-    def hopper(self) -> None:
+    @pytest.fixture(params=["jit", "package"])
+    def run(self, request: pytest.FixtureRequest) -> Any:
         if device().capability < (9, 0):
             pytest.skip("TMA needs compute capability 9.0")
-
-    class Products(torch.nn.Module):
-        def forward(
-            self, x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-        ) -> Any:
-            return torch.relu(x @ w.t()), a @ b
+        if request.param == "package":
+            return request.getfixturevalue("package")
+        options = {"cpp_wrapper": True}
+        compiled = torch.compile(Products(), backend="inductor_ext", options=options, dynamic=False)
+        with by_tma():
+            compiled(*product_inputs(2000))
+        return compiled
 
     @staticmethod
-    def inputs(rows: int) -> tuple[torch.Tensor, ...]:
-        # More tiles than multiprocessors, and a batch.
-        sizes = (rows, 512), (2048, 512), (16, 384, 256), (16, 256, 320)
-        return tuple(torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in sizes)
-
-    def check(self, found: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-        exact = self.Products()(*(each.double() for each in inputs))
+    def check(found: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        exact = Products()(*(each.double() for each in inputs))
         for ours, theirs in zip(found, exact, strict=True):
             assert relative_error(ours, theirs) < ERROR[torch.bfloat16]
 
-    @pytest.fixture(params=["jit", "package"])
-    def run(self, request: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-        inputs = self.inputs(2000)
-        with choose.forced(first(*self.TMA)), events.capture() as records:
-            if request.param == "jit":
-                options = {"cpp_wrapper": True}
-                run = torch.compile(
-                    self.Products(), backend="inductor_ext", options=options, dynamic=False
-                )
-                run(*inputs)
-            else:
-                program = torch.export.export(self.Products(), inputs)
-                with inductor_ext.activate(artifact_cache=False):
-                    package = torch._inductor.aoti_compile_and_package(
-                        program, package_path=str(tmp_path / "m.pt2")
-                    )
-                run = inductor_ext.load(package)
-            assert {config.template for config in chosen(records) if config} == set(self.TMA)
-            yield run
-
     def test_results_equal_float64(self, run: Callable[..., Any]) -> None:
         for _ in range(3):
-            inputs = self.inputs(2000)
+            inputs = product_inputs(2000)
             self.check(run(*inputs), inputs)
 
     def test_several_streams(self, run: Callable[..., Any]) -> None:
-        given = [self.inputs(2000) for _ in range(4)]
+        given = [product_inputs(2000) for _ in range(4)]
         streams = [torch.cuda.Stream() for _ in given]
         torch.cuda.synchronize()
         found: list[Any] = [None] * len(given)
@@ -426,7 +431,7 @@ class TestDescriptorsFromCpp:
             self.check(outputs, inputs)
 
     def test_a_recorded_graph(self, run: Callable[..., Any]) -> None:
-        static = self.inputs(2000)
+        static = product_inputs(2000)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -436,7 +441,7 @@ class TestDescriptorsFromCpp:
         with torch.cuda.graph(graph):
             found = run(*static)
         for _ in range(3):
-            fresh = self.inputs(2000)
+            fresh = product_inputs(2000)
             for place, value in zip(static, fresh, strict=True):
                 place.copy_(value)
             # What others allocate meanwhile must not lie in the graph's scratch.
@@ -448,19 +453,15 @@ class TestDescriptorsFromCpp:
 
 class TestTuning:
     @pytest.fixture
-    def tuned(self, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    def tuned(self, tmp_path: Path) -> Callable[..., Any]:
         options = {
             "max_autotune": True,
             "autotune_num_choices_displayed": 0,
             "tuning_cache_dir": str(tmp_path),
         }
-        with (
-            inductor_config.patch(force_disable_caches=False, fx_graph_cache=False),
-            torch._functorch.config.patch(enable_autograd_cache=False),
-        ):
-            yield lambda module: torch.compile(
-                module, backend="inductor_ext", options=options, dynamic=False
-            )
+        return lambda module: torch.compile(
+            module, backend="inductor_ext", options=options, dynamic=False
+        )
 
     def test_training_with_measured_kernels_equals_float64(self, tuned: Callable[..., Any]) -> None:
         module = Layer().cuda().bfloat16()

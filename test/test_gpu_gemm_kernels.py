@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config as inductor_config
 
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
-from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     Epilogue,
     EpilogueInput,
@@ -21,7 +19,8 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
-from test import kernel_util
+from test import gpu_util, kernel_util
+from test.gpu_util import device
 from test.kernel_util import Case
 
 pytestmark = pytest.mark.gpu
@@ -48,15 +47,9 @@ TOLERANCE = {"bfloat16": 8e-3, "float16": 1e-3, "float32": 2e-6, "tf32": 2e-3}
 LAYOUTS = ("rr", "rc", "cr", "cc")
 
 
-@functools.cache
-def device() -> Device:
-    return Device.described(torch.cuda.get_device_properties(0))
-
-
 @pytest.fixture(autouse=True)
 def uncached() -> Iterator[None]:
-    # The graph is the same for all configurations.
-    with inductor_config.patch(force_disable_caches=True):
+    with gpu_util.compiling():
         yield
 
 
@@ -89,26 +82,33 @@ def error(case: Case) -> float:
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("config", [TILE, SKINNY, GEMV], ids=lambda each: each.template)
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        pytest.param(config, dtype, id=f"{config.template}-{dtype}")
+        for config in (TILE, SKINNY, GEMV)
+        for dtype in TOLERANCE
+        # It multiplies float32 as it is.
+        if config is not GEMV or dtype != "tf32"
+    ],
+)
 def test_plain_loads(config: GemmConfig, dtype: str, layouts: str) -> None:
-    if config.template == "gemv" and dtype == "tf32":
-        pytest.skip("multiplies float32 as it is")
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
     case = Case(mm(m, 203, 333, dtype, layouts=layouts), config, after=torch.relu)
     assert error(case) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("layouts", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
+@pytest.mark.parametrize(
+    ("dtype", "layouts"),
+    # wgmma reads tf32 with K contiguous only.
+    [*itertools.product(("bfloat16", "float16"), LAYOUTS), ("tf32", "rc")],
+)
 @pytest.mark.parametrize(
     "config",
     [TMA, but(TMA, flatten=False), SPECIALIZED_PARAM, but(TMA, block_m=32, warps=4, swap=True)],
     ids=("flattened", "loops", None, "exchanged"),
 )
 def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
-    if dtype == "tf32" and layouts != "rc":
-        pytest.skip("wgmma reads tf32 with K contiguous only")
     m = 24 if config.swap else 1096
     case = Case(mm(m, 2056, 328, dtype, layouts=layouts), config, after=torch.relu)
     assert error(case) < TOLERANCE[dtype]
@@ -205,10 +205,7 @@ def product(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A compiled product, two sets of operands, and the results of each."""
     case = added_up(request.param)
     operands = [kernel_util.inputs(case, "cuda", seed) for seed in range(2)]
-    with (
-        kernel_util.lowering_of(case) as function,
-        inductor_config.patch(force_disable_caches=True),
-    ):
+    with kernel_util.lowering_of(case) as function, gpu_util.compiling():
         compiled = torch.compile(function, fullgraph=True)
         yield compiled, operands, [compiled(*each).clone() for each in operands]
 
@@ -294,16 +291,27 @@ def test_normalised_rows(config: GemmConfig) -> None:
     assert error(Case(problem, config, {"EPSILON": 1e-6})) < 2 * TOLERANCE["float16"]
 
 
+STANDARDISED = {
+    "exchanged": SKINNY,
+    "split": but(SKINNY, split_k=3),
+    "few": but(SKINNY, swap=False, block_n=32),
+    "vector": GEMV,
+    "tile": TILE,
+}
+
+
 @pytest.mark.parametrize("mean", [0.0, 100.0])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
 @pytest.mark.parametrize(
-    "config",
-    [SKINNY, but(SKINNY, split_k=3), but(SKINNY, swap=False, block_n=32), GEMV, TILE],
-    ids=("exchanged", "split", "few", "vector", "tile"),
+    ("name", "dtype"),
+    # Vectors multiply float32 as it is.
+    [
+        each
+        for each in itertools.product(STANDARDISED, ("bfloat16", "float16", "tf32"))
+        if each != ("vector", "tf32")
+    ],
 )
-def test_standardised_rows(config: GemmConfig, dtype: str, mean: float) -> None:
-    if config.template == "gemv" and dtype == "tf32":
-        pytest.skip("multiplies float32 as it is")
+def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
+    config = STANDARDISED[name]
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
     problem = mm(m, 200, 1032, dtype, prologue=Prologue("standardize", vectors=2))
     case = Case(problem, config, {"EPSILON": 1e-6}, mean=mean)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config as inductor_config
 
 from inductor_ext import events
 from inductor_ext.selection import choose
 from inductor_ext.selection.programs import program
 from inductor_ext.templates import space
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from test import gpu_util
+from test.gpu_util import device
 
 pytestmark = pytest.mark.gpu
 
@@ -26,13 +25,8 @@ ERROR = {"bfloat16": 1e-2, "float16": 2e-3}
 
 @pytest.fixture(autouse=True)
 def uncached() -> Iterator[None]:
-    with inductor_config.patch(force_disable_caches=True):
+    with gpu_util.compiling():
         yield
-
-
-@functools.cache
-def device() -> Device:
-    return Device.described(torch.cuda.get_device_properties(0))
 
 
 def check(problem: GemmProblem, template: str, count: int = 3) -> None:

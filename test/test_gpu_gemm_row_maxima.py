@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor
-import torch._inductor.config as inductor_config
 
 import inductor_ext
 from inductor_ext import events
@@ -18,8 +16,9 @@ from inductor_ext.selection import choose, programs
 from inductor_ext.selection.verify import Verifier
 from inductor_ext.templates import space
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, GemmProblem
+from test import gpu_util
+from test.gpu_util import device
 
 pytestmark = pytest.mark.gpu
 
@@ -31,13 +30,8 @@ Tensor = torch.Tensor
 @pytest.fixture(autouse=True)
 def uncached() -> Iterator[None]:
     torch.manual_seed(0)
-    with inductor_config.patch(force_disable_caches=True):
+    with gpu_util.compiling():
         yield
-
-
-@functools.cache
-def device() -> Device:
-    return Device.described(torch.cuda.get_device_properties(0))
 
 
 @pytest.fixture(scope="module", autouse=True)
