@@ -263,8 +263,16 @@ def measured(
         device,
         count,
         taken.pop(None),
-        {each: value for each, value in taken.items() if each and value is not None},
-        {each.config: each.failure for each in found.timings if each.config and each.failure},
+        {
+            each: value
+            for each, value in taken.items()
+            if isinstance(each, GemmConfig) and value is not None
+        },
+        {
+            each.config: each.failure
+            for each in found.timings
+            if isinstance(each.config, GemmConfig) and each.failure
+        },
     )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from inductor_ext.templates.config import GemmConfig
+    from inductor_ext.templates.families import Config
     from inductor_ext.templates.problem import GemmProblem
 
 __all__ = [
@@ -117,7 +117,7 @@ class EagerFallbackRecord(Record):
 class ProductCandidate:
     """One kernel that was measured for a GEMM, or was to be."""
 
-    config: GemmConfig | None
+    config: Config | None
     """None for stock's path."""
     predicted: float | None
     """Microseconds by the model; None for stock's path."""
@@ -144,7 +144,7 @@ class ProductRecord(Record):
     device: str
     roofline: float | None
     """Microseconds below which no kernel can be."""
-    chosen: GemmConfig | None
+    chosen: Config | None
     """None for stock's path."""
     origin: str
     """As of `selection.decision.Decision`; "uncovered" where there was nothing to decide."""
@@ -180,7 +180,7 @@ class TuningRecord(Record):
 
     problem: GemmProblem
     device: str
-    chosen: GemmConfig | None
+    chosen: Config | None
     """None for stock's path."""
     reason: str
     seconds: float

@@ -167,7 +167,7 @@ class TestFunctions:
         parameters = (0.4, 2048.0)
         (expected,) = epilogue.evaluate(x, (y, z), parameters)
         order: list[Node] = []
-        for node in epilogue._nodes():
+        for node in epilogue.nodes():
             if node.operation in ("accumulator", "read", "parameter") and node not in order:
                 order.append(node)
         given = {ACCUMULATOR: x, read(0): y, read(1): z}

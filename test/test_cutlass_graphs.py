@@ -16,7 +16,6 @@ from inductor_ext.lowerings.cutlass_epilogues import Fused, read
 from inductor_ext.lowerings.epilogues import region
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import (
-    ACCUMULATOR,
     Epilogue,
     NotExpressible,
     Tensor,
@@ -95,7 +94,7 @@ def test_a_chain_is_what_the_graph_computes(name: str) -> None:
 
 
 def test_the_product_alone() -> None:
-    assert fused(torch.mm, A, B) == Fused(Epilogue((("bfloat16", ACCUMULATOR),), (), 16), (), ())
+    assert fused(torch.mm, A, B) == Fused(identity("bfloat16"), (), ())
     int8 = fused(torch._int_mm, *(tensor(64, 64, dtype=torch.int8),) * 2)
     assert int8.epilogue.outputs == identity("int32").outputs
 

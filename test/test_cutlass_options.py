@@ -8,7 +8,7 @@ import pytest
 import torch._inductor.config as inductor_config
 
 from inductor_ext import exc
-from inductor_ext.lowerings.cutlass_options import Options, current
+from inductor_ext.selection.cutlass_options import Options, current
 from inductor_ext.templates.cutlass.config import Filter
 from inductor_ext.templates.problem import GemmProblem
 from test.gemm_problems import device

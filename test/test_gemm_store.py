@@ -194,8 +194,9 @@ def test_the_digest_is_of_the_templates_sources(
 ) -> None:
     monkeypatch.setattr(entries, "_TEMPLATES", tmp_path)
     digests = set()
+    (tmp_path / "triton").mkdir()
     for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2"), ("notes.txt", "x")):
-        (tmp_path / name).write_text(text)
+        (tmp_path / "triton" / name).write_text(text)
         digests.add(entries.template_digest.__wrapped__())
     assert len(digests) == 3
 

@@ -95,6 +95,7 @@ PURE = (
     "templates.cutlass.ranking",
     "templates.cutlass.source",
     "templates.device",
+    "templates.families",
     "templates.problem",
     "templates.ranking",
     "templates.space",

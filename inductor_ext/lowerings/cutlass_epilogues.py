@@ -14,11 +14,12 @@ import math
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext.lowerings import problems
 from inductor_ext.lowerings.expressions import is_cast, is_view
+from inductor_ext.lowerings.fusion import Fusion, View
 from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.cutlass.alignment import of_layout
 from inductor_ext.templates.cutlass.epilogue import (
@@ -50,12 +51,15 @@ class Fused:
     """Whose tensors are the epilogue's inputs."""
     scalars: tuple[float | fx.Node, ...]
     """The epilogue's parameters: numbers, and nodes of numbers that only a call knows."""
+    views: Mapping[fx.Node, View] = field(default_factory=dict)
+    """How inputs are seen that are seen otherwise than they are."""
 
 
 def read(
     nodes: Sequence[fx.Node],
     outputs: Sequence[fx.Node] = (),
     hints: problems.Hints | None = None,
+    fusion: Fusion | None = None,
 ) -> Fused:
     """The epilogue of a product and what follows it.
 
@@ -64,12 +68,13 @@ def read(
         outputs: those whose tensors are stored, the first as the product's own; by default the
             last node.
         hints: as of `problems.problem_of`.
+        fusion: whose output the first node is, where b is dequantised.
 
     Raises:
         NotExpressible: a kernel cannot compute it.
     """
     try:
-        return _Reader(nodes, outputs or nodes[-1:], hints).fused()
+        return _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
     except problems.NotCovered as reason:
         raise NotExpressible(str(reason)) from None
 
@@ -78,23 +83,33 @@ class _Reader:
     """Reads the values of a region, each once."""
 
     def __init__(
-        self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], hints: problems.Hints | None
+        self,
+        nodes: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        hints: problems.Hints | None,
+        fusion: Fusion | None,
     ) -> None:
         self.product = nodes[0]
         self.region = frozenset(nodes)
         self.outputs = outputs
         self.hints = hints
+        self.fusion = fusion
         self.known: dict[fx.Node, Node] = {}
         self.inputs: dict[fx.Node, Tensor] = {}
         self.scalars: dict[float | fx.Node, int] = {}
+        self.views: dict[fx.Node, View] = {}
 
     def fused(self) -> Fused:
         values = [
             (problems.dtype_of(problems.value_of(each)), self.value(each)) for each in self.outputs
         ]
-        columns = problems.sizes(problems.value_of(self.product).shape, self.hints)[-1]
-        found = Epilogue(tuple(values), tuple(self.inputs.values()), math.gcd(columns, 16))
-        return Fused(found, tuple(self.inputs), tuple(self.scalars))
+        if len(set(values)) < len(values):
+            raise NotExpressible("the same is stored twice")
+        found = Epilogue(tuple(values), tuple(self.inputs.values()))
+        if len(values) > 1:
+            columns = problems.sizes(problems.value_of(self.product).shape, self.hints)[-1]
+            found = replace(found, alignment=math.gcd(columns, 16))
+        return Fused(found, tuple(self.inputs), tuple(self.scalars), self.views)
 
     def value(self, node: fx.Node) -> Node:
         """The value of a node of the region."""
@@ -154,14 +169,45 @@ class _Reader:
 
     def input(self, given: fx.Node, reader: fx.Node) -> Node:
         """An element of a tensor from outside."""
+        import torch
+
+        while given.target is torch.ops.aten.expand.default:
+            given = given.all_input_nodes[0]
         kind = self._broadcast(problems.value_of(given), problems.value_of(reader))
         while is_cast(given) and set(given.users) <= self.region:
             given = given.all_input_nodes[0]
-        value = problems.value_of(given)
+        return self._read(given, problems.value_of(given), kind)
+
+    def _read(
+        self,
+        given: fx.Node,
+        value: torch.Tensor,
+        kind: Literal["matrix", "row", "column", "scalar"],
+    ) -> Node:
+        """An element of a tensor from outside that is seen as `value`."""
+        if value.device != problems.value_of(self.product).device:
+            raise NotExpressible(f"{given} is on {value.device}")
         found = Tensor(problems.dtype_of(value), kind, self._alignment(value, kind))
         if self.inputs.setdefault(given, found) != found:
             raise NotExpressible(f"{given} is read as {self.inputs[given].broadcast} and as {kind}")
         return cutlass.read(list(self.inputs).index(given))
+
+    def _dequantized(self, fusion: Fusion) -> Node:
+        """What follows the accumulators of a product whose b is dequantised: scales, and a bias."""
+        prologue, rest = fusion.problem.prologue, list(fusion.inputs[2:])
+        assert prologue is not None
+        if prologue.scales not in ("none", "tensor", "column") or prologue.zero_points:
+            raise NotExpressible("scales in groups, or zero points")
+        found = ACCUMULATOR
+        if prologue.scales != "none":
+            scale, view = rest.pop(0), fusion.views[1]
+            self.views[scale] = view
+            value = view.of(problems.value_of(scale))
+            kind: Literal["row", "scalar"] = "row" if view.sizes else "scalar"
+            found = apply("mul", found, self._read(scale, value, kind))
+        if not rest:
+            return found
+        return apply("add", found, self.input(rest[0], self.product))
 
     def _broadcast(
         self, value: torch.Tensor, output: torch.Tensor
@@ -217,8 +263,12 @@ class _Reader:
 
         aten = torch.ops.aten
         node = self.product
+        if self.fusion is not None:
+            return self._dequantized(self.fusion)
         given = problems.call_arguments(node)
         if node.target in (aten.mm.default, aten.bmm.default, aten._int_mm.default):
+            return ACCUMULATOR
+        if node.target is aten._grouped_mm.default and given["bias"] is None:
             return ACCUMULATOR
         if node.target in (aten.addmm.default, aten.baddbmm.default):
             found = _scaled(ACCUMULATOR, self._number_or_one(given["alpha"]))
@@ -244,7 +294,17 @@ class _Reader:
 
 
 def _scaled(value: Node, by: Node | None) -> Node:
-    return value if by is None else apply("mul", by, value)
+    return value if by is None else apply("mul", value, by)
+
+
+def _commuting(name: str) -> Callable[[Node, Node], Node]:
+    """An operation that has a number as its second operand, if it has one."""
+
+    def function(a: Node, b: Node) -> Node:
+        first = "constant", "parameter"
+        return apply(name, b, a) if a.operation in first else apply(name, a, b)
+
+    return function
 
 
 def _expression(size: Any) -> Any:
@@ -269,8 +329,10 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
     aten = torch.ops.aten
 
     def with_alpha(name: str) -> Callable[..., Node]:
+        combined = _commuting(name) if name == "add" else functools.partial(apply, name)
+
         def function(a: Node, b: Node, *, alpha: Node | None = None) -> Node:
-            return apply(name, a, _scaled(b, None if alpha == constant(1) else alpha))
+            return combined(a, _scaled(b, None if alpha == constant(1) else alpha))
 
         return function
 
@@ -323,7 +385,7 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
     for name, function in (
         ("add", with_alpha("add")),
         ("sub", with_alpha("sub")),
-        ("mul", functools.partial(apply, "mul")),
+        ("mul", _commuting("mul")),
         ("div", functools.partial(apply, "truediv")),
     ):
         for overload in ("Tensor", "Scalar"):

@@ -15,11 +15,11 @@ import torch
 from inductor_ext import events
 from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.lowerings import problems
-from inductor_ext.lowerings.gemm import Plan, fused, plan_of, with_row_maxima
+from inductor_ext.lowerings.gemm import Plan, cutlass, fused, plan_of, with_row_maxima
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
-from inductor_ext.templates import ranking
+from inductor_ext.templates import families
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
@@ -115,7 +115,7 @@ def _candidates(
             config=timing.config,
             predicted=None
             if timing.config is None
-            else ranking.predict(problem, timing.config, device).total,
+            else families.predict(problem, timing.config, device),
             measured=timing.microseconds,
             failure=timing.failure,
         )
@@ -149,7 +149,7 @@ def reason(decision: Decision) -> str:
 
 
 def _operator(node: torch.fx.Node) -> str:
-    if node.target in (fused, with_row_maxima):
+    if node.target in (cutlass, fused, with_row_maxima):
         return "fused"
     return str(getattr(node.target, "_overloadpacket", node.target))
 

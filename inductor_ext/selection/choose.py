@@ -10,14 +10,13 @@ from inductor_ext.selection import ranks, store
 from inductor_ext.selection.decision import STOCK, Decision
 from inductor_ext.selection.entries import Environment
 from inductor_ext.settings import Settings
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.families import Config, legal
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["Rule", "decide", "forced", "is_forced", "may_tune"]
+__all__ = ["Rule", "decide", "forced", "forced_on", "is_asked", "is_forced", "may_tune"]
 
-Rule = Callable[[GemmProblem], "GemmConfig | None"]
+Rule = Callable[[GemmProblem], "Config | None"]
 """A configuration for a problem, or None for stock's path."""
 
 _rule: ContextVar[Rule | None] = ContextVar("inductor_ext_forced_gemm", default=None)
@@ -41,20 +40,44 @@ def is_forced() -> bool:
     return _rule.get() is not None
 
 
-def may_tune(backend: str) -> bool:
-    """Whether Inductor's options let the candidates of a backend for GEMMs be measured.
+def forced_on(problem: GemmProblem) -> Config | None:
+    """What the rule of this thread, which there has to be, wants for a problem, legal or not."""
+    rule = _rule.get()
+    assert rule is not None
+    return rule(problem)
+
+
+def is_asked(backend: str) -> bool:
+    """Whether Inductor's options name a backend for GEMMs.
 
     Args:
         backend: its name in `max_autotune_gemm_backends`, in capitals.
     """
     from torch._inductor import config
 
-    backends = {each.strip().upper() for each in config.max_autotune_gemm_backends.split(",")}
-    return bool(config.max_autotune or config.max_autotune_gemm) and backend in backends
+    named = config.max_autotune_gemm_backends.split(",")
+    return backend in {each.strip().upper() for each in named}
+
+
+def may_tune(backend: str) -> bool:
+    """Whether Inductor's options let the candidates of a backend for GEMMs be measured.
+
+    Args:
+        backend: as of `is_asked`.
+    """
+    from torch._inductor import config
+
+    return bool(config.max_autotune or config.max_autotune_gemm) and is_asked(backend)
 
 
 def decide(
-    problems: Iterable[GemmProblem], device: Device, settings: Settings, tune: store.Tune | None
+    problems: Iterable[GemmProblem],
+    device: Device,
+    settings: Settings,
+    tune: store.Tune | None,
+    *,
+    circumstances: str = "",
+    allowed: Callable[[Config], bool] = lambda config: True,
 ) -> dict[GemmProblem, Decision]:
     """What each problem gets; the same on all ranks of a distributed run.
 
@@ -64,6 +87,8 @@ def decide(
         settings: those of the tuning cache are used.
         tune: None where nothing may be measured. Then also what was measured under other
             circumstances counts, see `store`.
+        circumstances: text that tells what else the measurements depend on, see `Environment`.
+        allowed: whether a configuration that was measured under other circumstances may be used.
     """
     different = list(dict.fromkeys(problems))
     rule = _rule.get()
@@ -74,13 +99,15 @@ def decide(
             for each, config in chosen.items()
         }
     known = store.of_settings(settings)
-    environment = Environment.of(device)
+    environment = Environment.of(device, circumstances)
 
     def decide_here(pending: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         found = {}
         for problem in pending:
             entry = known.lookup(problem, device, environment)
-            if entry is not None and (entry.exact or tune is None):
+            if entry is None or not (entry.exact or tune is None):
+                continue
+            if entry.exact or entry.decision.config is None or allowed(entry.decision.config):
                 found[problem] = entry.decision
         unknown = [each for each in pending if each not in found]
         if tune is not None and unknown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.families import Config
 
 __all__ = ["STOCK", "Decision", "Origin", "Timing"]
 
@@ -18,7 +18,7 @@ shipped with the package; `forced` by the caller; `unknown`: nobody has measured
 class Timing:
     """What one candidate took."""
 
-    config: GemmConfig | None
+    config: Config | None
     """None for stock's path."""
     microseconds: float | None
     """The median with operands in DRAM; None for a candidate that was dropped."""
@@ -30,13 +30,13 @@ class Timing:
 class Decision:
     """The kernel of one GEMM."""
 
-    config: GemmConfig | None
+    config: Config | None
     """None for stock's path."""
     origin: Origin
     timings: tuple[Timing, ...] = ()
     """Of all candidates that were measured, stock's among them; none where nothing is known."""
 
-    def microseconds(self, config: GemmConfig | None) -> float | None:
+    def microseconds(self, config: Config | None) -> float | None:
         """What a candidate took; None if it was not measured or was dropped."""
         return next((t.microseconds for t in self.timings if t.config == config), None)
 

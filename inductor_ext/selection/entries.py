@@ -20,12 +20,12 @@ import pathlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from inductor_ext import cache, compat, exc
 from inductor_ext.selection.decision import Decision, Origin, Timing
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem, plain, read, require
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 FORMAT = 1
 """Of tables and of the files in the cache folder."""
 
-_TEMPLATES = pathlib.Path(__file__).parent.parent / "templates" / "triton"
+_TEMPLATES = pathlib.Path(__file__).parent.parent / "templates"
 
 _LAST_SECOND = 253_402_300_799
 """Of the year 9999, the last one of which Python can say the date."""
@@ -51,11 +51,12 @@ _LONGEST_FAILURE = 200
 
 
 @functools.cache
-def template_digest() -> str:
-    """Hex digest over the sources of the kernels, by relative name and content."""
+def template_digest(family: Literal["triton", "cutlass"] = "triton") -> str:
+    """Hex digest over the sources of a family's kernels, by relative name and content."""
     digest = hashlib.sha256()
-    for path in sorted(_TEMPLATES.rglob("*.py")):
-        digest.update(path.relative_to(_TEMPLATES).as_posix().encode() + b"\0")
+    folder = _TEMPLATES / family
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
@@ -96,7 +97,7 @@ class Environment:
     cuda: str | None
     """Version that torch was built with; None for a torch without."""
     templates: str
-    """`template_digest`."""
+    """`template_digest`; where CUTLASS kernels were candidates, a plus and what tells which."""
 
     def __post_init__(self) -> None:
         pair = len(self.capability) == 2
@@ -104,9 +105,15 @@ class Environment:
         require(self.sms >= 1, "environment", "sms", self.sms, "1 or more")
 
     @classmethod
-    def of(cls, device: Device) -> Environment:
-        """This process's, on a device."""
-        return cls(device.name, device.capability, device.sms, *_versions(), template_digest())
+    def of(cls, device: Device, circumstances: str = "") -> Environment:
+        """This process's, on a device.
+
+        Args:
+            device: see `Device.described`.
+            circumstances: what measurements depend on besides, as one word; none for nothing.
+        """
+        templates = "+".join(filter(None, (template_digest(), circumstances)))
+        return cls(device.name, device.capability, device.sms, *_versions(), templates)
 
     def resembles(self, other: Environment) -> bool:
         """Whether what is fast in one can be expected to be fast in the other: a device of the same
@@ -127,7 +134,9 @@ class Environment:
         if self.cuda != here.cuda:
             found.append(f"with CUDA {self.cuda}, here {here.cuda}")
         if self.templates != here.templates:
-            found.append("with other template sources")
+            there, own = (each.templates.partition("+")[0] for each in (self, here))
+            what = "template sources" if there != own else "CUTLASS settings"
+            found.append(f"with other {what}")
         return tuple(found)
 
 
@@ -141,7 +150,7 @@ class Entry:
 
     problem: GemmProblem
     environment: Environment
-    config: GemmConfig | None
+    config: Config | None
     """What was chosen; None for stock's path."""
     timings: tuple[Timing, ...]
     """Of all candidates."""

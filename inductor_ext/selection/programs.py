@@ -8,7 +8,8 @@ the groups of a grouped product; inputs of the epilogue, one for each part where
 
 What a problem does not tell is chosen here, and costs the same whatever it is: SiLU for a gate,
 rows and matrices are added and columns and scalars multiplied, the rest of the pointwise operations
-are cheap ones.
+are cheap ones. Of a problem that has a tree (`Epilogue.tree`) it is the tree that is computed, with
+the product's own operator as far as that goes, so that the same tree is read in a program's graph.
 
 Needs torch, no Inductor.
 """
@@ -16,6 +17,7 @@ Needs torch, no Inductor.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +25,16 @@ from typing import Any
 
 import torch
 
+from inductor_ext.templates import families
+from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, Node, NotExpressible
+from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import (
     BATCHED,
     FP8,
     EpilogueInput,
     GemmProblem,
     Operand,
+    aligned,
     ceiling,
     size_of,
 )
@@ -151,6 +157,12 @@ class Program:
         """Bytes of the inputs' storages."""
         return sum(each.bytes for each in self.inputs)
 
+    @property
+    def further(self) -> Mapping[int, str]:
+        """The dtypes of the outputs of a tree, but for its first, by index."""
+        tree = _tree(self.problem)
+        return {} if tree is None else dict(enumerate((each for each, _ in tree.outputs[1:]), 1))
+
     def _named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {each.name: tensor for each, tensor in zip(self.inputs, tensors, strict=True)}
 
@@ -228,16 +240,117 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
             yield _packed(name, problem, columns)
         else:
             yield _operand(name, problem.b, problem.k, columns, b_batch, b_bound)
-    if prologue is not None:
+    tree = _tree(problem)
+    if prologue is not None and tree is None:
         yield from _vectors(problem)
         yield from _scales(problem, bound)
     if problem.operation == "grouped":
         length = {"m": problem.m, "n": problem.n, "k": problem.k}[problem.divided]
         yield Input("ends", (problem.batch,), (1,), "int32", 0, 0, divided=length)
+    if tree is not None:
+        yield from _tree_inputs(problem, tree, bound)
+        return
     if problem.a.dtype in FP8:
         yield from _fp8_scales(problem, bound)
     for index, each in enumerate(_epilogue_inputs(problem)):
         yield from _epilogue_input(problem, index, each)
+
+
+def _tree(problem: GemmProblem) -> Tree | None:
+    return None if problem.epilogue.tree is None else families.tree_of(problem)
+
+
+def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Input]:
+    """What a tree reads, and then what is left of the epilogue."""
+    scaled = dict(zip(_Own.of(problem, tree).scales, _scale_units(problem, bound), strict=False))
+    for index, each in enumerate(tree.inputs):
+        (found,) = _epilogue_input(problem, index, EpilogueInput(each.dtype, each.broadcast))
+        if index in scaled:
+            unit = scaled[index]
+            found = dataclasses.replace(found, low=0.5 * unit, high=1.5 * unit)
+            if problem.operation == "scaled" and each.broadcast == "row":
+                found = dataclasses.replace(found, shape=(1, problem.n), strides=(problem.n, 1))
+        whole = each.broadcast in ("matrix", "row")
+        if whole and each.alignment < aligned(each.dtype, problem.n):
+            found = dataclasses.replace(found, offset=each.alignment)
+        yield found
+    for index, rest in enumerate(_rest(problem, tree), len(tree.inputs)):
+        yield from _epilogue_input(problem, index, rest)
+
+
+def _rest(problem: GemmProblem, tree: Tree) -> tuple[EpilogueInput, ...]:
+    """The inputs of the epilogue that its tree does not have."""
+    return problem.epilogue.inputs[len(tree.inputs) - _of_prologue(problem) :]
+
+
+def _of_prologue(problem: GemmProblem) -> int:
+    """The scales that belong to a prologue: a tree has them, and the epilogue has not."""
+    return int(problem.prologue is not None and problem.prologue.scales != "none")
+
+
+def _scale_units(problem: GemmProblem, bound: float) -> tuple[float, ...]:
+    """What scales are around: b's of a dequantised product, a's and b's of fp8."""
+    if problem.operation == "mixed":
+        return (bound if problem.b.dtype in FP8 else bound / 127,)
+    return (bound, 1.0)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The part of a tree that the product's own operator computes."""
+
+    node: Node
+    scales: tuple[int, ...] = ()
+    """Indices of the inputs that are scales: b's of a dequantised product, which its operator does
+    not multiply by; a's and b's of fp8."""
+    bias: int | None = None
+    """Index of the input that is added."""
+    alpha: Node | None = None
+    beta: Node | None = None
+
+    @classmethod
+    def of(cls, problem: GemmProblem, tree: Tree) -> _Own:
+        """The part in a tree.
+
+        Raises:
+            NotExpressible: the tree lacks what the operator does in any case.
+        """
+        users: dict[Node, list[Node]] = {}
+        for node in tree.nodes():
+            if len(node.arguments) == 2:
+                users.setdefault(node.arguments[0], []).append(node)
+
+        def above(node: Node, operation: str, kind: str) -> Node | None:
+            """The operation whose first operand a value is, if its second is of that kind."""
+            found = users.get(node, [])
+            fits = [each for each in found if each.operation == operation]
+            return next((each for each in fits if each.arguments[1].operation == kind), None)
+
+        value = ACCUMULATOR
+        scales = []
+        for _ in range(2 if problem.operation == "scaled" else _of_prologue(problem)):
+            scaled = above(value, "mul", "read")
+            if scaled is None:
+                raise NotExpressible("scales are missing")
+            scales.append(scaled.arguments[1].index)
+            value = scaled
+        if problem.operation == "mixed":
+            return cls(ACCUMULATOR, tuple(scales))
+        alpha = beta = None
+        if problem.operation in ("addmm", "baddbmm"):
+            multiplied = above(value, "mul", "parameter")
+            if multiplied is not None:
+                value, alpha = multiplied, multiplied.arguments[1]
+            added = above(value, "add", "mul")
+            if added is not None:
+                bias, beta = added.arguments[1].arguments
+                if (bias.operation, beta.operation) == ("read", "parameter"):
+                    return cls(added, (), bias.index, alpha, beta)
+        if problem.operation in ("addmm", "baddbmm", "scaled"):
+            added = above(value, "add", "read")
+            if added is not None:
+                return cls(added, tuple(scales), added.arguments[1].index, alpha)
+        return cls(ACCUMULATOR if not scales else value, tuple(scales))
 
 
 def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
@@ -386,6 +499,10 @@ def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> It
 class _Plain:
     """The operators as a model calls them, in the dtypes of the problem."""
 
+    def adds(self, bias: torch.Tensor) -> bool:
+        """Whether the operator adds a bias itself."""
+        return self.problem.operation == "scaled" or bias.dtype == self.out == self.a_dtype
+
     def __init__(self, problem: GemmProblem) -> None:
         self.problem = problem
         self.a_dtype = _dtype(problem.multiplied)
@@ -402,7 +519,13 @@ class _Plain:
         return tensor.round()
 
     def product(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, named: Any
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        named: Any,
+        alpha: float = 1,
+        beta: float = 1,
     ) -> torch.Tensor:
         operation, fp8 = self.problem.operation, self.problem.a.dtype in FP8
         fast = self.problem.fast_accumulation
@@ -434,7 +557,7 @@ class _Plain:
             return product
         elif bias is not None and bias.dtype == self.out == a.dtype:
             add = torch.addmm if operation == "addmm" else torch.baddbmm
-            return add(bias, a, b)
+            return add(bias, a, b, alpha=alpha, beta=beta)
         else:
             multiply = torch.bmm if operation in BATCHED else torch.mm
             product = multiply(a, b) if self.out == a.dtype else multiply(a, b, self.out)
@@ -443,6 +566,9 @@ class _Plain:
 
 class _Exact:
     """The same in float64."""
+
+    def adds(self, bias: torch.Tensor) -> bool:
+        return True
 
     def __init__(self, problem: GemmProblem, rows: torch.Tensor) -> None:
         self.problem = problem
@@ -459,7 +585,13 @@ class _Exact:
         return tensor
 
     def product(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, named: Any
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        named: Any,
+        alpha: float = 1,
+        beta: float = 1,
     ) -> torch.Tensor:
         if self.problem.operation == "grouped":
             product = self._grouped(a, b, named)
@@ -467,7 +599,7 @@ class _Exact:
             product = a @ b
             if "scale_a" in named:
                 product = product * named["scale_a"] * named["scale_b"]
-        return product if bias is None else product + bias
+        return product if bias is None else alpha * product + beta * bias
 
     def _grouped(self, a: torch.Tensor, b: torch.Tensor, named: Any) -> torch.Tensor:
         ends = named["ends"].tolist()
@@ -503,6 +635,9 @@ def _evaluate(
     problem: GemmProblem, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> tuple[torch.Tensor, ...]:
     a = named["a"]
+    tree = _tree(problem)
+    if tree is not None:
+        return _of_tree(problem, tree, named, numbers)
     prologue = problem.prologue
     if prologue is not None and (prologue.normalizes or prologue.standardizes):
         a = _normalized(problem, a, named, numbers)
@@ -529,6 +664,40 @@ def _evaluate(
     if problem.quantized:
         stored = [_scaled(problem, stored[0], reduced[0], numbers)]
     return (*stored, *reduced)
+
+
+def _of_tree(
+    problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], numbers: _Numbers
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of a tree, the first with what is left of the epilogue."""
+    own = _Own.of(problem, tree)
+    inputs = [named[f"input{index}_0"] for index in range(len(tree.inputs))]
+    # They are read as numbers that may come from sizes, and are of the order of 1.
+    parameters = [(16 + index) ** -0.5 for index in range(tree.parameters)]
+    alpha, beta = (1 if each is None else parameters[each.index] for each in (own.alpha, own.beta))
+    bias = None if own.bias is None else inputs[own.bias]
+    told = dict(named)
+    b = named["b0"]
+    if problem.operation == "mixed":
+        b = b.to(named["a"].dtype)
+    elif own.scales:
+        told |= zip(("scale_a", "scale_b"), (inputs[each] for each in own.scales), strict=True)
+    known = own.node
+    if bias is not None and not numbers.adds(bias):
+        known, bias = ACCUMULATOR, None
+    product = numbers.product(named["a"], b, bias, told, alpha, beta)
+    first, *others = tree.evaluate(
+        None, inputs, parameters, known={known: product}, exact=isinstance(numbers, _Exact)
+    )
+    rest = _rest(problem, tree)
+    for index, each in enumerate(rest, len(tree.inputs)):
+        operand = named[f"input{index}_0"]
+        added = each.broadcast in ("matrix", "row")
+        first = first + operand if added else first * operand
+    behind = problem.epilogue.pointwise - tree.operations + _of_prologue(problem)
+    for index in range(max(0, behind - len(rest))):
+        first = _POINTWISE[index % len(_POINTWISE)](first)
+    return numbers.narrow(first, _dtype(problem.stored)), *others
 
 
 def _scaled(

@@ -44,8 +44,8 @@ from inductor_ext import cache, events, exc
 from inductor_ext.selection.decision import STOCK, Decision
 from inductor_ext.selection.entries import FORMAT, Entry, Environment, merged, raw_table
 from inductor_ext.settings import Settings
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.families import legal
 from inductor_ext.templates.problem import GemmProblem, plain, read
 
 __all__ = ["KEPT", "SOURCES", "Known", "Source", "Store", "Tune", "folder", "of_settings"]

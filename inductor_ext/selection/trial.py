@@ -19,15 +19,15 @@ from inductor_ext import exc
 from inductor_ext.selection import timing
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.wording import config_words, problem_words
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["Bench", "Compiled", "Job", "Report", "Variant", "run"]
 
-Variant = tuple[GemmProblem, "GemmConfig | None"]
+Variant = tuple[GemmProblem, "Config | None"]
 """A problem and the configuration that computes it; None for stock's path."""
 
-Notify = Callable[[int, "GemmConfig | None"], None]
+Notify = Callable[[int, "Config | None"], None]
 """Called with the index of a job and a configuration before these are compiled or run."""
 
 
@@ -81,7 +81,7 @@ class Job:
     """What is to be tried of a problem."""
 
     problem: GemmProblem
-    configs: tuple[GemmConfig, ...]
+    configs: tuple[Config, ...]
     dropped: tuple[Timing, ...] = ()
     """Candidates that have failed already."""
 
@@ -91,7 +91,7 @@ class Report:
     """What came of a job."""
 
     problem: GemmProblem
-    chosen: GemmConfig | None
+    chosen: Config | None
     timings: tuple[Timing, ...]
     """Stock first, then all candidates."""
     reason: str
@@ -137,8 +137,8 @@ class _Trial:
         self.problem = job.problem
         self.bench = bench
         self.notify = notify
-        self.failures: dict[GemmConfig | None, str] = {}
-        self.taken: dict[GemmConfig | None, float] = {}
+        self.failures: dict[Config | None, str] = {}
+        self.taken: dict[Config | None, float] = {}
 
     def timings(self) -> tuple[Timing, ...]:
         found = [
@@ -150,9 +150,9 @@ class _Trial:
     def run(
         self,
         stock: Compiled | Exception,
-        own: dict[GemmConfig, Compiled | Exception],
+        own: dict[Config, Compiled | Exception],
         budget: float,
-    ) -> tuple[GemmConfig | None, str]:
+    ) -> tuple[Config | None, str]:
         """The configuration to take, and why."""
         from inductor_ext.selection import programs
 
@@ -187,8 +187,8 @@ class _Trial:
         return None, reason
 
     def _distinct(
-        self, stock: Compiled | Exception, own: dict[GemmConfig, Compiled | Exception]
-    ) -> dict[GemmConfig, Compiled]:
+        self, stock: Compiled | Exception, own: dict[Config, Compiled | Exception]
+    ) -> dict[Config, Compiled]:
         """The candidates that were compiled, each code once."""
         seen: dict[str, str] = {}
         if isinstance(stock, Compiled):
@@ -219,8 +219,8 @@ class _Trial:
         return f"tuning needs {needed / gib:.1f} GiB, and {free / gib:.1f} GiB are free"
 
     def _verified(
-        self, program: Any, inputs: Any, stock: Compiled, candidates: dict[GemmConfig, Compiled]
-    ) -> dict[GemmConfig | None, Callable[[], Any]]:
+        self, program: Any, inputs: Any, stock: Compiled, candidates: dict[Config, Compiled]
+    ) -> dict[Config | None, Callable[[], Any]]:
         """Stock and the candidates that are right, to be called without arguments."""
         from inductor_ext.selection.verify import Verifier
 
@@ -228,7 +228,7 @@ class _Trial:
             return lambda: each.call(*inputs)
 
         verifier = Verifier(program, inputs)
-        calls: dict[GemmConfig | None, Callable[[], Any]] = {None: bound(stock)}
+        calls: dict[Config | None, Callable[[], Any]] = {None: bound(stock)}
         verifier.set_stock(calls[None]())
         for config, each in candidates.items():
             self.notify(config)
@@ -244,7 +244,7 @@ class _Trial:
                 self.failures[config] = reason
         return calls
 
-    def _synchronized(self, config: GemmConfig | None, error: Exception) -> None:
+    def _synchronized(self, config: Config | None, error: Exception) -> None:
         """Make sure that the device still works after an error."""
         try:
             self.bench.synchronize()
@@ -257,7 +257,8 @@ class _Trial:
 
     def _reason(self, verdict: timing.Verdict) -> str:
         if len(self.taken) == 1:
-            return "no candidate is left" if self.job.configs else "no template covers it"
+            some = self.job.configs or self.job.dropped
+            return "no candidate is left" if some else "no template covers it"
         stock = self.taken[None]
         gain, needed = verdict.gain / stock, verdict.needed / stock
         if verdict.index:

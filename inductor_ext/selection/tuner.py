@@ -1,7 +1,8 @@
 """Measuring which kernel is best for problems of which nothing is known.
 
 `tune` takes the candidates that the model ranks first, has them tried (`trial`, in this process, or
-`worker`, in one of its own) and makes decisions. It reads these of Inductor's options:
+`worker`, in one of its own) and makes decisions. CUTLASS kernels are built before, and always tried
+in a process of their own. It reads these of Inductor's options:
 `autotune_in_subproc` for the process; `max_autotune_gemm_search_space`, of which EXHAUSTIVE tries
 every legal candidate; `max_autotune_subproc_result_timeout_seconds` as the worker's deadline; and
 `autotune_num_choices_displayed` for the AUTOTUNE table on stderr, which has the form of stock's. On
@@ -11,20 +12,22 @@ is dropped, and the record (`events.TuningRecord`) says why.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.selection import trial, worker
-from inductor_ext.selection.decision import Decision
+from inductor_ext.selection import cutlass_kernels, cutlass_options, trial, worker
+from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.selection.trial import Bench, Job, Report
 from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.settings import Settings
 from inductor_ext.templates import ranking, space
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["CANDIDATES", "tune"]
@@ -65,30 +68,30 @@ def tune(
     exhaustive = inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE"
     isolated = isolated or bool(inductor_config.autotune_in_subproc)
     deadline = inductor_config.max_autotune_subproc_result_timeout_seconds
+    options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
-    jobs, predictions = [], {}
-    for problem in different:
-        ranked = _candidates(problem, device, exhaustive)
-        predictions[problem] = ranked
-        if ranked:
-            jobs.append(Job(problem, tuple(ranked)))
+    predictions = {each: _candidates(each, device, exhaustive, options) for each in different}
+    jobs = _jobs(predictions, settings)
     decisions = {problem: Decision(None, "unknown") for problem in different}
     if not jobs:
         return decisions
     progress = _Progress(len(jobs))
     begun = time.perf_counter()
-    reports: Iterator[Report]
-    if isolated:
-        reports = worker.run(jobs, make_bench, index, settings.tuning_budget, deadline)
-    else:
-        reports = trial.run(jobs, make_bench(index), settings.tuning_budget, progress.at)
+    reports: list[Iterator[Report]] = []
+    apart = [job for job in jobs if isolated or _has_cutlass(job)]
+    if apart:
+        reports.append(worker.run(apart, make_bench, index, settings.tuning_budget, deadline))
+    here = [job for job in jobs if job not in apart]
+    if here:
+        reports.append(trial.run(here, make_bench(index), settings.tuning_budget, progress.at))
     finished: list[Report] = []
     try:
-        for report in reports:
+        for report in itertools.chain(*reports):
             decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
             finished.append(report)
             progress.finished(report)
-            _print_table(report, time.perf_counter() - begun, isolated)
+            separate = any(job.problem == report.problem for job in apart)
+            _print_table(report, time.perf_counter() - begun, separate)
             begun = time.perf_counter()
     finally:
         progress.close()
@@ -106,15 +109,50 @@ def tune(
     return decisions
 
 
-def _candidates(problem: GemmProblem, device: Device, exhaustive: bool) -> dict[GemmConfig, float]:
+def _candidates(
+    problem: GemmProblem, device: Device, exhaustive: bool, options: cutlass_options.Options
+) -> dict[Config, float]:
     """Configurations to measure, with their predicted microseconds."""
+    found: dict[Config, float] = {}
+    if problem.epilogue.tree is not None:
+        found |= options.rank(problem, device)
+        if options.alone:
+            return found
     if exhaustive:
-        return {
+        return found | {
             config: ranking.predict(problem, config, device).total
             for config in space.candidates(problem, device)
         }
     ranked = ranking.rank(problem, device, CANDIDATES)
-    return {config: prediction.total for config, prediction in ranked}
+    return found | {config: prediction.total for config, prediction in ranked}
+
+
+def _jobs(
+    candidates: Mapping[GemmProblem, Mapping[Config, float]], settings: Settings
+) -> list[Job]:
+    """What is to be tried of problems that have candidates; all CUTLASS kernels are there then."""
+    wanted = [
+        (problem, config)
+        for problem, configs in candidates.items()
+        for config in configs
+        if isinstance(config, CutlassConfig)
+    ]
+    unbuilt = cutlass_kernels.prepare(wanted, settings)
+    jobs = []
+    for problem, configs in candidates.items():
+        reasons: dict[Config, str | None] = {
+            config: unbuilt.get((problem, config)) if isinstance(config, CutlassConfig) else None
+            for config in configs
+        }
+        if configs:
+            left = tuple(config for config, reason in reasons.items() if reason is None)
+            dropped = (Timing(config, None, why) for config, why in reasons.items() if why)
+            jobs.append(Job(problem, left, tuple(dropped)))
+    return jobs
+
+
+def _has_cutlass(job: Job) -> bool:
+    return any(isinstance(config, CutlassConfig) for config in job.configs)
 
 
 def _failures(report: Report) -> str:
@@ -123,7 +161,7 @@ def _failures(report: Report) -> str:
 
 
 def _record(
-    report: Report, device: Device, predictions: Mapping[GemmConfig, float]
+    report: Report, device: Device, predictions: Mapping[Config, float]
 ) -> events.TuningRecord:
     candidates = tuple(
         events.ProductCandidate(
@@ -198,7 +236,7 @@ class _Progress:
         self._shown = sys.stderr is not None and sys.stderr.isatty()
         self._show("compiling")
 
-    def at(self, index: int, config: GemmConfig | None) -> None:
+    def at(self, index: int, config: Config | None) -> None:
         """What `trial.run` tells its steps."""
         self._show(config_words(config))
 

@@ -22,7 +22,8 @@ from inductor_ext import events
 from inductor_ext.selection import choose, programs
 from inductor_ext.selection.timing import CudaStopwatch, Stopwatch
 from inductor_ext.selection.trial import Compiled, Variant
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["InductorBench", "cuda_bench"]
@@ -51,6 +52,22 @@ _OPTIONS: dict[str, Any] = {
     "_pre_fusion_custom_pass": None,
     "_post_fusion_custom_pass": None,
 }
+
+
+_CUTLASS_OPTIONS: dict[str, Any] = {
+    # The epilogue is cut where the tree ends that is asked for.
+    "max_autotune_gemm_backends": "ATEN,CUTLASS",
+    **{
+        f"{section}.{name}": value
+        for section in ("cutlass", "cuda")
+        for name, value in (
+            ("cutlass_epilogue_fusion_enabled", True),
+            ("cutlass_enabled_ops", "all"),
+            ("cutlass_backend_min_gemm_size", 1),
+        )
+    },
+}
+"""Where a CUTLASS kernel is compiled with."""
 
 
 class InductorBench:
@@ -86,6 +103,7 @@ class InductorBench:
         self, variants: Sequence[Variant], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         """See `trial.Bench`."""
+        from torch._inductor import config as inductor_config
         from torch._inductor.async_compile import AsyncCompile
 
         # As long as the workers are not ready kernels are compiled here, one by one.
@@ -95,7 +113,8 @@ class InductorBench:
         for index, (problem, config) in enumerate(variants):
             starting(index)
             try:
-                with choose.forced(_rule(problem, config)):
+                options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
+                with choose.forced(_rule(problem, config)), inductor_config.patch(options):
                     codes.append(_generate(problem, self.device))
             except Exception as error:
                 codes.append(error)
@@ -146,18 +165,20 @@ def cuda_bench(index: int) -> InductorBench:
     return InductorBench(f"cuda:{index}")
 
 
-def _rule(problem: GemmProblem, config: GemmConfig | None) -> choose.Rule:
+def _rule(problem: GemmProblem, config: Config | None) -> choose.Rule:
     """The configuration for the one product of a problem's program that is the problem.
 
-    What the graph says of an epilogue may differ. Where several products were not fused, as the
-    problem says they are, none of them is it.
+    What the graph says of an epilogue may differ, but not what a CUTLASS kernel does: it was built
+    for that. Where several products were not fused, as the problem says they are, none of them is
+    it.
     """
 
     def shape(each: GemmProblem) -> tuple[object, ...]:
         kind = each.prologue.kind if each.prologue else None
         sizes = (each.batch, each.m, each.n, each.k)
         epilogue = each.epilogue
-        return (*sizes, each.parts, epilogue.gated, epilogue.reductions, kind)
+        tree = epilogue.tree if isinstance(config, CutlassConfig) else None
+        return (*sizes, each.parts, epilogue.gated, epilogue.reductions, kind, tree)
 
     return lambda met: config if shape(met) == shape(problem) else None
 

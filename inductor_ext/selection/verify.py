@@ -51,14 +51,15 @@ ROWS = 1024
 """Rows of all matrices together of which float64 results are computed."""
 
 
-def bound(problem: GemmProblem, *, reduced: bool = False) -> float:
+def bound(problem: GemmProblem, *, reduced: bool = False, dtype: str | None = None) -> float:
     """The error that a right kernel stays within; see above.
 
     Args:
         problem: what is computed.
         reduced: of what is reduced over N, which nothing rounds more than the product.
+        dtype: that is stored, if it is not the problem's.
     """
-    dtype = problem.kernel_stores if reduced else problem.stored
+    dtype = dtype or (problem.kernel_stores if reduced else problem.stored)
     if getattr(torch, dtype).is_floating_point:
         stored = _roundoff(dtype)
     elif problem.quantized:
@@ -136,8 +137,9 @@ class Verifier:
         reduced = self._problem.epilogue.reductions * len(self._problem.parts or (1,))
         if self._problem.epilogue.gated:
             reduced = self._problem.epilogue.reductions
+        further = program.further
         self._allowed = [
-            bound(self._problem, reduced=index >= len(exact) - reduced)
+            bound(self._problem, reduced=index >= len(exact) - reduced, dtype=further.get(index))
             for index in range(len(exact))
         ]
         self._stock: tuple[torch.Tensor, ...] = ()

@@ -7,6 +7,8 @@ The words leave out what is usual (full alignment, a default) and are not meant 
 from __future__ import annotations
 
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import (
     VECTOR_BYTES,
     EpilogueInput,
@@ -51,6 +53,8 @@ def problem_words(problem: GemmProblem) -> str:
     pieces.extend(f"+ {_input(each)}" for each in epilogue.inputs)
     if epilogue.pointwise:
         pieces.append(f"{epilogue.pointwise} pointwise")
+    if epilogue.tree is not None:
+        pieces.append("with CUTLASS")
     if epilogue.reductions:
         pieces.append("scaled by maxima of rows" if problem.quantized else "maxima of rows")
     for flag in ("deterministic", "tf32", "fast_accumulation"):
@@ -59,10 +63,20 @@ def problem_words(problem: GemmProblem) -> str:
     return ", ".join(pieces)
 
 
-def config_words(config: GemmConfig | None) -> str:
-    """Such as `splitk 16x64x128, 4 stages, 4 warps, split 8`: template, tile, and what is set."""
+def config_words(config: Config | None) -> str:
+    """Such as `splitk 16x64x128, 4 stages, 4 warps, split 8`: template, tile, and what is set; of a
+    CUTLASS kernel its name, and how it is launched.
+    """
     if config is None:
         return "stock"
+    if isinstance(config, CutlassConfig):
+        pieces = [config.name]
+        if config.split_k > 1:
+            pieces.append(f"split {config.split_k}")
+        pieces.append(f"swizzle {config.swizzle}")
+        if config.raster != "heuristic":
+            pieces.append(config.raster.replace("_", " "))
+        return ", ".join([*pieces, *(["swap"] if config.swap else [])])
     pieces = [
         f"{config.template} {config.block_m}x{config.block_n}x{config.block_k}",
         f"{config.stages} stages",

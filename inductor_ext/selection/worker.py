@@ -33,7 +33,7 @@ from inductor_ext import compat, exc
 from inductor_ext.selection import trial
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.trial import Bench, Job, Report
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.families import Config, config_from_json
 from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["run"]
@@ -70,13 +70,13 @@ def run(
             "budget": budget,
             "context": _context(),
         }
-        at: tuple[int, GemmConfig | None] | None = None
+        at: tuple[int, Config | None] | None = None
         done = set()
         try:
             for message in _worker_of(device).answers(request, deadline):
                 if "at" in message:
                     index, config = message["at"]
-                    at = index, config and GemmConfig.from_json(config)
+                    at = index, config and config_from_json(config)
                 else:
                     report = _report_from_json(message["report"])
                     done.add(report.problem)
@@ -250,7 +250,7 @@ def _job_to_json(job: Job) -> dict[str, Any]:
 def _job_from_json(value: Mapping[str, Any]) -> Job:
     return Job(
         GemmProblem.from_json(value["problem"]),
-        tuple(GemmConfig.from_json(each) for each in value["configs"]),
+        tuple(config_from_json(each) for each in value["configs"]),
         tuple(_timing_from_json(each) for each in value["dropped"]),
     )
 
@@ -260,7 +260,7 @@ def _timing_to_json(timing: Timing) -> dict[str, Any]:
 
 
 def _timing_from_json(value: Mapping[str, Any]) -> Timing:
-    config = value["config"] and GemmConfig.from_json(value["config"])
+    config = value["config"] and config_from_json(value["config"])
     return Timing(config, value["microseconds"], value["failure"])
 
 
@@ -277,7 +277,7 @@ def _report_to_json(report: Report) -> dict[str, Any]:
 def _report_from_json(value: Mapping[str, Any]) -> Report:
     return Report(
         GemmProblem.from_json(value["problem"]),
-        value["chosen"] and GemmConfig.from_json(value["chosen"]),
+        value["chosen"] and config_from_json(value["chosen"]),
         tuple(_timing_from_json(each) for each in value["timings"]),
         value["reason"],
         value["seconds"],
@@ -317,7 +317,7 @@ def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
     jobs = [_job_from_json(each) for each in request["jobs"]]
     say(begun=True)
 
-    def notify(index: int, config: GemmConfig | None) -> None:
+    def notify(index: int, config: Config | None) -> None:
         say(at=[index, config and config.to_json()])
 
     with _restored(request["context"]):

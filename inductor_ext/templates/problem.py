@@ -75,10 +75,21 @@ INT32_MAX = 2**31 - 1
 # Records
 
 
+_OPTIONAL = "optional"
+"""In the metadata of a field that a record lacks in JSON where it is None."""
+
+
 def plain(value: Any) -> Any:
-    """A record as what JSON has; `_read` is the way back."""
+    """A record as what JSON has; `read` is the way back."""
     if dataclasses.is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        cls = typing.cast(type, type(value))
+        optional = _optional(cls)
+        fields = {name: getattr(value, name) for name in _names(cls)}
+        return {
+            name: plain(each)
+            for name, each in fields.items()
+            if each is not None or name not in optional
+        }
     if isinstance(value, tuple):
         return [plain(each) for each in value]
     return value
@@ -94,23 +105,43 @@ def read(cls: type[_R], value: object, where: str) -> _R:
         exc.BadGemmError: a key is missing, unknown or of a wrong type.
     """
     hints = _hints(typing.cast(Any, cls))
-    if not isinstance(value, Mapping) or set(value) != set(hints):
+    if not _has_keys(cls, value):
         raise exc.BadGemmError(
             record="JSON", field=where, value=value, allowed=f"an object of {', '.join(hints)}"
         )
-    return cls(**{name: _typed(hint, value[name], name) for name, hint in hints.items()})
+    given = typing.cast("Mapping[str, Any]", value)
+    return cls(**{name: typed(hints[name], each, name) for name, each in given.items()})
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
+def _has_keys(cls: type, value: object) -> bool:
+    """Whether a value has the keys of a record, be they right otherwise or not."""
+    names = _hints(cls).keys()
+    return isinstance(value, Mapping) and names - _optional(cls) <= value.keys() <= names
+
+
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """A value from JSON, of the type of a field.
+
+    Args:
+        hint: the type. Of several records, that which has the keys.
+        value: as JSON has it.
+        where: the name of the field.
+
+    Raises:
+        exc.BadGemmError: as of `read`.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        # The only unions are with None.
-        return None if value is None else _typed(arguments[0], value, where)
+        if value is None and type(None) in arguments:
+            return None
+        others = [each for each in arguments if each is not type(None)]
+        fitting = [each for each in others[1:] if _is_record(each) and _has_keys(each, value)]
+        return typed((*fitting, others[0])[0], value, where)
     if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(_typed(arguments[0], each, where) for each in value)
+        return tuple(typed(arguments[0], each, where) for each in value)
     if origin is Literal and any(value is a or value == a for a in arguments):
         return value
-    if dataclasses.is_dataclass(hint):
+    if _is_record(hint):
         return read(typing.cast(type, hint), value, where)
     # Not isinstance: a bool is no size.
     if type(value) is hint:
@@ -118,9 +149,24 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     raise exc.BadGemmError(record="JSON", field=where, value=value, allowed=f"a {hint}")
 
 
+def _is_record(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+@functools.cache
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(each.name for each in dataclasses.fields(cls))
+
+
+@functools.cache
+def _optional(cls: type) -> frozenset[str]:
+    fields = dataclasses.fields(cls)
+    return frozenset(each.name for each in fields if _OPTIONAL in each.metadata)
 
 
 def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
@@ -313,6 +359,10 @@ class Epilogue:
     """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
     gated: bool = False
     """Whether the two parts are combined to one output of N / 2 columns: silu(gate) * up."""
+    tree: str | None = dataclasses.field(default=None, metadata={_OPTIONAL: True})
+    """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
+    a product that is to have no such kernels. It may be less than all of the epilogue: what is left
+    then is done behind the kernel."""
 
     def __post_init__(self) -> None:
         if self.out is not None:

@@ -172,6 +172,11 @@ class CutlassConfig:
         return "90a" if self.arch == 90 else str(self.target)
 
     @property
+    def template(self) -> str:
+        """As of `GemmConfig`: what people are told of it in a word."""
+        return "cutlass"
+
+    @property
     def name(self) -> str:
         """As CUTLASS's own library names such a kernel; the same for all that share a binary."""
         if self.arch < 90:

@@ -13,10 +13,13 @@ reason (`NotExpressible`).
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import operator
 import struct
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +41,7 @@ __all__ = [
     "constant",
     "gelu",
     "identity",
+    "obstacle",
     "parameter",
     "read",
     "relu6",
@@ -119,6 +123,14 @@ class Node:
     """Of a constant."""
     dtype: str = ""
     """That a cast rounds to."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Known, so that a value that is used many times is not walked through each time."""
+        return hash((self.operation, self.arguments, self.index, self.value, self.dtype))
 
 
 ACCUMULATOR = Node("accumulator")
@@ -210,52 +222,131 @@ class Epilogue:
     @property
     def parameters(self) -> int:
         """Numbers that a launch gives."""
-        indices = (node.index for node in self._nodes() if node.operation == "parameter")
+        indices = (node.index for node in self.nodes() if node.operation == "parameter")
         return max(indices, default=-1) + 1
 
-    def _nodes(self) -> Iterator[Node]:
+    @property
+    def operations(self) -> int:
+        """Operations on an element, of what is computed once each time."""
+        return sum(bool(node.arguments) and node.operation != "cast" for node in self.nodes())
+
+    def nodes(self) -> Iterator[Node]:
+        """All values, each once, after those that it is computed from."""
+        seen: set[Node] = set()
         for _, value in self.outputs:
-            yield from _walk(value, set())
+            yield from _walk(value, seen)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """One line that equal epilogues share and others do not; `parse` reads it."""
+        places = {node: place for place, node in enumerate(self.nodes())}
+        told = {
+            "alignment": self.alignment,
+            "inputs": [[each.dtype, each.broadcast, each.alignment] for each in self.inputs],
+            "outputs": [[dtype, places[value]] for dtype, value in self.outputs],
+            "values": [_step(node, places) for node in places],
+        }
+        return json.dumps(told, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Epilogue:
+        """What `text` tells of.
+
+        Raises:
+            NotExpressible: it is no such text.
+        """
+        try:
+            told = json.loads(text)
+            values: list[Node] = []
+            for operation, *rest in told["values"]:
+                values.append(_value(operation, rest, values))
+            outputs = tuple((str(dtype), values[place]) for dtype, place in told["outputs"])
+            inputs = tuple(Tensor(*each) for each in told["inputs"])
+            return cls(outputs, inputs, int(told["alignment"]))
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+            raise NotExpressible(f"{text[:80]!r} is no epilogue: {error}") from None
 
     def evaluate(
-        self, accumulator: Any, inputs: tuple[Any, ...], parameters: Any = ()
+        self,
+        accumulator: Any,
+        inputs: Sequence[Any],
+        parameters: Sequence[float] = (),
+        *,
+        known: Mapping[Node, Any] | None = None,
+        exact: bool = False,
     ) -> list[Any]:
-        """The outputs as torch computes them, in float32 but for the last step; for tests and for
-        the check of a kernel.
+        """The outputs as torch computes them. In a graph it is read again as the same epilogue.
 
         Args:
             accumulator: a tensor [M, N] or [batch, M, N].
             inputs: tensors that broadcast to it.
             parameters: numbers.
+            known: values that are not to be computed, as tensors of any dtype.
+            exact: compute in float64, and round nothing; else in float32 but for the last step.
         """
         import torch
 
+        wide = torch.float64 if exact else torch.float32
+
         def value(node: Node) -> Any:
-            if node not in known:
-                known[node] = computed(node)
-            return known[node]
+            if node not in found:
+                found[node] = given[node].to(wide) if node in given else computed(node)
+            return found[node]
 
         def computed(node: Node) -> Any:
-            operands = [value(each) for each in node.arguments]
-            if node.operation == "accumulator":
-                return accumulator.float()
             if node.operation == "read":
-                return inputs[node.index].float()
+                return inputs[node.index].to(wide)
             if node.operation in ("constant", "parameter"):
                 constant = node.operation == "constant"
-                number = node.value if constant else parameters[node.index]
-                return torch.tensor(number, dtype=torch.float32, device=accumulator.device)
+                return node.value if constant else parameters[node.index]
+            operands = [value(each) for each in node.arguments]
             if node.operation == "cast":
-                return operands[0].to(getattr(torch, node.dtype)).float()
-            name = {"truediv": "true_divide"}.get(node.operation, node.operation)
-            if name == "where":
-                return torch.where(operands[0] != 0, operands[1], operands[2])
-            return getattr(torch, name)(*operands).float()
+                return operands[0] if exact else operands[0].to(getattr(torch, node.dtype)).to(wide)
+            if node.operation == "where":
+                condition, *rest = operands
+                return torch.where(condition if _is_bool(condition) else condition != 0, *rest)
+            operands = [each.to(wide) if _is_bool(each) else each for each in operands]
+            name = node.operation
+            if name in ("maximum", "minimum") and isinstance(operands[1], float):
+                name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
+            function: Any = getattr(operator, name, None) or getattr(torch, name)
+            return function(*operands)
 
-        known: dict[Node, Any] = {}
-        if self == identity(self.outputs[0][0]):
-            return [accumulator.to(getattr(torch, self.outputs[0][0]))]
-        return [value(node).to(getattr(torch, dtype)) for dtype, node in self.outputs]
+        found: dict[Node, Any] = {}
+        given = {ACCUMULATOR: accumulator, **(known or {})}
+        # What is stored as it is given is rounded once, and large integers stay what they are.
+        values = [given[node] if node in given else value(node) for _, node in self.outputs]
+        if exact:
+            return [each.to(wide) for each in values]
+        dtypes = (getattr(torch, dtype) for dtype, _ in self.outputs)
+        return [each.to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
+
+
+def _is_bool(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")) == "torch.bool"
+
+
+def _step(node: Node, places: Mapping[Node, int]) -> list[Any]:
+    """A value as JSON has it: its operation and what that takes."""
+    if node.arguments:
+        rest: list[Any] = [places[each] for each in node.arguments]
+        return [node.operation, *rest, *([node.dtype] if node.operation == "cast" else [])]
+    if node.operation == "constant":
+        return [node.operation, repr(node.value)]
+    return [node.operation] if node == ACCUMULATOR else [node.operation, node.index]
+
+
+def _value(operation: str, rest: list[Any], before: list[Node]) -> Node:
+    """The way back from `_step`."""
+    if operation == "accumulator":
+        return ACCUMULATOR
+    if operation == "constant":
+        return constant(float(rest[0]))
+    if operation in ("read", "parameter"):
+        return Node(operation, index=int(rest[0]))
+    if operation == "cast":
+        return cast(before[rest[0]], rest[1])
+    return apply(operation, *(before[place] for place in rest))
 
 
 def identity(dtype: str) -> Epilogue:
@@ -296,7 +387,9 @@ def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
     Raises:
         NotExpressible: the kernel cannot have that epilogue.
     """
-    reason = _obstacle(epilogue, config)
+    reason = obstacle(epilogue, config.accumulator, config.grouped)
+    if reason is None and epilogue.outputs[0][0] != config.d:
+        reason = f"the kernel stores {config.d}, and the epilogue {epilogue.outputs[0][0]}"
     if reason is not None:
         raise NotExpressible(reason)
     family: Callable[[Epilogue, CutlassConfig], _Family] = (
@@ -305,22 +398,27 @@ def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
     return _Renderer(epilogue, config, family(epilogue, config)).render()
 
 
-def _obstacle(epilogue: Epilogue, config: CutlassConfig) -> str | None:
+def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = False) -> str | None:
+    """Why no kernel can have an epilogue, if so.
+
+    Args:
+        epilogue: what is stored.
+        accumulator: dtype of the accumulators.
+        grouped: whether of a grouped product.
+    """
     for dtype, _ in epilogue.outputs:
         if dtype not in CPP_TYPES or dtype == "uint8":
             return f"{dtype} is not stored"
-    if epilogue.outputs[0][0] != config.d:
-        return f"the kernel stores {config.d}, and the epilogue {epilogue.outputs[0][0]}"
     for index, tensor in enumerate(epilogue.inputs):
         if tensor.dtype not in CPP_TYPES:
             return f"input {index} is {tensor.dtype}, which CUTLASS does not have"
-    for node in epilogue._nodes():
+    for node in epilogue.nodes():
         if node.operation == "read" and node.index >= len(epilogue.inputs):
             return f"input {node.index} is read, and there are {len(epilogue.inputs)}"
-    if config.grouped and (epilogue.inputs or len(epilogue.outputs) > 1):
+    if grouped and (epilogue.inputs or len(epilogue.outputs) > 1):
         return "the epilogue of a grouped product reads no tensors, and has one output"
     integers = [dtype for dtype, _ in epilogue.outputs if dtype.startswith(("int", "uint"))]
-    if integers and not (epilogue == identity("int32") and config.accumulator == "int32"):
+    if integers and (epilogue.outputs, accumulator) != (identity("int32").outputs, "int32"):
         return f"{integers[0]} is stored of int32 accumulators only, and with nothing done to them"
     return None
 
@@ -442,7 +540,7 @@ class _Renderer:
         prefix = self.family.namespace
         integers = self.epilogue.outputs[0][0] == "int32"
         element = "int32_t" if integers else "float"
-        for node in self.epilogue._nodes():
+        for node in self.epilogue.nodes():
             if node.operation in ("accumulator", "read", "parameter") and node not in self.leaves:
                 self._leaf(node)
         leaves = [name for name, _ in self.leaves.values()]

@@ -5,18 +5,25 @@ The settings keep their meaning: `cutlass_backend_min_gemm_size`, `cutlass_op_al
 `cutlass_instantiation_level`, `cutlass_enabled_ops`, `cutlass_tma_only` and
 `cutlass_epilogue_fusion_enabled`. Each is taken from `torch._inductor.config.cutlass` or, under its
 older name, from `torch._inductor.config.cuda`.
+
+`cutlass_prescreening` makes no difference: it is there to keep swizzles of slow kernels from being
+measured, and here the model chooses kernels and their swizzle before anything is measured.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 from inductor_ext.selection import choose
+from inductor_ext.selection.entries import template_digest
+from inductor_ext.templates import families
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.ranking import rank
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.problem import GemmProblem, ceiling
 
 __all__ = ["Options", "current"]
 
@@ -41,7 +48,9 @@ class Options:
     """Inductor's CUTLASS settings."""
 
     wanted: bool = True
-    """Whether kernels are tuned, and CUTLASS is among the backends."""
+    """Whether CUTLASS is among the backends."""
+    tunes: bool = True
+    """Whether candidates may be measured."""
     least: int = 1
     """M * N * K from which on there are CUTLASS kernels; smaller products have none."""
     only: Filter = Filter()  # noqa: RUF009 - it is frozen
@@ -55,23 +64,61 @@ class Options:
     tma_only: bool = False
     fuses: bool = False
     """Whether epilogues are fused."""
+    alone: bool = False
+    """Whether Triton is not among the backends."""
 
     def covers(self, problem: GemmProblem) -> bool:
         """Whether a GEMM is to have CUTLASS kernels at all."""
         named = self.operators is None or _OPERATORS[problem.operation] in self.operators
         return self.wanted and named and problem.m * problem.n * problem.k >= self.least
 
+    def has_any(self, problem: GemmProblem, device: Device) -> bool:
+        """Whether there are kernels for a GEMM, may they be measured or not."""
+        return self.limit > 0 and self.covers(problem) and bool(_ranked(self, problem, device))
+
+    def threshold(self, problem: GemmProblem) -> int:
+        """The number of rows from which on a product of that width and depth is covered."""
+        return ceiling(self.least, problem.n * problem.k)
+
+    def allows(self, config: object) -> bool:
+        """Whether a configuration is none of CUTLASS, or one that the user lets in."""
+        if not isinstance(config, CutlassConfig):
+            return True
+        return self.only.passes(config.name) and (not self.tma_only or config.epilogue == "tma")
+
+    @property
+    def circumstances(self) -> str:
+        """A word that is another one where other kernels are candidates."""
+        told = (self.only, self.limit, self.swizzles, self.level, self.tma_only, self.alone)
+        return f"{template_digest('cutlass')}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+
     def rank(self, problem: GemmProblem, device: Device) -> list[tuple[CutlassConfig, float]]:
         """The kernels worth building, with their predicted microseconds, fastest first."""
-        if not self.covers(problem):
+        if not self.tunes or not self.covers(problem):
             return []
-        found = rank(problem, device, self.limit, self.only, self.level, tma_only=self.tma_only)
-        return [(self._launched(config), microseconds) for config, microseconds in found]
+        return list(_ranked(self, problem, device))
 
-    def _launched(self, config: CutlassConfig) -> CutlassConfig:
-        """With a swizzle of those that are allowed."""
+    def launched(self, config: CutlassConfig) -> CutlassConfig:
+        """A configuration with a swizzle of those that are allowed."""
         allowed = [each for each in self.swizzles if each <= config.swizzle]
         return replace(config, swizzle=max(allowed or self.swizzles[:1] or (config.swizzle,)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranked(
+    options: Options, problem: GemmProblem, device: Device
+) -> tuple[tuple[CutlassConfig, float], ...]:
+    asked = problem if problem.epilogue.tree is None else families.of_kernel(problem)
+    found = []
+    for config, microseconds in rank(
+        asked, device, options.limit, options.only, options.level, tma_only=options.tma_only
+    ):
+        launched = options.launched(config)
+        if problem.epilogue.tree is None:
+            found.append((launched, microseconds))
+        elif (rendered := families.renderable(problem, launched)) is not None:
+            found.append((rendered, microseconds))
+    return tuple(found)
 
 
 def current() -> Options:
@@ -80,9 +127,12 @@ def current() -> Options:
     Raises:
         exc.BadOptionError: an allowlist or denylist that is no regular expression.
     """
+    if not choose.is_asked("CUTLASS"):
+        return Options(wanted=False, tunes=False)
     operators = str(_setting("cutlass_enabled_ops")).lower().replace(" ", "")
     limit = _setting("cutlass_max_profiling_configs")
     return Options(
+        True,
         choose.may_tune("CUTLASS"),
         _setting("cutlass_backend_min_gemm_size"),
         Filter(_setting("cutlass_op_allowlist_regex"), _setting("cutlass_op_denylist_regex")),
@@ -92,6 +142,7 @@ def current() -> Options:
         None if operators == "all" else frozenset(operators.split(",")),
         bool(_setting("cutlass_tma_only")),
         bool(_setting("cutlass_epilogue_fusion_enabled")),
+        not choose.is_asked("TRITON"),
     )
 
 
