@@ -28,7 +28,7 @@ from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["as_rows", "counted", "flatten", "region", "with_epilogue"]
+__all__ = ["as_rows", "counted", "flatten", "region", "spread", "with_epilogue"]
 
 MOST_NODES = 64
 """Of one epilogue."""
@@ -96,6 +96,29 @@ def region(node: fx.Node, without: Container[fx.Node] = ()) -> list[fx.Node]:
         if all(set(each.users) <= set(nodes) for each in nodes[:-1]):
             found = len(nodes)
     return nodes[:found]
+
+
+def spread(node: fx.Node) -> list[fx.Node]:
+    """A node and all pointwise ones behind it that can be computed with it, whoever uses them.
+
+    Nothing outside of them that they read is computed from them.
+
+    Args:
+        node: a product, or the only output of a fusion.
+    """
+    size = flat(node)
+    nodes, found, behind = [node], {node}, set[Any]()
+    each = node.next
+    while each.op != "output" and len(nodes) < MOST_NODES:
+        inputs = set(each.all_input_nodes)
+        if inputs & (found | behind):
+            if inputs.isdisjoint(behind) and _is_fused(each, size, found):
+                nodes.append(each)
+                found.add(each)
+            else:
+                behind.add(each)
+        each = each.next
+    return nodes
 
 
 def _is_fused(node: fx.Node, size: tuple[Any, Any], before: Container[fx.Node]) -> bool:

@@ -2,9 +2,11 @@
 
 `gemm_pass` has left a `Plan` on the node of every product that it knows. Where that names one of
 our configurations, the product becomes its Triton kernel, into which Inductor fuses what follows.
-Everywhere else stock's lowering runs unchanged; but where stock's path was measured to be best,
-`sole_candidates` leaves it no more than its own kernels of ATen, since nothing is to be measured
-again.
+A call by which it has replaced several nodes becomes a Triton kernel (`fused`,
+`with_row_maxima`) or one of CUTLASS (`cutlass`). Everywhere else stock's lowering runs, without its
+own CUTLASS candidates, which ours are there for (`_stock`); and where stock's path was measured to
+be best, `sole_candidates` leaves it no more than its own kernels of ATen, since nothing is to be
+measured again.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import torch
 
 from inductor_ext.lowerings import chain, problems, register_lowering
 from inductor_ext.selection.decision import Decision
-from inductor_ext.templates.config import tiles_along_n
+from inductor_ext.templates.config import GemmConfig, tiles_along_n
 from inductor_ext.templates.constraints import legal
+from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem, Operand
 from inductor_ext.templates.triton import instances
 
-__all__ = ["PLAN", "Plan", "fused", "plan_of", "sole_candidates", "with_row_maxima"]
+__all__ = ["PLAN", "Plan", "cutlass", "fused", "plan_of", "sole_candidates", "with_row_maxima"]
 
 aten = torch.ops.aten
 
@@ -60,13 +63,28 @@ def sole_candidates(templates: Sequence[Any]) -> list[Any]:
     return externs if known and externs else list(templates)
 
 
+def _stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stock's lowering, without its CUTLASS candidates if the product is one that we know."""
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    backends = [each.strip() for each in config.max_autotune_gemm_backends.split(",")]
+    others = [each for each in backends if each.upper() != "CUTLASS"]
+    if plan_of(V.current_node) is None or len(others) == len(backends):
+        return stock(*args, **kwargs)
+    if "ATEN" not in map(str.upper, others):
+        others.append("ATEN")
+    with config.patch(max_autotune_gemm_backends=",".join(others)):
+        return stock(*args, **kwargs)
+
+
 def _planned(*operators: Any) -> Plan | None:
     """The plan of the node that is being lowered, if it is a call of these and has a kernel."""
     from torch._inductor.virtualized import V
 
     node = V.current_node
     plan = plan_of(node) if getattr(node, "target", None) in operators else None
-    return plan if plan is not None and plan.decision.config is not None else None
+    return plan if plan is not None and isinstance(plan.decision.config, GemmConfig) else None
 
 
 @register_lowering(aten.mm.default, aten.bmm.default)
@@ -79,7 +97,7 @@ def mm(stock: Callable[..., Any], mat1: Any, mat2: Any, *args: Any, **kwargs: An
         node = _product(plan, [a, b], layout)
         if node is not None:
             return node
-    return stock(mat1, mat2, *args, **kwargs)
+    return _stock(stock, mat1, mat2, *args, **kwargs)
 
 
 @register_lowering(aten.addmm.default, aten.baddbmm.default)
@@ -101,7 +119,7 @@ def addmm(
         node = _product(plan, [a, b], layout, bias=bias, alpha=alpha, beta=beta)
         if node is not None:
             return node
-    return stock(inp, mat1, mat2, alpha=alpha, beta=beta, **kwargs)
+    return _stock(stock, inp, mat1, mat2, alpha=alpha, beta=beta, **kwargs)
 
 
 @register_lowering(aten._int_mm.default)
@@ -114,7 +132,7 @@ def int_mm(stock: Callable[..., Any], mat1: Any, mat2: Any, **kwargs: Any) -> An
         node = _product(plan, [a, b], layout)
         if node is not None:
             return node
-    return stock(mat1, mat2, **kwargs)
+    return _stock(stock, mat1, mat2, **kwargs)
 
 
 @register_lowering(aten._scaled_mm.default)
@@ -144,9 +162,8 @@ def scaled_mm(
             if bias is not None:
                 node = lowerings[aten.add.Tensor](node, to_dtype(bias, torch.float32))
             return to_dtype(node, getattr(torch, plan.problem.out))
-    return stock(
-        mat1, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, **kwargs
-    )
+    rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+    return _stock(stock, mat1, mat2, *rest, **kwargs)
 
 
 @register_lowering(aten._grouped_mm.default)
@@ -283,7 +300,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     plan = plan_of(call)
     assert plan is not None
     problem, config = plan.problem, plan.decision.config
-    assert config is not None
+    assert isinstance(config, GemmConfig)
     operands, further = _operands(plan, inputs)
     m, device = operands[0].get_size()[0], operands[0].get_device_or_error()
     values = call.meta["val"]
@@ -314,6 +331,55 @@ def with_row_maxima(*inputs: Any) -> Any:
 
 
 with_row_maxima._inductor_lowering_function = True  # type: ignore[attr-defined]
+
+
+def cutlass(*arguments: Any) -> Any:
+    """The lowering of a call by which `gemm_pass` has replaced a product, and what follows it, by a
+    CUTLASS kernel.
+
+    Args:
+        arguments: a; b; where the groups end, if there are any; what the epilogue reads; numbers of
+            the epilogue that only a call knows.
+
+    Returns:
+        What the kernel stores; a tuple if it is several.
+    """
+    from torch._inductor.ir import ExternKernel, FixedLayout
+    from torch._inductor.virtualized import V
+
+    from inductor_ext.lowerings.cutlass import call as launch  # type: ignore[import-not-found]
+
+    node = V.current_node
+    plan = plan_of(node)
+    assert plan is not None
+    config, options = plan.decision.config, plan.options
+    assert isinstance(config, CutlassConfig)
+    count = 2 + options["ends"] + options["inputs"]
+    # Strides are those that the kernel was chosen for.
+    a, b, *rest = (
+        ExternKernel.require_exact_strides(
+            ExternKernel.realize_input(each), [_size(s) for s in given.meta["val"].stride()]
+        )
+        for each, given in zip(arguments[:count], node.args, strict=False)
+    )
+    ends = rest.pop(0) if options["ends"] else None
+    numbers = iter(arguments[count:])
+    scalars = [next(numbers) if each is None else each for each in options["scalars"]]
+    values = node.meta["val"]
+    layouts = [
+        FixedLayout(
+            a.get_device_or_error(),
+            value.dtype,
+            [_size(size) for size in value.shape],
+            [_size(stride) for stride in value.stride()],
+        )
+        for value in (values if isinstance(values, tuple) else (values,))
+    ]
+    found = launch(config, options["epilogue"], a, b, rest, layouts, scalars=scalars, ends=ends)
+    return found if isinstance(values, tuple) else found[0]
+
+
+cutlass._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
 def _size(size: Any) -> Any:
@@ -353,7 +419,7 @@ def _product(
 ) -> Any:
     """The output of a planned kernel; None if what stands here is not what was planned."""
     problem, config = plan.problem, plan.decision.config
-    assert config is not None
+    assert isinstance(config, GemmConfig)
     if not _fits(plan, operands):
         return None
     options = _constants(plan)
@@ -419,7 +485,7 @@ def _split(
 def _fits(plan: Plan, operands: Sequence[Any]) -> bool:
     """Whether a plan, made for the graph's strides, is legal for those that operands have got."""
     config = plan.decision.config
-    assert config is not None
+    assert isinstance(config, GemmConfig)
     problem = plan.problem
     if config.tma:
         planned = (problem.a, problem.b)

@@ -4,7 +4,8 @@ It runs after Inductor's own passes, on the graph that is about to be lowered:
 
 1. patterns of several nodes that one kernel can replace are decided on first, and those that gain
    most are replaced by one call (`gemm.fused`);
-2. of the products that are left each gets its `Plan` as metadata, which its lowering reads;
+2. of the products that are left each gets its `Plan` as metadata, which its lowering reads, or is
+   replaced, with what follows it, by a call of a CUTLASS kernel (`gemm.cutlass`);
 3. where the number of rows is known only at run time and not all sizes want the same, the nodes
    move into branches (`dispatch`), and each branch is planned for its sizes.
 
@@ -22,8 +23,11 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
+from torch._dynamo.utils import counters
 
+from inductor_ext import events
 from inductor_ext.lowerings import (
+    cutlass_sites,
     dispatch,
     epilogues,
     gemm,
@@ -35,9 +39,12 @@ from inductor_ext.lowerings import (
     weight_only,
 )
 from inductor_ext.lowerings.fusion import Fusion, apply
-from inductor_ext.selection import choose, store
+from inductor_ext.selection import choose, cutlass_kernels, cutlass_options, store
 from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.settings import Settings, parse_rows
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
@@ -60,6 +67,10 @@ class _Site:
     """Of a, those that are the rows."""
     fusion: Fusion | None = None
     """How the nodes become one; None for a product by itself."""
+    reading: cutlass_sites.Reading | None = None
+    """What a CUTLASS kernel would do; None where none is wanted."""
+    covered: Callable[[GemmProblem], bool] = lambda problem: False
+    """Whether a CUTLASS kernel is wanted at a size."""
 
     @property
     def rows(self) -> Any:
@@ -78,6 +89,13 @@ class _Site:
 
     def at(self, rows: int) -> GemmProblem:
         """The problem for a number of rows; other sizes follow it where they have its symbol."""
+        found = self._at(rows)
+        if self.reading is None:
+            return found
+        told = self.reading.told(found)
+        return told if self.covered(told) else found
+
+    def _at(self, rows: int) -> GemmProblem:
         if self.fusion is None and not isinstance(self.rows, int):
             symbol = self.rows.node.expr
             if symbol in self.others:
@@ -90,7 +108,7 @@ class _Site:
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
-    if settings.gemm_templates and (choose.may_tune("TRITON") or choose.is_forced()):
+    if settings.gemm_templates and (_may_tune() or choose.is_forced()):
         # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
     first = next(iter(_products(gm.graph)), None) if settings.gemm_templates else None
@@ -100,6 +118,11 @@ def run(gm: fx.GraphModule, settings: Settings) -> None:
         _Planner(gm, settings, device, index).plan()
         gm.recompile()
     gemm_records.emit(gm.graph, settings)
+
+
+def _may_tune() -> bool:
+    """Whether what is not known is measured."""
+    return choose.may_tune("TRITON") or choose.may_tune("CUTLASS")
 
 
 def _products(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
@@ -134,6 +157,7 @@ class _Planner:
         self.device = device
         self.index = index
         self.rows = rows
+        self.options = cutlass_options.current()
         self.known: dict[GemmProblem, Decision] = {}
         self.fused: set[fx.Node] = set()
         """What fusions consist of that are not decided on yet."""
@@ -145,32 +169,91 @@ class _Planner:
         scaled = [mixed.with_scales(each) for each in dequantized]
         found = [*patterns.find(graph, settings, scaled), *dequantized]
         reduced = row_maxima.find(graph, settings, found)
-        fusions = [_fused_site(each) for each in (*reduced, *found)]
+        fusions = [self._fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
         for site in self._by_gain(fusions):
-            if taken.isdisjoint(site.nodes) and self._pays(site) and self._place(site):
-                taken.update(site.nodes)
+            if not taken.isdisjoint(site.nodes) or not self._pays(site):
+                continue
+            taken |= self._place(self._now(site, taken))
         self.fused = set()
         for site in fusions:
             if taken.isdisjoint(site.nodes):
                 problem = self._problems(site)[-1]
                 gemm_records.decline(site.nodes, problem, self.known[problem])
         plain = [
-            _plain_site(node, problem)
+            self._plain_site(node, problem)
             for node, problem in _products(graph).items()
             if gemm.plan_of(node) is None
         ]
         self._decide(plain)
+        taken.clear()
         for site in plain:
-            self._place(site)
+            taken |= self._place(self._now(site, taken))
         for node in list(graph.nodes):
             plan = gemm.plan_of(node)
             value = node.meta.get("val")
-            if plan is None or plan.decision.config is None or not isinstance(value, torch.Tensor):
+            ours = plan is not None and isinstance(plan.decision.config, GemmConfig)
+            if not ours or not isinstance(value, torch.Tensor):
                 continue
             if value.dim() == 2:
                 epilogues.flatten(graph, node)
+
+    def _fused_site(self, fusion: Fusion) -> _Site:
+        problem = fusion.problem
+        if len(fusion.outputs) == 1:
+            problem = epilogues.with_epilogue(fusion.outputs[0], problem)
+        a = fusion.inputs[0]
+        axes = tuple(range(a.meta["val"].dim() - 1))
+        return self._read(_Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion))
+
+    def _plain_site(self, node: fx.Node, problem: GemmProblem) -> _Site:
+        biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
+        a = node.args[1 if biased else 0]
+        assert isinstance(a, fx.Node)
+        rows = a.meta["val"].dim() - 2
+        whole = epilogues.with_epilogue(node, problem)
+        return self._read(_Site(whole, (node,), (node,), a, (rows,)))
+
+    def _read(self, site: _Site) -> _Site:
+        """A site with what a CUTLASS kernel would do there, if one is wanted at any size."""
+        if not self.options.wanted or site.others or len(site.outputs) > 1:
+            return site
+        for reading in cutlass_sites.readings(site.outputs[0], site.problem, site.fusion):
+            if not (reading.own or self.options.fuses):
+                continue
+            found = dataclasses.replace(site, reading=reading, covered=self._is_wanted)
+            if not choose.is_forced():
+                return found
+            # Of all that could be fused, what the caller wants to be.
+            problem = reading.told(site.problem)
+            if self.options.covers(problem) and isinstance(
+                choose.forced_on(problem), CutlassConfig
+            ):
+                return found
+        return site
+
+    def _is_wanted(self, problem: GemmProblem) -> bool:
+        """Whether a problem of a CUTLASS kernel is large enough, and there is one for it."""
+        if choose.is_forced():
+            return self.options.covers(problem)
+        return self.options.has_any(problem, self.device)
+
+    def _now(self, site: _Site, taken: set[fx.Node]) -> _Site:
+        """A site as it is after others have taken nodes that follow it."""
+        if site.reading is None or taken.isdisjoint(site.reading.nodes):
+            return site
+        configs = (self.known[problem].config for problem in self._problems(site))
+        if not any(isinstance(config, CutlassConfig) for config in configs):
+            return site
+        if site.fusion is not None:
+            now = self._fused_site(site.fusion)
+        else:
+            problem = problems.problem_of(site.nodes[0])
+            assert problem is not None
+            now = self._plain_site(site.nodes[0], problem)
+        self._decide([now])
+        return now
 
     def _sizes(self, site: _Site) -> list[int]:
         """The numbers of rows to decide at, ascending; one where they are known."""
@@ -182,7 +265,13 @@ class _Planner:
         if not rows.node.expr.is_symbol and rows.node.expr.free_symbols & site.others:
             # What the other sizes are at a number of rows, is not known.
             return [site.problem.m]
-        return _tuned_sizes(rows, self.settings) or [site.problem.m]
+        sizes = _tuned_sizes(rows, self.settings)
+        if sizes and site.reading is not None:
+            # Below the threshold nothing is CUTLASS's.
+            edge = self.options.threshold(site.problem) - 1
+            if int(_bounds(rows).lower) <= edge < sizes[-1]:
+                sizes = sorted({*sizes, max(1, edge)})
+        return sizes or [site.problem.m]
 
     def _problems(self, site: _Site) -> list[GemmProblem]:
         return [site.at(size) for size in self._sizes(site)]
@@ -191,9 +280,51 @@ class _Planner:
         """Make `known` cover all sites."""
         wanted = [problem for site in sites for problem in self._problems(site)]
         unknown = [problem for problem in dict.fromkeys(wanted) if problem not in self.known]
-        if unknown:
-            tune = self._tune if choose.may_tune("TRITON") else None
-            self.known |= choose.decide(unknown, self.device, self.settings, tune)
+        trees = [problem for problem in unknown if problem.epilogue.tree is not None]
+        if trees:
+            self.known |= self._with_cutlass(trees)
+        self.known |= self._without_cutlass([each for each in unknown if each not in trees])
+
+    def _without_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        """Decisions among Triton's kernels and stock's path."""
+        if not unknown:
+            return {}
+        tune = self._tune if choose.may_tune("TRITON") else None
+        return choose.decide(unknown, self.device, self.settings, tune)
+
+    def _with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        """Decisions among all kernels; where nothing is known of CUTLASS's, and none can be
+        measured, among the others.
+        """
+        tune = self._tune if self.options.tunes and cutlass_kernels.can_build() else None
+        found = choose.decide(
+            unknown,
+            self.device,
+            self.settings,
+            tune,
+            circumstances=self.options.circumstances,
+            allowed=self.options.allows,
+        )
+        others = {
+            problem: _without_tree(problem)
+            for problem, decision in found.items()
+            if decision.origin == "unknown"
+        }
+        decided = self._without_cutlass(list(dict.fromkeys(others.values())))
+        found |= {problem: decided[other] for problem, other in others.items()}
+        wanted = [
+            (problem, decision.config)
+            for problem, decision in found.items()
+            if isinstance(decision.config, CutlassConfig)
+        ]
+        for (problem, config), why in cutlass_kernels.prepare(wanted, self.settings).items():
+            events.warn_once(
+                f"cutlass_kernel:{config.name}",
+                f"{config_words(config)} is not used for {problem_words(problem)}, but stock's "
+                f"path: {why}",
+            )
+            found[problem] = dataclasses.replace(found[problem], config=None)
+        return found
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         from inductor_ext.selection import tuner, variants
@@ -232,34 +363,47 @@ class _Planner:
         node = site.fusion.plain
         problem = problems.problem_of(node)
         assert problem is not None
-        plain = _plain_site(node, problem)
+        plain = self._plain_site(node, problem)
         self._decide([plain])
         return self._gain(site) >= self._gain(plain)
 
-    def _place(self, site: _Site) -> bool:
-        """Put the decisions about a site into the graph; whether a kernel takes its nodes."""
+    def _place(self, site: _Site) -> frozenset[fx.Node]:
+        """Put the decisions about a site into the graph; the nodes that kernels take, which are no
+        longer what they were.
+        """
         asked = self._problems(site)
         decisions = [self.known[problem] for problem in asked]
         if len({decision.config for decision in decisions}) > 1:
-            self._dispatch(site, self._sizes(site), decisions)
-            return True
+            return self._dispatch(site, self._sizes(site), decisions)
         # Of several sizes the largest: what holds for it, holds for all.
         problem, decision = asked[-1], decisions[-1]
+        if isinstance(decision.config, CutlassConfig):
+            assert site.reading is not None
+            counters["inductor"]["cutlass_epilogue_fusion_counter"] += site.reading.epilogue_nodes
+            call, options = cutlass_sites.apply(self.gm.graph, site.reading, gemm.cutlass)
+            self._leave(call, problem, decision, options)
+            return frozenset((*site.nodes, *site.reading.replaced))
         if site.fusion is None:
             self._leave(site.nodes[0], problem, decision, {})
-        elif decision.config is not None:
-            if isinstance(site.fusion, row_maxima.RowMaxima):
-                call = row_maxima.apply(self.gm.graph, site.fusion, gemm.with_row_maxima)
-            else:
-                call = apply(self.gm.graph, site.fusion, gemm.fused)
-            self._leave(call, problem, decision, site.fusion.options)
-        return decision.config is not None
+            return frozenset()
+        if decision.config is None:
+            return frozenset()
+        if isinstance(site.fusion, row_maxima.RowMaxima):
+            call = row_maxima.apply(self.gm.graph, site.fusion, gemm.with_row_maxima)
+        else:
+            call = apply(self.gm.graph, site.fusion, gemm.fused)
+        self._leave(call, problem, decision, site.fusion.options)
+        return frozenset(site.nodes)
 
     def _leave(self, node: fx.Node, problem: GemmProblem, decision: Decision, options: Any) -> None:
         node.meta[gemm.PLAN] = gemm.Plan(problem, decision, self.device, options)
 
-    def _dispatch(self, site: _Site, sizes: Sequence[int], decisions: Sequence[Decision]) -> None:
-        """Move a site into branches, one for each run of sizes with the same configuration."""
+    def _dispatch(
+        self, site: _Site, sizes: Sequence[int], decisions: Sequence[Decision]
+    ) -> frozenset[fx.Node]:
+        """Move a site into branches, one for each run of sizes with the same configuration; the
+        nodes that are moved.
+        """
         configs = [decision.config for decision in decisions]
         # Of neighbours that agree the largest size stands for all.
         following = [*configs[1:], object()]
@@ -269,7 +413,10 @@ class _Planner:
             if config != after
         ]
         nodes, outputs = site.nodes, site.outputs
-        if isinstance(site.fusion, row_maxima.RowMaxima):
+        if any(isinstance(config, CutlassConfig) for config in configs):
+            assert site.reading is not None
+            nodes, outputs = site.reading.replaced, site.reading.outputs
+        elif isinstance(site.fusion, row_maxima.RowMaxima):
             nodes = (*nodes, *site.fusion.behind)
             inside = set(nodes)
             outputs = tuple(node for node in nodes if not set(node.users) <= inside)
@@ -278,6 +425,7 @@ class _Planner:
             nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
         ranges = [(limit, self._planner(limit)) for limit in limits]
         dispatch.by_rows(self.gm, nodes, outputs, (site.a, site.axes), ranges)
+        return frozenset(nodes)
 
     def _planner(self, rows: int) -> Callable[[fx.GraphModule], None]:
         """What plans the branch for so many rows."""
@@ -291,21 +439,9 @@ class _Planner:
         return plan
 
 
-def _fused_site(fusion: Fusion) -> _Site:
-    problem = fusion.problem
-    if len(fusion.outputs) == 1:
-        problem = epilogues.with_epilogue(fusion.outputs[0], problem)
-    a = fusion.inputs[0]
-    axes = tuple(range(a.meta["val"].dim() - 1))
-    return _Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion)
-
-
-def _plain_site(node: fx.Node, problem: GemmProblem) -> _Site:
-    biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
-    a = node.args[1 if biased else 0]
-    assert isinstance(a, fx.Node)
-    rows = a.meta["val"].dim() - 2
-    return _Site(epilogues.with_epilogue(node, problem), (node,), (node,), a, (rows,))
+def _without_tree(problem: GemmProblem) -> GemmProblem:
+    epilogue = dataclasses.replace(problem.epilogue, tree=None)
+    return dataclasses.replace(problem, epilogue=epilogue)
 
 
 def cache_key(settings: Settings) -> str:
@@ -316,7 +452,14 @@ def cache_key(settings: Settings) -> str:
     """
     if not settings.gemm_templates or not torch.cuda.is_available():
         return ""
-    return store.of_settings(settings).generation(tuning=choose.may_tune("TRITON"))
+    known = store.of_settings(settings).generation(tuning=_may_tune())
+    if not choose.is_asked("CUTLASS"):
+        return known
+    return f"{known}-{cutlass_kernels.can_build()}"
+
+
+def _bounds(rows: Any) -> Any:
+    return rows.node.shape_env.bound_sympy(rows.node.expr)
 
 
 def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
@@ -327,7 +470,7 @@ def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
         # Each size is recorded by itself, and a comparison would split the recording.
         return []
     asked = parse_rows(settings.gemm_rows)
-    bounds = rows.node.shape_env.bound_sympy(rows.node.expr)
+    bounds = _bounds(rows)
     lower = max(1, int(bounds.lower))
     bounded = isinstance(bounds.upper, sympy.Integer)
     upper = int(bounds.upper) if bounded else max(lower, *asked)
