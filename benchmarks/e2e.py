@@ -159,11 +159,13 @@ def _captured(call: Callable[[], Any]) -> Callable[[], None]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # Libraries allocate what they need for a new stream.
+        # Libraries are loaded outside of the capture.
         call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    # On a stream without a workspace of cuBLAS's, so that the graph has one of its own: Inductor
+    # frees those of streams when it records its graphs.
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
         call()
     return graph.replay
 

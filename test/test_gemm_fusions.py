@@ -814,7 +814,8 @@ def row(dtype: str = "bfloat16") -> EpilogueInput:
     [
         (lambda x, w: F.linear(x, w), (X, W), Epilogue()),
         (lambda x, w: F.linear(x, w).relu(), (X3, W), Epilogue(pointwise=1)),
-        (lambda x, w: F.silu(F.linear(x, w)), (X3, W), Epilogue(pointwise=4)),
+        # -x, exp, 1 + x and a division.
+        (lambda x, w: F.silu(F.linear(x, w)), (X3, W), Epilogue(pointwise=1 + 6 + 1 + 4)),
         (
             lambda x, w, r: F.linear(x, w) + r,
             (X3, W, tensor(2, 16, 48)),

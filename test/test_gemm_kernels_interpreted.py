@@ -194,7 +194,6 @@ CASES: dict[str, Case] = {
             ("tma", mm(150, 136, 72), TMA, {"after": torch.relu}),
             ("tma, gated", gated(70, 40, 64), TMA, {"options": {"ACTIVATION": "'silu'"}}),
             ("tma, a row is added", mm(70, 72, 64), but(TMA, flatten=False), {"bias": "row"}),
-            ("specialized", mm(150, 136, 72, layouts="rr"), SPECIALIZED, {}),
             ("batch", mm(70, 72, 40, operation="bmm", batch=3), BATCH, {"bias": "matrix"}),
             ("tma, shared tiles", mm(150, 56, 72), SHARED, {"multiprocessors": 7}),
         )

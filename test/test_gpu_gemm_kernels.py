@@ -119,8 +119,8 @@ def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
 )
 @pytest.mark.parametrize(
     "config",
-    [TMA, but(TMA, flatten=False), SPECIALIZED, BATCH, but(TMA, flatten=False, stream_k=True)],
-    ids=("flattened", "loops", "specialized", "batch", "shared"),
+    [TMA, but(TMA, flatten=False), BATCH, but(TMA, flatten=False, stream_k=True)],
+    ids=("flattened", "loops", "batch", "shared"),
 )
 def test_tma_stores(config: GemmConfig, rest: dict[str, Any]) -> None:
     batch = {"operation": "bmm", "batch": 11} if config is BATCH else {}

@@ -119,7 +119,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             tma="always",
             persistent=True,
             parts=True,
-            tma_store=True,
+            # Stored by TMA, long products come out wrong with Triton 3.6.
         ),
         "bmm_persistent": Template(
             BATCHED,

@@ -351,7 +351,7 @@ class Epilogue:
     inputs: tuple[EpilogueInput, ...] = ()
     """A bias is a row, a residual a matrix, row-wise scales of fp8 a column and a row."""
     pointwise: int = 0
-    """Operations on an element."""
+    """Operations on an element, in the time of a multiplication: an erf is many."""
     out: str | None = None
     """The dtype that is stored, if it is not the problem's. With a reduction, one of 8 bits is what
     rows are scaled to by it (`GemmProblem.quantized`)."""
