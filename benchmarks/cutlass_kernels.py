@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: rank(CASES[name].problem, device, options.most, level=options.level)
         for name in options.cases
     }
-    store = cache.Store(cache.artifact_folder().parent / "cutlass", STORE_BYTES)
+    store = cache.Store(cache.kernel_folder(), STORE_BYTES)
     _build(wanted, store)
     if options.build_only:
         return 0

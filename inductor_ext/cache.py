@@ -30,7 +30,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Store", "Usage", "artifact_folder", "digest", "publish", "source_key"]
+__all__ = [
+    "Store",
+    "Usage",
+    "artifact_folder",
+    "digest",
+    "kernel_folder",
+    "publish",
+    "source_key",
+]
 
 _PACKAGE = pathlib.Path(__file__).parent
 
@@ -172,6 +180,16 @@ def artifact_folder(chosen: str | None = None) -> pathlib.Path:
         spec.loader.exec_module(module)
         inductor = str(module.default_cache_dir())
     return pathlib.Path(inductor).absolute() / "inductor_ext" / "artifacts"
+
+
+def kernel_folder(chosen: str | None = None) -> pathlib.Path:
+    """Where CUTLASS kernels are kept, apart from artifacts, for which they would have to go.
+
+    Args:
+        chosen: as of `artifact_folder`, in which it is a folder.
+    """
+    artifacts = artifact_folder(chosen)
+    return (artifacts.parent if chosen is None else artifacts) / "kernels"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,31 +21,46 @@ import torch
 
 from inductor_ext import cache, exc, parts
 from inductor_ext.templates.cutlass import build
-from inductor_ext.templates.cutlass.build import Toolchain, build_all, built, is_built, jobs
+from inductor_ext.templates.cutlass.build import Toolchain, build_all, built, is_built, jobs, key
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import render
 from inductor_ext.templates.cutlass.headers import Headers
 from inductor_ext.templates.cutlass.launch import Kernel, call
 from inductor_ext.templates.cutlass.source import (
     _CALL,
-    _INCLUDES_3X,
     Source,
     _collectives,
+    _includes,
     source,
 )
 from test.gemm_problems import device
-from test.test_cutlass_source import BASE, CLASSES, OLD
+from test.test_cutlass_source import BASE, CLASSES
 
 H200 = device("NVIDIA H200")
 
 NVCC = """#!/bin/bash
-# Does what the source says, after writing down that it has begun.
-while [ "$1" != -o ]; do shift; done
+# Of the device's half it does what the source says, after writing down that it has begun.
+while [ "$1" != -o ]; do [ "$1" = -DINDUCTOR_EXT_DEVICE ] && device=1; shift; done
+[ -z "$device" ] && exec touch "$2"
 echo "begin $$ $(basename "$2")" >>"{log}"
 out=$2 file=$3
 eval "$(sed -n 's/^nvcc: //p' "$file")"
 echo "end $$" >>"{log}"
 """
+
+
+class Scripted(Toolchain):
+    """An nvcc that is a script. What is linked is the device's half."""
+
+    def link(self, source: Source, folder: Path, scratch: Path) -> None:
+        shutil.copy(scratch / "kernel.cubin", folder / "kernel.so")
+
+    @classmethod
+    def at(
+        cls, folder: Path, version: str = "13.0.88", release: tuple[int, int, int] = (4, 2, 0)
+    ) -> Scripted:
+        """One whose program is in that folder."""
+        return cls(str(folder / "nvcc"), version, Headers(folder, release), "c++", folder)
 
 
 class Machine:
@@ -56,8 +73,7 @@ class Machine:
         program = folder / "nvcc"
         program.write_text(NVCC.format(log=self.log))
         program.chmod(0o755)
-        headers = Headers(folder, (4, 2, 0))
-        self.toolchain = Toolchain(str(program), "13.0.88", headers)
+        self.toolchain = Scripted.at(folder)
         self.store = cache.Store(folder / "store", 1 << 30)
 
     def built(self, what: Source, **options: Any) -> bytes:
@@ -110,28 +126,52 @@ class TestBuild:
         assert found == [b"good\n"] * 4
         assert machine.runs == 1
 
-    def test_another_source_release_compiler_or_kind_is_another_entry(
-        self, machine: Machine
-    ) -> None:
-        toolchain = machine.toolchain
-        keys = {
-            toolchain.key(GOOD, "library"),
-            toolchain.key(GOOD, "cubin"),
-            toolchain.key(BAD, "library"),
-            toolchain.key(Source("kernel_1", GOOD.text, "80"), "library"),
-            Toolchain(toolchain.nvcc, "12.9.1", toolchain.headers).key(GOOD, "library"),
-            Toolchain(toolchain.nvcc, toolchain.version, Headers(machine.folder, (4, 3, 0))).key(
-                GOOD, "library"
-            ),
+    def test_another_source_architecture_or_kind_is_another_entry(self) -> None:
+        found = {
+            key(GOOD),
+            key(GOOD, "cubin"),
+            key(BAD),
+            key(Source("kernel_1", GOOD.text, "80")),
+            key(Source("kernel_2", GOOD.text, "90a")),
         }
-        assert len(keys) == 6
+        assert len(found) == 5
 
-    def test_the_flags_are_for_one_architecture(self, machine: Machine) -> None:
-        flags = machine.toolchain.flags(GOOD, "cubin")
-        assert "-gencode=arch=compute_90a,code=sm_90a" in flags
-        assert "-cubin" in flags
-        assert not any("EXTENDED_MMA_SHAPES" in flag for flag in flags)
-        assert "-shared" in machine.toolchain.flags(GOOD, "library")
+    def test_what_another_toolchain_has_built_is_used_also_without_any(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        machine.built(GOOD)
+        machine.toolchain = Scripted.at(machine.folder, "12.9.1", (4, 3, 0))
+        assert machine.built(GOOD) == b"good\n"
+        monkeypatch.setattr(Toolchain, "find", lambda: pytest.fail("it looks for nvcc"))
+        with built(GOOD, machine.store) as file:
+            assert file.read_bytes() == b"good\n"
+        assert build_all([GOOD], machine.store) == {}
+        assert machine.runs == 1
+
+    def test_an_entry_tells_what_it_is(self, machine: Machine) -> None:
+        with built(GOOD, machine.store, machine.toolchain) as file:
+            told = json.loads((file.parent / build.DETAILS).read_text())
+            assert (file.parent / "kernel.cu").read_text() == GOOD.text
+        assert told.pop("seconds") >= 0
+        assert told == {
+            "name": "kernel_1",
+            "architecture": "90a",
+            "nvcc": "13.0.88",
+            "cutlass": "4.2.0",
+        }
+
+    def test_the_flags_are_for_one_architecture_and_half(self) -> None:
+        device, host = build._flags(GOOD, "device"), build._flags(GOOD, "host")
+        for flags in (device, host):
+            assert "-gencode=arch=compute_90a,code=sm_90a" in flags
+            assert not any("EXTENDED_MMA_SHAPES" in flag for flag in flags)
+        assert {"-cubin", "-DINDUCTOR_EXT_DEVICE"} <= set(device) - set(host)
+
+    def test_a_half_that_fails_ends_the_other(self, machine: Machine) -> None:
+        program = machine.folder / "nvcc"
+        program.write_text(program.read_text().replace("exec touch", "exec sleep 600"))
+        with pytest.raises(exc.KernelBuildError, match="no such thing"):
+            machine.built(BAD)
 
     def test_nvccs_error_is_raised_by_name_and_kept(self, machine: Machine) -> None:
         for _ in range(2):
@@ -141,6 +181,13 @@ class TestBuild:
             # Nobody knows the folder that it was built in.
             assert caught.value.fields["why"] == "kernel.cu(3): error: no such thing"
         assert machine.runs == 1
+        assert is_built(BAD, machine.store, machine.toolchain)
+        assert not is_built(BAD, machine.store)
+        # Another nvcc may do better.
+        machine.toolchain = Scripted.at(machine.folder, "13.1.0")
+        with pytest.raises(exc.KernelBuildError):
+            machine.built(BAD)
+        assert machine.runs == 2
 
     def test_a_killed_nvcc_is_no_reason_not_to_try_again(self, machine: Machine) -> None:
         with pytest.raises(exc.KernelBuildError, match="nvcc exits with -9"):
@@ -154,12 +201,15 @@ class TestBuild:
     ) -> None:
         forever = script("echo $$ >/dev/null; exec sleep 600")
 
-        def interrupted(self: Any, *arguments: Any) -> None:
+        wait = subprocess.Popen.wait
+
+        def interrupted(self: Any) -> int:
             while not machine.runs:
                 time.sleep(0.01)
+            monkeypatch.setattr(subprocess.Popen, "wait", wait)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             machine.built(forever)
         started = int(machine.log.read_text().split()[1])
@@ -175,7 +225,8 @@ class TestBuild:
             from inductor_ext.templates.cutlass.source import Source
             import pathlib
             folder = pathlib.Path({str(machine.folder)!r})
-            toolchain = Toolchain(str(folder / "nvcc"), "13.0.88", Headers(folder, (4, 2, 0)))
+            headers = Headers(folder, (4, 2, 0))
+            toolchain = Toolchain(str(folder / "nvcc"), "13.0.88", headers, "c++", folder)
             text = 'nvcc: echo half >"$out"; sleep 600'
             store = cache.Store(folder / "store", 1 << 30)
             build(Source("kernel_2", text, "90a"), store, toolchain)
@@ -216,7 +267,7 @@ class TestJobs:
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
         for gigabytes, limit, expected in (
             (128, None, 16),
-            (23, None, 5),
+            (23, None, 4),
             (1, None, 1),
             (128, 3, 3),
             (128, 40, 16),
@@ -320,33 +371,61 @@ class TestLaunch:
         assert found is None
 
 
-def really(made: Source) -> bytes:
-    """What nvcc builds of a source; kept where the caller keeps Inductor's cache, if he does."""
+def real_store() -> cache.Store:
+    """For what nvcc really builds: where the caller keeps Inductor's cache, if he does."""
     for part in (parts.probe("nvcc"), parts.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    store = cache.Store(cache.artifact_folder().parent / "cutlass", 1 << 30)
-    with built(made, store, kind="cubin") as file:
+    return cache.Store(cache.kernel_folder(), 1 << 30)
+
+
+def really(made: Source) -> bytes:
+    """What nvcc builds of a source, for the device."""
+    with built(made, real_store(), kind="cubin") as file:
         return file.read_bytes()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "config"), [("mm", BASE), ("old_addmm_row", OLD)], ids=["sm_90a", "sm_80"]
-)
-def test_nvcc_builds_it(name: str, config: CutlassConfig) -> None:
-    made = source(*CLASSES[name])
+def test_nvcc_builds_one_for_capability_9_0() -> None:
+    made = source(*CLASSES["mm"])
     content = really(made)
     assert content[:4] == b"\x7fELF"
     assert made.name.encode() in content
-    assert config.name in made.name
+    assert BASE.name in made.name
+
+
+@pytest.mark.slow
+def test_nvcc_builds_an_older_one_as_a_library() -> None:
+    config, epilogue = CLASSES["old_addmm_row"]
+    made = source(config, epilogue)
+    with built(made, real_store()) as file:
+        kernel = Kernel(ctypes.CDLL(str(file)), made.name)
+        content = file.read_bytes()
+        symbols = subprocess.run(
+            ["nm", "--extern-only", "--defined-only", file.with_name(build.OBJECT)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    assert made.name.encode() in content
+    # Several can be linked together under other names.
+    found = {line.split()[2] for line in symbols.splitlines()}
+    assert found == {"inductor_ext_run", "inductor_ext_workspace_size"}
+    # This much is the host's alone.
+    bias = torch.zeros(1, 64, dtype=torch.bfloat16)
+    for alignment, expected in ((8, 0), (4, None)):
+        a, b = (torch.zeros(64, 64 + alignment, dtype=torch.bfloat16)[:, :64] for _ in range(2))
+        arguments = call(
+            config, a, b.t(), torch.zeros(64, 64, dtype=torch.bfloat16), [bias], scalars=(1, 1)
+        )
+        assert kernel.workspace_size(arguments) == expected
 
 
 @pytest.mark.slow
 def test_pipelines_are_as_deep_as_predicted() -> None:
     """Stages that CUTLASS fits into shared memory are those that legality and ranking count on."""
     names = ("mm_float32_out", "mm_cooperative", "addmm_matrix", "mm_swapped", "scaled")
-    text = [_INCLUDES_3X]
+    text = [_includes(BASE)]
     size = "sizeof(typename CollectiveEpilogue::SharedStorage)"
     for name in names:
         config, epilogue = CLASSES[name]

@@ -199,7 +199,7 @@ def store() -> cache.Store:
     for part in (parts.probe("nvcc"), parts.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    found = cache.Store(cache.artifact_folder().parent / "cutlass", 4 << 30)
+    found = cache.Store(cache.kernel_folder(), 4 << 30)
     sources = {}
     for case in CASES.values():
         try:

@@ -4,7 +4,10 @@ One source serves every problem of its class: sizes, strides, scalars, the numbe
 and the order of tiles are arguments of a launch. Class and kernel are what is compiled: dtypes,
 layouts, alignments, tile, cluster, schedule and the epilogue's expression.
 
-A source defines two functions in C, which are the same for all kernels:
+A source has two halves, which are compiled apart at the same time (`build`): with the macro
+INDUCTOR_EXT_DEVICE it is the device's code alone, and without it the host's, which finds the other
+one as the bytes `inductor_ext_cubin`. The host's half defines two functions in C, which are the
+same for all kernels:
 
     int64_t inductor_ext_workspace_size(Call const* call);
     int32_t inductor_ext_run(Call const* call, void* workspace, cudaStream_t stream);
@@ -15,8 +18,8 @@ launches, and gives 0 or an error: what `cutlassGetStatusString` names, or 1000 
 a and the output where operands are exchanged), then the epilogue's inputs, then its other outputs;
 of a grouped product, a, b, the output and the ends of the groups (int32).
 
-Includes are few, and nothing of CUTLASS's utilities for hosts is among them: parsing what is not
-needed is most of a compile.
+Includes are few: what other devices have, CUTLASS's own launchers and its utilities for hosts are
+left out, as far as CUTLASS lets one.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ class Source:
     """A kernel's source."""
 
     name: str
-    """The kernel's, in CUTLASS's scheme, and 8 digits that tell its epilogue and architecture from
-    others."""
+    """The kernel's, as profilers show it: in CUTLASS's scheme, and 8 digits that tell its epilogue
+    and architecture from others."""
     text: str
     architecture: str
     """nvcc's, as in "90a"."""
@@ -111,55 +114,171 @@ struct Call {{
 """
 
 _PROLOGUE = """
-namespace {
-namespace @NAME@ {
+namespace @NAME@_code {
 
 using namespace cute;
 
 constexpr auto Round = cutlass::FloatRoundStyle::round_to_nearest;
 """
 
+_LAUNCH = """
+// Functions of CUDA's driver are asked of its runtime, so that nothing has to be linked for them.
+template <class Function>
+Function* driver(char const* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+  cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  return reinterpret_cast<Function*>(found);
+}
+
+#define INDUCTOR_EXT_DRIVER(function)                               \\
+  [] {                                                              \\
+    static auto* const found = driver<decltype(function)>(#function); \\
+    return found;                                                   \\
+  }()
+
+int32_t error_of(CUresult result) {
+  return result == CUDA_SUCCESS ? 0 : 1000 + static_cast<int32_t>(result);
+}
+
+// A kernel of the device's half: loaded once in a process.
+struct Loaded {
+  CUkernel kernel = nullptr;
+  CUresult result = CUDA_ERROR_NOT_FOUND;
+  std::atomic<uint64_t> prepared{0};
+
+  explicit Loaded(char const* name) {
+    auto* const load = INDUCTOR_EXT_DRIVER(cuLibraryLoadData);
+    auto* const find = INDUCTOR_EXT_DRIVER(cuLibraryGetKernel);
+    CUlibrary library = nullptr;
+    if (load != nullptr && find != nullptr) {
+      result = load(&library, inductor_ext_cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+    }
+    if (result == CUDA_SUCCESS) {
+      result = find(&kernel, library, name);
+    }
+  }
+
+  // What a device has to be told once.
+  CUresult prepare(int device, int bytes) {
+    uint64_t const bit = uint64_t(1) << (device & 63);
+    if (bytes < 48 << 10 || (device < 64 && (prepared.load() & bit) != 0)) {
+      return CUDA_SUCCESS;
+    }
+    auto* const set = INDUCTOR_EXT_DRIVER(cuKernelSetAttribute);
+    CUresult const done =
+        set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, kernel, device);
+    if (done == CUDA_SUCCESS) {
+      prepared.fetch_or(bit);
+    }
+    return done;
+  }
+
+  int32_t launch(dim3 grid, dim3 block, dim3 cluster, int bytes, cudaStream_t stream,
+                 void* parameters) {
+    int device = 0;
+    cudaError_t const error = cudaGetDevice(&device);
+    if (error != cudaSuccess) {
+      return 1000 + static_cast<int32_t>(error);
+    }
+    if (result == CUDA_SUCCESS) {
+      CUresult const done = prepare(device, bytes);
+      if (done != CUDA_SUCCESS) {
+        return error_of(done);
+      }
+    } else {
+      return error_of(result);
+    }
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim.x = cluster.x;
+    attribute.value.clusterDim.y = cluster.y;
+    attribute.value.clusterDim.z = cluster.z;
+    CUlaunchConfig config{};
+    config.gridDimX = grid.x;
+    config.gridDimY = grid.y;
+    config.gridDimZ = grid.z;
+    config.blockDimX = block.x;
+    config.blockDimY = block.y;
+    config.blockDimZ = block.z;
+    config.sharedMemBytes = bytes;
+    config.hStream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 1 : 0;
+    void* all[] = {parameters};
+    auto* const start = INDUCTOR_EXT_DRIVER(cuLaunchKernelEx);
+    auto const function = reinterpret_cast<CUfunction>(kernel);
+    CUresult done = start(&config, function, all, nullptr);
+    if (done == CUDA_ERROR_INVALID_CONTEXT && cudaSetDevice(device) == cudaSuccess) {
+      // This thread had used no device before.
+      done = start(&config, function, all, nullptr);
+    }
+    return error_of(done);
+  }
+};
+"""
+
+_HOST = """
+#else
+
+#include <atomic>
+#include <cuda.h>
+
+extern "C" __attribute__((visibility("hidden"))) unsigned char const inductor_ext_cubin[];
+
+namespace @NAME@_code {
+"""
+
 _ENTRIES = """
-}  // namespace @NAME@
-}  // namespace
+}  // namespace @NAME@_code
 
 extern "C" __attribute__((visibility("default"))) int64_t inductor_ext_workspace_size(
     Call const* call) {
-  return @NAME@::workspace_size(*call);
+  return @NAME@_code::workspace_size(*call);
 }
 
 extern "C" __attribute__((visibility("default"))) int32_t inductor_ext_run(
     Call const* call, void* workspace, cudaStream_t stream) {
-  return @NAME@::run(*call, workspace, stream);
+  return @NAME@_code::run(*call, workspace, stream);
+}
+
+#endif
+#endif
+"""
+
+_HALVES = "#if defined(INDUCTOR_EXT_DEVICE) || !defined(__CUDA_ARCH__)\n"
+"""What follows is left out of the host's half while nvcc looks at it for the device."""
+
+_DEVICE_3X = """
+}  // namespace @NAME@_code
+
+#ifdef INDUCTOR_EXT_DEVICE
+
+extern "C" __global__ void __launch_bounds__(@NAME@_code::Kernel::MaxThreadsPerBlock,
+                                             @NAME@_code::Kernel::MinBlocksPerMultiprocessor)
+    @NAME@(__grid_constant__ @NAME@_code::Kernel::Params const parameters) {
+  extern __shared__ char memory[];
+  @NAME@_code::Kernel kernel;
+  kernel(parameters, memory);
 }
 """
 
-_WORKSPACE = """
-int64_t workspace_size(Call const& call) {
-  auto const given = arguments(call);
-  if (Gemm::can_implement(given) != cutlass::Status::kSuccess) {
-    return -1;
+_RUN_3X = """
+int32_t start(typename Kernel::Arguments const& given, void* workspace, cudaStream_t stream) {
+  static Loaded kernel("@NAME@");
+  cutlass::Status const status = Kernel::initialize_workspace(given, workspace, stream);
+  if (status != cutlass::Status::kSuccess) {
+    cudaError_t const error = cudaGetLastError();
+    return error == cudaSuccess ? static_cast<int32_t>(status) : 1000 + static_cast<int32_t>(error);
   }
-  return static_cast<int64_t>(Gemm::get_workspace_size(given));
-}
-"""
-
-_STATUS = """
-int32_t status_of(cutlass::Status status) {
-  cudaError_t const error = cudaGetLastError();
-  return error == cudaSuccess ? static_cast<int32_t>(status) : 1000 + static_cast<int32_t>(error);
-}
-"""
-
-_RUN = """
-int32_t run(Call const& call, void* workspace, cudaStream_t stream) {
-  Gemm gemm;
-  auto const given = arguments(call);
-  cutlass::Status status = gemm.initialize(given, workspace, stream);
-  if (status == cutlass::Status::kSuccess) {
-    status = gemm.run(stream);
-  }
-  return status_of(status);
+  auto parameters = Kernel::to_underlying_arguments(given, workspace);
+  dim3 const cluster(size<0>(Cluster{}), size<1>(Cluster{}), size<2>(Cluster{}));
+  return kernel.launch(Kernel::get_grid_shape(parameters), Kernel::get_block_shape(), cluster,
+                       Kernel::SharedStorageSize, stream, &parameters);
 }
 """
 
@@ -239,8 +358,6 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
 struct Kernel
     : cutlass::gemm::kernel::GemmUniversal<
           {problem}, CollectiveMainloop, CollectiveEpilogue, cutlass::gemm::{scheduler}> {{}};
-
-using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 """
 
 
@@ -252,12 +369,30 @@ _RASTER = """
                                                     : Order::Heuristic;
 """
 
-_INCLUDES_3X = """#include "cutlass/cutlass.h"
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
-"""
+
+def _includes(config: CutlassConfig) -> str:
+    """Of the collectives of capability 9.0 alone; CUTLASS's builders include those of all."""
+    array = "array_" if config.grouped else ""
+    files = [
+        "cutlass.h",
+        "epilogue/collective/collective_builder.hpp",
+        "gemm/collective/collective_mma_decl.hpp",
+        f"gemm/collective/sm90_mma_{array}tma_gmma_ss_warpspecialized.hpp",
+        f"gemm/collective/sm90_mma_{array}tma_gmma_ss_warpspecialized_fp8.hpp",
+    ]
+    if not config.grouped:
+        files += [
+            "gemm/collective/sm90_mma_tma_gmma_rs_warpspecialized.hpp",
+            "gemm/collective/sm90_mma_tma_gmma_rs_warpspecialized_mixed_input.hpp",
+        ]
+    files.append("gemm/collective/builders/sm90_gmma_builder.inl")
+    if config.mainloop == "warpspecialized":
+        # What it needs is nowhere else.
+        files.append("gemm/kernel/gemm_universal.hpp")
+    else:
+        files.append("gemm/kernel/gemm_universal_decl.h")
+        files.append(f"gemm/kernel/sm90_gemm_{array}tma_{config.mainloop}.hpp")
+    return "".join(f'#include "cutlass/{file}"\n' for file in files)
 
 
 def _specialized(config: CutlassConfig, rendered: Rendered) -> str:
@@ -267,14 +402,14 @@ def _specialized(config: CutlassConfig, rendered: Rendered) -> str:
         c_pointer = f"static_cast<{CPP_TYPES[config.c]} const*>({operand}.data)"
         c_strides = f"strides<typename Kernel::StrideC>({operand})"
     splits = "  given.scheduler.splits = call.splits;\n" if config.scheduler == "stream_k" else ""
-    return f"""{_INCLUDES_3X}{_CALL}{_PROLOGUE}{
+    return f"""{_HALVES}{_includes(config)}{_CALL}{_PROLOGUE}{
         _collectives(config, rendered, "Shape<int, int, int, int>")
-    }{_STRIDES}
-typename Gemm::Arguments arguments(Call const& call) {{
+    }{_DEVICE_3X}{_HOST}{_LAUNCH}{_STRIDES}
+typename Kernel::Arguments arguments(Call const& call) {{
   Operand const& a = call.tensors[0];
   Operand const& b = call.tensors[1];
   Operand const& d = call.tensors[2];
-  typename Gemm::Arguments given{{
+  typename Kernel::Arguments given{{
       cutlass::gemm::GemmUniversalMode::kGemm,
       {{call.m, call.n, call.k, call.batch}},
       {{static_cast<{CPP_TYPES[config.a]} const*>(a.data), strides<typename Kernel::StrideA>(a),
@@ -286,7 +421,19 @@ typename Gemm::Arguments arguments(Call const& call) {{
 {_RASTER.strip(chr(10))}
 {splits}  return given;
 }}
-{_WORKSPACE}{_STATUS}{_RUN}{_ENTRIES}"""
+
+int64_t workspace_size(Call const& call) {{
+  auto const given = arguments(call);
+  if (!Kernel::can_implement(given)) {{
+    return -1;
+  }}
+  return static_cast<int64_t>(Kernel::get_workspace_size(given));
+}}
+{_RUN_3X}
+int32_t run(Call const& call, void* workspace, cudaStream_t stream) {{
+  return start(arguments(call), workspace, stream);
+}}
+{_ENTRIES}"""
 
 
 def _grouped(config: CutlassConfig, rendered: Rendered) -> str:
@@ -295,8 +442,8 @@ def _grouped(config: CutlassConfig, rendered: Rendered) -> str:
     """
     a, b, d = (CPP_TYPES[each] for each in (config.a, config.b, config.d))
     problem = "cutlass::gemm::GroupProblemShape<Shape<int, int, int>>"
-    return f"""{_INCLUDES_3X}#include "cutlass/gemm/group_array_problem_shape.hpp"
-{_CALL}{_PROLOGUE}{_collectives(config, rendered, problem)}{_STRIDES}
+    return f"""{_HALVES}{_includes(config)}#include "cutlass/gemm/group_array_problem_shape.hpp"
+{_CALL}{_PROLOGUE}{_collectives(config, rendered, problem)}
 using Problem = Shape<int, int, int>;
 using StrideA = typename Kernel::InternalStrideA;
 using StrideB = typename Kernel::InternalStrideB;
@@ -312,6 +459,39 @@ struct Groups {{
   StrideD* d_strides;
 }};
 
+struct Setup {{
+  Groups groups;
+  int count;
+  int n;
+  int k;
+  int const* ends;
+  {a} const* a;
+  int64_t a_stride;
+  {b} const* b;
+  int64_t b_batch;
+  {d}* d;
+  int64_t d_stride;
+  StrideA a_strides;
+  StrideB b_strides;
+  StrideD d_strides;
+}};
+{_DEVICE_3X}
+extern "C" __global__ void @NAME@_groups(__grid_constant__ @NAME@_code::Setup const given) {{
+  int const group = blockIdx.x * blockDim.x + threadIdx.x;
+  if (group >= given.count) {{
+    return;
+  }}
+  int const begin = group == 0 ? 0 : given.ends[group - 1];
+  @NAME@_code::Groups const& groups = given.groups;
+  groups.problems[group] = {{given.ends[group] - begin, given.n, given.k}};
+  groups.a[group] = given.a + begin * given.a_stride;
+  groups.b[group] = given.b + group * given.b_batch;
+  groups.d[group] = given.d + begin * given.d_stride;
+  groups.a_strides[group] = given.a_strides;
+  groups.b_strides[group] = given.b_strides;
+  groups.d_strides[group] = given.d_strides;
+}}
+{_HOST}{_LAUNCH}{_STRIDES}
 // One array after the other, each from a multiple of 16 bytes on.
 template <class T>
 T* take(char*& next, int count) {{
@@ -333,26 +513,8 @@ int64_t groups_size(int count) {{
   return (next - static_cast<char*>(nullptr) + 255) / 256 * 256;
 }}
 
-__global__ void set_up(Groups groups, int count, int n, int k, int const* ends,
-                       {a} const* a, int64_t a_stride, {b} const* b, int64_t b_batch,
-                       {d}* d, int64_t d_stride, StrideA a_strides, StrideB b_strides,
-                       StrideD d_strides) {{
-  int const group = blockIdx.x * blockDim.x + threadIdx.x;
-  if (group >= count) {{
-    return;
-  }}
-  int const begin = group == 0 ? 0 : ends[group - 1];
-  groups.problems[group] = {{ends[group] - begin, n, k}};
-  groups.a[group] = a + begin * a_stride;
-  groups.b[group] = b + group * b_batch;
-  groups.d[group] = d + begin * d_stride;
-  groups.a_strides[group] = a_strides;
-  groups.b_strides[group] = b_strides;
-  groups.d_strides[group] = d_strides;
-}}
-
-typename Gemm::Arguments arguments(Call const& call, Groups const& groups) {{
-  typename Gemm::Arguments given{{
+typename Kernel::Arguments arguments(Call const& call, Groups const& groups) {{
+  typename Kernel::Arguments given{{
       cutlass::gemm::GemmUniversalMode::kGrouped,
       {{call.batch, groups.problems, nullptr}},
       {{groups.a, groups.a_strides, groups.b, groups.b_strides}},
@@ -364,30 +526,29 @@ typename Gemm::Arguments arguments(Call const& call, Groups const& groups) {{
 
 int64_t workspace_size(Call const& call) {{
   auto const given = arguments(call, Groups{{}});
-  if (Gemm::can_implement(given) != cutlass::Status::kSuccess) {{
+  if (!Kernel::can_implement(given)) {{
     return -1;
   }}
-  return groups_size(call.batch) + static_cast<int64_t>(Gemm::get_workspace_size(given));
+  return groups_size(call.batch) + static_cast<int64_t>(Kernel::get_workspace_size(given));
 }}
-{_STATUS}
+{_RUN_3X}
 int32_t run(Call const& call, void* workspace, cudaStream_t stream) {{
+  static Loaded kernel("@NAME@_groups");
   char* next = static_cast<char*>(workspace);
   Groups const groups = groups_in(next, call.batch);
   Operand const& a = call.tensors[0];
   Operand const& b = call.tensors[1];
   Operand const& d = call.tensors[2];
-  set_up<<<(call.batch + 63) / 64, 64, 0, stream>>>(
-      groups, call.batch, call.n, call.k, static_cast<int const*>(call.tensors[3].data),
-      static_cast<{a} const*>(a.data), a.stride, static_cast<{b} const*>(b.data), b.batch,
-      static_cast<{d}*>(d.data), d.stride, strides<StrideA>(a), strides<StrideB>(b),
-      strides<StrideD>(d));
-  Gemm gemm;
+  Setup setup{{groups, call.batch, call.n, call.k, static_cast<int const*>(call.tensors[3].data),
+              static_cast<{a} const*>(a.data), a.stride,
+              static_cast<{b} const*>(b.data), b.batch,
+              static_cast<{d}*>(d.data), d.stride,
+              strides<StrideA>(a), strides<StrideB>(b), strides<StrideD>(d)}};
+  dim3 const one(1, 1, 1);
+  int32_t const error =
+      kernel.launch(dim3((call.batch + 63) / 64, 1, 1), dim3(64, 1, 1), one, 0, stream, &setup);
   char* const rest = static_cast<char*>(workspace) + groups_size(call.batch);
-  cutlass::Status status = gemm.initialize(arguments(call, groups), rest, stream);
-  if (status == cutlass::Status::kSuccess) {{
-    status = gemm.run(stream);
-  }}
-  return status_of(status);
+  return error != 0 ? error : start(arguments(call, groups), rest, stream);
 }}
 {_ENTRIES}"""
 
@@ -407,8 +568,7 @@ def _multistage(config: CutlassConfig, rendered: Rendered) -> str:
     arch = "Sm89" if config.arch == 89 else "Sm80"
     compute = "int32_t" if config.d == "int32" else "float"
     instruction = ", ".join(map(str, config.instruction))
-    return f"""#include "cutlass/cutlass.h"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
+    return f"""{_HALVES}#include "cutlass/cutlass.h"
 #include "cutlass/gemm/kernel/default_gemm_universal_with_visitor.h"
 #include "cutlass/epilogue/threadblock/fusion/visitors.hpp"
 {_CALL}{_PROLOGUE}
@@ -430,9 +590,18 @@ struct Kernel
           cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>, {config.stages},
           cutlass::arch::{operator}, 1>::GemmKernel {{}};
 
-using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
+}}  // namespace @NAME@_code
 
-typename Gemm::Arguments arguments(Call const& call) {{
+#ifdef INDUCTOR_EXT_DEVICE
+
+extern "C" __global__ void __launch_bounds__(@NAME@_code::Kernel::kThreadCount)
+    @NAME@(__grid_constant__ @NAME@_code::Kernel::Params const parameters) {{
+  extern __shared__ int memory[];
+  using Memory = @NAME@_code::Kernel::SharedStorage;
+  @NAME@_code::Kernel::invoke(parameters, *reinterpret_cast<Memory*>(memory));
+}}
+{_HOST}{_LAUNCH}
+typename Kernel::Arguments arguments(Call const& call) {{
   Operand const& a = call.tensors[0];
   Operand const& b = call.tensors[1];
   bool const batched = call.batch > 1;
@@ -444,4 +613,20 @@ typename Gemm::Arguments arguments(Call const& call) {{
           a.data, b.data, nullptr, nullptr, a.batch, b.batch, 0, 0,
           a.stride, b.stride, int64_t(0), int64_t(0)}};
 }}
-{_WORKSPACE}{_STATUS}{_RUN}{_ENTRIES}"""
+
+int64_t workspace_size(Call const& call) {{
+  auto const given = arguments(call);
+  dim3 const grid = typename Kernel::Params(given, call.sms, 1).get_grid_dims();
+  bool const fits = grid.y <= 65535 && grid.z <= 65535;
+  // K is never divided.
+  return fits && Kernel::can_implement(given) == cutlass::Status::kSuccess ? 0 : -1;
+}}
+
+int32_t run(Call const& call, void*, cudaStream_t stream) {{
+  static Loaded kernel("@NAME@");
+  typename Kernel::Params parameters(arguments(call), call.sms, 1);
+  return kernel.launch(parameters.get_grid_dims(), dim3(Kernel::kThreadCount, 1, 1),
+                       dim3(1, 1, 1), sizeof(typename Kernel::SharedStorage), stream,
+                       &parameters);
+}}
+{_ENTRIES}"""
