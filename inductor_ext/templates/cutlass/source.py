@@ -122,9 +122,9 @@ constexpr auto Round = cutlass::FloatRoundStyle::round_to_nearest;
 """
 
 _LAUNCH = """
-// Functions of CUDA's driver are asked of its runtime, so that nothing has to be linked for them.
+// A function of CUDA's driver, asked of its runtime, so that nothing has to be linked for it.
 template <class Function>
-Function* driver(char const* name) {
+void find(Function*& function, char const* name) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
@@ -132,46 +132,42 @@ Function* driver(char const* name) {
 #else
   cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
-  return reinterpret_cast<Function*>(found);
+  function = reinterpret_cast<Function*>(found);
 }
 
-#define INDUCTOR_EXT_DRIVER(function)                               \\
-  [] {                                                              \\
-    static auto* const found = driver<decltype(function)>(#function); \\
-    return found;                                                   \\
-  }()
-
-int32_t error_of(CUresult result) {
-  return result == CUDA_SUCCESS ? 0 : 1000 + static_cast<int32_t>(result);
-}
-
-// A kernel of the device's half: loaded once in a process.
+// A kernel of the device's half, loaded once in a process.
 struct Loaded {
+  decltype(cuLibraryLoadData)* load_library = nullptr;
+  decltype(cuLibraryGetKernel)* get_kernel = nullptr;
+  decltype(cuKernelSetAttribute)* set_attribute = nullptr;
+  decltype(cuLaunchKernelEx)* launch_kernel = nullptr;
   CUkernel kernel = nullptr;
   CUresult result = CUDA_ERROR_NOT_FOUND;
   std::atomic<uint64_t> prepared{0};
 
   explicit Loaded(char const* name) {
-    auto* const load = INDUCTOR_EXT_DRIVER(cuLibraryLoadData);
-    auto* const find = INDUCTOR_EXT_DRIVER(cuLibraryGetKernel);
-    CUlibrary library = nullptr;
-    if (load != nullptr && find != nullptr) {
-      result = load(&library, inductor_ext_cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+    find(load_library, "cuLibraryLoadData");
+    find(get_kernel, "cuLibraryGetKernel");
+    find(set_attribute, "cuKernelSetAttribute");
+    find(launch_kernel, "cuLaunchKernelEx");
+    if (!load_library || !get_kernel || !set_attribute || !launch_kernel) {
+      return;
     }
+    CUlibrary library = nullptr;
+    result = load_library(&library, inductor_ext_cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
     if (result == CUDA_SUCCESS) {
-      result = find(&kernel, library, name);
+      result = get_kernel(&kernel, library, name);
     }
   }
 
-  // What a device has to be told once.
+  // Lets blocks have that much shared memory, which each device is told once.
   CUresult prepare(int device, int bytes) {
-    uint64_t const bit = uint64_t(1) << (device & 63);
-    if (bytes < 48 << 10 || (device < 64 && (prepared.load() & bit) != 0)) {
+    uint64_t const bit = device < 64 ? uint64_t(1) << device : 0;
+    if (bytes < 48 << 10 || (prepared.load() & bit) != 0) {
       return CUDA_SUCCESS;
     }
-    auto* const set = INDUCTOR_EXT_DRIVER(cuKernelSetAttribute);
-    CUresult const done =
-        set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, kernel, device);
+    CUresult const done = set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes,
+                                        kernel, device);
     if (done == CUDA_SUCCESS) {
       prepared.fetch_or(bit);
     }
@@ -184,14 +180,6 @@ struct Loaded {
     cudaError_t const error = cudaGetDevice(&device);
     if (error != cudaSuccess) {
       return 1000 + static_cast<int32_t>(error);
-    }
-    if (result == CUDA_SUCCESS) {
-      CUresult const done = prepare(device, bytes);
-      if (done != CUDA_SUCCESS) {
-        return error_of(done);
-      }
-    } else {
-      return error_of(result);
     }
     CUlaunchAttribute attribute{};
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
@@ -210,14 +198,16 @@ struct Loaded {
     config.attrs = &attribute;
     config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 1 : 0;
     void* all[] = {parameters};
-    auto* const start = INDUCTOR_EXT_DRIVER(cuLaunchKernelEx);
     auto const function = reinterpret_cast<CUfunction>(kernel);
-    CUresult done = start(&config, function, all, nullptr);
-    if (done == CUDA_ERROR_INVALID_CONTEXT && cudaSetDevice(device) == cudaSuccess) {
-      // This thread had used no device before.
-      done = start(&config, function, all, nullptr);
+    CUresult done = result == CUDA_SUCCESS ? prepare(device, bytes) : result;
+    if (done == CUDA_SUCCESS) {
+      done = launch_kernel(&config, function, all, nullptr);
+      if (done == CUDA_ERROR_INVALID_CONTEXT && cudaSetDevice(device) == cudaSuccess) {
+        // This thread had used no device before.
+        done = launch_kernel(&config, function, all, nullptr);
+      }
     }
-    return error_of(done);
+    return done == CUDA_SUCCESS ? 0 : 1000 + static_cast<int32_t>(done);
   }
 };
 """
