@@ -527,9 +527,17 @@ def _strides_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 def _pad_dispatcher(stock: Callable[..., bool]) -> Callable[..., bool]:
+    from inductor_ext.selection import choose
+
     @functools.wraps(stock)
-    def can_pad(*args: Any, **kwargs: Any) -> bool:
-        return (current() is None or padding.allowed()) and stock(*args, **kwargs)
+    def can_pad(mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> bool:
+        settings = current()
+        if settings is not None:
+            if not padding.allowed():
+                return False
+            if choose.compares(settings) and padding.rows_alone(mat1, mat2):
+                return False
+        return stock(mat1, mat2, *args, **kwargs)
 
     setattr(can_pad, _SCOPED, True)
     return can_pad

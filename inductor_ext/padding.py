@@ -6,6 +6,10 @@ exported program that breaks what its users go by, export's strides; and two bra
 of which one was faster padded, no longer agree on their results, which is an error. Both would come
 and go with the clock.
 
+A slice also ends what can become one kernel, such as a product with its norm or gate, and a kernel
+of ours takes every number of rows as it is: `rows_alone` says which products have nothing else to
+pad.
+
 `guarded` is what joint graph passes run inside; `allowed` says where nothing may be padded, and
 `recorded` copies the results that have other strides afterwards. None of them asks the sizes of
 symbolic dimensions.
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["allowed", "guarded", "keep_strides", "recorded"]
+__all__ = ["allowed", "guarded", "keep_strides", "recorded", "rows_alone"]
 
 _STRIDES = "inductor_ext_strides"
 
@@ -49,6 +53,26 @@ def guarded(module: torch.fx.GraphModule) -> Iterator[None]:
 def allowed() -> bool:
     """Whether products of the graph at hand may be padded."""
     return not _inside.get()
+
+
+def rows_alone(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
+    """Whether a product has no odd size but its number of rows, and the rows of `mat1` are vectors.
+
+    Args:
+        mat1: [..., M, K], as Inductor's padding is asked about it.
+        mat2: [..., K, N].
+    """
+    from torch._inductor.fx_passes import pad_mm
+
+    alignment = pad_mm.get_alignment_size(mat1)
+    inner = mat1.stride()[-1]
+    return (
+        isinstance(inner, int)
+        and inner == 1
+        and not any(
+            pad_mm.get_padded_length(size, alignment) for size in (mat1.shape[-1], mat2.shape[-1])
+        )
+    )
 
 
 def strides(module: torch.fx.GraphModule) -> list[Any]:

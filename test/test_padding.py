@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor
+from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import pad_mm
 
 import inductor_ext
-from inductor_ext import padding
+from inductor_ext import activation, config, padding
+from inductor_ext.selection import choose
 from test import aot_util
 
 
@@ -118,3 +120,32 @@ def test_strides_of_results() -> None:
     x.meta["val"] = torch.empty(2, 3).t()
     graph.output((x, 3, None))
     assert padding.strides(torch.fx.GraphModule(torch.nn.Module(), graph)) == [(1, 3), None, None]
+
+
+@pytest.mark.parametrize(
+    ("mat1", "mat2", "rows_alone"),
+    [
+        (torch.empty(3, 8), torch.empty(8, 4), True),
+        (torch.empty(2, 3, 8), torch.empty(2, 8, 4), True),
+        (torch.empty(3, 8), torch.empty(8, 5), False),
+        (torch.empty(3, 7), torch.empty(7, 4), False),
+        # Rows in steps of 3 elements, which no kernel loads well.
+        (torch.empty(8, 3).t(), torch.empty(8, 4), False),
+    ],
+)
+def test_rows_alone_are_not_padded_where_kernels_of_ours_are_compared(
+    mat1: torch.Tensor, mat2: torch.Tensor, rows_alone: bool, padded: list[Any]
+) -> None:
+    activation._ensure_dispatchers()
+    asked = mat1, mat2, torch.ops.aten.mm if mat1.dim() == 2 else torch.ops.aten.bmm
+    assert pad_mm.can_pad(*asked)
+    with activation._scope(config.snapshot({})):
+        assert pad_mm.can_pad(*asked)
+        for comparing in (choose.forced(lambda _: None), inductor_config.patch(max_autotune=True)):
+            with comparing:
+                assert pad_mm.can_pad(*asked) is not rows_alone
+    with (
+        activation._scope(config.snapshot({"gemm_templates": False})),
+        choose.forced(lambda _: None),
+    ):
+        assert pad_mm.can_pad(*asked)

@@ -112,7 +112,7 @@ class _Site:
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
-    if settings.gemm_templates and (_may_tune() or choose.is_forced()):
+    if choose.compares(settings):
         # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
     first = next(iter(_products(gm.graph)), None) if settings.gemm_templates else None

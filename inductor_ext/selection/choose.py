@@ -14,7 +14,16 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.families import Config, legal
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["Rule", "decide", "forced", "forced_on", "is_asked", "is_forced", "may_tune"]
+__all__ = [
+    "Rule",
+    "compares",
+    "decide",
+    "forced",
+    "forced_on",
+    "is_asked",
+    "is_forced",
+    "may_tune",
+]
 
 Rule = Callable[[GemmProblem], "Config | None"]
 """A configuration for a problem, or None for stock's path."""
@@ -68,6 +77,15 @@ def may_tune(backend: str) -> bool:
     from torch._inductor import config
 
     return bool(config.max_autotune or config.max_autotune_gemm) and is_asked(backend)
+
+
+def compares(settings: Settings) -> bool:
+    """Whether kernels of ours may be compared with stock's path here, or a rule decides.
+
+    Args:
+        settings: of the compile.
+    """
+    return settings.gemm_templates and (may_tune("TRITON") or may_tune("CUTLASS") or is_forced())
 
 
 def decide(
