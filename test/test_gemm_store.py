@@ -345,7 +345,7 @@ def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
 
 
 def test_the_oldest_go_first(tmp_path: Path) -> None:
-    store = Store(tmp_path, max_entries=20)
+    store = Store(tmp_path, max_entries=20, tables=tmp_path / "none")
     for index in range(21):
         store.put({problem(index): decision()}, H200, HERE)
         path = store._path("measured", problem(index))
@@ -361,7 +361,7 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
 def test_damage_is_as_good_as_nothing_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path)
+    store = Store(tmp_path, tables=tmp_path / "none")
     store.put({problem(): decision()}, H200, HERE)
     path = store._path("measured", problem())
     data = path.read_bytes()
@@ -384,7 +384,7 @@ def test_a_folder_that_cannot_be_used_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    store = Store(tmp_path / "file" / "store")
+    store = Store(tmp_path / "file" / "store", tables=tmp_path / "none")
     tuned = store.settle([problem()], H200, lambda batch: {problem(): decision()}, HERE)
     assert tuned == {problem(): decision()}
     assert found(store) is None
