@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
-from inductor_ext import activation, config
+from inductor_ext import activation, config, events
 from inductor_ext.selection import (
     choose,
     cutlass_kernels,
@@ -29,6 +29,7 @@ from inductor_ext.selection import (
     variants,
     verify,
 )
+from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates import families
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
@@ -276,3 +277,222 @@ def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> N
     assert [str(each.dtype).removeprefix("torch.") for each in outputs] == [
         dtype for dtype, _ in calls[0].tree.outputs
     ]
+
+
+# --- which products ask for CUTLASS kernels ---
+
+
+def product(*shapes: Any, **options: Any) -> set[bool]:
+    """Whether the problems that a product asks about have trees."""
+    _, asked = lower(lambda _: None, lambda x, w: x @ w.t(), *linear(*shapes), **options)
+    return {each.epilogue.tree is not None for each in asked}
+
+
+@pytest.mark.parametrize("section", ["cutlass", "cuda"])
+def test_only_products_of_the_threshold_and_above_become_kernels(
+    section: str, calls: list[Call]
+) -> None:
+    size = 512 * 384 * 256
+    for least, expected in ((size - 1, 1), (size, 1), (size + 1, 0)):
+        calls.clear()
+        option = {f"{section}__cutlass_backend_min_gemm_size": least}
+        lowered, _ = lower(best, lambda x, w: x @ w.t(), *linear(*XW), **option)
+        assert len(calls) == expected
+        assert lowered.code.count("extern_kernels.mm(") == 1 - expected
+
+
+def test_nobody_else_s_problems_have_trees() -> None:
+    assert product(*XW) == {True, False}
+    assert product(*XW, max_autotune_gemm_backends="ATEN,TRITON") == {False}
+    assert product(*XW, cutlass__cutlass_enabled_ops="bmm") == {False}
+    # A width that is known only at run time may be aligned to nothing.
+    assert product((512, 256), ("n", 256)) == {False}
+
+
+def test_a_range_of_rows_that_crosses_the_threshold_is_divided_there(calls: list[Call]) -> None:
+    least = 100 * 384 * 256
+    lowered, asked = lower(
+        best,
+        lambda x, w: torch.relu(x @ w.t()),
+        *linear(("rows", 256), (384, 256)),
+        cutlass__cutlass_backend_min_gemm_size=least,
+    )
+    told = {each.m for each in asked if each.epilogue.tree is not None}
+    assert min(told) == 256
+    assert {each.m for each in asked} - told == {2, 16, 64, 99}
+    (condition,) = {line for line in lowered.code.splitlines() if " <= 99" in line}
+    assert condition
+    # Both sizes above want the same kernel, or one each.
+    assert {operations_of(call)[0] for call in calls} == {"relu"}
+    assert lowered.code.count("extern_kernels.mm(") == 1
+
+
+# --- what is decided ---
+
+
+class Tuned:
+    """Tuning that is stood in for, and what it was asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[GemmProblem] = []
+
+    def __call__(self, problems: Any, *_: Any, **__: Any) -> dict[GemmProblem, Decision]:
+        self.asked += problems
+        found = {}
+        for problem in problems:
+            candidates = cutlass_options.current().rank(problem, H200)
+            configs = [config for config, _ in candidates] if problem.epilogue.tree else []
+            timings = (Timing(None, 20.0), *(Timing(config, 10.0) for config in configs))
+            chosen = configs[0] if configs else None
+            found[problem] = Decision(chosen, "measured", timings)
+        return found
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> Tuned:
+    from inductor_ext.selection import tuner
+
+    found = Tuned()
+    monkeypatch.setattr(tuner, "tune", found)
+    return found
+
+
+def compiled(
+    function: Callable[..., Any], *inputs: Any, folder: Any = None, **options: Any
+) -> fake_cuda.Lowered:
+    """What a function becomes where what is known decides, and what is measured."""
+    told = {"tuning_cache": folder is not None, "tuning_cache_dir": str(folder)}
+    asked = {**FUSES, "max_autotune": True, **options}
+    with activation._scope(config.snapshot(told)):
+        return fake_cuda.lower(function, *inputs, **asked)
+
+
+def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w.t())
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_lists_leave_only_or_none_of_pingpong(
+    denied: bool, tuned: Tuned, calls: list[Call]
+) -> None:
+    name = "cutlass_op_denylist_regex" if denied else "cutlass_op_allowlist_regex"
+    compiled(plain, *linear(*XW), **{f"cutlass__{name}": "pingpong"})
+    assert [("pingpong" in call.config.name) for call in calls] == [not denied]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"cutlass__cutlass_op_denylist_regex": "."},
+        {"cutlass__cutlass_max_profiling_configs": 0},
+        {"cutlass__cutlass_enabled_ops": "addmm"},
+    ],
+)
+def test_without_candidates_nothing_of_cutlass_is_asked_for(
+    option: dict[str, Any], tuned: Tuned, calls: list[Call]
+) -> None:
+    lowered = compiled(
+        plain, *linear(*XW), **{**option, "max_autotune_gemm_backends": "TRITON,CUTLASS"}
+    )
+    assert [each.epilogue.tree for each in tuned.asked] == [None]
+    assert not calls
+    assert "extern_kernels.mm(" in lowered.code
+    # Nor are stock's own kernels of CUTLASS.
+    assert lowered.choices in ((), (("mm",),))
+
+
+def test_what_is_known_is_used_by_compiles_that_measure_nothing(
+    tuned: Tuned, calls: list[Call], tmp_path: Any
+) -> None:
+    compiled(plain, *linear(*XW), folder=tmp_path)
+    assert len(tuned.asked) == len(calls) == 1
+    for options, expected in (
+        ({"max_autotune": False}, 1),
+        ({"max_autotune": False, "cutlass__cutlass_op_denylist_regex": "."}, 0),
+        ({"max_autotune": False, "max_autotune_gemm_backends": "TRITON"}, 0),
+        # Under other settings it is measured again.
+        ({"cutlass__cutlass_max_profiling_configs": 5}, 1),
+    ):
+        calls.clear()
+        compiled(plain, *linear(*XW), folder=tmp_path, **options)
+        assert len(calls) == expected
+    assert len(tuned.asked) == 2
+
+
+def test_without_nvcc_others_are_measured_and_known_kernels_are_not_used(
+    tuned: Tuned,
+    calls: list[Call],
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiled(plain, *linear(*XW), folder=tmp_path)
+    calls.clear()
+    tuned.asked.clear()
+    monkeypatch.setattr(events, "_warned", set())
+    monkeypatch.setattr(cutlass_kernels, "can_build", lambda: False)
+    monkeypatch.setattr(
+        cutlass_kernels, "prepare", lambda wanted, _: dict.fromkeys(wanted, "there is no nvcc")
+    )
+    both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
+    for _ in range(2):
+        lowered = compiled(plain, *linear(*XW), folder=tmp_path, **both)
+        assert "extern_kernels.mm(" in lowered.code
+    compiled(plain, *linear((256, 256), (384, 256)), folder=tmp_path, **both)
+    assert [(each.m, each.epilogue.tree) for each in tuned.asked] == [(256, None)]
+    assert not calls
+    (warning,) = (each for each in caplog.messages if "there is no nvcc" in each)
+    assert "stock's path" in warning
+
+
+# --- what a kernel takes of the graph ---
+
+
+def test_what_two_products_share_is_one_s(calls: list[Call]) -> None:
+    lowered, _ = lower(
+        best, lambda x, w, y, v: torch.relu(x @ w.t() + y @ v.t()), *linear(*XW, *XW)
+    )
+    assert [operations_of(call) for call in calls] == [[], ["add", "relu"]]
+    assert not lowered.kernels()
+
+
+def test_nothing_is_computed_before_what_it_needs(calls: list[Call]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ w.t())
+        return y + torch.softmax(y, -1)
+
+    lower(best, function, *linear(*XW))
+    assert [operations_of(call) for call in calls] == [["relu"]]
+
+
+def test_the_product_and_what_follows_are_both_stored(calls: list[Call]) -> None:
+    before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
+    lowered, _ = lower(best, GRAPHS["two outputs"][0], *linear(*XW))
+    (call,) = calls
+    assert [str(each.dtype) for each in call.layouts] == ["torch.bfloat16"] * 2
+    assert counters["inductor"]["cutlass_epilogue_fusion_counter"] == before + 1
+    assert not lowered.kernels()
+
+
+def test_a_sequence_is_computed_as_rows(calls: list[Call]) -> None:
+    lowered, _ = lower(best, GRAPHS["sequence"][0], *GRAPHS["sequence"][1])
+    (call,) = calls
+    assert [list(each.size) for each in call.layouts] == [[512, 384]]
+    assert [list(each.get_size()) for each in call.inputs] == [[384], [512, 384]]
+    assert "(4, 128, 384)" in lowered.code
+
+
+def test_numbers_that_only_a_call_knows_are_its_arguments(calls: list[Call]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w.t()) / x.shape[0] + 0.5
+
+    lower(best, function, *linear(("rows", 256), (384, 256)))
+    assert {call.tree.parameters for call in calls} == {1}
+    assert all(not call.scalars[0].is_number for call in calls)
+
+
+def test_without_fusion_what_follows_has_a_kernel_of_its_own(calls: list[Call]) -> None:
+    lowered, _ = lower(best, plain, *linear(*XW), cutlass__cutlass_epilogue_fusion_enabled=False)
+    (call,) = calls
+    assert operations_of(call) == []
+    assert len(lowered.kernels()) == 1

@@ -1,7 +1,8 @@
 """What tuning needs of a device, without one: kernels are torch on the CPU, and time is made up.
 
 What becomes of a candidate is in its configuration's `group_m`, see the constants; it takes as many
-microseconds as its `block_m`, and stock takes `STOCK`. A tuning worker finds `cpu_bench` by name.
+microseconds as its `block_m`, and stock takes `STOCK`. Of a CUTLASS kernel its swizzle and its
+stages say it. A tuning worker finds `cpu_bench` by name.
 """
 
 from __future__ import annotations
@@ -18,9 +19,18 @@ from inductor_ext.selection import trial
 from inductor_ext.selection.timing import Stopwatch
 from inductor_ext.selection.trial import Compiled, Variant
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["STOCK", "SimulatedStopwatch", "candidate", "cpu_bench", "warm_cpu_bench"]
+__all__ = [
+    "STOCK",
+    "SimulatedStopwatch",
+    "candidate",
+    "cpu_bench",
+    "cutlass_candidate",
+    "warm_cpu_bench",
+]
 
 STOCK = 100.0
 """Microseconds."""
@@ -31,6 +41,27 @@ RIGHT, WRONG, NOT_A_NUMBER, RAISES, NO_COMPILE, UNUSED, CRASHES, HANGS, SEGFAULT
 def candidate(microseconds: int, behaviour: int = RIGHT) -> GemmConfig:
     """A configuration that takes so long and behaves so."""
     return GemmConfig("splitk", microseconds, 32, 32, 2, 4, group_m=behaviour)
+
+
+def cutlass_candidate(microseconds: int, behaviour: int = RIGHT) -> CutlassConfig:
+    """The same of a CUTLASS kernel."""
+    return CutlassConfig(
+        90,
+        "warpspecialized_pingpong",
+        (64, 64, 32),
+        *("float32",) * 3,
+        stages=microseconds,
+        swizzle=behaviour,
+    )
+
+
+def _told(config: Config | None) -> tuple[int, float]:
+    """What becomes of a candidate, and its microseconds."""
+    if config is None:
+        return RIGHT, STOCK
+    if isinstance(config, CutlassConfig):
+        return config.swizzle, config.stages
+    return config.group_m, config.block_m
 
 
 class SimulatedStopwatch:
@@ -94,8 +125,8 @@ class CpuBench:
             found.append(self._compiled(problem, config))
         return found
 
-    def _compiled(self, problem: Any, config: GemmConfig | None) -> Compiled | Exception:
-        behaviour = RIGHT if config is None else config.group_m
+    def _compiled(self, problem: Any, config: Config | None) -> Compiled | Exception:
+        behaviour, microseconds = _told(config)
         if behaviour == NO_COMPILE:
             return ValueError("no such instruction\nand more")
         if behaviour == CRASHES:
@@ -110,7 +141,7 @@ class CpuBench:
         program = programs.program(problem)
 
         def call(*tensors: Any) -> Any:
-            self.ran = STOCK if config is None else float(config.block_m)
+            self.ran = float(microseconds)
             if behaviour == RAISES:
                 raise RuntimeError("an illegal memory access")
             outputs = program.function(*tensors)

@@ -230,10 +230,8 @@ class _Planner:
             if not choose.is_forced():
                 return found
             # Of all that could be fused, what the caller wants to be.
-            problem = reading.told(site.problem)
-            if self.options.covers(problem) and isinstance(
-                choose.forced_on(problem), CutlassConfig
-            ):
+            asked = (each for each in self._problems(found) if each.epilogue.tree is not None)
+            if any(isinstance(choose.forced_on(each), CutlassConfig) for each in asked):
                 return found
         return site
 
@@ -466,7 +464,8 @@ def cache_key(settings: Settings) -> str:
     known = store.of_settings(settings).generation(tuning=_may_tune())
     if not choose.is_asked("CUTLASS"):
         return known
-    return f"{known}-{cutlass_kernels.can_build()}"
+    # Without something to build kernels with the same graph gets others.
+    return f"{known}-{cutlass_kernels.missing() is None}"
 
 
 def _bounds(rows: Any) -> Any:

@@ -16,7 +16,7 @@ from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["can_build", "prepare", "store"]
+__all__ = ["can_build", "missing", "prepare", "store"]
 
 Wanted = tuple[GemmProblem, CutlassConfig]
 
@@ -27,14 +27,21 @@ def store(settings: Settings) -> cache.Store:
     return cache.Store(folder, parse_bytes(settings.artifact_cache_size), events.warn_once)
 
 
-def can_build() -> bool:
-    """Whether kernels can be built on this machine; if not, it is said once what is missing."""
+def missing() -> str | None:
+    """What kernels cannot be built without on this machine, and how to get it; None for nothing."""
     try:
         build.Toolchain.find()
     except exc.MissingToolchainError as error:
-        events.warn_once("cutlass_toolchain", f"no CUTLASS kernels can be built: {error}")
-        return False
-    return True
+        return str(error)
+    return None
+
+
+def can_build() -> bool:
+    """Whether kernels can be built on this machine; if not, it is said once what is missing."""
+    why = missing()
+    if why is not None:
+        events.warn_once("cutlass_toolchain", f"no CUTLASS kernels can be built: {why}")
+    return why is None
 
 
 def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
