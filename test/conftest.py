@@ -39,21 +39,42 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        # With `--dist loadgroup` one worker runs a file, whose tests share what they compile,
-        # unless the file's tests say otherwise by a mark of their own.
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if not needs_gpu:
-        return
-    import torch
+    needs_gpu = {item for item in items if item.get_closest_marker("gpu")}
+    has_gpu = False
+    if needs_gpu:
+        import torch
 
-    if not torch.cuda.is_available():
+        has_gpu = torch.cuda.is_available()
         built = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         skip = pytest.mark.skip(reason=f"no CUDA device (torch {torch.__version__}, built {built})")
-        for item in needs_gpu:
+        for item in () if has_gpu else needs_gpu:
             item.add_marker(skip)
+    for item in items:
+        # With `--dist loadgroup` one worker runs a file, whose tests share what they compile,
+        # unless the file's tests say otherwise by a mark of their own. On a GPU, beside which there
+        # are many cores, it runs those that share a fixture, and any worker those that share none.
+        file = item.nodeid.split("::")[0]
+        group = _group(item, file) if has_gpu and item in needs_gpu else file
+        if group and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item, file: str) -> str | None:
+    """The file and those of its fixtures that a test shares with others; None if there are none.
+
+    What is made for one of several parameters is not among them: such are devices, mostly.
+    """
+    info = item._fixtureinfo
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    shared = [
+        name
+        for name in info.argnames
+        if name not in given
+        and name in info.name2fixturedefs
+        # The last one is the nearest.
+        and info.name2fixturedefs[name][-1].scope in ("class", "module")
+    ]
+    return "::".join((file, *shared)) if shared else None
 
 
 @pytest.fixture(autouse=True)

@@ -41,13 +41,58 @@ def test_on_a_device():
     raise NotImplementedError
 """
 
+GPU_SUITE = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=["cuda"])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def compiled(device):
+    return device
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_of_what_is_compiled(compiled, size):
+    pass
+
+
+def test_by_itself(device, tmp_path):
+    pass
+
+
+@pytest.mark.xdist_group("own")
+def test_of_a_group(compiled):
+    pass
+"""
+
+GPU_PLUGIN = """
+import pytest
+import torch
+
+torch.cuda.is_available = lambda: True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    for item in session.items:
+        print("group:", item.name, *(mark.args[0] for mark in item.iter_markers("xdist_group")))
+"""
+
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_cache.py").write_text(CACHE_SUITE)
     (tmp_path / "test_activation.py").write_text(ACTIVATION_SUITE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    (tmp_path / "test_gpu.py").write_text(GPU_SUITE)
+    (tmp_path / "gpu_plugin.py").write_text(GPU_PLUGIN)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    xdist_group\n")
     return tmp_path
 
 
@@ -89,6 +134,18 @@ def test_a_cache_folder_given_from_outside_is_used_and_kept(suite: Path, tmp_pat
     printed = run_pytest(suite, "test_cache.py", TORCHINDUCTOR_CACHE_DIR=str(given))
     assert f"cache folder: {given}\n" in printed
     assert given.is_dir()
+
+
+def test_tests_on_a_gpu_are_grouped_by_what_they_share(suite: Path) -> None:
+    arguments = "-p", "gpu_plugin", "--collect-only", "test_gpu.py", "test_cache.py"
+    printed = run_pytest(suite, *arguments, PYTHONPATH=str(suite))
+    assert re.findall("group: (.+)", printed) == [
+        "test_of_what_is_compiled[cuda-1] test_gpu.py::compiled",
+        "test_of_what_is_compiled[cuda-2] test_gpu.py::compiled",
+        "test_by_itself[cuda]",
+        "test_of_a_group[cuda] own",
+        "test_cache_folder test_cache.py",
+    ]
 
 
 def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:

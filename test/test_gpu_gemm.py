@@ -391,6 +391,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return inductor_ext.load(path)
 
 
+@pytest.mark.xdist_group("test/test_gpu_gemm.py::package")
 class TestDescriptorsFromCpp:
     """Each CTA of a launch writes its TMA descriptors to a place of its own."""
 
