@@ -31,7 +31,9 @@ __all__ = [
     "InductorExtError",
     "InputMismatchError",
     "KernelBuildError",
+    "KernelLaunchError",
     "MemoryBudgetError",
+    "MissingKernelError",
     "MissingToolchainError",
     "ModelNotFoundError",
     "NotAnExportedProgramError",
@@ -301,6 +303,23 @@ class KernelBuildError(InductorExtError):
 
     template = "nvcc cannot build the kernel {kernel}: {why}."
     remedy = "Other kernels are chosen instead. Deny it by name, or report it."
+
+
+class MissingKernelError(InductorExtError):
+    """A kernel that compiled code calls, and that is not on this machine."""
+
+    template = "Compiled code calls the kernel {kernel}, which is not in {folder}: {why}."
+    remedy = (
+        "Install what is missing, for the kernel to be built; or copy {folder} from the machine "
+        "that compiled the code; or remove the code from Inductor's cache, to compile it anew."
+    )
+
+
+class KernelLaunchError(InductorExtError):
+    """A kernel that does not start."""
+
+    template = "The kernel {kernel} cannot be launched: {why}."
+    remedy = "Deny it by name, for another one to be chosen, and report it."
 
 
 class PlanError(InductorExtError):

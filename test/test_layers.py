@@ -25,6 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "arena_lines",
             "arena_runtime",
             "counters_runtime",
+            "cutlass_runtime",
             "events",
             "kernel_order",
             "memory_planning",
@@ -55,6 +56,7 @@ IMPORTERS: dict[str, frozenset[str]] = {
 PURE = (
     "arena_runtime",
     "counters_runtime",
+    "cutlass_runtime",
     "cpp_wrapper.archive",
     "cpp_wrapper.isa",
     "cpp_wrapper.checks",
@@ -92,6 +94,7 @@ PURE = (
     "templates.cutlass.epilogue",
     "templates.cutlass.headers",
     "templates.cutlass.launch",
+    "templates.cutlass.objects",
     "templates.cutlass.ranking",
     "templates.cutlass.source",
     "templates.device",

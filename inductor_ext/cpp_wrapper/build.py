@@ -22,9 +22,11 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import cache, events, settings
+from inductor_ext import cache, cutlass_runtime, events, settings
 from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, sources, split, weights
 from inductor_ext.cpp_wrapper.signature import Signature
+from inductor_ext.templates.cutlass import objects as cutlass_objects
+from inductor_ext.templates.cutlass.source import Source
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +173,7 @@ def compile_artifact(
                 weights_path=weights_path,
                 plan=plan,
                 signature=graph.wrapper_code.model_signature,
-                kernels=tuple(sorted(map(str, graph.wrapper_code.src_to_kernel.values()))),
+                kernels=tuple(sorted(_kernels(graph))),
                 constants=constants,
                 fqns={name: codegen.original_name(graph, name) for name in constants},
                 device_type=device_type,
@@ -212,7 +214,9 @@ def _build(
             units = _compile(tools, fixed, whole, parts, others)
             made = str(temporary / os.path.basename(shared_object))
             objects = [unit.object for unit in units]
-            objects += [*_gpu_objects(graph, tools.device_type, place), *fixed.objects]
+            objects += _gpu_objects(graph, tools.device_type, place)
+            objects += _cutlass_objects(graph, tools.settings, place)
+            objects += fixed.objects
             tools.link(objects, made)
         if appended is not None:
             weights.append(made, appended, graph.wrapper_code.weights_plan)
@@ -272,6 +276,7 @@ def _project(
             architecture=compile_utils._nvcc_arch_as_compile_option(),
         )
     objects = _gpu_objects(graph, tools.device_type, folder)
+    objects += _cutlass_objects(graph, tools.settings, folder)
     files += objects
     project = dataclasses.replace(project, objects=[os.path.basename(path) for path in objects])
     files.append(_write_text(os.path.join(folder, "CMakeLists.txt"), sources.cmake(project)))
@@ -451,8 +456,31 @@ def _gpu_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
     return [(name, cache_[name]) for name in cache_ if name in names]
 
 
+def _cutlass_kernels(graph: Any) -> list[Source]:
+    """Those that the graph's code calls, or that of the folding graph."""
+    found = dict(cutlass_objects.kernels_of(graph.wrapper_code))
+    if graph.const_module is not None:
+        found |= cutlass_objects.kernels_of(graph.const_module.wrapper_code)
+    return list(found)
+
+
+def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list[str]:
+    """An object of each CUTLASS kernel that a graph calls."""
+    made = []
+    for source in _cutlass_kernels(graph):
+        made.append(os.path.join(folder, f"{cutlass_objects.symbol(source)}.o"))
+        cutlass_objects.link(source, cutlass_runtime.store(values), made[-1])
+    return made
+
+
+def _kernels(graph: Any) -> set[str]:
+    """Names of the kernels that were generated for a graph."""
+    generated = {str(name) for name in graph.wrapper_code.src_to_kernel.values()}
+    return generated | {each.name for each in _cutlass_kernels(graph)}
+
+
 def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
-    """Objects with GPU code to link: CUTLASS kernels, and cubins if they are to be embedded."""
+    """Objects with GPU code to link: stock's CUTLASS kernels, cubins if they are to be embedded."""
     from torch._inductor import codecache, config
     from torch._inductor.cpp_builder import convert_cubin_to_obj, get_ld_and_objcopy
 

@@ -143,6 +143,8 @@ class AotWrapper:
     """Inputs whose changes have to reach the caller also where they were copied."""
     model_signature: Signature
     """What the artifact checks its inputs against, unless the settings say not to."""
+    links_kernels = True
+    """Whether `build` links the CUTLASS kernels that the code calls."""
     operators: tuple[Any, ...] = ()
     """Of a folding graph's code, the operators that it calls through torch's executor."""
 

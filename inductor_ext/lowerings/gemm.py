@@ -347,7 +347,7 @@ def cutlass(*arguments: Any) -> Any:
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.virtualized import V
 
-    from inductor_ext.lowerings.cutlass import call as launch  # type: ignore[import-not-found]
+    from inductor_ext.lowerings.cutlass import call as launch
 
     node = V.current_node
     plan = plan_of(node)

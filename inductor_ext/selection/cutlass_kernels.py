@@ -9,22 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inductor_ext import cache, events, exc
-from inductor_ext.settings import Settings, parse_bytes
+from inductor_ext import cutlass_runtime, events, exc
+from inductor_ext.settings import Settings
 from inductor_ext.templates import families
 from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["can_build", "missing", "prepare", "store"]
+__all__ = ["can_build", "missing", "prepare"]
 
 Wanted = tuple[GemmProblem, CutlassConfig]
-
-
-def store(settings: Settings) -> cache.Store:
-    """Where kernels are kept: with artifacts."""
-    folder = cache.artifact_folder(settings.artifact_cache_dir)
-    return cache.Store(folder, parse_bytes(settings.artifact_cache_size), events.warn_once)
 
 
 def missing() -> str | None:
@@ -60,7 +54,7 @@ def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     different = {each.name: each for each in sources.values()}
     if not can_build():
         return dict.fromkeys(sources, "it is not built, and there is nothing to build it with")
-    failed = build.build_all(list(different.values()), store(settings))
+    failed = build.build_all(list(different.values()), cutlass_runtime.store(settings))
     return {
         each: f"does not build: {failed[made.name].fields['why']}"
         for each, made in sources.items()

@@ -226,6 +226,13 @@ class CutlassConfig:
         return (16, 8, 256 // max(DTYPE_BITS[self.a], DTYPE_BITS[self.b]))
 
     @property
+    def has_workspace(self) -> bool:
+        """Whether a launch needs memory beside its operands: for the sums of parts of K, or for
+        what groups are made known by.
+        """
+        return self.grouped or self.scheduler == "stream_k"
+
+    @property
     def warps(self) -> tuple[int, int]:
         """Warps along M and N that multiply a tile.
 

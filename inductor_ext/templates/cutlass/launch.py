@@ -1,12 +1,14 @@
 """Launching CUTLASS kernels that have been built, through the two functions of their sources.
 
-`load` gives a `Kernel` in this process. Tensors are torch's, of which only sizes, strides and
-addresses are asked, so that torch is not imported here.
+`geometry` says what a launch is told of sizes and strides, which may be expressions; `packing` how
+that lies in memory. `load` gives a `Kernel` in this process, and `call` its arguments for tensors:
+torch's, of which only sizes, strides and addresses are asked, so that torch is not imported here.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,27 +19,124 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS, Source
 from inductor_ext.templates.problem import ceiling
 
-__all__ = ["Call", "Kernel", "call", "load"]
+__all__ = [
+    "CUDA_ERRORS",
+    "OPERANDS_AT",
+    "OPERAND_BYTES",
+    "Call",
+    "Geometry",
+    "Kernel",
+    "Shape",
+    "call",
+    "functions",
+    "geometry",
+    "load",
+    "ordered",
+    "packing",
+    "reason",
+    "settled",
+]
 
-_CTYPES: dict[str, Any] = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64}
+_FORMATS = {"int32_t": "i", "int64_t": "q", "float": "f"}
+"""Of `struct`; everything else is an address."""
 
 
-def _structure(name: str, fields: tuple[tuple[str, str], ...]) -> Any:
-    members = [(field, _CTYPES.get(kind, ctypes.c_void_p)) for kind, field in fields]
-    return type(name, (ctypes.Structure,), {"_fields_": members})
+def _format(fields: tuple[tuple[str, str], ...]) -> str:
+    return "".join(_FORMATS.get(kind, "P") for kind, _ in fields)
 
 
-_Operand = _structure("_Operand", TENSOR_FIELDS)
-_Call = _structure("_Call", CALL_FIELDS)
+OPERANDS_AT = struct.calcsize(f"@{_format(CALL_FIELDS)}")
+"""Bytes from a call's structure on where its operands begin in `packing`."""
+
+OPERAND_BYTES = struct.calcsize(f"@{_format(TENSOR_FIELDS)}")
+
+
+def packing(operands: int, scalars: int) -> struct.Struct:
+    """How a call, its operands and its scalars lie behind each other: all fields, in their order.
+
+    The call's last two are the addresses of the first operand and of the first scalar.
+    """
+    operand = _format(TENSOR_FIELDS)
+    return struct.Struct(f"@{_format(CALL_FIELDS)}{operand * operands}{'f' * scalars}")
+
+
+Shape = tuple[Sequence[Any], Sequence[Any]]
+"""A tensor's sizes and strides: numbers, or expressions that can be computed with."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a launch is told of sizes and strides."""
+
+    sizes: tuple[Any, Any, Any, Any]
+    """M, N and K as the kernel sees them, and matrices or groups."""
+    strides: tuple[tuple[Any, Any], ...]
+    """Of each operand, in the call's order: elements from row to row (or from column to column)
+    and from matrix to matrix."""
 
 
 @dataclass(frozen=True)
 class Call:
     """The arguments of a launch."""
 
-    structure: ctypes.Structure
-    kept: tuple[Any, ...]
-    """What the structure points to."""
+    memory: Any
+    """As `packing` has it."""
+
+    @property
+    def address(self) -> int:
+        """Of the structure."""
+        return ctypes.addressof(self.memory)
+
+
+def ordered(
+    config: CutlassConfig,
+    a: Any,
+    b: Any,
+    out: Any,
+    inputs: Sequence[Any] = (),
+    outputs: Sequence[Any] = (),
+    ends: Any = None,
+) -> list[Any]:
+    """Operands in the order in which a call has them; arguments are as of `call`."""
+    factors = [b, a] if config.swap else [a, b]
+    return [*factors, out, *(() if ends is None else (ends,)), *inputs, *outputs]
+
+
+def geometry(
+    config: CutlassConfig,
+    a: Shape,
+    b: Shape,
+    out: Shape,
+    inputs: Sequence[Shape] = (),
+    outputs: Sequence[Shape] = (),
+    ends: Shape | None = None,
+) -> Geometry:
+    """Sizes and strides of a launch; arguments are as of `call`, but of each only the shape."""
+    m, k = a[0][-2:]
+    n = b[0][-1]
+    batch = b[0][0] if ends is not None else out[0][0] if len(out[0]) == 3 else 1
+    # With operands exchanged, the kernel's A is b's transpose, and its B a's.
+    rows_of_a, rows_of_b = config.layouts[0] == "t", config.layouts[1] == "t"
+    if config.swap:
+        rows_of_a, rows_of_b = not rows_of_b, not rows_of_a
+        sizes = (n, m, k, batch)
+    else:
+        sizes = (m, n, k, batch)
+    strides = ordered(
+        config,
+        _factor(a, rows_of_a),
+        _factor(b, rows_of_b),
+        _matrix(out),
+        [_matrix(each) for each in inputs],
+        [_matrix(each) for each in outputs],
+        None if ends is None else (0, 0),
+    )
+    return Geometry(sizes, tuple(strides))
+
+
+def settled(config: CutlassConfig) -> tuple[int, int, int]:
+    """The fields of a call that a configuration decides: swizzle, order of tiles, splits."""
+    return config.swizzle, RASTER[config.raster], config.split_k
 
 
 def call(
@@ -66,64 +165,81 @@ def call(
         scalars: the epilogue's parameters.
         sms: multiprocessors of the device; 0 for asking it.
     """
-    m, k = a.shape[-2:]
-    n = b.shape[-1]
-    batch = b.shape[0] if ends is not None else out.shape[0] if out.dim() == 3 else 1
-    first, second = config.layouts[0], config.layouts[1]
-    if config.swap:
-        # The kernel's A is b's transpose, and its B a's.
-        factors = [_factor(b, first == "n"), _factor(a, second == "n")]
-        m, n = n, m
-    else:
-        factors = [_factor(a, first == "t"), _factor(b, second == "t")]
-    tensors = [*factors, _matrix(out)]
-    if ends is not None:
-        tensors.append((ends.data_ptr(), 0, 0))
-    tensors += [_matrix(each) for each in (*inputs, *outputs)]
-    operands = (_Operand * len(tensors))(*(_Operand(*each) for each in tensors))
-    numbers = (ctypes.c_float * max(1, len(scalars)))(*scalars)
-    structure = _Call(
-        m,
-        n,
-        k,
-        batch,
-        config.swizzle,
-        RASTER[config.raster],
-        config.split_k,
-        sms,
-        ctypes.cast(operands, ctypes.c_void_p),
-        ctypes.cast(numbers, ctypes.c_void_p),
+
+    def shape(tensor: Any) -> Shape:
+        return tensor.shape, tensor.stride()
+
+    found = geometry(
+        config,
+        shape(a),
+        shape(b),
+        shape(out),
+        [shape(each) for each in inputs],
+        [shape(each) for each in outputs],
+        None if ends is None else shape(ends),
     )
-    return Call(structure, (operands, numbers))
+    tensors = ordered(config, a, b, out, inputs, outputs, ends)
+    layout = packing(len(tensors), len(scalars))
+    memory = ctypes.create_string_buffer(layout.size)
+    operands = ctypes.addressof(memory) + OPERANDS_AT
+    fields: list[float] = []
+    for tensor, (stride, batch) in zip(tensors, found.strides, strict=True):
+        fields += [tensor.data_ptr(), stride, batch]
+    numbers = operands + OPERAND_BYTES * len(tensors)
+    head = (*found.sizes, *settled(config), sms, operands, numbers)
+    layout.pack_into(memory, 0, *head, *fields, *scalars)
+    return Call(memory)
 
 
-def _factor(tensor: Any, rows: bool) -> tuple[int, int, int]:
-    """Address, elements from row to row, or from column to column if rows are not what lies side by
-    side, and from matrix to matrix.
+def _factor(tensor: Shape, rows: bool) -> tuple[Any, Any]:
+    """Elements from row to row, or from column to column if rows are not what lies side by side,
+    and from matrix to matrix.
 
     What only has one row has some stride that TMA takes, which its own need not be.
     """
-    *batch, row, column = tensor.stride()
-    count, inner = tensor.shape[-2:] if rows else (tensor.shape[-1], tensor.shape[-2])
-    stride = row if rows else column
+    sizes, strides = tensor
+    count, inner = sizes[-2:] if rows else (sizes[-1], sizes[-2])
+    stride = strides[-2] if rows else strides[-1]
     if count == 1:
         stride = ceiling(inner, _TMA_ELEMENTS) * _TMA_ELEMENTS
-    return tensor.data_ptr(), stride, _of_batch(tensor, batch)
+    return stride, _of_batch(tensor)
 
 
 _TMA_ELEMENTS = 16
 """Of 8 bits and more, of which so many are a stride that TMA takes."""
 
 
-def _matrix(tensor: Any) -> tuple[int, int, int]:
-    strides = tensor.stride()
-    if tensor.dim() < 2:
-        return tensor.data_ptr(), 0, 0
-    return tensor.data_ptr(), strides[-2], _of_batch(tensor, strides[:-2])
+def _matrix(tensor: Shape) -> tuple[Any, Any]:
+    if len(tensor[0]) < 2:
+        return 0, 0
+    return tensor[1][-2], _of_batch(tensor)
 
 
-def _of_batch(tensor: Any, strides: Sequence[int]) -> int:
-    return strides[0] if strides and tensor.shape[0] > 1 else 0
+def _of_batch(tensor: Shape) -> Any:
+    sizes, strides = tensor
+    return strides[0] if len(sizes) > 2 and sizes[0] != 1 else 0
+
+
+def functions(library: ctypes.CDLL) -> tuple[Any, Any]:
+    """The two functions of a kernel, which take addresses: of the workspace's size and of running.
+
+    See `source` for what they give.
+    """
+    size, run = library.inductor_ext_workspace_size, library.inductor_ext_run
+    size.restype, size.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    run.restype, run.argtypes = ctypes.c_int32, [ctypes.c_void_p] * 3
+    return size, run
+
+
+def reason(error: int) -> str:
+    """What an error of `Kernel.run` is, in words."""
+    if error > CUDA_ERRORS:
+        return f"CUDA's error is {error - CUDA_ERRORS}"
+    return f"CUTLASS's status is {error}"
+
+
+CUDA_ERRORS = 1000
+"""What is added to CUDA's own code in an error."""
 
 
 class Kernel:
@@ -131,16 +247,11 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.name = name
-        self._size = library.inductor_ext_workspace_size
-        self._size.restype = ctypes.c_int64
-        self._size.argtypes = [ctypes.c_void_p]
-        self._run = library.inductor_ext_run
-        self._run.restype = ctypes.c_int32
-        self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self._size, self._run = functions(library)
 
     def workspace_size(self, arguments: Call) -> int | None:
         """Bytes of the workspace of a launch; None if the kernel cannot run it."""
-        size = int(self._size(ctypes.addressof(arguments.structure)))
+        size = int(self._size(arguments.address))
         return None if size < 0 else size
 
     def run(self, arguments: Call, workspace: int, stream: int) -> int:
@@ -154,7 +265,7 @@ class Kernel:
         Returns:
             0, or an error as `source` describes.
         """
-        return int(self._run(ctypes.addressof(arguments.structure), workspace, stream))
+        return int(self._run(arguments.address, workspace, stream))
 
 
 def load(

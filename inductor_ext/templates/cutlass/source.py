@@ -33,7 +33,12 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import CPP_TYPES, Epilogue, Rendered, render
 from inductor_ext.templates.problem import DTYPE_BITS
 
-__all__ = ["CALL_FIELDS", "RASTER", "Source", "source"]
+__all__ = ["CALL_FIELDS", "FUNCTIONS", "RASTER", "TENSOR_FIELDS", "Source", "source"]
+
+FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
+    {"workspace_size": "inductor_ext_workspace_size", "run": "inductor_ext_run"}
+)
+"""Names of a source's functions."""
 
 CALL_FIELDS = (
     ("int32_t", "m"),
