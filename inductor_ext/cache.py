@@ -387,6 +387,12 @@ class Store:
             if lock is not None:
                 lock.release()
 
+    def keys(self) -> list[str]:
+        """The keys of all entries, in order; whether their files are intact is not looked at."""
+        with self._degrading("read"):
+            return sorted(key for _, _, key in self._listing())
+        return []
+
     def usage(self) -> Usage:
         """What the store holds now."""
         sizes: list[int] = []

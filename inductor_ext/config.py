@@ -41,6 +41,7 @@ if _typing.TYPE_CHECKING:
     artifact_cache: bool
     artifact_cache_dir: str | None
     artifact_cache_size: int | str
+    cutlass_background: bool
     event_log: str | None
     tuning_cache: bool
     tuning_cache_dir: str | None

@@ -227,13 +227,15 @@ class Settings:
     artifact_cache_dir: str | None = _setting(
         None,
         "Folder of that cache, for one user's use; by default a folder in Inductor's cache folder. "
-        "Where it cannot be used, artifacts are compiled anew, with one warning.",
+        "Where it cannot be used, artifacts are compiled anew, with one warning. CUTLASS kernels "
+        "are kept in it, too, in a folder of their own.",
         in_cache_key=False,
     )
     artifact_cache_size: int | str = _setting(
         "4GiB",
-        'Bytes, or text such as "512MiB", that the cache of artifacts holds at most. Beyond it the '
-        "artifacts used least recently are removed.",
+        'Bytes, or text such as "512MiB", that the cache of artifacts holds at most, and likewise '
+        "that of CUTLASS kernels, of some 2.5 MB each. Beyond it those used least recently are "
+        "removed.",
         in_cache_key=False,
         reads=parse_bytes,
     )
@@ -267,6 +269,12 @@ class Settings:
         "last result that it got from them. Then it tunes what is left itself.",
         in_cache_key=False,
         reads=_count,
+    )
+    cutlass_background: bool = _setting(
+        False,
+        "Build CUTLASS kernels in the background: a compile that wants some which are not there yet "
+        "goes on with the other choices, and GEMMs are tuned with CUTLASS's when they are compiled "
+        "again after that. False lets the compile wait.",
     )
     event_log: str | None = _setting(
         None,

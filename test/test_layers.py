@@ -88,6 +88,7 @@ PURE = (
     "templates.config",
     "templates.constraints",
     "templates.cutlass.alignment",
+    "templates.cutlass.background",
     "templates.cutlass.build",
     "templates.cutlass.config",
     "templates.cutlass.constraints",

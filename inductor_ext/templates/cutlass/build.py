@@ -43,7 +43,7 @@ import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from inductor_ext import cache, exc, parts
 from inductor_ext.templates.cutlass import headers
@@ -58,6 +58,7 @@ __all__ = [
     "build",
     "build_all",
     "built",
+    "end_compilers",
     "is_built",
     "jobs",
     "key",
@@ -483,13 +484,30 @@ def _process(
             # nvcc starts programs, which a session of its own lets us end with it.
             start_new_session=True,
         )
+    _running.add(process.pid)
     try:
         yield process
     finally:
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process.pid)
             process.wait()
+        _running.discard(process.pid)
+
+
+_running: set[int] = set()
+"""Groups of processes that this one has started."""
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def end_compilers() -> NoReturn:
+    """End this process at once, with the compilers that any of its threads has started."""
+    for group in tuple(_running):
+        _kill(group)
+    os._exit(1)
 
 
 _KILLED = re.compile(r"died due to signal|Killed|No space left|out of memory|cannot allocate", re.I)
