@@ -272,8 +272,8 @@ class Settings:
     )
     cutlass_background: bool = _setting(
         False,
-        "Build CUTLASS kernels in the background: a compile that wants some which are not there yet "
-        "goes on with the other choices, and GEMMs are tuned with CUTLASS's when they are compiled "
+        "Build CUTLASS kernels in the background: a compile that wants some that are not there yet "
+        "goes on with the other choices, and a GEMM is tuned with CUTLASS's when it is compiled "
         "again after that. False lets the compile wait.",
     )
     event_log: str | None = _setting(

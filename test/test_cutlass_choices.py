@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
-from inductor_ext import activation, config, events
+from inductor_ext import activation, config, cutlass_runtime, events
 from inductor_ext.selection import (
     choose,
     cutlass_kernels,
@@ -31,6 +31,7 @@ from inductor_ext.selection import (
 )
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates import families
+from inductor_ext.templates.cutlass import background
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import GemmProblem
@@ -436,13 +437,47 @@ def test_without_nvcc_others_are_measured_and_known_kernels_are_not_used(
     )
     both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
     for _ in range(2):
-        lowered = compiled(plain, *linear(*XW), folder=tmp_path, **both)
+        lowered = compiled(plain, *linear(*XW), folder=tmp_path)
         assert "extern_kernels.mm(" in lowered.code
     compiled(plain, *linear((256, 256), (384, 256)), folder=tmp_path, **both)
     assert [(each.m, each.epilogue.tree) for each in tuned.asked] == [(256, None)]
     assert not calls
     (warning,) = (each for each in caplog.messages if "there is no nvcc" in each)
     assert "stock's path" in warning
+
+
+def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_are_there(
+    tuned: Tuned, calls: list[Call], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[bool] = []
+    monkeypatch.setattr(
+        background, "build_later", lambda sources, _: [] if there else list(sources)
+    )
+    settings = {"cutlass_background": True, "artifact_cache_dir": str(tmp_path)}
+    both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
+    with config.patch(**settings):
+        lowered = compiled(plain, *linear(*XW), folder=tmp_path, **both)
+        assert "extern_kernels.mm(" in lowered.code
+        assert not calls
+        there.append(True)
+        compiled(plain, *linear(*XW), folder=tmp_path, **both)
+        assert len(calls) == 1
+        # What is decided needs its kernel, too.
+        there.clear()
+        calls.clear()
+        compiled(plain, *linear(*XW), folder=tmp_path, **both)
+    assert not calls
+    assert [each.epilogue.tree is None for each in tuned.asked] == [True, False]
+
+
+def test_a_compile_is_another_one_once_kernels_are_there(tmp_path: Any) -> None:
+    settings = config.snapshot({"cutlass_background": True, "artifact_cache_dir": str(tmp_path)})
+    empty = cutlass_kernels.generation(settings)
+    with cutlass_runtime.store(settings).publish("0" * 64) as folder:
+        (folder / "kernel.so").touch()
+    assert cutlass_kernels.generation(settings) != empty
+    waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
+    assert cutlass_kernels.generation(waiting) in ("all", cutlass_kernels.generation(settings))
 
 
 # --- what a kernel takes of the graph ---

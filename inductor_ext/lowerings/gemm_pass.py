@@ -296,9 +296,9 @@ class _Planner:
 
     def _with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         """Decisions among all kernels; where nothing is known of CUTLASS's, and none can be
-        measured, among the others.
+        measured now, among the others.
         """
-        tune = self._tune if self.options.tunes and cutlass_kernels.can_build() else None
+        tune = self._tune_with_cutlass if self.options.tunes else None
         found = choose.decide(
             unknown,
             self.device,
@@ -307,18 +307,22 @@ class _Planner:
             circumstances=self.options.circumstances,
             allowed=self.options.allows,
         )
+        chosen = {
+            problem: decision.config
+            for problem, decision in found.items()
+            if isinstance(decision.config, CutlassConfig)
+        }
+        later = cutlass_kernels.awaited(
+            {problem: [config] for problem, config in chosen.items()}, self.settings
+        )
         others = {
             problem: _without_tree(problem)
             for problem, decision in found.items()
-            if decision.origin == "unknown"
+            if decision.origin == "unknown" or problem in later
         }
         decided = self._without_cutlass(list(dict.fromkeys(others.values())))
         found |= {problem: decided[other] for problem, other in others.items()}
-        wanted = [
-            (problem, decision.config)
-            for problem, decision in found.items()
-            if isinstance(decision.config, CutlassConfig)
-        ]
+        wanted = [each for each in chosen.items() if each[0] not in later]
         for (problem, config), why in cutlass_kernels.prepare(wanted, self.settings).items():
             events.warn_once(
                 f"cutlass_kernel:{config.name}",
@@ -327,6 +331,16 @@ class _Planner:
             )
             found[problem] = dataclasses.replace(found[problem], config=None)
         return found
+
+    def _tune_with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        """Decisions on those whose CUTLASS kernels can be had now."""
+        wanted = {
+            problem: [config for config, _ in self.options.rank(problem, self.device)]
+            for problem in unknown
+        }
+        later = cutlass_kernels.awaited(wanted, self.settings)
+        later |= cutlass_kernels.unobtainable(wanted, self.settings)
+        return self._tune([each for each in unknown if each not in later])
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         from inductor_ext.selection import tuner, variants
@@ -465,7 +479,7 @@ def cache_key(settings: Settings) -> str:
     if not choose.is_asked("CUTLASS"):
         return known
     # Without something to build kernels with the same graph gets others.
-    return f"{known}-{cutlass_kernels.missing() is None}"
+    return f"{known}-{cutlass_kernels.generation(settings)}"
 
 
 def _bounds(rows: Any) -> Any:

@@ -1,22 +1,32 @@
 """The CUTLASS kernels that are to be measured or that decisions name: there before they are used.
 
-A kernel takes a minute to build, so those of all problems are built side by side before anything is
-compiled with them. What cannot be built is left out, with its reason; that nvcc or CUTLASS is
-missing is said once, with the command that installs it.
+A kernel takes half a minute to build, so those of all problems are built side by side before
+anything is compiled with them, or in the background where the setting `cutlass_background` says so.
+What cannot be built is left out, with its reason; that nvcc or CUTLASS is missing is said once,
+with the command that installs it. What was built before, here or elsewhere, needs neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 
 from inductor_ext import cutlass_runtime, events, exc
 from inductor_ext.settings import Settings
 from inductor_ext.templates import families
-from inductor_ext.templates.cutlass import build
+from inductor_ext.templates.cutlass import background, build
 from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["can_build", "missing", "prepare"]
+__all__ = [
+    "awaited",
+    "can_build",
+    "generation",
+    "missing",
+    "prepare",
+    "unobtainable",
+]
 
 Wanted = tuple[GemmProblem, CutlassConfig]
 
@@ -38,6 +48,59 @@ def can_build() -> bool:
     return why is None
 
 
+def awaited(
+    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
+) -> set[GemmProblem]:
+    """The problems whose kernels are being built in the background; which begins if it has not.
+
+    Args:
+        wanted: problems with configurations that are legal for them.
+        settings: `cutlass_background`, without which there are none, and those of the store.
+    """
+    if not settings.cutlass_background or missing() is not None:
+        return set()
+    sources = _sources(wanted)
+    every = [each for several in sources.values() for each in several]
+    left = set(background.build_later(every, cutlass_runtime.store(settings)))
+    return {problem for problem, several in sources.items() if left & set(several)}
+
+
+def unobtainable(
+    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
+) -> set[GemmProblem]:
+    """The problems that have no kernel in the store, where none can be built; which is said once.
+
+    Args:
+        wanted: problems with configurations that are legal for them.
+        settings: those of the store are used.
+    """
+    place = cutlass_runtime.store(settings)
+    found = {
+        problem
+        for problem, several in _sources(wanted).items()
+        if not any(build.is_built(each, place) for each in several)
+    }
+    return set() if not found or can_build() else found
+
+
+def _sources(
+    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]],
+) -> dict[GemmProblem, list[Source]]:
+    return {
+        problem: [families.source_of(problem, config) for config in configs]
+        for problem, configs in wanted.items()
+    }
+
+
+def generation(settings: Settings) -> str:
+    """Text that changes when other kernels can be had than before."""
+    able = missing() is None
+    if able and not settings.cutlass_background:
+        return "all"
+    there = "".join(cutlass_runtime.store(settings).keys())
+    return f"{able}-{hashlib.sha256(there.encode()).hexdigest()[:16]}"
+
+
 def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     """Have kernels in the store.
 
@@ -52,9 +115,16 @@ def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     if not sources:
         return {}
     different = {each.name: each for each in sources.values()}
-    if not can_build():
-        return dict.fromkeys(sources, "it is not built, and there is nothing to build it with")
-    failed = build.build_all(list(different.values()), cutlass_runtime.store(settings))
+    place = cutlass_runtime.store(settings)
+    try:
+        failed = build.build_all(list(different.values()), place)
+    except exc.MissingToolchainError:
+        can_build()
+        return {
+            each: "it is not built, and there is nothing to build it with"
+            for each, made in sources.items()
+            if not build.is_built(made, place)
+        }
     return {
         each: f"does not build: {failed[made.name].fields['why']}"
         for each, made in sources.items()
