@@ -379,7 +379,7 @@ extern "C" int32_t inductor_ext_run(void const*, void*, cudaStream_t stream) {{
   return 0;
 }}
 """
-    with store.publish(toolchain.key(source, "library")) as folder:
+    with store.publish(build.key(source)) as folder:
         file = folder / "kernel.cu"
         file.write_text(text)
         target = f"-gencode=arch=compute_{source.architecture},code=sm_{source.architecture}"

@@ -38,6 +38,7 @@ from inductor_ext.lowerings import (
     row_maxima,
     weight_only,
 )
+from inductor_ext.lowerings.expressions import is_view
 from inductor_ext.lowerings.fusion import Fusion, apply
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options, store
 from inductor_ext.selection.decision import Decision
@@ -403,8 +404,11 @@ class _Planner:
         if isinstance(decision.config, CutlassConfig):
             assert site.reading is not None
             counters["inductor"]["cutlass_epilogue_fusion_counter"] += site.reading.epilogue_nodes
+            behind = (each for each in site.reading.nodes[1:] if not is_view(each))
+            fused = gemm_records.operators(behind)
             call, options = cutlass_sites.apply(self.gm.graph, site.reading, gemm.cutlass)
             self._leave(call, problem, decision, options)
+            call.meta[gemm_records.FUSED] = fused
             return frozenset((*site.nodes, *site.reading.replaced))
         if site.fusion is None:
             self._leave(site.nodes[0], problem, decision, {})

@@ -7,6 +7,7 @@ faster has to see these first.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,14 +24,25 @@ from inductor_ext.templates import families
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["RECORD", "decline", "emit", "reason"]
+__all__ = ["FUSED", "RECORD", "decline", "emit", "operators", "reason"]
 
 RECORD = "inductor_ext_gemm_record"
 """Key of a node's metadata under which its record is left for whoever sees the node later."""
 
 
+FUSED = "inductor_ext_gemm_fused"
+"""Key of a node's metadata: names of the operators that its kernel takes in, of which Inductor does
+not know."""
+
 DECLINED = "inductor_ext_gemm_declined"
 """Key of a node's metadata: texts about the kernels that it could have been part of."""
+
+
+def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+    """What nodes compute, as the model calls it, each once."""
+    calls = (each.meta.get("original_aten") or each.target for each in nodes)
+    names = (str(getattr(each, "_overloadpacket", each)) for each in calls)
+    return tuple(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
 
 
 def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, decision: Decision) -> None:

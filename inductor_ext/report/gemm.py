@@ -14,7 +14,6 @@ import dataclasses
 import json
 import logging
 import os
-import re
 import runpy
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,8 +21,9 @@ from typing import Any
 
 from inductor_ext import activation, events, exc
 from inductor_ext.events import ProductRecord
-from inductor_ext.lowerings.gemm_records import RECORD
+from inductor_ext.lowerings.gemm_records import FUSED, RECORD, operators
 from inductor_ext.selection.wording import config_words, problem_words
+from inductor_ext.templates.cutlass.config import CutlassConfig
 
 __all__ = ["Gemm", "GemmReport", "add_arguments", "explain", "run"]
 
@@ -309,9 +309,12 @@ class _Fusions:
                 if not product.meta[RECORD].problem.epilogue.reductions:
                     kernels.append(kernel)
                 continue
-            operators = ", ".join(_operators(user, after)) or user.get_name()
-            separate[f"{operators} ({self._reason(member, user)})"] = None
-        fused: dict[str, None] = {}
+            names = ", ".join(_operators(user, after)) or user.get_name()
+            why = self._reason(member, user)
+            if isinstance(product.meta[RECORD].chosen, CutlassConfig):
+                why = "cutlass_epilogue_fusion_enabled is off, or the kernel cannot express it"
+            separate[f"{names} ({why})"] = None
+        fused: dict[str, None] = dict.fromkeys(product.meta.get(FUSED, ()))
         for each in (each for kernel in kernels for each in kernel.get_nodes()):
             if each is not member:
                 # What the product reads is in its kernel, too, if Inductor has made it a prologue.
@@ -364,9 +367,7 @@ def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
     ]
     order = {each: index for index, each in enumerate(origins[0].graph.nodes)} if origins else {}
     origins.sort(key=lambda each: order.get(each, 0))
-    operators = (each.meta.get("original_aten") or each.target for each in origins)
-    names = (str(getattr(each, "_overloadpacket", each)) for each in operators)
-    return list(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
+    return list(operators(origins))
 
 
 @contextlib.contextmanager
