@@ -1,11 +1,10 @@
 """CUTLASS kernels among the choices for products: which products ask for them, what is decided, and
-what becomes of the graph. Launches are stood in for; nothing is built.
+what becomes of the graph. Nothing is built.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,8 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from inductor_ext import activation, config, cutlass_runtime, events
+from inductor_ext.lowerings import cutlass
+from inductor_ext.report import gemm as gemm_report
 from inductor_ext.selection import (
     choose,
     cutlass_kernels,
@@ -65,28 +66,20 @@ class Call:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The launches of what is lowered."""
-    from torch._inductor.lowering import empty_strided
-    from torch._inductor.virtualized import V
-
+    """The launches of what is lowered; no kernel is built."""
     found: list[Call] = []
+    launch = cutlass.call
 
     def call(
         config: Any, tree: Any, a: Any, b: Any, inputs: Any, layouts: Any, **rest: Any
     ) -> tuple[Any, ...]:
         found.append(Call(config, tree, a, b, inputs, layouts, **rest))
-        outputs = [
-            empty_strided(each.size, each.stride, dtype=each.dtype, device=each.device)
-            for each in layouts
-        ]
-        for each in outputs:
-            each.realize()
-            # What is written to is not taken for what it was filled with.
-            V.graph.mutated_buffers.add(each.get_name())
-        return tuple(outputs)
+        return launch(config, tree, a, b, inputs, layouts, **rest)
 
-    stand_in = types.SimpleNamespace(call=call)
-    monkeypatch.setitem(sys.modules, "inductor_ext.lowerings.cutlass", stand_in)
+    monkeypatch.setattr(cutlass, "call", call)
+    monkeypatch.setattr(cutlass.build, "build", lambda *_: None)
+    kernel = types.SimpleNamespace(workspace_size=lambda *_: 4096)
+    monkeypatch.setattr(cutlass.cutlass_runtime, "load", lambda *_, **__: kernel)
     monkeypatch.setattr(cutlass_kernels, "prepare", lambda *_: {})
     monkeypatch.setattr(cutlass_kernels, "can_build", lambda: True)
     return found
@@ -531,3 +524,19 @@ def test_without_fusion_what_follows_has_a_kernel_of_its_own(calls: list[Call]) 
     (call,) = calls
     assert operations_of(call) == []
     assert len(lowered.kernels()) == 1
+
+
+def test_reports_say_what_a_kernel_takes_in(calls: list[Call]) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ w.t()) * 2.0
+        return torch.softmax(y, -1) @ v
+
+    with gemm_report.listen() as found:
+        lower(best, program, *linear(*XW, (384, 128)))
+        first, second = found()
+    assert first.record.operator == "fused"
+    assert first.fused == ("relu", "mul")
+    assert first.separate
+    assert all("cutlass_epilogue_fusion_enabled" in each for each in first.separate)
+    assert second.fused == second.separate == ()
+    assert "pingpong" in str(gemm_report.GemmReport("it", (first, second)))

@@ -18,7 +18,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
-from inductor_ext import cache, config, events, parts
+from inductor_ext import config, cutlass_runtime, events, parts
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
 from inductor_ext.templates import families
 from inductor_ext.templates.cutlass import build
@@ -370,7 +370,7 @@ def test_a_faulty_kernel_is_dropped_and_stock_s_path_is_taken(
 def _put_faulty(source: Any, launch: str) -> None:
     """Have another kernel in the store in the place of one."""
     toolchain = build.Toolchain.find()
-    store: cache.Store = cutlass_kernels.store(config.snapshot({}))
+    store = cutlass_runtime.store(config.snapshot({}))
     text = f"""#include <cstdint>
 __global__ void run(int* at) {{ *at = 1; }}
 extern "C" int64_t inductor_ext_workspace_size(void const*) {{ return 0; }}

@@ -38,7 +38,7 @@ from inductor_ext.lowerings import (
     row_maxima,
     weight_only,
 )
-from inductor_ext.lowerings.expressions import is_view
+from inductor_ext.lowerings.expressions import is_cast, is_view
 from inductor_ext.lowerings.fusion import Fusion, apply
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options, store
 from inductor_ext.selection.decision import Decision
@@ -162,7 +162,10 @@ class _Planner:
         self.device = device
         self.index = index
         self.rows = rows
-        self.options = cutlass_options.current()
+        from inductor_ext.lowerings import cutlass
+
+        nothing = cutlass_options.Options(wanted=False, tunes=False)
+        self.options = cutlass_options.current() if cutlass.supported() else nothing
         self.known: dict[GemmProblem, Decision] = {}
         self.fused: set[fx.Node] = set()
         """What fusions consist of that are not decided on yet."""
@@ -404,8 +407,10 @@ class _Planner:
         if isinstance(decision.config, CutlassConfig):
             assert site.reading is not None
             counters["inductor"]["cutlass_epilogue_fusion_counter"] += site.reading.epilogue_nodes
-            behind = (each for each in site.reading.nodes[1:] if not is_view(each))
-            fused = gemm_records.operators(behind)
+            inside = (
+                each for each in site.reading.nodes[1:] if not is_view(each) and not is_cast(each)
+            )
+            fused = gemm_records.operators(inside)
             call, options = cutlass_sites.apply(self.gm.graph, site.reading, gemm.cutlass)
             self._leave(call, problem, decision, options)
             call.meta[gemm_records.FUSED] = fused
