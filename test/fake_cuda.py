@@ -23,7 +23,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._inductor import config as inductor_config
 
-__all__ = ["Lowered", "device", "lower"]
+__all__ = ["Lowered", "device", "lower", "lower_cpp"]
 
 _PROPERTIES: dict[tuple[int, int], dict[str, Any]] = {
     (8, 0): {
@@ -135,6 +135,93 @@ def lower(
                 if not isinstance(error.inner_exception, _Stop):
                     raise
     return Lowered(seen.code, tuple(seen.choices))
+
+
+def lower_cpp(
+    function: Callable[..., Any],
+    *inputs: tuple[Sequence[int | str], torch.dtype] | torch.Tensor,
+    ahead: bool,
+    scratch: int = 0,
+    **configs: Any,
+) -> str:
+    """The module with C++, or the C++ alone, that the extension makes of a function for a GPU.
+
+    Args:
+        function, inputs, configs: as of `lower`.
+        ahead: whether it is compiled ahead of time.
+        scratch: bytes of global memory that a CTA of a Triton kernel is taken to need.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.codecache import CudaKernelParamCache
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    from inductor_ext import activation, config
+    from inductor_ext.cpp_wrapper import build, codegen
+
+    compile_inner, found = compile_fx.compile_fx_inner, []
+
+    def compile_cpp(*args: Any) -> Any:
+        return compile_inner(*args, cpp_wrapper=True)
+
+    def compile_artifact(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
+        assert isinstance(graph.wrapper_code, codegen.AotWrapper)
+        found.append(wrapper_code)
+        raise _Stop
+
+    with (
+        activation._scope(config.snapshot({})),
+        V.set_aot_compilation(ahead),
+        mock.patch.object(compile_fx, "compile_fx_inner", compile_cpp),
+        mock.patch.object(
+            PythonWrapperCodegen,
+            "generate_and_run_autotune_block",
+            lambda wrapper: _remember(wrapper, scratch),
+        ),
+        mock.patch.object(build, "compile_artifact", compile_artifact),
+        mock.patch.dict(CudaKernelParamCache.cache),
+    ):
+        lowered = lower(
+            function,
+            *inputs,
+            cpp_wrapper=True,
+            triton__store_cubin=True,
+            triton__autotune_at_compile_time=True,
+            **configs,
+        )
+    return found[0] if ahead else lowered.code
+
+
+def _remember(wrapper: Any, scratch: int) -> None:
+    """Note of a wrapper's kernels what is known when they are compiled, without compiling them."""
+    from torch._inductor.codecache import CudaKernelParamCache
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    known = {"DeviceProperties": DeviceProperties, "torch": torch}
+    for text in _texts(wrapper.kernel_autotune_defs.getvalue()):
+        if "@triton.jit" not in text:
+            continue
+        (kernel,) = (each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef))
+        given = {
+            each.arg: eval(ast.unparse(each.value), known)
+            for each in kernel.decorator_list[0].keywords  # type: ignore[attr-defined]
+        }
+        triton_meta, inductor_meta = given["triton_meta"], given["inductor_meta"]
+        signature = triton_meta["signature"]
+        names = [each.arg for each in kernel.args.args if signature[each.arg] != "constexpr"]
+        CudaKernelParamCache.cache[kernel.name] = {
+            "mangled_name": kernel.name,
+            "num_warps": given["num_warps"],
+            "shared_mem": 0,
+            "config": {},
+            "inductor_meta": inductor_meta,
+            "triton_meta": triton_meta,
+            "def_args": [*names, *inductor_meta["extra_launcher_args"]],
+            "call_args": names,
+            "global_scratch": scratch,
+            "profile_scratch": 0,
+            "cubin_path": f"{kernel.name}.cubin",
+        }
 
 
 def _argument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext import activation, compat
-from inductor_ext import config as settings
-from inductor_ext.cpp_wrapper import build, codegen
+from inductor_ext import compat
 from inductor_ext.selection import choose
 from inductor_ext.templates.config import GemmConfig
 
@@ -27,73 +24,16 @@ SCRATCH = 256
 """Bytes of the descriptors of a CTA: two, of 128 bytes each."""
 
 
-def remember(wrapper: Any) -> None:
-    """Note of a wrapper's kernels what is known when they are compiled, without compiling them."""
-    from torch._inductor.codecache import CudaKernelParamCache
-    from torch._inductor.runtime.hints import DeviceProperties
-
-    known = {"DeviceProperties": DeviceProperties, "torch": torch}
-    for text in fake_cuda._texts(wrapper.kernel_autotune_defs.getvalue()):
-        if "@triton.jit" not in text:
-            continue
-        (kernel,) = (each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef))
-        given = {
-            each.arg: eval(ast.unparse(each.value), known)
-            for each in kernel.decorator_list[0].keywords  # type: ignore[attr-defined]
-        }
-        triton_meta, inductor_meta = given["triton_meta"], given["inductor_meta"]
-        signature = triton_meta["signature"]
-        names = [each.arg for each in kernel.args.args if signature[each.arg] != "constexpr"]
-        CudaKernelParamCache.cache[kernel.name] = {
-            "mangled_name": kernel.name,
-            "num_warps": given["num_warps"],
-            "shared_mem": 0,
-            "config": {},
-            "inductor_meta": inductor_meta,
-            "triton_meta": triton_meta,
-            "def_args": [*names, *inductor_meta["extra_launcher_args"]],
-            "call_args": names,
-            "global_scratch": SCRATCH,
-            "profile_scratch": 0,
-            "cubin_path": f"{kernel.name}.cubin",
-        }
-
-
 def lower(*, ahead: bool, config: GemmConfig = TMA) -> str:
     """The C++ of a product of unknown rows, compiled ahead of time or not."""
-    from torch._inductor import compile_fx
-    from torch._inductor.codecache import CudaKernelParamCache
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-    from torch._inductor.virtualized import V
-
-    compile_inner, found = compile_fx.compile_fx_inner, []
-
-    def compile_cpp(*args: Any) -> Any:
-        return compile_inner(*args, cpp_wrapper=True)
-
-    def compile_artifact(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
-        assert isinstance(graph.wrapper_code, codegen.AotWrapper)
-        found.append(wrapper_code)
-        raise fake_cuda._Stop
-
-    with (
-        activation._scope(settings.snapshot({})),
-        choose.forced(lambda _: config),
-        V.set_aot_compilation(ahead),
-        mock.patch.object(compile_fx, "compile_fx_inner", compile_cpp),
-        mock.patch.object(PythonWrapperCodegen, "generate_and_run_autotune_block", remember),
-        mock.patch.object(build, "compile_artifact", compile_artifact),
-        mock.patch.dict(CudaKernelParamCache.cache),
-    ):
-        lowered = fake_cuda.lower(
+    with choose.forced(lambda _: config):
+        return fake_cuda.lower_cpp(
             lambda x, w: torch.relu(x @ w.t()),
             (("rows", 64), torch.bfloat16),
             ((64, 64), torch.bfloat16),
-            cpp_wrapper=True,
-            triton__store_cubin=True,
-            triton__autotune_at_compile_time=True,
+            ahead=ahead,
+            scratch=SCRATCH,
         )
-    return found[0] if ahead else lowered.code
 
 
 def launcher(code: str) -> str:
