@@ -20,13 +20,14 @@ import pytest
 import torch
 
 from inductor_ext import cache, exc, parts
-from inductor_ext.templates.cutlass import background, build
+from inductor_ext.cpp_wrapper.compiler import RUNTIME
+from inductor_ext.templates.cutlass import background, build, objects
 from inductor_ext.templates.cutlass.background import build_later
 from inductor_ext.templates.cutlass.build import Toolchain, build_all, built, is_built, jobs, key
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import render
 from inductor_ext.templates.cutlass.headers import Headers
-from inductor_ext.templates.cutlass.launch import Kernel, call
+from inductor_ext.templates.cutlass.launch import CUDA_ERRORS, Kernel, call
 from inductor_ext.templates.cutlass.source import (
     _CALL,
     Source,
@@ -471,6 +472,39 @@ def test_nvcc_builds_an_older_one_as_a_library() -> None:
         a, b, out = (torch.zeros(64, each, dtype=torch.bfloat16) for each in (k, k, 64))
         arguments = call(config, a, b.t(), out, [out[:1]], scalars=(1, 1), sms=1)
         assert kernel.workspace_size(arguments) == expected
+
+
+_MODEL = """
+#include <cstdint>
+extern "C" int64_t @_workspace_size(void const*);
+extern "C" int32_t @_run(void const*, void*, void*);
+extern "C" int64_t inductor_ext_workspace_size(void const* call) { return @_workspace_size(call); }
+extern "C" int32_t inductor_ext_run(void const* call, void* workspace, void* stream) {
+  return @_run(call, workspace, stream);
+}
+"""
+
+
+@pytest.mark.slow
+def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
+    """And needs nothing of CUDA's to be loaded."""
+    config, epilogue = CLASSES["old_addmm_row"]
+    made = source(config, epilogue)
+    code, kernel, model = (tmp_path / name for name in ("model.cpp", "kernel.o", "model.so"))
+    objects.link(made, real_store(), str(kernel))
+    code.write_text(_MODEL.replace("@", objects.symbol(made)))
+    exports = f"-Wl,--version-script={RUNTIME / 'exports.map'}"
+    command = ["g++", "-shared", "-fPIC", exports, "-o", model, code, kernel]
+    subprocess.run(command, check=True)
+    needed = subprocess.run(["ldd", model], capture_output=True, text=True, check=True).stdout
+    assert "cuda" not in needed
+    found = Kernel(ctypes.CDLL(str(model)), made.name)
+    a, b, out = (torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3))
+    arguments = call(config, a, b.t(), out, [out[:1]], scalars=(1, 1), sms=1)
+    assert found.workspace_size(arguments) == 0
+    if not torch.cuda.is_available():
+        # As far as the first call of CUDA's.
+        assert found.run(arguments, 0, 0) > CUDA_ERRORS
 
 
 @pytest.mark.slow

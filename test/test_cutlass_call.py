@@ -21,10 +21,13 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
-from inductor_ext import cutlass_runtime, exc
+from inductor_ext import activation, cutlass_runtime, exc
+from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
 from inductor_ext.templates.cutlass import objects
 from inductor_ext.templates.cutlass.build import Toolchain
+from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import FUNCTIONS
+from inductor_ext.templates.problem import GemmProblem
 from test.cutlass_calls import (
     CONFIG,
     WITH_WORKSPACE,
@@ -225,6 +228,94 @@ class TestRuntime:
 
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(run, range(4)))
+
+
+HALF = torch.bfloat16
+
+
+def product(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What `gpu_code` compiles, of rows whose number is not known."""
+    return torch.relu(torch.nn.functional.linear(x, w, b)) / x.shape[0]
+
+
+def gpu_code(ahead: bool | None, *, splits: bool, rows: int | str = "rows") -> str:
+    """What is generated for a GPU: Python, or C++ compiled ahead of time or not."""
+    pytest.importorskip("triton")
+    from test import fake_cuda
+    from test.gemm_problems import device
+
+    def rule(problem: GemmProblem) -> CutlassConfig | None:
+        if problem.epilogue.tree is None:
+            return None
+        ranked = cutlass_options.Options(limit=100).rank(problem, device("NVIDIA H200"))
+        wanted = (config for config, _ in ranked if config.has_workspace == splits)
+        return dataclasses.replace(next(wanted), swizzle=1, raster="heuristic")
+
+    inputs = ((rows, 256), HALF), ((384, 256), HALF), ((384,), HALF)
+    options: dict[str, Any] = {
+        "max_autotune_gemm_backends": "ATEN,CUTLASS",
+        "cutlass__cutlass_epilogue_fusion_enabled": True,
+    }
+    with (
+        choose.forced(rule),
+        mock.patch.object(cutlass_kernels, "prepare", return_value={}),
+        mock.patch.object(cutlass_kernels, "can_build", return_value=True),
+    ):
+        if ahead is not None:
+            return fake_cuda.lower_cpp(product, *inputs, ahead=ahead, **options)
+        with activation._scope(inductor_ext.config.snapshot({})):
+            return fake_cuda.lower(product, *inputs, **options).code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+class TestGpuCode:
+    def test_python_launches_on_the_current_stream(self) -> None:
+        (launch,) = launches(gpu_code(None, splits=False, rows=512))
+        x, w, b = (f"arg{index}_1.data_ptr()" for index in range(3))
+        assert launch == (
+            "cutlass_kernel_0(get_raw_stream(0), 0, (512, 384, 256, 1, 1, 0, 1, 132), "
+            f"{x}, 256, 0, {w}, 256, 0, buf0.data_ptr(), 384, 0, {b}, 0, 0, 512.00000000000000)"
+        )
+
+    def test_python_takes_a_workspace_of_the_size_that_the_kernel_tells(self) -> None:
+        code = gpu_code(None, splits=True, rows=512)
+        (launch,) = launches(code)
+        assert "workspace_0 = empty_strided_cuda((2048, ), (1, ), torch.uint8)" in code
+        assert launch.startswith("cutlass_kernel_0(get_raw_stream(0), workspace_0.data_ptr(), (")
+        # Of unknown rows there is a branch for each kernel, which asks.
+        found = launches(gpu_code(None, splits=True))
+        asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(get_raw_stream\(0\), 'cuda:0', \(")
+        assert found
+        assert all(asking.match(each) for each in found)
+
+    def test_cpp_takes_stream_and_device_from_where_it_runs(self) -> None:
+        found = {
+            (ahead, splits): [
+                line
+                for line in gpu_code(ahead, splits=splits, rows=512).splitlines()
+                if line.strip().startswith("inductor_ext_cutlass::launch")
+            ]
+            for ahead in (False, True)
+            for splits in (False, True)
+        }
+        begin = "{static_cast<float>(512."
+        ends = {key: line.strip().split(begin)[1] for key, (line,) in found.items()}
+        zeros = "0" * 14
+        assert ends == {
+            (False, False): f"{zeros})}}, inductor_ext_cutlass::current_stream(0), nullptr);",
+            (False, True): (
+                f"{zeros})}}, inductor_ext_cutlass::current_stream(0), workspace_0.data_ptr());"
+            ),
+            # The GPU may be another one.
+            (True, False): f"{zeros})}}, stream, nullptr);",
+            (True, True): (
+                f"{zeros})}}, stream, aoti_torch_device_type_cuda(), this->device_idx_);"
+            ),
+        }
+        sizes = "static_cast<int32_t>(512L), static_cast<int32_t>(384L), static_cast<int32_t>(256L)"
+        for (ahead, _), (line,) in found.items():
+            assert f"{{{sizes}, " in line
+            assert f"static_cast<int32_t>({0 if ahead else 132}L)}}, {{{{arg0_1.data_ptr()," in line
 
 
 @pytest.mark.parametrize(
