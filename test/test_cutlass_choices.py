@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     kernel = types.SimpleNamespace(workspace_size=lambda *_: 4096)
     monkeypatch.setattr(cutlass.cutlass_runtime, "load", lambda *_, **__: kernel)
     monkeypatch.setattr(cutlass_kernels, "prepare", lambda *_: {})
-    monkeypatch.setattr(cutlass_kernels, "can_build", lambda: True)
+    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
     return found
 
 
@@ -500,6 +500,25 @@ def test_the_product_and_what_follows_are_both_stored(calls: list[Call]) -> None
     assert [str(each.dtype) for each in call.layouts] == ["torch.bfloat16"] * 2
     assert counters["inductor"]["cutlass_epilogue_fusion_counter"] == before + 1
     assert not lowered.kernels()
+
+
+def test_what_cannot_be_expressed_is_left_out(calls: list[Call]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x @ w.t()
+        z = torch.relu(y)
+        return y, z, torch.sin(z * torch.sigmoid(z)) + y
+
+    lower(best, function, *linear(*XW))
+    (call,) = calls
+    assert operations_of(call) == ["relu"]
+    # What is only on the way to the sine is not stored.
+    assert len(call.layouts) == 2
+
+    calls.clear()
+    lower(best, lambda x, w: torch.sin(y := torch.relu(x @ w.t())) * y, *linear(*XW))
+    (call,) = calls
+    assert operations_of(call) == ["relu"]
+    assert len(call.layouts) == 1
 
 
 def test_a_sequence_is_computed_as_rows(calls: list[Call]) -> None:

@@ -196,8 +196,9 @@ class _Reader:
         """What follows the accumulators of a product whose b is dequantised: scales, and a bias."""
         prologue, rest = fusion.problem.prologue, list(fusion.inputs[2:])
         assert prologue is not None
-        if prologue.scales not in ("none", "tensor", "column") or prologue.zero_points:
-            raise NotExpressible("scales in groups, or zero points")
+        plain = prologue.kind == "dequantize" and not prologue.zero_points
+        if prologue.scales not in ("none", "tensor", "column") or not plain:
+            raise NotExpressible("scales in groups, zero points, or rows that are normalised")
         found = ACCUMULATOR
         if prologue.scales != "none":
             scale, view = rest.pop(0), fusion.views[1]

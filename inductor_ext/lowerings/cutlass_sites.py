@@ -86,7 +86,7 @@ def _is_computed(node: fx.Node, product: fx.Node) -> bool:
 
 
 def readings(
-    node: fx.Node, problem: GemmProblem, fusion: Fusion | None = None
+    node: fx.Node, problem: GemmProblem, fusion: Fusion | None = None, *, fuses: bool = True
 ) -> Iterator[Reading]:
     """What CUTLASS kernels could do at a place, most of it first.
 
@@ -94,17 +94,17 @@ def readings(
         node: a product, or the only output of a fusion.
         problem: of the node, with all of the epilogue or without.
         fusion: where b is dequantised.
+        fuses: whether anything but the product itself is asked for.
     """
     if problem.parts or (fusion is not None and problem.operation != "mixed"):
         return
-    several = epilogues.spread(node)
-    single = epilogues.region(node)
-    candidates = [several] if len(several) > len(single) else []
-    candidates += [single[:end] for end in range(len(single), 0, -1)]
-    for nodes in candidates:
-        inside = set(nodes)
-        outputs = [each for each in nodes if not set(each.users) <= inside]
-        if len(outputs) > 1 and nodes is not several:
+    whole = epilogues.spread(node) if fuses else [node]
+    needed = set(_used_outside(whole))
+    for end in range(len(whole), 0, -1):
+        nodes = whole[:end]
+        outputs = _used_outside(nodes)
+        if len(outputs) > 1 and not needed.issuperset(outputs):
+            # What is only on the way to something else is not stored besides.
             continue
         # What is computed last is the kernel's own.
         outputs.reverse()
@@ -115,6 +115,11 @@ def readings(
         grouped = problem.operation == "grouped"
         if obstacle(fused.epilogue, problem.accumulator, grouped) is None:
             yield Reading(tuple(nodes), tuple(outputs), fused, fusion, len(nodes) == 1)
+
+
+def _used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    inside = set(nodes)
+    return [each for each in nodes if not set(each.users) <= inside]
 
 
 def apply(

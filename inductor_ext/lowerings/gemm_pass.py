@@ -227,9 +227,8 @@ class _Planner:
         """A site with what a CUTLASS kernel would do there, if one is wanted at any size."""
         if not self.options.wanted or site.others or len(site.outputs) > 1:
             return site
-        for reading in cutlass_sites.readings(site.outputs[0], site.problem, site.fusion):
-            if not (reading.own or self.options.fuses):
-                continue
+        (output,), fuses = site.outputs, self.options.fuses
+        for reading in cutlass_sites.readings(output, site.problem, site.fusion, fuses=fuses):
             found = dataclasses.replace(site, reading=reading, covered=self._is_wanted)
             if not choose.is_forced():
                 return found
