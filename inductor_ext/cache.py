@@ -387,7 +387,7 @@ class Store:
             if lock is not None:
                 lock.release()
 
-    def keys(self) -> list[str]:
+    def entry_keys(self) -> list[str]:
         """The keys of all entries, in order; whether their files are intact is not looked at."""
         with self._degrading("read"):
             return sorted(key for _, _, key in self._listing())

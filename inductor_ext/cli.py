@@ -42,6 +42,11 @@ COMMANDS = (
         "inductor_ext.report.artifacts",
     ),
     Command(
+        "cutlass",
+        "build CUTLASS kernels ahead, list or remove them",
+        "inductor_ext.report.cutlass",
+    ),
+    Command(
         "diff",
         "say what differs between two packages",
         "inductor_ext.report.artifact_diff",

@@ -97,7 +97,7 @@ def generation(settings: Settings) -> str:
     able = missing() is None
     if able and not settings.cutlass_background:
         return "all"
-    there = "".join(cutlass_runtime.store(settings).keys())
+    there = "".join(cutlass_runtime.store(settings).entry_keys())
     return f"{able}-{hashlib.sha256(there.encode()).hexdigest()[:16]}"
 
 

@@ -1,0 +1,183 @@
+"""`inductor-ext cutlass`: which kernels are built ahead, and what is said of those in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("triton")
+
+from inductor_ext import cache, cli, exc
+from inductor_ext.lowerings import cutlass_sites, problems
+from inductor_ext.report import cutlass
+from inductor_ext.templates.cutlass import build
+from inductor_ext.templates.cutlass.source import Source
+from test.gemm_graphs import lowered_graph, tensor
+
+SIZES = [(512, 384, 256)]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Store:
+    """An empty one, which the command uses."""
+    monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path))
+    return cache.Store(cache.kernel_folder(str(tmp_path)), 1 << 30)
+
+
+def fill(store: cache.Store, source: Source, size: int = 1000) -> None:
+    with store.publish(build.key(source)) as folder:
+        (folder / build.FILES["library"]).write_bytes(bytes(size))
+        details = {
+            "name": source.name,
+            "architecture": source.architecture,
+            "nvcc": "13.0.88",
+            "cutlass": "4.2.0",
+            "seconds": 31.5,
+        }
+        (folder / build.DETAILS).write_text(json.dumps(details))
+
+
+def listed(output: str) -> list[tuple[str, str, str]]:
+    """State, name and purpose of each kernel of a dry run."""
+    rows = [line.split("  ", 2) for line in output.splitlines()[:-1]]
+    return [(state, name, purpose.strip("()")) for state, name, purpose in rows]
+
+
+class TestBuild:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+    @pytest.mark.parametrize(
+        ("epilogue", "function"),
+        [
+            ("none", lambda x, w, b, r: functional.linear(x, w)),
+            ("bias", lambda x, w, b, r: functional.linear(x, w, b)),
+            ("bias+gelu", lambda x, w, b, r: functional.gelu(functional.linear(x, w, b))),
+            ("silu", lambda x, w, b, r: functional.silu(functional.linear(x, w))),
+            ("bias+residual", lambda x, w, b, r: functional.linear(x, w, b) + r),
+        ],
+    )
+    def test_kernels_are_those_that_a_compile_asks_for(
+        self, epilogue: str, function: Callable[..., Any]
+    ) -> None:
+        graph = lowered_graph(
+            function, tensor(512, 256), tensor(384, 256), tensor(384), tensor(512, 384)
+        )
+        (node,) = filter(problems.is_product, graph.nodes)
+        problem = problems.problem_of(node)
+        assert problem is not None
+        asked = next(cutlass_sites.readings(node, problem)).told(problem)
+        assert list(cutlass._problems("bf16", "rc", epilogue, SIZES)) == [asked]
+
+    def test_classes_are_multiplied(
+        self, store: cache.Store, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        wanted = ["--dtype", "bf16,fp8", "--epilogue", "none,bias+relu", "--kernels", "1"]
+        sizes = ["--gemm", "4096x4096x4096,8192x8192x4096"]
+        assert cli.main(["cutlass", "build", "--arch", "sm_90a", *wanted, *sizes, "--dry-run"]) == 0
+        output = capsys.readouterr().out
+        rows = listed(output)
+        purposes = {"bf16 rc none", "bf16 rc bias+relu", "fp8 rc none", "fp8 rc bias+relu"}
+        assert {purpose for _, _, purpose in rows} == purposes
+        assert all("sm90" in name for _, name, _ in rows)
+        assert {state for state, _, _ in rows} == {"to do"}
+        assert output.splitlines()[-1].startswith(f"{len(rows)} kernels of {len(rows)}")
+        assert str(store.folder) in output
+        assert not store.folder.exists()
+
+    @pytest.mark.parametrize(
+        ("arch", "part"), [("sm_80", "bf16_s16816gemm"), ("86", "bf16_s16816gemm")]
+    )
+    def test_older_architectures_have_kernels_of_their_own(
+        self, arch: str, part: str, store: cache.Store
+    ) -> None:
+        parser = cutlass.argparse.ArgumentParser()
+        cutlass.add_arguments(parser)
+        arguments = parser.parse_args(["build", "--arch", arch, "--gemm", "4096x4096x4096"])
+        found = cutlass._ranked(arguments)
+        assert {each.architecture for each in found} == {arch.removeprefix("sm_")}
+        assert all(part in each.name for each in found)
+
+    def test_what_is_there_is_not_built_again_and_needs_no_nvcc(
+        self,
+        store: cache.Store,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        first, second = (Source(f"kernel_{i}", f"text {i}", "90a") for i in range(2))
+        monkeypatch.setattr(cutlass, "_ranked", lambda _: {first: "a purpose", second: "another"})
+        fill(store, first)
+        asked: list[Source] = []
+
+        def built(source: Source, *_: Any, **__: Any) -> None:
+            asked.append(source)
+            raise exc.KernelBuildError(kernel=source.name, why="it is a test")
+
+        toolchain = build.Toolchain(
+            "nvcc", "13.0.88", cutlass_headers(), "c++", Path("libcudart_static.a")
+        )
+        monkeypatch.setattr(build, "build", built)
+        monkeypatch.setattr(build.Toolchain, "find", lambda: toolchain)
+        assert cli.main(["cutlass", "build", "--arch", "90a"]) == 1
+        output = capsys.readouterr().out
+        assert asked == [second]
+        assert "1 kernel to build, 1 built before" in output
+        assert "[1/1]" in output
+        assert "  kernel_1  FAILED: " in output
+        fill(store, second)
+        monkeypatch.setattr(build.Toolchain, "find", lambda: pytest.fail("it looks for nvcc"))
+        assert cli.main(["cutlass", "build", "--arch", "90a"]) == 0
+        assert "0 kernels to build, 2 built before" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "part"),
+        [
+            (["--arch", "90a", "--dtype", "bf17"], "bf17"),
+            (["--arch", "90a", "--layout", "xy"], "xy"),
+            (["--arch", "90a", "--epilogue", "bias+swish"], "swish"),
+            (["--arch", "90a", "--gemm", "4096x4096"], "4096x4096"),
+            (["--arch", "75"], "--device"),
+            (["--device", "Voodoo"], "Voodoo"),
+            ([], "--arch"),
+        ],
+    )
+    def test_what_names_nothing_is_an_error(
+        self, arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["cutlass", "build", *arguments]) == 2
+        assert part in capsys.readouterr().err
+
+
+def cutlass_headers() -> Any:
+    from inductor_ext.templates.cutlass.headers import Headers
+
+    return Headers(Path("cutlass"), (4, 2, 0))
+
+
+def test_kernels_are_listed_and_removed(
+    store: cache.Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [Source(f"kernel_{i}", "", "90a") for i in range(3)]
+    for each in sources:
+        fill(store, each, 100_000)
+    assert cli.main(["cutlass", "show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines[:3]] == ["kernel_0", "kernel_1", "kernel_2"]
+    assert "sm_90a" in lines[0]
+    assert "31.5 s" in lines[0]
+    assert lines[3].startswith("3 kernels")
+    assert cli.main(["cutlass", "show", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in told["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
+    # What somebody reads stays.
+    with store.get(build.key(sources[0])):
+        assert cli.main(["cutlass", "clean"]) == 0
+    assert store.entry_keys() == [build.key(sources[0])]
+    assert "removed 0.2 MiB" in capsys.readouterr().out
+    assert cli.main(["cutlass", "clean", "--max-bytes", "1 MiB"]) == 0
+    assert len(store.entry_keys()) == 1
+    assert cli.main(["cutlass", "clean", "--max-bytes", "much"]) == 2
