@@ -449,8 +449,7 @@ def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_a
     settings = {"cutlass_background": True, "artifact_cache_dir": str(tmp_path)}
     both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
     with config.patch(**settings):
-        lowered = compiled(plain, *linear(*XW), folder=tmp_path, **both)
-        assert "extern_kernels.mm(" in lowered.code
+        compiled(plain, *linear(*XW), folder=tmp_path, **both)
         assert not calls
         there.append(True)
         compiled(plain, *linear(*XW), folder=tmp_path, **both)
