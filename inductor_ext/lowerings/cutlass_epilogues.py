@@ -142,8 +142,8 @@ class _Reader:
             raise NotExpressible(f"{node.target} with {node.args} and {node.kwargs}") from None
 
     def operand(self, node: fx.Node) -> Node:
-        """The value of the only tensor that a node reads."""
-        (given,) = node.all_input_nodes
+        """The value of the only tensor that a node reads, beside sizes."""
+        given = node.all_input_nodes[0]
         return self.value(given) if given in self.region else self.input(given, node)
 
     def argument(self, argument: Any, reader: fx.Node) -> Any:
