@@ -494,7 +494,7 @@ def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
     objects.link(made, real_store(), str(kernel))
     code.write_text(_MODEL.replace("@", objects.symbol(made)))
     exports = f"-Wl,--version-script={RUNTIME / 'exports.map'}"
-    command = ["g++", "-shared", "-fPIC", exports, "-o", model, code, kernel]
+    command = ["g++", "-shared", "-fPIC", exports, "-o", *map(str, (model, code, kernel))]
     subprocess.run(command, check=True)
     needed = subprocess.run(["ldd", model], capture_output=True, text=True, check=True).stdout
     assert "cuda" not in needed
