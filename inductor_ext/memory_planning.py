@@ -472,9 +472,10 @@ _FALLBACKS = (
 )
 
 _OPERATOR = re.compile(
-    r"^(?!\s*(?:assert_|#|//|del )).*\b(?:torch\.ops\.|aten\.|aoti_torch_proxy_executor)"
+    r"^(?!\s*(?:assert_|#|//|del ))"
+    r".*\b(?:torch\.ops\.|aten\.|aoti_torch_proxy_executor|(?:launch_)?with_workspace\()"
 )
-"""A line of text that calls an operator."""
+"""A line of text that calls an operator, or a kernel that has memory allocated."""
 
 
 def _flat(outputs: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
 from inductor_ext import activation, cutlass_runtime, exc
+from inductor_ext.memory_planning import _OPERATOR
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
 from inductor_ext.templates.cutlass import objects
 from inductor_ext.templates.cutlass.build import Toolchain
@@ -114,6 +115,8 @@ class TestPython:
                 check(function(*inputs(31)), *inputs(31))
         first, _ = launches(code)
         assert re.match(r"cutlass_kernel_0\.with_workspace\(0, 'cpu', \(\(-1\) \+ s\d+, s", first)
+        # To the memory planner, it is a kernel that may need more than is known.
+        assert _OPERATOR.search(first)
 
     @pytest.mark.parametrize("used", [0, 1])
     def test_an_output_that_nobody_reads(self, used: int) -> None:

@@ -38,7 +38,7 @@ def supported() -> bool:
     """
     from torch._inductor import config
 
-    return not getattr(config, "fx_wrapper", False)
+    return not config.fx_wrapper
 
 
 def call(
