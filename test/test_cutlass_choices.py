@@ -460,6 +460,7 @@ def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_a
     tuned: Tuned, calls: list[Call], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[bool] = []
+    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
     monkeypatch.setattr(
         background, "build_later", lambda sources, _: [] if there else list(sources)
     )
@@ -479,14 +480,22 @@ def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_a
     assert [each.epilogue.tree is None for each in tuned.asked] == [True, False]
 
 
-def test_a_compile_is_another_one_once_kernels_are_there(tmp_path: Any) -> None:
+def test_a_compile_is_another_one_once_kernels_are_there(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
     settings = config.snapshot({"cutlass_background": True, "artifact_cache_dir": str(tmp_path)})
     empty = cutlass_kernels.generation(settings)
     with cutlass_runtime.store(settings).publish("0" * 64) as folder:
         (folder / "kernel.so").touch()
     assert cutlass_kernels.generation(settings) != empty
+    # Who waits for them gets the same in any case; who cannot build them does not.
     waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
-    assert cutlass_kernels.generation(waiting) in ("all", cutlass_kernels.generation(settings))
+    assert cutlass_kernels.generation(waiting) == "all"
+    monkeypatch.setattr(cutlass_kernels, "missing", lambda: "there is no nvcc")
+    found = {cutlass_kernels.generation(each) for each in (waiting, settings)}
+    assert len(found) == 1
+    assert not found & {"all", empty}
 
 
 # --- what a kernel takes of the graph ---
