@@ -387,6 +387,25 @@ class Store:
             if lock is not None:
                 lock.release()
 
+    @contextlib.contextmanager
+    def try_lock(self, key: str) -> Iterator[bool]:
+        """As `lock`, without waiting; yields whether it is held now, by nobody else.
+
+        Raises:
+            ValueError: see `get`.
+        """
+        import filelock
+
+        self._entry(key)
+        with contextlib.ExitStack() as stack:
+            held = False
+            with self._degrading("locked"), contextlib.suppress(filelock.Timeout):
+                self._make(self._locks)
+                lock = filelock.FileLock(self._locks / key)
+                stack.enter_context(lock.acquire(timeout=0))
+                held = True
+            yield held
+
     def entry_keys(self) -> list[str]:
         """The keys of all entries, in order; whether their files are intact is not looked at."""
         with self._degrading("read"):

@@ -393,6 +393,15 @@ def test_a_lock_ends_with_its_process(store: cache.Store) -> None:
         assert taken.is_set()
 
 
+def test_a_lock_can_be_tried(store: cache.Store) -> None:
+    with store.try_lock(KEY) as held, store.try_lock(KEY) as again:
+        assert (held, again) == (True, False)
+    with store.lock(KEY), store.try_lock(KEY) as held:
+        assert not held
+    with store.try_lock(KEY) as held:
+        assert held
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_processes_killed_at_any_moment_break_nothing(store: cache.Store, seed: int) -> None:
     kills = 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -16,7 +17,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 from inductor_ext import cache
 from inductor_ext.templates.cutlass import build
@@ -86,31 +86,18 @@ def _start(sources: list[Source], store: cache.Store, toolchain: build.Toolchain
     _started[:] = [each for each in (*_started, process) if each.poll() is None]
 
 
-def _claim(source: Source, store: cache.Store) -> Any:
-    """A lock that says who is going to build a kernel; it ends with the process that holds it."""
-    import filelock
-
-    folder = store.folder / "builds"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return filelock.FileLock(folder / f"{build.key(source)[:32]}.claim", timeout=0)
+def _claim(source: Source) -> str:
+    """Whose lock says that somebody is going to build a kernel; it ends with his process."""
+    return hashlib.sha256(f"to be built: {build.key(source)}".encode()).hexdigest()
 
 
 def _is_claimed(source: Source, store: cache.Store) -> bool:
-    import filelock
-
-    try:
-        with _claim(source, store):
-            return False
-    except filelock.Timeout:
-        return True
-    except OSError:
-        # Nothing can be written to the store: nothing can be built into it, either.
-        return True
+    """Whether a kernel is taken on, or can be by nobody, as nothing can be written to the store."""
+    with store.try_lock(_claim(source)) as held:
+        return not held
 
 
 def _main() -> None:
-    import filelock
-
     # By the time that it is killed, nobody is there to end compilers.
     signal.signal(signal.SIGTERM, lambda *_: build.end_compilers())
     os.nice(_NICE)
@@ -129,8 +116,7 @@ def _main() -> None:
         mine = []
         for each in request["sources"]:
             source = Source(**each)
-            with contextlib.suppress(filelock.Timeout, OSError):
-                stack.enter_context(_claim(source, store))
+            if stack.enter_context(store.try_lock(_claim(source))):
                 mine.append(source)
         build.build_all(mine, store, toolchain)
 
