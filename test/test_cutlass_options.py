@@ -9,7 +9,10 @@ import torch._inductor.config as inductor_config
 
 from inductor_ext import exc
 from inductor_ext.selection.cutlass_options import Options, current
+from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.config import Filter
+from inductor_ext.templates.cutlass.epilogue import identity
+from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.problem import GemmProblem
 from test.gemm_problems import device
 
@@ -103,6 +106,25 @@ def test_tma_only_and_levels() -> None:
     assert wide.level == 9999
     assert len(names(wide)) == 2
     assert names(asked(cutlass__cutlass_op_allowlist_regex="_2x2x1_")) == []
+
+
+@pytest.mark.parametrize("section", ["cutlass", "cuda"])
+def test_nvcc_is_told_what_inductor_s_settings_ask_for(section: str) -> None:
+    plain, fast = asked(), asked(**{f"{section}__use_fast_math": True})
+    both = asked(cutlass__use_fast_math=True, cutlass__enable_debug_info=True)
+    assert (plain.flags, fast.flags) == ((), ("--use_fast_math",))
+    assert both.flags == ("--use_fast_math", "-lineinfo")
+    (config, _), *_ = both.rank(LINEAR, H200)
+    made = source(config, identity("bfloat16"))
+    for half in build._flags(made, "device"), build._flags(made, "host"):
+        assert {"--use_fast_math", "-lineinfo"} <= set(half)
+    # Such a kernel is another one, and not used where nobody asks for it.
+    assert both.allows(config)
+    assert not plain.allows(config)
+    other = source(plain.rank(LINEAR, H200)[0][0], identity("bfloat16"))
+    assert other.name != made.name
+    assert build.key(other) != build.key(made)
+    assert len({each.circumstances for each in (plain, fast, both)}) == 3
 
 
 def test_an_epilogue_is_fused_if_the_user_says_so() -> None:

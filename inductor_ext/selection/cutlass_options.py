@@ -2,9 +2,9 @@
 
 The settings keep their meaning: `cutlass_backend_min_gemm_size`, `cutlass_op_allowlist_regex` and
 `_denylist_regex`, `cutlass_max_profiling_configs`, `cutlass_max_profiling_swizzle_options`,
-`cutlass_instantiation_level`, `cutlass_enabled_ops`, `cutlass_tma_only` and
-`cutlass_epilogue_fusion_enabled`. Each is taken from `torch._inductor.config.cutlass` or, under its
-older name, from `torch._inductor.config.cuda`.
+`cutlass_instantiation_level`, `cutlass_enabled_ops`, `cutlass_tma_only`,
+`cutlass_epilogue_fusion_enabled`, `use_fast_math` and `enable_debug_info`. Each is taken from
+`torch._inductor.config.cutlass` or, under its older name, from `torch._inductor.config.cuda`.
 
 `cutlass_prescreening` makes no difference: it is there to keep swizzles of slow kernels from being
 measured, and here the model chooses kernels and their swizzle before anything is measured.
@@ -66,6 +66,8 @@ class Options:
     """Whether epilogues are fused."""
     alone: bool = False
     """Whether Triton is not among the backends."""
+    flags: tuple[str, ...] = ()
+    """Further arguments of nvcc."""
 
     def covers(self, problem: GemmProblem) -> bool:
         """Whether a GEMM is to have CUTLASS kernels at all."""
@@ -84,12 +86,14 @@ class Options:
         """Whether a configuration is none of CUTLASS, or one that the user lets in."""
         if not isinstance(config, CutlassConfig):
             return True
-        return self.only.passes(config.name) and (not self.tma_only or config.epilogue == "tma")
+        stores = not self.tma_only or config.epilogue == "tma"
+        return self.only.passes(config.name) and stores and config.flags == self.flags
 
     @property
     def circumstances(self) -> str:
         """A word that is another one where other kernels are candidates."""
-        told = (self.only, self.limit, self.swizzles, self.level, self.tma_only, self.alone)
+        launches = (self.limit, self.swizzles, self.level)
+        told = (self.only, *launches, self.tma_only, self.alone, self.flags)
         return f"{template_digest('cutlass')}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
 
     def rank(self, problem: GemmProblem, device: Device) -> list[tuple[CutlassConfig, float]]:
@@ -99,9 +103,10 @@ class Options:
         return list(_ranked(self, problem, device))
 
     def launched(self, config: CutlassConfig) -> CutlassConfig:
-        """A configuration with a swizzle of those that are allowed."""
+        """A configuration with a swizzle of those that are allowed, and compiled as is asked."""
         allowed = [each for each in self.swizzles if each <= config.swizzle]
-        return replace(config, swizzle=max(allowed or self.swizzles[:1] or (config.swizzle,)))
+        swizzle = max(allowed or self.swizzles[:1] or (config.swizzle,))
+        return replace(config, swizzle=swizzle, flags=self.flags)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -143,7 +148,12 @@ def current() -> Options:
         bool(_setting("cutlass_tma_only")),
         bool(_setting("cutlass_epilogue_fusion_enabled")),
         not choose.is_asked("TRITON"),
+        tuple(flag for name, flag in _FLAGS.items() if _setting(name)),
     )
+
+
+_FLAGS = {"use_fast_math": "--use_fast_math", "enable_debug_info": "-lineinfo"}
+"""nvcc's arguments by the setting that asks for them."""
 
 
 def _setting(name: str) -> Any:

@@ -47,7 +47,7 @@ from typing import Literal, NoReturn
 
 from inductor_ext import cache, exc, parts
 from inductor_ext.templates.cutlass import headers
-from inductor_ext.templates.cutlass.source import Source
+from inductor_ext.templates.cutlass.source import FLAGS, Source
 
 __all__ = [
     "DETAILS",
@@ -201,6 +201,9 @@ def _flags(source: Source, half: Half) -> list[str]:
         # CUTLASS has annotations on functions that need none.
         "-diag-suppress=20012",
     ]
+    first = source.text.partition("\n")[0]
+    if first.startswith(FLAGS):
+        found += first.removeprefix(FLAGS).split()
     if half == "device":
         return [*found, "-DINDUCTOR_EXT_DEVICE", "-cubin"]
     return [*found, "-c", "-Xcompiler=-fPIC,-fvisibility=hidden"]

@@ -116,6 +116,8 @@ class CutlassConfig:
     swap: bool = False
     target: int = 0
     """Capability of the devices that it is built for, as in 86 for 8.6; 0 becomes `arch`."""
+    flags: tuple[str, ...] = ()
+    """Further arguments of nvcc."""
     split_k: int = 1
     """CTAs that divide K of a tile; costs no compile."""
     swizzle: int = 1

@@ -93,11 +93,16 @@ def source(config: CutlassConfig, epilogue: Epilogue) -> Source:
         body = _specialized(config, rendered)
     else:
         body = _multistage(config, rendered)
+    if config.flags:
+        body = f"{FLAGS}{' '.join(config.flags)}\n{body}"
     digest = hashlib.sha256(f"{config.architecture}\0{body}".encode()).hexdigest()[:8]
     name = f"{config.name}_{digest}"
     text = body.replace(_NAME, name)
     return Source(name, text, config.architecture)
 
+
+FLAGS = "// nvcc: "
+"""What the first line of a source begins with that has further arguments of nvcc."""
 
 _NAME = "@NAME@"
 
