@@ -192,6 +192,16 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[Given], str | None]] = {
         linear(*XW),
         "relu mul",
     ),
+    "scaled residual": (
+        lambda x, w, r: torch.add(torch.relu(x @ w.t()), r, alpha=0.3),
+        linear(*XW, (512, 384)),
+        "relu mul add",
+    ),
+    "a value and what is computed of it": (
+        lambda x, w: ((y := torch.square(x @ w.t())), y / (torch.abs(y) + 1)),
+        linear(*XW),
+        "square abs add truediv",
+    ),
     "sequence": (
         lambda x, w, b, r: functional.silu(functional.linear(x, w, b)) + r,
         linear((4, 128, 256), (384, 256), (384,), (4, 128, 384)),

@@ -53,6 +53,8 @@ class Fused:
     """The epilogue's parameters: numbers, and nodes of numbers that only a call knows."""
     views: Mapping[fx.Node, View] = field(default_factory=dict)
     """How inputs are seen that are seen otherwise than they are."""
+    outputs: tuple[fx.Node, ...] = field(default=(), compare=False)
+    """Whose values are stored, in the epilogue's order."""
 
 
 def read(
@@ -65,7 +67,8 @@ def read(
 
     Args:
         nodes: a product and the pointwise nodes behind it, in the graph's order.
-        outputs: those whose tensors are stored, the first as the product's own; by default the
+        outputs: those whose tensors are stored, in any order: that for which most is computed is
+            the first, so that equal epilogues are equal however nodes are ordered. By default the
             last node.
         hints: as of `problems.problem_of`.
         fusion: whose output the first node is, where b is dequantised.
@@ -74,9 +77,26 @@ def read(
         NotExpressible: a kernel cannot compute it.
     """
     try:
-        return _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
+        found = _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
+        if len(found.outputs) == 1:
+            return found
+        stored = zip(found.outputs, found.epilogue.outputs, strict=True)
+        order = {node: _rank(dtype, value, found.epilogue) for node, (dtype, value) in stored}
+        return _Reader(nodes, sorted(order, key=order.__getitem__), hints, fusion).fused()
     except problems.NotCovered as reason:
         raise NotExpressible(str(reason)) from None
+
+
+def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
+    """What outputs are ordered by: nothing that depends on the order in which they were read."""
+    steps = [*Epilogue(((dtype, value),)).nodes()]
+    told = [
+        (each.operation, each.value, str(epilogue.inputs[each.index : each.index + 1]))
+        if each.operation == "read"
+        else (each.operation, each.value, each.dtype)
+        for each in steps
+    ]
+    return -len(steps), dtype, told
 
 
 class _Reader:
@@ -109,7 +129,8 @@ class _Reader:
         if len(values) > 1:
             columns = problems.sizes(problems.value_of(self.product).shape, self.hints)[-1]
             found = replace(found, alignment=math.gcd(columns, 16))
-        return Fused(found, tuple(self.inputs), tuple(self.scalars), self.views)
+        inputs, scalars = tuple(self.inputs), tuple(self.scalars)
+        return Fused(found, inputs, scalars, self.views, tuple(self.outputs))
 
     def value(self, node: fx.Node) -> Node:
         """The value of a node of the region."""

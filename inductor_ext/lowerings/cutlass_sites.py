@@ -106,15 +106,13 @@ def readings(
         if len(outputs) > 1 and not needed.issuperset(outputs):
             # What is only on the way to something else is not stored besides.
             continue
-        # What is computed last is the kernel's own.
-        outputs.reverse()
         try:
             fused = cutlass_epilogues.read(nodes, outputs, None, fusion)
         except NotExpressible:
             continue
         grouped = problem.operation == "grouped"
         if obstacle(fused.epilogue, problem.accumulator, grouped) is None:
-            yield Reading(tuple(nodes), tuple(outputs), fused, fusion, len(nodes) == 1)
+            yield Reading(tuple(nodes), fused.outputs, fused, fusion, len(nodes) == 1)
 
 
 def _used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:

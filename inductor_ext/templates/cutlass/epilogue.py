@@ -299,14 +299,18 @@ class Epilogue:
             if node.operation in ("constant", "parameter"):
                 constant = node.operation == "constant"
                 return node.value if constant else parameters[node.index]
+            name = node.operation
+            if name in ("add", "sub") and _is_scaled_input(node.arguments[1]):
+                # A product of its own would not be computed behind the accumulator.
+                first, (second, by) = node.arguments[0], node.arguments[1].arguments
+                return getattr(torch, name)(value(first), value(second), alpha=value(by))
             operands = [value(each) for each in node.arguments]
-            if node.operation == "cast":
+            if name == "cast":
                 return operands[0] if exact else operands[0].to(getattr(torch, node.dtype)).to(wide)
-            if node.operation == "where":
+            if name == "where":
                 condition, *rest = operands
                 return torch.where(condition if _is_bool(condition) else condition != 0, *rest)
             operands = [each.to(wide) if _is_bool(each) else each for each in operands]
-            name = node.operation
             if name in ("maximum", "minimum") and isinstance(operands[1], float):
                 name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
             function: Any = getattr(operator, name, None) or getattr(torch, name)
@@ -314,12 +318,19 @@ class Epilogue:
 
         found: dict[Node, Any] = {}
         given = {ACCUMULATOR: accumulator, **(known or {})}
-        # What is stored as it is given is rounded once, and large integers stay what they are.
-        values = [given[node] if node in given else value(node) for _, node in self.outputs]
-        if exact:
-            return [each.to(wide) for each in values]
-        dtypes = (getattr(torch, dtype) for dtype, _ in self.outputs)
-        return [each.to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
+        stored = []
+        for dtype, node in self.outputs:
+            # What is stored as it is given is rounded once, and large integers stay what they are.
+            result = given[node] if node in given else value(node)
+            stored.append(result.to(wide if exact else getattr(torch, dtype)))
+        return stored
+
+
+def _is_scaled_input(node: Node) -> bool:
+    if node.operation != "mul":
+        return False
+    first, second = (each.operation for each in node.arguments)
+    return first == "read" and second in ("constant", "parameter")
 
 
 def _is_bool(value: Any) -> bool:
