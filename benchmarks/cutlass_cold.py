@@ -1,0 +1,131 @@
+"""Seconds from the first call of a compiled GEMM to its running kernel, with CUTLASS on a GPU.
+
+Each case runs in a process of its own with empty caches: a linear layer is compiled and called,
+then one of the same class and another size. Written are the seconds of both calls, those of another
+one that compiles without CUTLASS (what Inductor takes in any case), the kernels that were built,
+and what each took. `--stock` has stock Inductor do the same, with its own CUTLASS backend.
+
+    python -m benchmarks.cutlass_cold --out cold.jsonl
+    python -m benchmarks.cutlass_cold --stock --cases linear --out cold.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from inductor_ext import cache
+from inductor_ext.templates.cutlass import build
+
+__all__ = ["CASES", "main"]
+
+CASES: dict[str, Callable[..., torch.Tensor]] = {
+    "linear": lambda x, w, b: functional.linear(x, w),
+    "bias_gelu": lambda x, w, b: functional.gelu(functional.linear(x, w, b)),
+}
+"""Of x [rows, K], w [N, K] and b [N], in bfloat16."""
+
+SIZES = ((8192, 4096, 4096), (4096, 8192, 4096), (2048, 2048, 4096))
+"""Rows, N and K of the three calls."""
+
+_CUTLASS = {
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "ATEN,CUTLASS",
+    "cutlass.cutlass_epilogue_fusion_enabled": True,
+}
+_WITHOUT = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+
+
+def _call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) -> float:
+    """Seconds of the first call of a compiled function."""
+    rows, n, k = sizes
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, options=options)
+    tensors = [
+        torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+        for shape in ((rows, k), (n, k), (n,))
+    ]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    compiled(*tensors)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _kernels() -> list[dict[str, Any]]:
+    """What is told of the kernels in the store."""
+    store = cache.Store(cache.kernel_folder(), 4 << 30)
+    found = []
+    for key in store.entry_keys():
+        with store.get(key) as folder:
+            file = None if folder is None else folder / build.DETAILS
+            if file is not None and file.exists():
+                found.append(json.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+def _child(case: str, backend: str) -> None:
+    function = CASES[case]
+    # CUDA's start and Inductor's imports are nobody's.
+    without = [_call(function, backend, _WITHOUT, sizes) for sizes in (SIZES[1], SIZES[2])]
+    first = _call(function, backend, _CUTLASS, SIZES[0])
+    built = _kernels()
+    second = _call(function, backend, _CUTLASS, SIZES[1])
+    line = {
+        "case": case,
+        "backend": backend,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cores": len(os.sched_getaffinity(0)),
+        "first": first,
+        "second": second,
+        "without": without[1],
+        "kernels": built,
+        "built_later": len(_kernels()) - len(built),
+    }
+    print(json.dumps(line), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns the process's exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--stock", action="store_true", help="stock Inductor instead")
+    parser.add_argument("--out", type=Path, help="where lines of JSON are added")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    backend = "inductor" if options.stock else "inductor_ext"
+    if options.child:
+        _child(options.child, backend)
+        return 0
+    for case in options.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "benchmarks.cutlass_cold", "--child", case]
+            done = subprocess.run(
+                command + ["--stock"] * options.stock,
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        line = done.stdout.strip().splitlines()[-1]
+        print(line, flush=True)
+        if options.out:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
