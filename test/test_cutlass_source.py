@@ -59,21 +59,35 @@ ACTIVATED = Epilogue(((BF16, gelu(apply("add", ACCUMULATOR, read(0)))),), (Tenso
 GATED = Epilogue(((BF16, product(read(0), silu(ACCUMULATOR))),), (Tensor(BF16, "matrix", 8),))
 TWO = Epilogue(((BF16, silu(ACCUMULATOR)), ("float32", ACCUMULATOR)))
 DEQUANTIZED = Epilogue(((BF16, product(ACCUMULATOR, read(0))),), (Tensor(BF16, "row"),))
+TENSOR_WISE = Epilogue(SCALES.outputs, (Tensor("float32", "scalar"),) * 2)
+RESIDUAL = Epilogue(
+    ((BF16, apply("relu", apply("add", apply("add", ACCUMULATOR, read(0)), read(1)))),),
+    (Tensor(BF16, "row"), Tensor(BF16, "matrix", 8)),
+)
+BY_SIZE = Epilogue(((BF16, apply("truediv", ACCUMULATOR, parameter(0))),))
+HALF_WEIGHTS = Epilogue((("float16", product(ACCUMULATOR, read(0))),), (Tensor("float16", "row"),))
 
 FP8 = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "alignments": (16, 16, 8)}
 INT8 = {"a": "int8", "b": "int8", "d": "int32", "accumulator": "int32", "alignments": (16, 16, 4)}
 TF32 = {"a": "float32", "b": "float32", "d": "float32", "tf32": True, "alignments": (4, 4, 4)}
 COOPERATIVE = {"mainloop": "warpspecialized_cooperative", "tile": (128, 256, 64)}
+FLOAT16 = {"a": "float16", "b": "float16", "d": "float16"}
 
 CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
     "mm": (BASE, identity(BF16)),
     "mm_nt": (but(BASE, layouts="ntt"), identity(BF16)),
-    "mm_float16": (but(BASE, a="float16", b="float16", d="float16"), identity("float16")),
+    "mm_float16": (but(BASE, **FLOAT16), identity("float16")),
+    "mm_float16_cooperative": (but(BASE, **FLOAT16, **COOPERATIVE), identity("float16")),
+    "mm_fast": (but(BASE, flags=("--use_fast_math", "-lineinfo")), identity(BF16)),
     "mm_float32_out": (but(BASE, d="float32", alignments=(8, 8, 4)), identity("float32")),
     "mm_tf32": (but(BASE, tile=(128, 128, 32), **TF32), identity("float32")),
     "mm_swapped": (but(BASE, tile=(128, 16, 64), layouts="tnn", swap=True), identity(BF16)),
     "mm_cooperative": (but(BASE, cluster=(2, 1, 1), **COOPERATIVE), identity(BF16)),
     "mm_stream_k": (but(BASE, scheduler="stream_k", **COOPERATIVE), identity(BF16)),
+    "mm_stream_k_tf32": (
+        but(BASE, scheduler="stream_k", **{**COOPERATIVE, "tile": (128, 256, 32)}, **TF32),
+        identity("float32"),
+    ),
     "mm_unspecialized_consumers": (
         but(BASE, mainloop="warpspecialized", tile=(64, 128, 64)),
         identity(BF16),
@@ -83,9 +97,18 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
     "addmm_matrix": (but(BASE, c=BF16), biased("matrix", alignment=8)),
     "addmm_matrix_unaligned": (BASE, biased("matrix", "float32", 2)),
     "addmm_gelu": (BASE, ACTIVATED),
+    "addmm_residual_relu": (but(BASE, c=BF16), RESIDUAL),
+    "addmm_residual_stream_k": (but(BASE, c=BF16, scheduler="stream_k", **COOPERATIVE), RESIDUAL),
+    "mm_by_size": (BASE, BY_SIZE),
     "mm_gate": (but(BASE, c=BF16), GATED),
     "mm_two_outputs": (BASE, TWO),
     "int_mm": (but(BASE, tile=(128, 128, 128), **INT8), identity("int32")),
+    "int_mm_scaled": (
+        but(BASE, tile=(128, 128, 128), **{**INT8, "d": BF16, "alignments": (16, 16, 8)}),
+        SCALES,
+    ),
+    "scaled_tensor_wise": (but(BASE, tile=(128, 128, 128), **FP8), TENSOR_WISE),
+    "scaled_e5m2": (but(BASE, tile=(128, 128, 128), **{**FP8, "b": "float8_e5m2"}), SCALES),
     "scaled": (but(BASE, tile=(128, 128, 128), **FP8), SCALES),
     "scaled_fast": (
         but(BASE, fast_accumulation=True, **{**COOPERATIVE, "tile": (128, 128, 128)}, **FP8),
@@ -95,12 +118,38 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
         but(BASE, a="int8", tile=(64, 128, 64), alignments=(16, 8, 8), layouts="tnn", swap=True),
         DEQUANTIZED,
     ),
+    "mixed_fp8": (
+        but(
+            BASE,
+            a="float8_e4m3fn",
+            tile=(64, 128, 64),
+            alignments=(16, 8, 8),
+            layouts="tnn",
+            swap=True,
+        ),
+        DEQUANTIZED,
+    ),
+    "mixed_float16": (
+        but(
+            BASE,
+            **{**FLOAT16, "a": "int8"},
+            **{**COOPERATIVE, "tile": (128, 128, 64)},
+            alignments=(16, 8, 8),
+            layouts="tnn",
+            swap=True,
+        ),
+        HALF_WEIGHTS,
+    ),
+    "grouped_cooperative": (but(BASE, grouped=True, **COOPERATIVE), identity(BF16)),
     "grouped": (but(BASE, grouped=True), identity(BF16)),
     "grouped_fp8": (
         but(BASE, grouped=True, fast_accumulation=True, tile=(128, 128, 128), **FP8),
         identity(BF16),
     ),
     "old_mm": (OLD, identity(BF16)),
+    "old_mm_float16": (but(OLD, **FLOAT16), identity("float16")),
+    "old_addmm_residual_relu": (OLD, RESIDUAL),
+    "old_mm_by_size": (OLD, BY_SIZE),
     "old_mm_align2": (but(OLD, alignments=(2, 2, 1)), identity(BF16)),
     "old_mm_tf32": (but(OLD, tile=(128, 128, 16), **TF32), identity("float32")),
     "old_addmm_row": (OLD, biased("row")),
