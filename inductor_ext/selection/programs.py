@@ -499,10 +499,6 @@ def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> It
 class _Plain:
     """The operators as a model calls them, in the dtypes of the problem."""
 
-    def adds(self, bias: torch.Tensor) -> bool:
-        """Whether the operator adds a bias itself."""
-        return self.problem.operation == "scaled" or bias.dtype == self.out == self.a_dtype
-
     def __init__(self, problem: GemmProblem) -> None:
         self.problem = problem
         self.a_dtype = _dtype(problem.multiplied)
@@ -566,9 +562,6 @@ class _Plain:
 
 class _Exact:
     """The same in float64."""
-
-    def adds(self, bias: torch.Tensor) -> bool:
-        return True
 
     def __init__(self, problem: GemmProblem, rows: torch.Tensor) -> None:
         self.problem = problem
@@ -666,25 +659,47 @@ def _evaluate(
     return (*stored, *reduced)
 
 
+def _adds_bias(problem: GemmProblem, tree: Tree, own: _Own) -> bool:
+    """Whether the operator itself adds the bias that a tree begins with."""
+    if own.bias is None or problem.operation == "scaled":
+        return own.bias is not None
+    return tree.inputs[own.bias].dtype == problem.out == problem.a.dtype
+
+
+def _parameters(tree: Tree, inside: Node) -> list[float]:
+    """Numbers for a tree's parameters: all different, none of them 1, and but for those of the
+    operator, which computes `inside`, such as may come from sizes.
+    """
+    own = {*Tree((("float32", inside),)).nodes()}
+    others = {
+        each.index
+        for node in tree.nodes()
+        for each in node.arguments
+        if each.operation == "parameter" and node not in own
+    }
+    return [
+        (16 + index) ** -0.5 if index in others else 1 + (1 + index) / 64
+        for index in range(tree.parameters)
+    ]
+
+
 def _of_tree(
     problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> tuple[torch.Tensor, ...]:
     """The outputs of a tree, the first with what is left of the epilogue."""
     own = _Own.of(problem, tree)
     inputs = [named[f"input{index}_0"] for index in range(len(tree.inputs))]
-    # They are read as numbers that may come from sizes, and are of the order of 1.
-    parameters = [(16 + index) ** -0.5 for index in range(tree.parameters)]
+    adds = _adds_bias(problem, tree, own)
+    known = own.node if adds or own.bias is None else ACCUMULATOR
+    parameters = _parameters(tree, known)
     alpha, beta = (1 if each is None else parameters[each.index] for each in (own.alpha, own.beta))
-    bias = None if own.bias is None else inputs[own.bias]
+    bias = inputs[own.bias] if adds and own.bias is not None else None
     told = dict(named)
     b = named["b0"]
     if problem.operation == "mixed":
         b = b.to(named["a"].dtype)
     elif own.scales:
         told |= zip(("scale_a", "scale_b"), (inputs[each] for each in own.scales), strict=True)
-    known = own.node
-    if bias is not None and not numbers.adds(bias):
-        known, bias = ACCUMULATOR, None
     product = numbers.product(named["a"], b, bias, told, alpha, beta)
     first, *others = tree.evaluate(
         None, inputs, parameters, known={known: product}, exact=isinstance(numbers, _Exact)
