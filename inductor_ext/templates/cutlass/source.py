@@ -208,14 +208,16 @@ struct Loaded {
     config.attrs = &attribute;
     config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 1 : 0;
     void* all[] = {parameters};
-    auto const function = reinterpret_cast<CUfunction>(kernel);
-    CUresult done = result == CUDA_SUCCESS ? prepare(device, bytes) : result;
-    if (done == CUDA_SUCCESS) {
-      done = launch_kernel(&config, function, all, nullptr);
-      if (done == CUDA_ERROR_INVALID_CONTEXT && cudaSetDevice(device) == cudaSuccess) {
-        // This thread had used no device before.
-        done = launch_kernel(&config, function, all, nullptr);
-      }
+    auto const start = [&] {
+      CUresult const ready = prepare(device, bytes);
+      return ready == CUDA_SUCCESS
+                 ? launch_kernel(&config, reinterpret_cast<CUfunction>(kernel), all, nullptr)
+                 : ready;
+    };
+    CUresult done = result == CUDA_SUCCESS ? start() : result;
+    if (done == CUDA_ERROR_INVALID_CONTEXT && cudaSetDevice(device) == cudaSuccess) {
+      // This thread had used no device before.
+      done = start();
     }
     return done == CUDA_SUCCESS ? 0 : 1000 + static_cast<int32_t>(done);
   }
