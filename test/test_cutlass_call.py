@@ -344,20 +344,31 @@ def test_cpp_that_is_compiled_with_python_takes_over_what_that_has_loaded() -> N
 
 
 class Model(torch.nn.Module):
+    """With a part that is computed when constants are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in zip(("x", "w", "row", "more"), inputs(5), strict=True):
+            self.register_buffer(name, value)
+
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return model(*tensors)
+        assert isinstance(self.x, torch.Tensor)
+        folded = linear(self.x[1:], self.w, self.row, self.more, 2)[0]
+        return (*model(*tensors), folded + tensors[2])
 
 
 def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them, which define the same names; stock's loader finds neither a store nor nvcc."""
     rows = torch.export.Dim("rows", min=3, max=100)
     shapes = {"tensors": ({0: rows}, None, None, {0: rows - 1})}
-    program = torch.export.export(Model(), inputs(), dynamic_shapes=shapes)
+    module = Model()
+    program = torch.export.export(module, inputs(), dynamic_shapes=shapes)
     path = str(tmp_path / "model.pt2")
     # What `as_call` decides is in no key.
     uncached = torch.compiler.config.patch(force_disable_caches=True)  # type: ignore[attr-defined]
+    options = {"aot_inductor.use_runtime_constant_folding": True}
     with as_call(CONFIG, WITH_WORKSPACE), uncached:
-        inductor_ext.aoti_compile_and_package(program, package_path=path)
+        inductor_ext.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
         inductor_ext.config.patch(artifact_cache_dir=str(tmp_path / "none")),
@@ -366,7 +377,9 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         loaded = torch._inductor.aoti_load_package(path)
         for count in (ROWS, 31):
-            check(loaded(*inputs(count)), *inputs(count))
+            *found, folded = loaded(*inputs(count))
+            check(found, *inputs(count))
+            torch.testing.assert_close(folded, module(*inputs(count))[-1])
 
 
 def test_the_object_of_a_kernel_shows_names_of_its_own(tmp_path: Path) -> None:
