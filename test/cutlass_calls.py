@@ -122,10 +122,12 @@ def as_call(*configs: CutlassConfig) -> Iterator[None]:
     from torch._inductor.lowering import lowerings
 
     token = _configs.set(itertools.cycle(configs or (CONFIG,)))
+    # Other lowerings that are registered meanwhile stay.
+    lowerings[linear] = _lower
     try:
-        with mock.patch.dict(lowerings, {linear: _lower}):
-            yield
+        yield
     finally:
+        del lowerings[linear]
         _configs.reset(token)
 
 
