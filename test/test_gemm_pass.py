@@ -278,3 +278,18 @@ def test_a_backward_of_groups_is_one_kernel(layouts: str, divided: str, tokens: 
     assert (" K : tl.constexpr" in kernel) == (divided == "n" or tokens == 512)
     size = "(4, 96, 64), (6144, 64, 1)" if divided == "k" else "(96, "
     assert f"empty_strided_cuda({size}" in lowered.code
+
+
+def test_an_operand_that_is_stored_otherwise_than_planned() -> None:
+    """Inductor stores a transposed value that it computes row by row, whatever the graph says."""
+
+    def function(g: torch.Tensor, a: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return torch._grouped_mm((g * 2).t(), a, offs=ends)
+
+    config = GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True)
+    inputs = matrix(512, 384), matrix(512, 256), ((4,), torch.int32)
+    lowered, asked = lower(lambda _: config, function, *inputs)
+    assert {each.a.layout for each in asked} == {"column"}
+    assert "empty_strided_cuda((384, 512), (512, 1)" in lowered.code
+    (kernel,) = (text for name, text in lowered.kernels().items() if "tem" in name)
+    assert re.search(r"shape=\[M, \w+\],\s+strides=\[512, 1\]", kernel), kernel

@@ -309,7 +309,8 @@ def with_row_maxima(*inputs: Any) -> Any:
     tiles = empty_strided(
         [tiles_along_n(problem, config.block_n), m], None, dtype=torch.float32, device=device
     )
-    assert _fits(plan, operands)
+    problem = _as_it_lies(plan, operands)
+    assert problem is not None
     choice = instances.choice(
         problem,
         config,
@@ -418,9 +419,9 @@ def _product(
     beta: Any = 1,
 ) -> Any:
     """The output of a planned kernel; None if what stands here is not what was planned."""
-    problem, config = plan.problem, plan.decision.config
+    problem, config = _as_it_lies(plan, operands), plan.decision.config
     assert isinstance(config, GemmConfig)
-    if not _fits(plan, operands):
+    if problem is None:
         return None
     options = _constants(plan)
     if config.split_k > 1 and not config.one_launch:
@@ -482,8 +483,10 @@ def _split(
     return to_dtype(total, layout.dtype)
 
 
-def _fits(plan: Plan, operands: Sequence[Any]) -> bool:
-    """Whether a plan, made for the graph's strides, is legal for those that operands have got."""
+def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:
+    """The problem of a plan, which was made for the graph's strides, with those that operands have
+    got; None where its configuration is not legal for them.
+    """
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
     problem = plan.problem
@@ -491,9 +494,9 @@ def _fits(plan: Plan, operands: Sequence[Any]) -> bool:
         planned = (problem.a, problem.b)
         a, b = (_operand(*each) for each in zip(operands[:2], planned, strict=True))
         if a is None or b is None:
-            return False
+            return None
         problem = dataclasses.replace(problem, a=a, b=b)
-    return legal(problem, config, plan.device)
+    return problem if legal(problem, config, plan.device) else None
 
 
 def _operand(node: Any, planned: Operand) -> Operand | None:
