@@ -3,8 +3,8 @@
 `call` makes the node of a launch. Sizes and strides are those of the layouts, which may be
 expressions, and are arguments of the launch; addresses are those of the buffers behind views, for
 which nothing is made at run time. In Python the code launches by `cutlass_runtime`. In C++, a model
-that is compiled ahead of time is linked with its kernels (`objects.link`), and any
-other one takes over what Python has loaded.
+that is compiled ahead of time is linked with its kernels (`objects.link`), and any other one takes
+over what Python has loaded.
 
 A kernel that divides K, or that has groups, needs a workspace. Where all sizes are known, and the
 device is the one that the code will run on, the kernel is asked for its bytes now, and the memory
@@ -294,7 +294,7 @@ class _Writer:
             known[kernel] = f"cutlass_kernel_{len(known)}"
             # In literals, the text arrives as it is.
             lines = "".join(f"    {line!r}\n" for line in kernel.text.splitlines(keepends=True))
-            root.imports.writeline("from inductor_ext import cutlass_runtime")
+            root.add_import_once("from inductor_ext import cutlass_runtime")
             root.imports.splice(
                 f"{known[kernel]} = cutlass_runtime.load(\n"
                 f"    {kernel.name!r},\n    {kernel.architecture!r},\n{lines}    ,\n"
