@@ -299,9 +299,10 @@ def with_row_maxima(*inputs: Any) -> Any:
     call = V.current_node
     plan = plan_of(call)
     assert plan is not None
-    problem, config = plan.problem, plan.decision.config
-    assert isinstance(config, GemmConfig)
     operands, further = _operands(plan, inputs)
+    problem, config = _as_it_lies(plan, operands), plan.decision.config
+    assert problem is not None
+    assert isinstance(config, GemmConfig)
     m, device = operands[0].get_size()[0], operands[0].get_device_or_error()
     values = call.meta["val"]
     layout = FixedLayout(device, values[0].dtype, [m, problem.columns])
@@ -309,8 +310,6 @@ def with_row_maxima(*inputs: Any) -> Any:
     tiles = empty_strided(
         [tiles_along_n(problem, config.block_n), m], None, dtype=torch.float32, device=device
     )
-    problem = _as_it_lies(plan, operands)
-    assert problem is not None
     choice = instances.choice(
         problem,
         config,
