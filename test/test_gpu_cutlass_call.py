@@ -114,9 +114,7 @@ def check(found: Any, given: tuple[torch.Tensor, ...]) -> None:
 def compiled(**options: Any) -> Any:
     torch._dynamo.reset()
     rest = {name.replace("__", "."): value for name, value in options.items()}
-    return torch.compile(
-        model, backend="inductor_ext", dynamic=None, options={**OPTIONS, **rest}
-    )
+    return torch.compile(model, backend="inductor_ext", dynamic=None, options={**OPTIONS, **rest})
 
 
 @pytest.mark.parametrize("cpp", [False, True], ids=["python", "cpp"])
