@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
@@ -364,8 +365,8 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     module = Model()
     program = torch.export.export(module, inputs(), dynamic_shapes=shapes)
     path = str(tmp_path / "model.pt2")
-    # What `as_call` decides is in no key.
-    uncached = torch.compiler.config.patch(force_disable_caches=True)  # type: ignore[attr-defined]
+    # What `as_call` decides is in no key; what every model has may have been compiled before.
+    uncached = inductor_config.patch(fx_graph_cache=False)
     options = {"aot_inductor.use_runtime_constant_folding": True}
     with as_call(CONFIG, WITH_WORKSPACE), uncached:
         inductor_ext.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
