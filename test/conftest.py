@@ -39,6 +39,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Files with what takes long begin first: no worker waits for one of them at the end.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     needs_gpu = {item for item in items if item.get_closest_marker("gpu")}
     has_gpu = False
     if needs_gpu:
