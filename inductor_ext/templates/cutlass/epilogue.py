@@ -13,6 +13,7 @@ reason (`NotExpressible`).
 
 from __future__ import annotations
 
+import abc
 import functools
 import json
 import math
@@ -434,7 +435,7 @@ def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = F
     return None
 
 
-class _Family:
+class _Family(abc.ABC):
     """The visitors of one generation of kernels."""
 
     namespace: str
@@ -469,11 +470,13 @@ class _Family:
         inner = {"row": "_0{}, _1{}", "column": "_1{}, _0{}"}[kind]
         return f"{{{inner}, {operand}.batch}}"
 
+    @abc.abstractmethod
     def load(self, tensor: Tensor) -> str:
-        raise NotImplementedError
+        """The type that reads a tensor."""
 
+    @abc.abstractmethod
     def store(self, dtype: str) -> str:
-        raise NotImplementedError
+        """The type that stores a value of a tree."""
 
 
 class _Specialized(_Family):
