@@ -17,6 +17,7 @@ from benchmarks import results
 
 __all__ = [
     "CONTENDERS",
+    "USUAL",
     "Compiled",
     "Contender",
     "chosen",
@@ -61,9 +62,22 @@ CONTENDERS: Mapping[str, Contender] = {
             {**_MAX, "triton.enable_persistent_tma_matmul": True},
         ),
         Contender("ours", "ours", "inductor_ext", _MAX),
+        Contender(
+            "ours-cutlass",
+            "ours with CUTLASS",
+            "inductor_ext",
+            {
+                **_MAX,
+                "max_autotune_gemm_backends": "ATEN,TRITON,CUTLASS",
+                "cutlass.cutlass_epilogue_fusion_enabled": True,
+            },
+        ),
     )
 }
 """By name. Stock's third finds in its caches what the second has compiled and measured."""
+
+USUAL = tuple(name for name in CONTENDERS if name != "ours-cutlass")
+"""Those that need no nvcc, nor the minutes that it takes."""
 
 
 def chosen(names: Sequence[str]) -> list[Contender]:

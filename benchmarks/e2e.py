@@ -270,9 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--contenders",
         nargs="+",
         choices=list(contenders.CONTENDERS),
-        default=list(contenders.CONTENDERS),
+        default=contenders.USUAL,
         metavar="NAME",
-        help=f"only these of {', '.join(contenders.CONTENDERS)}",
+        help=f"some of {', '.join(contenders.CONTENDERS)}; by default all but the last",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each")
     slices.add_arguments(parser)

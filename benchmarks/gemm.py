@@ -193,7 +193,7 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
             if mode in each.times
         }
         for name, title in (
-            *((way.name, way.title) for way in stocks),
+            *((way.name, way.title) for way in (*stocks, contenders.CONTENDERS["ours-cutlass"])),
             *((name, f"{name} weights") for name in found if name not in contenders.CONTENDERS),
         ):
             shown = [samples[key] for key in ("ours", name, "eager") if key in samples]
@@ -282,9 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--contenders",
         nargs="+",
         choices=list(contenders.CONTENDERS),
-        default=list(contenders.CONTENDERS),
+        default=contenders.USUAL,
         metavar="NAME",
-        help=f"only these of {', '.join(contenders.CONTENDERS)}",
+        help=f"some of {', '.join(contenders.CONTENDERS)}; by default all but the last",
     )
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
     parser.add_argument("--warm", action="store_true", help="compile again, from the caches")

@@ -25,6 +25,9 @@ __all__ = ["TARGETS", "Line", "Numbers", "Target", "lines", "main", "numbers", "
 
 MAX = ("stock-max", "stock-max-tma")
 
+LARGE = 2048
+"""Rows of a large case."""
+
 Values = Mapping[str, float]
 """A value by contender, or by the name of what else was measured."""
 
@@ -168,6 +171,23 @@ def _seconds(of: Numbers) -> Mapping[str, float]:
     return {name: values["ours"] for name, values in of.compile.items() if "ours" in values}
 
 
+def _with_cutlass(of: Numbers) -> dict[str, float]:
+    """The fastest of all others over ours with CUTLASS, of large cases."""
+    found = {}
+    for name, values in of.times.items():
+        case = gemm_suite.CASES.get(name)
+        best = _fastest(values, (*MAX, "eager", "ours"))
+        if case is not None and case.m >= LARGE and best is not None and "ours-cutlass" in values:
+            found[name] = best / values["ours-cutlass"]
+    return found
+
+
+def _gained(of: Numbers) -> Mapping[str, float]:
+    found = _with_cutlass(of)
+    gained = sum(ratio >= 1.05 for ratio in found.values())
+    return {f"{gained} of {len(found)}": gained / len(found)} if found else {}
+
+
 def _kind(kind: str, *rows: int) -> Callable[[Case], bool]:
     return lambda case: case.kind == kind and case.m in rows
 
@@ -197,6 +217,8 @@ TARGETS: tuple[Target, ...] = (
         1.15,
         _cases(lambda c: c.group in ("unaligned", "skinny", "bmm")),
     ),
+    Target("with CUTLASS, large cases, over the best of the others", 0.98, _with_cutlass, "min"),
+    Target("with CUTLASS, share of large cases that gain 5 %", 0.25, _gained, "min"),
     Target("models", 1.10, _models()),
     Target("Llama, decode of 16 sequences", 1.25, _models("llama decode 16x1"), "min"),
     Target("Llama, decode of one sequence", 1.1, _models("llama decode 1x1"), "min"),

@@ -72,7 +72,7 @@ def test_wrong_and_failed_contenders_have_no_time_and_say_why() -> None:
     assert found["stock-max-tma"].failure == "ValueError: no choices"
     for name in ("stock-max", "stock-max-tma"):
         assert not found[name].times
-    for name in ("eager", "stock", "ours", "bf16"):
+    for name in ("eager", "stock", "ours", "ours-cutlass", "bf16"):
         assert found[name].failure is None
         assert len(found[name].times["call"]) == 3
     assert found["eager"].compile is None
@@ -137,7 +137,7 @@ def test_each_compile_has_a_code_object_of_its_own() -> None:
 def test_only_stock_s_settings_share_their_caches() -> None:
     families = contenders.families(contenders.chosen(list(contenders.CONTENDERS)))
     names = [[way.name for way in family] for family in families]
-    assert names == [["eager"], ["stock", "stock-max", "stock-max-tma"], ["ours"]]
+    assert names == [["eager"], ["stock", "stock-max", "stock-max-tma"], ["ours", "ours-cutlass"]]
 
 
 # Going on

@@ -151,7 +151,8 @@ def test_cuda_graphs_of_torch(dynamic: bool, cpp: bool) -> None:
             given = inputs(rows, dynamic=dynamic)
             torch.compiler.cudagraph_mark_step_begin()
             check([each.clone() for each in function(*given)], given)
-    assert counters["inductor"]["cudagraph_skips"] == 0
+    # Inductor makes none for its C++ wrapper.
+    assert counters["inductor"]["cudagraph_skips"] == 0 or cpp
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

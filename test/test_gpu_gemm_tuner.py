@@ -127,6 +127,22 @@ def test_a_slow_kernel_is_slow_and_what_cannot_be_captured_is_timed_too() -> Non
     torch.testing.assert_close(calls[0](), a @ b)
 
 
+def test_a_host_that_falls_behind_is_given_a_longer_lead() -> None:
+    small = torch.randn(256, 256, device="cuda", dtype=torch.half)
+    calls = [lambda: small @ small] * 4
+    with timing.CudaStopwatch(calls, 0) as stopwatch:
+        alone = [each.microseconds for each in timing.measure(stopwatch, len(calls), 100)]
+        first = stopwatch.lead
+
+        def late(run: Any) -> Any:
+            return lambda: (time.sleep(3e-4), run())
+
+        stopwatch._runs = [late(run) for run in stopwatch._runs]
+        behind = [each.microseconds for each in timing.measure(stopwatch, len(calls), 100)]
+    assert stopwatch.lead > first
+    assert behind == pytest.approx(alone, rel=0.5, abs=3)
+
+
 def test_operands_come_from_memory() -> None:
     properties: Any = torch.cuda.get_device_properties(0)
     known = this_device()

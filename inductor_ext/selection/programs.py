@@ -7,9 +7,10 @@ part; inputs of the prologue (the weights of a normalisation; scales and zero po
 the groups of a grouped product; inputs of the epilogue, one for each part where they run along N.
 
 What a problem does not tell is chosen here, and costs the same whatever it is: SiLU for a gate,
-rows and matrices are added and columns and scalars multiplied, the rest of the pointwise operations
-are cheap ones. Of a problem that has a tree (`Epilogue.tree`) it is the tree that is computed, with
-the product's own operator as far as that goes, so that the same tree is read in a program's graph.
+rows and matrices are added and columns and scalars multiplied, and the rest of the pointwise
+operations are erf and sigmoid as long as they count as many, then cheap ones. Of a problem that has
+a tree (`Epilogue.tree`) it is the tree that is computed, with the product's own operator as far as
+that goes, so that the same tree is read in a program's graph.
 
 Needs torch, no Inductor.
 """
@@ -710,8 +711,7 @@ def _of_tree(
         added = each.broadcast in ("matrix", "row")
         first = first + operand if added else first * operand
     behind = problem.epilogue.pointwise - tree.operations + _of_prologue(problem)
-    for index in range(max(0, behind - len(rest))):
-        first = _POINTWISE[index % len(_POINTWISE)](first)
+    first = _pointwise(first, behind - len(rest))
     return numbers.narrow(first, _dtype(problem.stored)), *others
 
 
@@ -803,12 +803,29 @@ def _epilogue(
         operand = _of_part(named, index, part)
         added = each.broadcast in ("matrix", "row")
         value = value + operand if added else value * operand
-    for index in range(max(0, problem.epilogue.pointwise - len(problem.epilogue.inputs))):
-        value = _POINTWISE[index % len(_POINTWISE)](value)
+    return _pointwise(value, problem.epilogue.pointwise - len(problem.epilogue.inputs))
+
+
+def _pointwise(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Operations that together cost as much as so many cheap ones (`GemmProblem.epilogue`)."""
+    for cost, operation in _COSTLY:
+        while count >= cost:
+            value = operation(value)
+            count -= cost
+    for index in range(count):
+        value = _CHEAP[index % len(_CHEAP)](value)
     return value
 
 
-_POINTWISE: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+_COSTLY: tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    (21, lambda x: x + torch.erf(x)),
+    (9, lambda x: x + torch.sigmoid(x)),
+)
+"""What takes many registers and branches, as a model's activations do, which as many cheap
+operations would not. Each leaves the number that it is of what it is, about, so that errors show.
+Costs are those that the operators of a graph are counted as (`lowerings.epilogues`)."""
+
+_CHEAP: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda x: x * 1.25,
     lambda x: x - 0.25,
     torch.relu,

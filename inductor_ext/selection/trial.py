@@ -174,6 +174,8 @@ class _Trial:
                 with self.bench.stopwatch(list(calls.values())) as stopwatch:
                     share = budget if len(calls) > 1 else budget / 4
                     samples = timing.measure(stopwatch, len(calls), share)
+        except exc.TuningFaultError:
+            raise
         except Exception as error:
             self._synchronized(None, error)
             return self._given_up(f"stock cannot be compared with: {_words(error)}")
