@@ -66,9 +66,12 @@ def tune(
         mock.patch.object(tuner.ranking, "rank", return_value=ranked),
         mock.patch.object(cutlass_options.Options, "rank", return_value=predicted),
         mock.patch.object(cutlass_kernels, "prepare", return_value=reasons),
+        mock.patch.object(worker, "warm_up") as warm_up,
         mock.patch.object(worker, "run", side_effect=in_a_process) as run,
     ):
         found = tuner.tune(problems, H200, tuning_bench.cpu_bench, Settings())
+    # While kernels are built.
+    assert warm_up.called == bool(cutlass)
     apart = {job.problem for each in run.call_args_list for job in each.args[0]}
     assert apart == {
         each for each in problems if each == TOLD and set(cutlass) - set(unbuilt or {})

@@ -58,6 +58,19 @@ def test_a_crash_takes_down_its_own_candidate_only() -> None:
     assert worker._workers[0]._process.pid == process
 
 
+def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
+    started = worker.warm_up(tuning_bench.cpu_bench, 0)
+    assert started is not None
+    good = candidate(80)
+    # Whoever needs it while it starts waits for it.
+    assert reports(trial.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    started.join()
+    process = worker._workers[0]._process.pid
+    assert worker.warm_up(tuning_bench.cpu_bench, 0) is None
+    assert reports(trial.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert worker._workers[0]._process.pid == process
+
+
 def test_a_hang_ends_with_the_deadline() -> None:
     hangs, exits = candidate(10, tuning_bench.HANGS), candidate(20, tuning_bench.CRASHES)
     # Every other step takes less on a machine that is busy.

@@ -71,6 +71,9 @@ def tune(
     options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
     predictions = {each: _candidates(each, device, exhaustive, options) for each in different}
+    if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
+        # While nvcc builds what will be tried there.
+        worker.warm_up(make_bench, index)
     jobs = _jobs(predictions, settings)
     decisions = {problem: Decision(None, "unknown") for problem in different}
     if not jobs:

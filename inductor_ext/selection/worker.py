@@ -36,7 +36,7 @@ from inductor_ext.selection.trial import Bench, Job, Report
 from inductor_ext.templates.families import Config, config_from_json
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["run"]
+__all__ = ["run", "warm_up"]
 
 _START = 300.0
 """Seconds for a process to start, and for its bench to be made, with all that is imported there."""
@@ -63,13 +63,7 @@ def run(
     """
     remaining = list(jobs)
     while remaining:
-        request = {
-            "jobs": [_job_to_json(job) for job in remaining],
-            "bench": [make_bench.__module__, make_bench.__qualname__],
-            "device": device,
-            "budget": budget,
-            "context": _context(),
-        }
+        request = _request(remaining, make_bench, device, budget)
         at: tuple[int, Config | None] | None = None
         done = set()
         try:
@@ -100,6 +94,43 @@ def run(
                 (*culprit.dropped, Timing(config, None, why)),
             )
         remaining = [job for job in remaining if job.problem not in done]
+
+
+def warm_up(make_bench: Callable[[int], Bench], device: int) -> threading.Thread | None:
+    """Have the worker of a device start, and make its bench, while something else is done here.
+
+    Args:
+        make_bench: as of `run`.
+        device: index.
+
+    Returns:
+        What waits for it; None where the worker runs. `run` need not wait for it.
+    """
+    if _is_running(device):
+        return None
+    request = _request([], make_bench, device, 0.0)
+
+    def start() -> None:
+        # Whoever needs the worker is told what is wrong with it.
+        with contextlib.suppress(_WorkerError):
+            for _ in _worker_of(device).answers(request, _START):
+                pass
+
+    thread = threading.Thread(target=start, name="inductor_ext-tuning-worker", daemon=True)
+    thread.start()
+    return thread
+
+
+def _request(
+    jobs: Sequence[Job], make_bench: Callable[[int], Bench], device: int, budget: float
+) -> dict[str, Any]:
+    return {
+        "jobs": [_job_to_json(job) for job in jobs],
+        "bench": [make_bench.__module__, make_bench.__qualname__],
+        "device": device,
+        "budget": budget,
+        "context": _context(),
+    }
 
 
 def _given_up(job: Job, why: str) -> Report:
@@ -207,9 +238,13 @@ _starting = threading.Lock()
 
 def _worker_of(device: int) -> _Worker:
     with _starting:
-        if device not in _workers or not _workers[device].alive:
+        if not _is_running(device):
             _workers[device] = _Worker()
         return _workers[device]
+
+
+def _is_running(device: int) -> bool:
+    return device in _workers and _workers[device].alive
 
 
 @atexit.register
