@@ -827,9 +827,32 @@ def row(dtype: str = "bfloat16") -> EpilogueInput:
             Epilogue((row(), EpilogueInput("float32", "column")), 2, "float16"),
         ),
         (
-            lambda x, w, b: (F.linear(x, w) * b.float() + b.float()).relu().sum(0),
+            lambda x, w, b: (F.linear(x, w) * b.float() + b.float()).relu(),
             (X, W, tensor(48)),
             Epilogue((row(),), 3, "float32"),
+        ),
+        # Another product reads it.
+        (
+            lambda x, w, v: F.linear(F.linear(x, w).view(2, 16, 48).relu(), v, None),
+            (X, W, tensor(48, 48)),
+            Epilogue(pointwise=1),
+        ),
+        # A kernel of Inductor's computes it on the way.
+        (lambda x, w: F.linear(x, w).relu().sum(0), (X, W), Epilogue()),
+        (
+            lambda x, w: F.linear(x, w).relu().view(2, 16, 48).permute(1, 0, 2).sum(0),
+            (X, W),
+            Epilogue(),
+        ),
+        (
+            lambda x, w, r: F.layer_norm(F.linear(x, w) + r, (48,)),
+            (X, W, tensor(32, 48)),
+            Epilogue(),
+        ),
+        (
+            lambda x, w, r: (lambda h: (h + r).t() + h.sin())(F.linear(x, w).relu()),
+            (tensor(48, 64), W, tensor(48)),
+            Epilogue(),
         ),
         # The product is used as it is, too.
         (lambda x, w: (lambda h: (h, h.relu()))(F.linear(x, w)), (X, W), Epilogue()),
@@ -842,7 +865,7 @@ def row(dtype: str = "bfloat16") -> EpilogueInput:
 )
 def test_what_is_fused_behind_a_product(function: Any, inputs: Any, expected: Epilogue) -> None:
     graph = lowered_graph(function, *inputs)
-    (node,) = (n for n in graph.nodes if "mm" in str(n.target))
+    node = next(n for n in graph.nodes if "mm" in str(n.target))
     problem = problem_of(node)
     assert problem is not None
     assert with_epilogue(node, problem).epilogue == expected

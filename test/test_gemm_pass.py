@@ -6,12 +6,14 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from inductor_ext import activation, config
 from inductor_ext.selection import choose
+from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
 
@@ -163,6 +165,40 @@ def test_what_gains_most_is_taken_first() -> None:
     assert "tl.sigmoid" in kernel
     assert "rsqrt" not in kernel
     assert len(re.findall(r"extern_kernels\.(mm|addmm|bmm)\(", lowered.code)) == 5
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(computed: bool) -> None:
+    """3 % of 96 us and half a launch are more than the 4 us that it saves alone."""
+
+    def decided(problem: GemmProblem) -> Decision:
+        if problem.prologue is None:
+            return Decision(None, "measured", (Timing(None, 50.0),))
+        return Decision(TILE, "measured", (Timing(None, 100.0), Timing(TILE, 96.0)))
+
+    def function(x: Any, r: Any, g: Any, w: Any) -> Any:
+        return norm(x + r if computed else x, g) @ w.t()
+
+    rows = matrix(8, 256)
+    with mock.patch.object(
+        choose, "decide", lambda found, *_: {each: decided(each) for each in found}
+    ):
+        lowered, _ = lower(lambda _: None, function, rows, rows, matrix(256), matrix(256, 256))
+    kernels = list(lowered.kernels().values())
+    assert ("tl.dot" in kernels[-1]) == (not computed)
+    assert ("extern_kernels.mm(" in lowered.code) == computed
+
+
+def test_what_a_norm_computes_on_the_way_is_no_kernel_that_could_be_saved() -> None:
+    def function(x: Any, r: Any, w: Any, b: Any, g: Any, v: Any) -> Any:
+        h = F.linear(x, w, b) + r
+        return F.linear(norm(h, g), v, b) + h
+
+    rows, square, columns = matrix(8, 256), matrix(256, 256), matrix(256)
+    _, asked = lower(lambda _: None, function, rows, rows, square, columns, columns, square)
+    plain = {each for each in asked if each.prologue is None}
+    read = {tuple(given.broadcast for given in each.epilogue.inputs) for each in plain}
+    assert read == {("row",), ("row", "matrix")}
 
 
 class TestUnknownRows:

@@ -28,7 +28,16 @@ from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["as_rows", "counted", "flatten", "region", "spread", "with_epilogue"]
+__all__ = [
+    "as_rows",
+    "counted",
+    "flatten",
+    "is_computed",
+    "is_read_by_inductor",
+    "region",
+    "spread",
+    "with_epilogue",
+]
 
 MOST_NODES = 64
 """Of one epilogue."""
@@ -37,14 +46,50 @@ MOST_NODES = 64
 def with_epilogue(
     node: fx.Node, problem: GemmProblem, hints: problems.Hints | None = None
 ) -> GemmProblem:
-    """A problem with the pointwise operations that follow it in the graph.
+    """A problem with the pointwise operations that follow it in the graph, if those would be a
+    kernel.
+
+    They would not where a kernel of Inductor's reads them, as a norm does behind a residual: that
+    computes them on the way, whatever the product is computed by, and the product alone is what is
+    compared.
 
     Args:
         node: a product, or the only output of a fusion.
         problem: of the node.
         hints: as of `problems.problem_of`.
     """
-    return counted(region(node), problem, hints) or problem
+    nodes = region(node)
+    if is_read_by_inductor(nodes[-1]):
+        return problem
+    return counted(nodes, problem, hints) or problem
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Whether a value comes from pointwise operations, which whatever reads it could compute."""
+    import torch
+
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool:
+    """Whether a kernel that Inductor makes reads a value or a view of it.
+
+    Args:
+        node: the value.
+        without: nodes of another kernel.
+    """
+    import torch
+
+    made = {torch.Tag.pointwise, torch.Tag.reduction}
+    return any(
+        is_read_by_inductor(user, without)
+        if getattr(user.target, "is_view", False)
+        else not made.isdisjoint(getattr(user.target, "tags", ()))
+        for user in node.users
+        if user not in without
+    )
 
 
 def counted(

@@ -47,7 +47,7 @@ from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.problem import GemmProblem, size_of
 
 __all__ = ["cache_key", "run"]
 
@@ -231,6 +231,12 @@ class _Planner:
         for reading in cutlass_sites.readings(output, site.problem, site.fusion, fuses=fuses):
             found = dataclasses.replace(site, reading=reading, covered=self._is_wanted)
             if not choose.is_forced():
+                inside = reading.nodes
+                if len(inside) > 1 and any(
+                    epilogues.is_read_by_inductor(each, inside) for each in reading.outputs
+                ):
+                    # As of `with_epilogue`: to stock's path it is no kernel.
+                    continue
                 return found
             # Of all that could be fused, what the caller wants to be.
             asked = (each for each in self._problems(found) if each.epilogue.tree is not None)
@@ -353,32 +359,38 @@ class _Planner:
         )
 
     def _by_gain(self, sites: Sequence[_Site]) -> list[_Site]:
-        """Sites that have a kernel, those first whose kernels save most time."""
+        """Sites that have a kernel that loses no time, those first whose kernels save most."""
         self._decide(sites)
         worth = [
             site
             for site in sites
             if any(self.known[problem].config is not None for problem in self._problems(site))
         ]
-        return sorted(worth, key=self._gain, reverse=True)
+        gains = {id(site): self._gain(site) for site in worth}
+        worth = [site for site in worth if gains[id(site)] >= 0]
+        return sorted(worth, key=lambda site: gains[id(site)], reverse=True)
 
     def _gain(self, site: _Site) -> float:
         """Microseconds that a site's kernel saves at the size where that is most; 0 if unknown.
 
         Every CTA normalises what it multiplies. Among other kernels that takes longer than alone,
-        and has to save as much: SwiGLU of 16 rows took 6 % longer on an H200, the norm 4 %.
+        and has to save as much: SwiGLU of 16 rows took 6 % longer on an H200, the norm 4 %. And
+        what the norm's kernel would compute first, a residual, is a kernel of its own then.
         """
-        saved = 0.0
+        saved = []
         for problem in self._problems(site):
             decision = self.known[problem]
             ours = decision.microseconds(decision.config)
             stock = decision.microseconds(None)
             if decision.config is not None and ours is not None and stock is not None:
                 prologue = problem.prologue
-                if prologue is not None and prologue.normalizes:
+                if prologue is not None and (prologue.normalizes or prologue.standardizes):
                     ours *= 1 + _REPEATED
-                saved = max(saved, stock - ours)
-        return saved
+                    if epilogues.is_computed(site.a):
+                        written = size_of(problem.m * problem.k, problem.a.dtype)
+                        ours += self.device.launch / 2 + written / self.device.bandwidth * 1e6
+                saved.append(stock - ours)
+        return max(saved, default=0.0)
 
     def _pays(self, site: _Site) -> bool:
         """Whether a kernel saves more than that of its product alone, where the two are all that

@@ -94,7 +94,9 @@ class Input:
             ends = [self.divided * (group + 1) // groups for group in range(groups)]
             return torch.tensor(ends, dtype=dtype, device=device)
         storage = torch.empty(self.elements, dtype=dtype, device=device)
-        if not dtype.is_floating_point:
+        if dtype is torch.bool:
+            storage.random_(generator=generator)
+        elif not dtype.is_floating_point:
             storage.random_(int(self.low), int(self.high) + 1, generator=generator)
         elif self.dtype in FP8:
             wide = torch.empty(self.elements, dtype=torch.bfloat16, device=device)
