@@ -367,9 +367,22 @@ class GemmConfig:
             extra += self.stages * vectors
         return max(extra, first - room)
 
+    def gathers(self, problem: GemmProblem) -> bool:
+        """Whether threads load elements of a or b one by one into registers, and pipelines have
+        nothing on the way: cp.async copies 4 bytes or more.
+        """
+        narrow = min(problem.a.vector_bytes, problem.b.vector_bytes) < 4
+        return narrow and not self.tma and TEMPLATES[self.template].tensor_cores
+
+    def gathered(self, problem: GemmProblem) -> int:
+        """Elements of a step along K that a thread loads one by one."""
+        elements = (self.block_m + self.block_n) * self.block_k
+        return ceiling(elements, self.threads) if self.gathers(problem) else 0
+
     def shared_memory(self, problem: GemmProblem) -> int:
         """Bytes of shared memory of a CTA: the stages, and `extra_bytes`."""
-        return self.stages * self.stage_bytes(problem) + self.extra_bytes(problem)
+        stages = 1 if self.gathers(problem) else self.stages
+        return stages * self.stage_bytes(problem) + self.extra_bytes(problem)
 
     def tiles(self, problem: GemmProblem) -> int:
         """Tiles of all outputs; no tile reaches over the border of two parts or matrices."""

@@ -229,17 +229,23 @@ MOST_ACCUMULATORS = 128
 need the others, and what does not fit is spilled."""
 
 
+MOST_GATHERED = 192
+"""Elements with their addresses; with 256 of them a kernel took 30 times as long on an H200."""
+
+
 @_constraint(*_TENSOR_CORES)
 def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Accumulators fit into registers beside what else a thread needs, so that nothing spills.
     Where operands pass through registers as well, those are as many again: without tensor cores,
-    and where elements are loaded one by one, as cp.async takes no less than 4 bytes.
+    and where elements are loaded one by one, of which too many are spilled, too.
     """
     needed = config.accumulator_registers
-    narrow = min(problem.a.vector_bytes, problem.b.vector_bytes) < 4 and not config.tma
     most = MOST_ACCUMULATORS
-    if problem.arithmetic == "fma" or narrow:
+    if problem.arithmetic == "fma" or config.gathers(problem):
         most //= 2
+    gathered = config.gathered(problem)
+    if gathered > MOST_GATHERED:
+        return f"a thread loads {gathered} elements one by one; beyond {MOST_GATHERED} spills"
     if needed > most:
         return f"{needed} registers a thread hold accumulators; beyond {most} spills"
     if config.cta_registers > device.registers_sm:

@@ -92,7 +92,10 @@ class Constants:
     standardize: float = 5.0
     """Operations to add an element to its row's mean and deviation, and as many to standardise it;
     each warp repeats the latter for the rows that it multiplies."""
-    gather: float = 17.5
+    folding: float = 0.1
+    """Microseconds to add up what the threads of a CTA have of one element of the output, without
+    tensor cores."""
+    gather: float = 18.2
     """Operations to load an element on its own, where copies are too narrow for cp.async."""
     narrow: float = 0.244
     """How loads of less than 16 bytes slow down: the exponent of their width over 16."""
@@ -181,7 +184,6 @@ class _Case:
         self.converts_b = prologue is not None and prologue.dequantizes
         self.standardizes = prologue is not None and prologue.standardizes
         # cp.async moves 4 bytes or more.
-        self.gathers = self.load_bytes < 4
         self.columns_share = problem.columns / problem.n
 
 
@@ -243,7 +245,7 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     together = _blend((busy, memory), c)
     if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
         # While a CTA multiplies nothing is loaded, but by others of its SM.
-        together += (busy + memory - together) / occupancy
+        together += (busy + memory - together) / resident
     # What is infinite stays so: the difference above is no number then.
     total = math.inf if math.isinf(busy) else launch + together + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
@@ -273,7 +275,7 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
         operations += m * k * c.standardize * (1.0 if alone else max(1.0, 16 * warps / m))
     if not tensor_cores:
         operations += (m + n) * k  # Which are widened to float32.
-    elif case.gathers:
+    elif config.gathers(case.problem):
         operations += (m + n) * k * c.gather
     # An operation on one element is half of a multiply-add.
     others = operations / (case.fma_rate / 2)
@@ -305,9 +307,11 @@ of its warps, they repeat one another."""
 
 def _epilogue(case: _Case, config: GemmConfig, c: Constants) -> float:
     """Microseconds from the last step along K of a tile to its end, alone on an SM."""
+    alone = not TEMPLATES[config.template].tensor_cores
+    folded = config.block_m * config.block_n * c.folding if alone else 0.0
     if config.split_k > 1:
-        return config.block_m * config.block_n * 4 / c.l2_rate * 1e6
-    return _stored(case, config, c)
+        return folded + config.block_m * config.block_n * 4 / c.l2_rate * 1e6
+    return folded + _stored(case, config, c)
 
 
 def _stored(case: _Case, config: GemmConfig, c: Constants) -> float:
@@ -347,8 +351,6 @@ def _memory(
     l2 = sm_steps * config.block_k * tile / 8 / (c.l2_rate * width) * 1e6
     if not TEMPLATES[config.template].tensor_cores:
         latency = c.direct
-    elif case.gathers and not config.tma:
-        latency = c.latency
     else:
         latency = c.latency / max(1.0, _ahead(case, config, c))
     waiting = sm_steps * latency / resident
@@ -370,6 +372,8 @@ def _blend(times: tuple[float, ...], c: Constants) -> float:
 
 def _ahead(case: _Case, config: GemmConfig, c: Constants) -> float:
     """Stages that are being loaded while one is multiplied."""
+    if config.gathers(case.problem):
+        return 0.0
     held = c.held if warpgroup_mma(case.problem, config, case.device) else 0.0
     return config.stages - 1 - held
 

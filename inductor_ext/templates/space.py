@@ -80,8 +80,10 @@ def _shape(
 def _staged(
     config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
 ) -> Iterator[GemmConfig]:
-    """The `count` deepest pipelines of 2 to `most` stages that fit."""
-    if not config.flatten:
+    """The `count` deepest pipelines of 2 to `most` stages that fit; one where there is none."""
+    if config.gathers(problem):
+        most = 2
+    elif not config.flatten:
         most = min(most, max(2, config.k_steps(problem)))
     deeper = (dataclasses.replace(config, stages=stages) for stages in range(most, 1, -1))
     fit = (each for each in deeper if each.shared_memory(problem) <= device.shared_memory)
