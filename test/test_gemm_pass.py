@@ -85,6 +85,19 @@ def test_a_decision_becomes_a_kernel_with_what_follows_fused() -> None:
     assert "extern_kernels." not in lowered.code
 
 
+def test_stock_s_path_takes_a_bias_as_eager_mode_does() -> None:
+    lowered, _ = lower(
+        lambda _: None,
+        F.linear,
+        *(matrix(512, 256), matrix(768, 256), matrix(768)),
+        max_autotune=True,
+        # What would copy the bias into each row of the output is never the faster one.
+        seconds=lambda choice: 1.0 if choice.name == "addmm" else 2.0,
+    )
+    assert lowered.choices == ()
+    assert "extern_kernels.addmm(arg2_1, arg0_1, " in lowered.code
+
+
 def test_stock_s_path_is_taken_where_that_is_the_decision() -> None:
     lowered, _ = lower(
         lambda _: None,

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from inductor_ext.lowerings import chain, problems, register_lowering
+from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision
 from inductor_ext.templates.config import GemmConfig, tiles_along_n
 from inductor_ext.templates.constraints import legal
@@ -64,13 +65,22 @@ def sole_candidates(templates: Sequence[Any]) -> list[Any]:
 
 
 def _stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stock's lowering, without its CUTLASS candidates if the product is one that we know."""
+    """Stock's lowering, without its CUTLASS candidates if the product is one that we know.
+
+    Where its path was measured to be best that is ATen's operator as eager mode calls it. With
+    `max_autotune` torch 2.11 would give it the bias of an addmm as a matrix, which is copied into
+    the output first, and would measure whether that is faster than a row, which it never is.
+    """
     from torch._inductor import config
     from torch._inductor.virtualized import V
 
+    plan = plan_of(V.current_node)
+    if plan is not None and plan.decision.origin != "unknown" and choose.is_asked("ATEN"):
+        with config.patch(max_autotune=False, max_autotune_gemm=False):
+            return stock(*args, **kwargs)
     backends = [each.strip() for each in config.max_autotune_gemm_backends.split(",")]
     others = [each for each in backends if each.upper() != "CUTLASS"]
-    if plan_of(V.current_node) is None or len(others) == len(backends):
+    if plan is None or len(others) == len(backends):
         return stock(*args, **kwargs)
     if "ATEN" not in map(str.upper, others):
         others.append("ATEN")
