@@ -1,5 +1,8 @@
 """What the results of `gemm` and `e2e` amount to: geometric means, worst cases, targets.
 
+Of a case that several files have the newest counts, but those of runs with CUTLASS (`gemm-cutlass`)
+are compared within themselves only.
+
 Speedups are times of stock over times of ours, so that more is better. Stock max-autotune counts as
 the faster of its two settings, with and without persistent TMA kernels, and `the best` is the
 fastest of that and cuBLAS in eager mode, each for the case at hand.
@@ -42,6 +45,8 @@ class Numbers:
     """Seconds, of GEMMs."""
     again: Mapping[str, Values]
     """Seconds from the caches, of GEMMs."""
+    cutlass: Mapping[str, Values]
+    """Microseconds of GEMMs under CUDA graphs, of runs in which CUTLASS took part."""
     models: Mapping[tuple[str, str], Values]
     """Milliseconds, by model and setting (`e2e.SETTINGS`)."""
     models_compile: Mapping[str, Values]
@@ -49,22 +54,26 @@ class Numbers:
 
 
 def numbers(documents: Iterable[results.Document]) -> Numbers:
-    """Read what the suites `gemm` and `e2e` measured; others are passed over."""
+    """Read what suites measured whose names begin with `gemm` or `e2e`; others are passed over."""
     titles = {way.title: name for name, way in contenders.CONTENDERS.items()}
     found: dict[str, dict[Any, dict[str, float]]] = {
         field.name: defaultdict(dict) for field in dataclasses.fields(Numbers)
     }
-    for document in documents:
-        if document["suite"] not in ("gemm", "e2e"):
+    for document in sorted(documents, key=lambda each: each["date"]):
+        suite, _, rest = document["suite"].partition("-")
+        if suite not in ("gemm", "e2e"):
             continue
-        models = document["suite"] == "e2e"
+        models, cutlass = suite == "e2e", rest.startswith("cutlass")
+        begun: set[tuple[str, Any]] = set()
         for row in document["rows"]:
             metric, _, title = row["metric"].partition(", ")
             if title.startswith("warm, "):
                 metric, title = "warm", title.removeprefix("warm, ")
             key: Any = row["case"]
             if metric == "graph" and not models:
-                table = "times"
+                table = "cutlass" if cutlass else "times"
+            elif cutlass:
+                continue
             elif metric in ("compile", "warm"):
                 if models:
                     table = "models_compile"
@@ -74,6 +83,9 @@ def numbers(documents: Iterable[results.Document]) -> Numbers:
                 table, key = "models", (key, metric)
             else:
                 continue
+            if (table, key) not in begun:
+                begun.add((table, key))
+                found[table][key] = {}
             stock = titles.get(title, title.removesuffix(" weights"))
             for name, value in (
                 ("ours", row["ours"]),
@@ -174,7 +186,7 @@ def _seconds(of: Numbers) -> Mapping[str, float]:
 def _with_cutlass(of: Numbers) -> dict[str, float]:
     """The fastest of all others over ours with CUTLASS, of large cases."""
     found = {}
-    for name, values in of.times.items():
+    for name, values in of.cutlass.items():
         case = gemm_suite.CASES.get(name)
         best = _fastest(values, (*MAX, "eager", "ours"))
         if case is not None and case.m >= LARGE and best is not None and "ours-cutlass" in values:

@@ -87,6 +87,23 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     assert of["fused"].met is None
 
 
+def test_the_newest_run_of_a_case_counts_and_those_with_cutlass_stand_alone() -> None:
+    new = {**gemm_document(decode={"eager": 9, "stock-max": 12, "ours": 6}), "suite": "gemm-again"}
+    new["date"] = "2026-03-01T12:00:00Z"
+    old = gemm_document(
+        decode={"eager": 9, "stock-max": 12, "ours": 10}, qkv={"ours": 2, "stock-max": 4}
+    )
+    both = found(new, old)["every case, against the best"]
+    assert (both.found, both.count) == (1.5, 2)
+    prefill = {"eager": 40, "stock-max": 42, "ours": 40, "ours-cutlass": 32}
+    with_cutlass = {**gemm_document(prefill=prefill), "suite": "gemm-cutlass"}
+    of = found(old, with_cutlass)
+    assert of["every case, against the best"].count == 2
+    assert of["with CUTLASS, large cases, over the best of the others"].found == 1.25
+    share = of["with CUTLASS, share of large cases that gain 5 %"]
+    assert (share.found, share.worst, share.met) == (1.0, "1 of 1", True)
+
+
 def test_a_missed_target_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = gemm_document(decode={"eager": 9, "stock-max": 12, "ours": 10})
     path = results.write(tmp_path, slow)
@@ -109,7 +126,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     everything = dict.fromkeys(("eager", "bf16", *contenders.CONTENDERS), 2.0)
     times = dict.fromkeys(gemm_summary.gemm_suite.CASES, everything)
     settings = {(name, "graphs"): everything for name in gemm_summary.gemm_models.MODELS}
-    of = gemm_summary.Numbers(times, times, {}, settings, {})
+    of = gemm_summary.Numbers(times, times, {}, times, settings, {})
     assert all(line.found is not None for line in gemm_summary.lines(of))
     counts = {line.target.what: line.count for line in gemm_summary.lines(of)}
     groups = [case.group for case in gemm_summary.gemm_suite.CASES.values()]
