@@ -95,7 +95,7 @@ class Constants:
     folding: float = 0.1
     """Microseconds to add up what the threads of a CTA have of one element of the output, without
     tensor cores."""
-    gather: float = 18.2
+    gather: float = 14.0
     """Operations to load an element on its own, where copies are too narrow for cp.async."""
     narrow: float = 0.244
     """How loads of less than 16 bytes slow down: the exponent of their width over 16."""
@@ -245,9 +245,8 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     together = _blend((busy, memory), c)
     if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
         # While a CTA multiplies nothing is loaded, but by others of its SM.
-        together += (busy + memory - together) / resident
-    # What is infinite stays so: the difference above is no number then.
-    total = math.inf if math.isinf(busy) else launch + together + reduction
+        together += min(busy / resident, memory)
+    total = launch + together + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
 
 
