@@ -245,8 +245,9 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     together = _blend((busy, memory), c)
     if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
         # While a CTA multiplies nothing is loaded, but by others of its SM.
-        together += min(busy / resident, memory)
-    total = launch + together + reduction
+        together += (busy + memory - together) / occupancy
+    # What is infinite stays so: the difference above is no number then.
+    total = math.inf if math.isinf(busy) else launch + together + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
 
 
