@@ -240,13 +240,13 @@ def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -
     Where operands pass through registers as well, those are as many again: without tensor cores,
     and where elements are loaded one by one, of which too many are spilled, too.
     """
-    needed = config.accumulator_registers
+    needed, gathered = config.accumulator_registers, config.gathered(problem)
     most = MOST_ACCUMULATORS
-    if problem.arithmetic == "fma" or config.gathers(problem):
+    if problem.arithmetic == "fma" or gathered:
         most //= 2
-    if config.gathers(problem) and needed + config.gathered(problem) > MOST_GATHERED:
+    if gathered and needed + gathered > MOST_GATHERED:
         return (
-            f"a thread has {needed} sums and loads {config.gathered(problem)} elements one by one; "
+            f"a thread has {needed} sums and loads {gathered} elements one by one; "
             f"beyond {MOST_GATHERED} spills"
         )
     if needed > most:

@@ -158,18 +158,15 @@ def _launches(
     side = min(along_m, along_n, math.isqrt(device.sms))
     swizzles = [each for each in (8, 4, 2, 1) if each <= side]
     shapes = [dataclasses.replace(config, swizzle=each, raster=raster) for each in swizzles]
+    units = [_units(problem, each) for each in shapes]
     # Of those that make no more waves; what swizzles round up is computed like any other tile.
-    waves = [ceiling(_units(problem, each), device.sms) for each in shapes]
-    found = shapes[waves.index(min(waves))]
-    yield found
+    waves = [ceiling(each, device.sms) for each in units]
+    yield shapes[waves.index(min(waves))]
     if config.mainloop != "warpspecialized_cooperative":
         return
-    units = [_units(problem, each) for each in shapes]
-    shared = next(
-        each for each, made in zip(shapes, units, strict=True) if made <= 1.02 * units[-1]
-    )
-    if 1 - _units(problem, shared) / (min(waves) * device.sms) >= _STREAM_K_WASTE:
-        yield dataclasses.replace(shared, scheduler="stream_k")
+    shared = next(index for index, each in enumerate(units) if each <= 1.02 * units[-1])
+    if 1 - units[shared] / (min(waves) * device.sms) >= _STREAM_K_WASTE:
+        yield dataclasses.replace(shapes[shared], scheduler="stream_k")
 
 
 def _sizes(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
