@@ -14,6 +14,7 @@ import torch
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
+from inductor_ext.templates.ranking import rank
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case
@@ -65,6 +66,7 @@ TENSOR = Prologue("dequantize", "tensor", scale_dtype="float16")
 NONE = Prologue("dequantize")
 SMALL = GemmConfig("mixed", 16, 32, 64, 2, 2)
 GEMV = GemmConfig("gemv", 4, 8, 64, 1, 2)
+DIRECT = GemmConfig("direct", 8, 16, 256, 1, 2)
 PARTS = (50, 32, 24)
 
 INTERPRETED = {
@@ -112,6 +114,37 @@ INTERPRETED = {
     "gemv, parts": case("int8", COLUMN, GEMV, (3, 0, 192), parts=PARTS),
     "gemv, gated and normalised": case("int8", normalized(COLUMN), GEMV, (3, 50, 192), gated=True),
     "gemv, gated with a scale each": case("int8", TENSOR, GEMV, (3, 50, 192), gated=True),
+    "direct": case("int8", COLUMN, DIRECT, (3, 50, 512)),
+    "direct, all rows": case("int8", NONE, dataclasses.replace(DIRECT, block_n=32), (8, 96, 256)),
+    "direct, a zero, split": case(
+        "uint8", TENSOR, dataclasses.replace(DIRECT, block_k=128, split_k=2), (1, 40, 512), ZERO=3
+    ),
+    "direct, bytes in groups": case("int8", grouped(128), DIRECT, (5, 50, 512)),
+    "direct, pairs": case("uint4", grouped(128), DIRECT, (5, 80, 512), ZERO=8),
+    "direct, pairs of large groups, upper half first": case(
+        "int4",
+        grouped(256),
+        dataclasses.replace(DIRECT, block_k=512),
+        (7, 50, 1024),
+        HIGH_FIRST=True,
+    ),
+    "direct, pairs without scales": case("int4", NONE, DIRECT, (2, 32, 256)),
+    "direct, in float32": case("int4", grouped(128, dtype="float32"), DIRECT, (3, 50, 256)),
+    "direct, parts": case("int8", COLUMN, DIRECT, (3, 0, 256), parts=PARTS),
+    "direct, parts of pairs, split": case(
+        "uint4", grouped(128), dataclasses.replace(DIRECT, split_k=2), (3, 0, 512), parts=PARTS
+    ),
+    "direct, gated": case(
+        "int8", COLUMN, dataclasses.replace(DIRECT, block_n=32), (3, 50, 256), gated=True
+    ),
+    "direct, gated pairs": case(
+        "uint4",
+        grouped(128),
+        dataclasses.replace(DIRECT, block_n=64, warps=4, block_k=512),
+        (8, 50, 512),
+        gated=True,
+        ZERO=8,
+    ),
 }
 
 
@@ -139,8 +172,9 @@ class Machine:
 
     def __init__(self, text: str, inputs: dict[str, int]) -> None:
         self.registers = dict(inputs)
-        for line in text.strip("{} ").split(";"):
-            operation, _, operands = line.strip().partition(" ")
+        # Braces open and close blocks, and pairs of which a word is made.
+        for line in re.sub(r"\{ (\$\d), (\$\d) \}", r"\1|\2", text).split(";"):
+            operation, _, operands = line.strip("{} ").partition(" ")
             if operation and operation != ".reg":
                 self.run(operation, [each.strip() for each in operands.split(",")])
 
@@ -148,7 +182,12 @@ class Machine:
         target, *rest = operands
         values = [int(each, 0) if each[0].isdigit() else self.registers[each] for each in rest]
         name, *kind = operation.split(".")
-        self.registers[target] = getattr(self, name)(kind, *values)
+        found = getattr(self, name)(kind, *values)
+        if "|" in target:
+            low, high = target.split("|")
+            self.registers |= {low: found & 0xFFFF, high: found >> 16}
+        else:
+            self.registers[target] = found
 
     def mov(self, kind: list[str], x: int) -> int:
         return x
@@ -200,9 +239,9 @@ def joined(values: list[float], kind: str) -> int:
 
 
 def assembly(each: Case) -> str:
-    """The inline assembly of a kernel."""
+    """The inline assembly of a kernel, which may be there several times."""
     (source,) = kernel_util.render(each).kernels().values()
-    (found,) = re.findall(r"inline_asm_elementwise\(\s*(\"{.*?}\")", source, re.DOTALL)
+    (found,) = set(re.findall(r"inline_asm_elementwise\(((?:\s*\"[^\"]*\")+),", source))
     return "".join(re.findall(r"\"(.*)\"", found))
 
 
@@ -244,8 +283,110 @@ class TestBits:
                     expected = [(each ^ 8) - 8 for each in expected]
                 assert found == [each - zero for each in expected]
 
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        ("b_dtype", "options"),
+        [
+            ("int8", {}),
+            ("uint8", {}),
+            ("int4", {}),
+            ("uint4", {"ZERO": 8}),
+            ("uint4", {"HIGH_FIRST": True}),
+        ],
+    )
+    def test_words(self, b_dtype: str, options: dict[str, Any], dtype: str) -> None:
+        text = assembly(case(b_dtype, NONE, DIRECT, (1, 32, 256), dtype=dtype, **options))
+        kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+        packed = b_dtype.endswith("4")
+        for word in words():
+            registers = Machine(text, {"$8" if packed else "$4": word}).registers
+            found = [halves(registers[f"${i}"], kind)[0] for i in range(8 if packed else 4)]
+            given = word.to_bytes(4, "little")
+            if not packed:
+                assert found == list(struct.unpack("4b" if b_dtype == "int8" else "4B", given))
+                continue
+            # The lower halves of all bytes come first, whichever has the smaller k.
+            numbers = [each & 15 for each in given] + [each >> 4 for each in given]
+            if b_dtype == "int4":
+                numbers = [(each ^ 8) - 8 for each in numbers]
+            assert found == [each - options.get("ZERO", 0) for each in numbers]
+
 
 STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
+
+
+class TestDirect:
+    @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+    @pytest.mark.parametrize(
+        "each",
+        [
+            case(
+                "int8",
+                dataclasses.replace(COLUMN, scale_dtype="bfloat16"),
+                GemmConfig("direct", 8, 16, 512, 1, 4),
+                (1, 4096, 4096),
+                "bfloat16",
+            ),
+            case(
+                "uint4",
+                grouped(128, "bfloat16"),
+                GemmConfig("direct", 8, 32, 1024, 1, 4),
+                (8, 4096, 4096),
+                "bfloat16",
+                ZERO=8,
+            ),
+            case(
+                "int8",
+                NONE,
+                GemmConfig("direct", 8, 32, 512, 1, 4),
+                (8, 4096, 4096),
+                "float16",
+                gated=True,
+            ),
+            case(
+                "uint4",
+                grouped(128, "bfloat16"),
+                GemmConfig("direct", 8, 16, 1024, 1, 4),
+                (1, 0, 4096),
+                "bfloat16",
+                parts=(4096, 1024, 1024),
+            ),
+        ],
+        ids=["bytes", "pairs", "gated", "parts"],
+    )
+    def test_no_element_changes_its_thread(self, each: Case, capability: tuple[int, int]) -> None:
+        found = kernel_util.compiled(each, capability)
+        assert found.spills == 0
+        # What is added up at the end is all that is shared.
+        assert found.shared == each.config.shared_memory(each.problem)
+        start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
+        assert start is not None
+        loop = start[0]
+        assert "shared" not in loop
+        assert "bar.sync" not in loop
+        assert "cvt.rn.bf16" not in loop
+        # Lanes along K have one scale, of which two shuffles make sure for each column of a lane.
+        gates = 2 if each.problem.epilogue.gated else 1
+        columns = each.config.block_n // gates // 8
+        groups = each.problem.prologue is not None and each.problem.prologue.scales == "group"
+        chunks = each.config.chunks(each.problem)
+        assert loop.count("shfl") <= 2 * columns * chunks * groups
+        loads = re.findall(r"ld\.global\S*\.v4\.b32", loop)
+        assert len(loads) == chunks * (gates * columns + (4 if groups else 2))
+
+    def test_few_rows_of_integers_are_expected_to_be_fastest_so(self) -> None:
+        for b_dtype, scales, group in (("int8", "column", 0), ("uint4", "group", 128)):
+            problem = GemmProblem.contiguous(
+                "mixed",
+                1,
+                14336,
+                4096,
+                b_dtype=b_dtype,
+                prologue=Prologue("dequantize", scales, group),  # type: ignore[arg-type]
+            )
+            ranked = rank(problem, device("NVIDIA H200"))
+            assert ranked[0][0].template == "direct"
+            assert {config.template for config, _ in ranked} > {"direct"}
 
 
 class TestCompiled:

@@ -202,6 +202,31 @@ def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(compu
     assert ("extern_kernels.mm(" in lowered.code) == computed
 
 
+@pytest.mark.parametrize(
+    ("options", "dependent"),
+    [
+        ({}, False),
+        ({"triton__cudagraphs": True}, True),
+        ({"triton__enable_pdl": True}, True),
+        ({"use_static_cuda_launcher": False}, True),
+    ],
+    ids=["torch's launcher", "graphs", "asked for", "Triton's launcher"],
+)
+def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
+    options: dict[str, bool], dependent: bool
+) -> None:
+    tile = dataclasses.replace(TILE, pdl=True)
+    decision = Decision(tile, "measured", (Timing(None, 100.0), Timing(tile, 50.0)))
+    decided = mock.patch.object(choose, "decide", lambda found, *_: dict.fromkeys(found, decision))
+    with activation._scope(config.snapshot({})), decided:
+        lowered = fake_cuda.lower(
+            lambda x, w: x @ w.t(), matrix(8, 64), matrix(64, 64), max_autotune=True, **options
+        )
+    (kernel,) = (each for each in lowered.kernels().values() if "tl.dot" in each)
+    assert ("gdc_wait" in kernel) == dependent
+    assert ("'launch_pdl': True" in lowered.code) == dependent
+
+
 def test_what_a_norm_computes_on_the_way_is_no_kernel_that_could_be_saved() -> None:
     def function(x: Any, r: Any, w: Any, b: Any, g: Any, v: Any) -> Any:
         h = F.linear(x, w, b) + r

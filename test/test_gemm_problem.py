@@ -374,6 +374,7 @@ class TestConfig:
             (GemmConfig("mixed", 16, 128, 64, 4, 4), INT8, 4 * (2048 + 8192)),
             (GemmConfig("mixed", 64, 128, 64, 4, 4), INT8, 4 * (8192 + 8192) + 16_384),
             (GemmConfig("gemv", 1, 16, 512, 1, 4), DECODE, 0),
+            (GemmConfig("direct", 8, 32, 512, 1, 4), but(INT8, m=1), 4 * 4 * 8 * 32),
         ],
     )
     def test_shared_memory(self, config: GemmConfig, problem: GemmProblem, needed: int) -> None:
@@ -388,7 +389,10 @@ class TestConfig:
         stage = config.stage_bytes(problem)
         stages = 1 if config.gathers(problem) else config.stages
         assert config.shared_memory(problem) == stages * stage + once
-        if TEMPLATES[config.template].tensor_cores:
+        template = TEMPLATES[config.template]
+        if template.direct:
+            assert stage == 0
+        elif template.tensor_cores:
             bits = config.block_m * DTYPE_BITS[problem.a.dtype]
             bits += config.block_n * DTYPE_BITS[problem.b.dtype]
             tiles = config.block_k * bits // 8
@@ -464,6 +468,7 @@ SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 128, 64, 4, 4, tma=True, warp_specialize=True)
 GEMV = GemmConfig("gemv", 1, 16, 512, 1, 4)
 MIXED = GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True)
+DIRECT = GemmConfig("direct", 8, 32, 512, 1, 4)
 PLAIN = but(MIXED, swap=False)
 ODD = GemmProblem.contiguous("mm", 4096, 4096, 4095)
 HUGE = GemmProblem.contiguous("mm", 1 << 20, 4096, 4096)
@@ -585,6 +590,29 @@ REFUSED = [
     ("gemv", but(DECODE, m=9), but(GEMV, block_m=16), H200, "up to 8 rows, and there are 9"),
     ("gemv", but(DECODE, m=8), but(GEMV, block_m=4), H200, "all 8 rows in one tile"),
     ("gemv", DECODE, but(GEMV, block_n=128), H200, "64 and 128 are free"),
+    ("direct", INT8, DIRECT, H200, "up to 8 rows"),
+    ("direct", but(INT8, m=8), but(DIRECT, block_m=16), H200, "in tiles of 16"),
+    ("direct", but(INT8, m=8), but(DIRECT, block_n=128), H200, "by 128"),
+    ("direct", but(INT8, m=8), but(DIRECT, block_k=1024), H200, "one or two loads of each of 4"),
+    ("direct", but(INT8, m=8, k=4096 + 256), DIRECT, H200, "no whole number of steps of 512"),
+    ("direct", but(INT8, m=8), but(DIRECT, split_k=3), H200, "for every split"),
+    ("direct", but(INT8, m=8, b=but(INT8.b, dtype="float8_e5m2")), DIRECT, H200, "loads integers"),
+    ("direct", but(INT8, m=8, b=but(INT8.b, alignment=8)), DIRECT, H200, "by 16 bytes"),
+    ("direct", but(INT8, m=8, a=but(INT8.a, alignment=4)), DIRECT, H200, "by 16 bytes"),
+    (
+        "direct",
+        but(INT4, m=8, prologue=Prologue("dequantize", "group", 64)),
+        DIRECT,
+        H200,
+        "end within a load",
+    ),
+    (
+        "direct",
+        but(INT4, m=8, prologue=Prologue("dequantize", "group", 128, zero_points=True)),
+        DIRECT,
+        H200,
+        "the same for all of b",
+    ),
     (
         "scale_groups",
         but(INT8, prologue=Prologue("dequantize", "group", 96)),
@@ -708,7 +736,9 @@ class TestCandidates:
             (DECODE, A100, {"splitk", "gemv"}),
             (but(DECODE, m=16), A100, {"splitk"}),
             (INT8, H200, {"mixed"}),
-            (but(INT8, m=4), L4, {"mixed", "gemv"}),
+            (but(INT8, m=4), L4, {"mixed", "gemv", "direct"}),
+            (but(INT4, m=8), H200, {"mixed", "direct"}),
+            (but(INT4, m=9), H200, {"mixed"}),
             (
                 GemmProblem.contiguous("bmm", 512, 512, 64, batch=64),
                 H200,

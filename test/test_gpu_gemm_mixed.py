@@ -77,6 +77,36 @@ def test_bytes(scales: Any, b_dtype: str, m: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("m", [1, 5, 8])
+@pytest.mark.parametrize(
+    ("b_dtype", "scales", "group"),
+    [
+        ("int8", "none", 0),
+        ("uint8", "column", 0),
+        ("int8", "group", 128),
+        ("uint4", "group", 128),
+        ("int4", "group", 256),
+    ],
+)
+@pytest.mark.parametrize("parts", [(), (200, 72, 40), (200, 200)], ids=["one", "parts", "gated"])
+def test_direct(
+    parts: tuple[int, ...], b_dtype: str, scales: Any, group: int, m: int, dtype: str
+) -> None:
+    problem = GemmProblem.contiguous(
+        "mixed",
+        m,
+        sum(parts) or 200,
+        2048,
+        dtype,
+        b_dtype=b_dtype,
+        prologue=Prologue("dequantize", scales, group, scale_dtype=dtype),
+        parts=parts,
+        epilogue=Epilogue(gated=len(parts) == 2),
+    )
+    check(problem, "direct", 3)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("m", [1, 16, 300])
 @pytest.mark.parametrize(
     ("b_dtype", "group", "zeros"),

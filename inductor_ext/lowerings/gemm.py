@@ -310,9 +310,8 @@ def with_row_maxima(*inputs: Any) -> Any:
     plan = plan_of(call)
     assert plan is not None
     operands, further = _operands(plan, inputs)
-    problem, config = _as_it_lies(plan, operands), plan.decision.config
+    problem, config = _as_it_lies(plan, operands), _launched(plan)
     assert problem is not None
-    assert isinstance(config, GemmConfig)
     m, device = operands[0].get_size()[0], operands[0].get_device_or_error()
     values = call.meta["val"]
     layout = FixedLayout(device, values[0].dtype, [m, problem.columns])
@@ -428,8 +427,7 @@ def _product(
     beta: Any = 1,
 ) -> Any:
     """The output of a planned kernel; None if what stands here is not what was planned."""
-    problem, config = _as_it_lies(plan, operands), plan.decision.config
-    assert isinstance(config, GemmConfig)
+    problem, config = _as_it_lies(plan, operands), _launched(plan)
     if problem is None:
         return None
     options = _constants(plan)
@@ -490,6 +488,29 @@ def _split(
         scaled = wide if beta == 1 else lowerings[aten.mul.Tensor](wide, beta)
         total = lowerings[aten.add.Tensor](total, scaled)
     return to_dtype(total, layout.dtype)
+
+
+def _launched(plan: Plan) -> GemmConfig:
+    """The configuration of a plan, as it is launched.
+
+    Python launches dependent kernels by Triton's launcher and others by torch's own, in C++, which
+    knows no such attribute, and saves the host more than the GPU would gain. In a graph, and from
+    C++, both cost the same. What is being tried is launched as it would be there.
+    """
+    from torch._inductor import config as inductor_config
+    from torch._inductor.virtualized import V
+
+    config = plan.decision.config
+    assert isinstance(config, GemmConfig)
+    by_torch = (
+        inductor_config.use_static_cuda_launcher
+        and not inductor_config.triton.cudagraphs
+        and not inductor_config.triton.enable_pdl
+        and not V.graph.cpp_wrapper
+    )
+    if config.pdl and by_torch and not choose.is_forced():
+        return dataclasses.replace(config, pdl=False)
+    return config
 
 
 def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:

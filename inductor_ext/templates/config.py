@@ -25,6 +25,7 @@ from inductor_ext.templates.problem import (
 )
 
 __all__ = [
+    "CHUNK_BYTES",
     "STATISTICS_STAGES",
     "TEMPLATES",
     "GemmConfig",
@@ -59,6 +60,9 @@ class Template:
     row_maxima: bool = False
     """Whether its tiles can give the largest elements of their rows."""
     tensor_cores: bool = True
+    direct: bool = False
+    """Whether what the tensor cores multiply goes from memory straight to registers. The warps of a
+    CTA have the same tile then, and divide its K."""
     atomics: bool = False
     """Whether splits of K are added up in the order in which they happen to finish. Ours write
     their sums side by side, and a second step adds those up in one order."""
@@ -147,13 +151,23 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             fused_reduction=True,
             row_maxima=True,
         ),
+        "direct": Template(
+            frozenset({"mixed"}),
+            prologues=frozenset({"dequantize"}),
+            split_k=True,
+            parts=True,
+            pdl=True,
+            direct=True,
+            fused_reduction=True,
+        ),
     }
 )
 """The templates by name; where two are predicted to be equal, the first is preferred.
 
 `splitk`, for skinny products, with one split as well; `gemv`, without tensor cores, for up to 8
 rows; `cp_async`, for capability 8 and for what TMA refuses; `persistent_tma` (flattened or not) and
-its warp-specialised twin; `bmm_persistent`; `grouped`; and `mixed`, which dequantises b on the way.
+its warp-specialised twin; `bmm_persistent`; `grouped`; `mixed`, which dequantises b on the way; and
+`direct`, which does so for up to 8 rows.
 """
 
 TemplateName = Literal[
@@ -165,7 +179,12 @@ TemplateName = Literal[
     "bmm_persistent",
     "grouped",
     "mixed",
+    "direct",
 ]
+
+
+CHUNK_BYTES = 64
+"""Of a column of b, what a warp of a direct kernel loads at once, 16 bytes a lane."""
 
 
 _PIECE_BYTES = 128
@@ -288,12 +307,19 @@ class GemmConfig:
         sums = self.block_m * self.block_n
         if not TEMPLATES[self.template].tensor_cores:
             sums *= self.block_k
+        elif TEMPLATES[self.template].direct:
+            sums *= self.warps
         return ceiling(sums, 32 * self.consumer_warps)
 
     @property
     def registers(self) -> int:
-        """An estimate of the 32-bit registers of a thread: accumulators, and 64 for the rest."""
-        return min(255, self.accumulator_registers + 64)
+        """An estimate of the 32-bit registers of a thread: accumulators, and 64 for the rest; in a
+        direct kernel also a step's elements of a, in 16 bits, and of b, in 8.
+        """
+        operands = 0
+        if TEMPLATES[self.template].direct:
+            operands = (2 * self.block_m + self.block_n) * self.block_k // (self.threads * 4)
+        return min(255, self.accumulator_registers + operands + 64)
 
     @property
     def cta_registers(self) -> int:
@@ -303,7 +329,8 @@ class GemmConfig:
 
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of shared memory of one stage: a tile of a and one of b, and what groups share."""
-        if not TEMPLATES[self.template].tensor_cores:
+        template = TEMPLATES[self.template]
+        if template.direct or not template.tensor_cores:
             return 0
         a = size_of(self.block_m * self.block_k, problem.a.dtype)
         return a + size_of(self.block_n * self.block_k, problem.b.dtype) + self._shared(problem)
@@ -330,6 +357,10 @@ class GemmConfig:
         only one that they read from registers.
         """
         template = TEMPLATES[self.template]
+        if template.direct:
+            # Sums of all warps, of one product after the other.
+            products = 2 if problem.epilogue.gated else 1
+            return self.warps * self.block_m * self.block_n // products * 4
         prologue = problem.prologue
         # Of the loop before the one over tiles, whose stages are in the same place.
         first = 0
@@ -367,12 +398,17 @@ class GemmConfig:
             extra += self.stages * vectors
         return max(extra, first - room)
 
+    def chunks(self, problem: GemmProblem) -> int:
+        """Loads of each column of b in a step of a warp of a direct kernel; 0 for less than one."""
+        return size_of(self.block_k // self.warps, problem.b.dtype) // CHUNK_BYTES
+
     def gathers(self, problem: GemmProblem) -> bool:
         """Whether threads load elements of a or b one by one into registers, and pipelines have
         nothing on the way: cp.async copies 4 bytes or more.
         """
+        template = TEMPLATES[self.template]
         narrow = min(problem.a.vector_bytes, problem.b.vector_bytes) < 4
-        return narrow and not self.tma and TEMPLATES[self.template].tensor_cores
+        return narrow and not self.tma and template.tensor_cores and not template.direct
 
     def gathered(self, problem: GemmProblem) -> int:
         """Elements of a step along K that a thread loads one by one."""

@@ -62,6 +62,7 @@ def _constraint(*templates: str) -> Callable[[Check], Check]:
 
 
 _TENSOR_CORES = tuple(name for name, template in TEMPLATES.items() if template.tensor_cores)
+_STAGED = tuple(name for name in _TENSOR_CORES if not TEMPLATES[name].direct)
 _PERSISTENT_TMA = ("persistent_tma", "persistent_tma_ws")
 
 
@@ -177,7 +178,7 @@ def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> s
     return None
 
 
-@_constraint(*_TENSOR_CORES)
+@_constraint(*_STAGED)
 def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """tl.dot takes tiles of 16 and more along M, N and K, of 32 along K if a or b has 8 bits or
     fewer; a TMA box has at most 256 elements a side, and beyond that, or 512 along K, nothing fits.
@@ -372,6 +373,36 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
             f"a thread would hold {loaded} registers of operands and {products} of products; 64 "
             "and 128 are free"
         )
+    return None
+
+
+@_constraint("direct")
+def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 8 rows, by tiles of 16 to 64 columns; lanes load 16 bytes of a column of b at a time,
+    whole steps only, and no more than one group that shares a scale.
+    """
+    a, b, prologue = problem.a, problem.b, problem.prologue
+    if b.dtype not in ("int8", "uint8", "int4", "uint4"):
+        return f"direct loads integers, and b is {b.dtype}"
+    if a.layout != "row" or b.layout != "column" or min(a.vector_bytes, b.vector_bytes) < 16:
+        return "rows of a or columns of b are not read by 16 bytes"
+    columns = config.block_n // (2 if problem.epilogue.gated else 1)
+    if problem.rows > 8 or config.block_m != 8 or columns not in (16, 32, 64):
+        return (
+            "direct has up to 8 rows in tiles of 8 by 16 to 64 columns, and not "
+            f"{problem.rows} in tiles of {config.block_m} by {columns}"
+        )
+    chunks = config.chunks(problem)
+    if chunks not in (1, 2):
+        return f"a step of {config.block_k} is not one or two loads of each of {config.warps} warps"
+    if problem.k % (config.block_k * config.split_k):
+        return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
+    if prologue is None:
+        return None
+    if prologue.zero_points:
+        return "direct subtracts only what is the same for all of b"
+    if prologue.group and prologue.group % (config.block_k // config.warps // chunks):
+        return f"groups of {prologue.group} that share a scale end within a load"
     return None
 
 

@@ -55,7 +55,8 @@ class Constants:
     direct: float = 0.275
     """The same of loads into registers, which no pipeline has asked for before."""
     start: float = 1.22
-    """Microseconds until the first CTAs have begun and the last ones ended."""
+    """Microseconds until the first CTAs have begun and the last ones ended, where they fill shared
+    memory first."""
     descriptors: float = 0.38
     """More microseconds of that where TMA loads: its descriptors are made and fetched."""
     refill: float = 0.0302
@@ -236,7 +237,9 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     if problem.epilogue.reductions:
         reduction += _rows(case, config, c)
 
-    launch = device.launch + c.latency + c.start
+    launch = device.launch + c.latency
+    if not TEMPLATES[config.template].direct:
+        launch += c.start
     if config.tma:
         launch += c.descriptors
     if case.standardizes:
@@ -294,7 +297,9 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
     else:
         # A gate and what it gates are two products.
         products = 2 if case.problem.epilogue.gated else 1
-        multiplied = max(m * n, products * warps * _WARP_TILE) / old_rate
+        # Those of a direct kernel have the same tile.
+        side_by_side = 1 if TEMPLATES[config.template].direct else warps
+        multiplied = max(m * n, products * side_by_side * _WARP_TILE) / old_rate
     if case.converts_a:
         multiplied += max(m * m, warps * _WARP_TILE) / old_rate
     return (2 * k * multiplied + others) * 1e6
@@ -372,6 +377,8 @@ def _blend(times: tuple[float, ...], c: Constants) -> float:
 
 def _ahead(case: _Case, config: GemmConfig, c: Constants) -> float:
     """Stages that are being loaded while one is multiplied."""
+    if TEMPLATES[config.template].direct:
+        return 1.0
     if config.gathers(case.problem):
         return 0.0
     held = c.held if warpgroup_mma(case.problem, config, case.device) else 0.0

@@ -14,7 +14,13 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from inductor_ext.templates.config import TEMPLATES, GemmConfig, TemplateName, tiles_along_n
+from inductor_ext.templates.config import (
+    CHUNK_BYTES,
+    TEMPLATES,
+    GemmConfig,
+    TemplateName,
+    tiles_along_n,
+)
 from inductor_ext.templates.constraints import MOST_ACCUMULATORS, least_block_k, legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
@@ -290,6 +296,22 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
             yield from _divided(problem, shape, device, count=3)
 
 
+def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    """Integers for few rows, where warps have nothing in common but their columns.
+
+    Measured on an H200: of 16 rows those that wait for memory are too many, and of 16 warps too few
+    fit an SM.
+    """
+    if problem.rows > 8:
+        return
+    pdl = device.capability >= (9, 0)
+    products = 2 if problem.epilogue.gated else 1
+    chunk = CHUNK_BYTES * 8 // DTYPE_BITS[problem.b.dtype]
+    for n, warps, chunks in itertools.product((16, 32, 64), (2, 4, 8), (1, 2)):
+        shape = _shape(name, problem, 8, n * products, warps * chunks * chunk, warps=warps, pdl=pdl)
+        yield from _divided(problem, shape, device, count=2)
+
+
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """Persistent kernels over many matrices, of equal or unequal numbers of rows."""
     if problem.tma_obstacle is not None or device.capability < (9, 0):
@@ -325,5 +347,6 @@ _SPACES: Mapping[str, Callable[[TemplateName, GemmProblem, Device], Iterator[Gem
     "bmm_persistent": _batched,
     "grouped": _batched,
     "mixed": _splitk,
+    "direct": _direct,
     "cp_async": _cp_async,
 }

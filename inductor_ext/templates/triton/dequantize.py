@@ -9,7 +9,9 @@ multiplied by every other column of a. Kernels read a in words of two neighbours
 the same way; so nothing is moved between threads, which is what makes other forms slow.
 
 `MACROS` stands at the head of a kernel's source. `convert(name)` replaces the tile `name` by one of
-a's dtype, or by `name`_even and `name`_odd; `shared(target, name, like, words)` makes a tile of
+a's dtype, or by `name`_even and `name`_odd; `words(name)` does so of
+32-bit words of b, whose bytes are neighbours along K, into tiles of the words' shape;
+`shared(target, name, like, words)` makes a tile of
 what groups along K share, of the pointer `name` with the strides of the argument `like`. Tiles are
 [K, N]. What the problem does not tell are options:
 
@@ -45,24 +47,50 @@ fma.rn.bf16x2 {{target}}, {{target}}, one, {{number}};
 add.rn.f16x2 {{target}}, {{target}}, {{number}};
 {%- endif -%}
 {%- endmacro %}
+{#- Statements of assembly: four bytes in `source` become pairs of numbers in `low` and `high`. #}
+{%- macro of_bytes(low, high, source) -%}
+{%- if HALF == "'bfloat16'" -%}
+{#- 7 bits fit below the exponent: the eighth one doubles the number, which becomes 128 + n up to
+    127 and 2 n beyond; half of that, less 128, is too much there. #}
+"{ .reg .b32 t, p, q, one, half, less, most, offset; mov.b32 one, 0x3f803f80; "
+            "mov.b32 half, 0x3f003f00; mov.b32 less, 0xbf80bf80; mov.b32 most, 0xc300c300; "
+            "mov.b32 offset, {{"0xc380c380" if signed else "0xc300c300"}}; "
+            "{{"xor.b32 t, %s, 0x80808080;" % source if signed else "mov.b32 t, %s;" % source}} "
+            "{{spread(low, high, "t")}} "
+            "fma.rn.relu.bf16x2 p, {{low}}, half, most; "
+            "fma.rn.relu.bf16x2 q, {{high}}, half, most; "
+            "{{minus(low, "offset")}} {{minus(high, "offset")}} "
+            "fma.rn.bf16x2 {{low}}, p, less, {{low}}; fma.rn.bf16x2 {{high}}, q, less, {{high}}; }"
+{%- else -%}
+"{ .reg .b32 t, offset; mov.b32 offset, {{"0xe480e480" if signed else "0xe400e400"}}; "
+            "{{"xor.b32 t, %s, 0x80808080;" % source if signed else "mov.b32 t, %s;" % source}} "
+            "{{spread(low, high, "t")}} {{minus(low, "offset")}} {{minus(high, "offset")}} }"
+{%- endif -%}
+{%- endmacro %}
+{#- The same of four bytes with two numbers each: pairs of lower halves, then of upper ones. #}
+{%- macro of_halves(found, source) -%}
+{%- set offset = "0x%04x" % ((0xC300 if HALF == "'bfloat16'" else 0xE400) + bias) -%}
+"{ .reg .b32 t, u, one, offset; mov.b32 one, 0x3f803f80; "
+            "mov.b32 offset, {{offset}}{{offset[2:]}}; "
+            "{{"xor.b32 u, %s, 0x88888888;" % source if signed else "mov.b32 u, %s;" % source}} "
+            "and.b32 t, u, 0x0f0f0f0f; shr.u32 u, u, 4; and.b32 u, u, 0x0f0f0f0f; "
+            "{{spread(found[0], found[1], "t")}} {{spread(found[2], found[3], "u")}} "
+            {%- for each in found %}
+            "{{minus(each, "offset")}} "
+            {%- endfor %}
+            "}"
+{%- endmacro %}
+{%- set bias = ZERO + (8 if signed else 0) %}
+{%- set lower, upper = ("odd", "even") if HIGH_FIRST else ("even", "odd") %}
 {#- Turn the numbers of `name` into a's dtype; of 4-bit ones into `name`_even and `name`_odd. #}
 {%- macro convert(name) %}
     {%- if packed %}
-    {%- set low = name ~ ("_odd" if HIGH_FIRST else "_even") %}
-    {%- set high = name ~ ("_even" if HIGH_FIRST else "_odd") %}
-    {%- set bias = ZERO + (8 if signed else 0) %}
+    {%- set low = name ~ "_" ~ lower %}
+    {%- set high = name ~ "_" ~ upper %}
     {%- if BITS %}
-    {%- set offset = "0x%04x" % ((0xC300 if HALF == "'bfloat16'" else 0xE400) + bias) %}
         {{low}}, {{high}} = tl.inline_asm_elementwise(
-            "{ .reg .b32 t, u, one, offset; mov.b32 one, 0x3f803f80; "
-            "mov.b32 offset, {{offset}}{{offset[2:]}}; "
-            "{{"xor.b32 u, $4, 0x88888888;" if signed else "mov.b32 u, $4;"}} "
-            "and.b32 t, u, 0x0f0f0f0f; shr.u32 u, u, 4; and.b32 u, u, 0x0f0f0f0f; "
-            "{{spread("$0", "$1", "t")}} {{spread("$2", "$3", "u")}} "
-            {%- for i in range(4) %}
-            "{{minus("$%d" % i, "offset")}} "
-            {%- endfor %}
-            "}", "=&r,=&r,=&r,=&r,r", [{{name}}],
+            {{of_halves(("$0", "$1", "$2", "$3"), "$4")}},
+            "=&r,=&r,=&r,=&r,r", [{{name}}],
             dtype=(A.dtype.element_ty, A.dtype.element_ty), is_pure=True, pack=4,
         )
     {%- else %}
@@ -78,22 +106,7 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
     {%- set found = (low, high) %}
     {%- elif BITS and DEQUANTIZE in ("'int8'", "'uint8'") %}
         {{name}} = tl.inline_asm_elementwise(
-            {%- if HALF == "'bfloat16'" %}
-            {#- 7 bits fit below the exponent: the eighth one doubles the number, which becomes
-                128 + n up to 127 and 2 n beyond; half of that, less 128, is too much there. #}
-            "{ .reg .b32 t, p, q, one, half, less, most, offset; mov.b32 one, 0x3f803f80; "
-            "mov.b32 half, 0x3f003f00; mov.b32 less, 0xbf80bf80; mov.b32 most, 0xc300c300; "
-            "mov.b32 offset, {{"0xc380c380" if signed else "0xc300c300"}}; "
-            "{{"xor.b32 t, $2, 0x80808080;" if signed else "mov.b32 t, $2;"}} "
-            "{{spread("$0", "$1", "t")}} "
-            "fma.rn.relu.bf16x2 p, $0, half, most; fma.rn.relu.bf16x2 q, $1, half, most; "
-            "{{minus("$0", "offset")}} {{minus("$1", "offset")}} "
-            "fma.rn.bf16x2 $0, p, less, $0; fma.rn.bf16x2 $1, q, less, $1; }",
-            {%- else %}
-            "{ .reg .b32 t, offset; mov.b32 offset, {{"0xe480e480" if signed else "0xe400e400"}}; "
-            "{{"xor.b32 t, $2, 0x80808080;" if signed else "mov.b32 t, $2;"}} "
-            "{{spread("$0", "$1", "t")}} {{minus("$0", "offset")}} {{minus("$1", "offset")}} }",
-            {%- endif %}
+            {{of_bytes("$0", "$1", "$2")}},
             "=&r,=&r,r", [{{name}}], dtype=A.dtype.element_ty, is_pure=True, pack=4,
         )
     {%- set found = (name,) %}
@@ -115,6 +128,44 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
         {{each}} = ({{each}} * scale).to(A.dtype.element_ty)
     {%- endif %}
     {%- endfor %}
+{%- endmacro %}
+{#- Turn words of four neighbours along K into `all_0` to `all_3`, or, of eight with 4 bits, into
+    `even_0` to `even_3` and `odd_0` to `odd_3`: tiles of a's dtype. #}
+{%- macro words(name) %}
+    {%- set kinds = (lower, upper) if packed else ("all",) %}
+    {%- set names = [] %}
+    {%- for kind in kinds %}{% for i in range(4) %}{% set _ = names.append(kind ~ "_" ~ i) %}
+    {%- endfor %}{% endfor %}
+    {%- if BITS %}
+        {{names | join(", ")}} = tl.inline_asm_elementwise(
+            "{ .reg .b32 v, w, x, y; "
+            {{of_halves(("v", "w", "x", "y"), "$8") if packed else of_bytes("v", "w", "$4")}}
+            {%- for i in range(0, names | length, 2) %}
+            "mov.b32 { ${{i}}, ${{i + 1}} }, {{"vwxy"[i // 2]}}; "
+            {%- endfor %}
+            "}",
+            "{{"=&h," * (names | length)}}r", [{{name}}], is_pure=True, pack=1,
+            dtype=({{(["A.dtype.element_ty"] * (names | length)) | join(", ")}}),
+        )
+    {%- else %}
+    {%- for each in names %}
+    {%- set at = 8 * (loop.index0 % 4) + (4 if loop.index0 >= 4 else 0) %}
+    {%- set bits = 4 if packed else 8 %}
+    {%- if signed %}
+        {{each}} = (({{name}} << {{32 - bits - at}}) >> {{32 - bits}}).to(A.dtype.element_ty)
+    {%- else %}
+        {{each}} = (({{name}} >> {{at}}) & {{2 ** bits - 1}}).to(A.dtype.element_ty)
+    {%- endif %}
+    {%- if ZERO and packed %}
+        {{each}} = {{each}} - {{ZERO}}.0
+    {%- endif %}
+    {%- endfor %}
+    {%- endif %}
+    {%- if ZERO and not packed %}
+    {%- for each in names %}
+        {{each}} = {{each}} - {{ZERO}}.0
+    {%- endfor %}
+    {%- endif %}
 {%- endmacro %}
 {#- As large as the tile of b: rows of groups, each for its part of K. Asynchronous copies, without
     which every step would wait for memory, have 32 bits or more: words of several groups if need

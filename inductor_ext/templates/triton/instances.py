@@ -13,7 +13,7 @@ import torch
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, statistics_depth
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import gemv, grouped, persistent, tile
+from inductor_ext.templates.triton import direct, gemv, grouped, persistent, tile
 
 __all__ = ["choice"]
 
@@ -21,6 +21,7 @@ _KERNELS: Mapping[str, ModuleType] = {
     "splitk": tile,
     "cp_async": tile,
     "mixed": tile,
+    "direct": direct,
     "gemv": gemv,
     "grouped": grouped,
     "persistent_tma": persistent,
@@ -65,6 +66,8 @@ def choice(
     if problem.operation == "grouped":
         batch = [problem.batch]
     constants = {**kernel.constants(problem, config), **_facts(problem, config, a, b), **options}
+    if kernel is direct and not constants["EVEN_K"]:
+        return None
     for size, names in ((n, ("TILES_N",)), (k, ("K", "SHARE"))):
         if _is_unknown(size):
             # The kernel computes what it is not told.
