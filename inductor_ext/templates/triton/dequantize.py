@@ -9,11 +9,10 @@ multiplied by every other column of a. Kernels read a in words of two neighbours
 the same way; so nothing is moved between threads, which is what makes other forms slow.
 
 `MACROS` stands at the head of a kernel's source. `convert(name)` replaces the tile `name` by one of
-a's dtype, or by `name`_even and `name`_odd; `words(name)` does so of
-32-bit words of b, whose bytes are neighbours along K, into tiles of the words' shape;
-`shared(target, name, like, words)` makes a tile of
-what groups along K share, of the pointer `name` with the strides of the argument `like`. Tiles are
-[K, N]. What the problem does not tell are options:
+a's dtype, or by `name`_even and `name`_odd; `words(name)` makes such tiles of one of 32-bit words,
+whose bytes are neighbours along K; `shared(target, name, like, words)` makes a tile of what groups
+along K share, of the pointer `name` with the strides of the argument `like`. Tiles are [K, N]. What
+the problem does not tell are options:
 
 - ZERO: an integer from 0 to 100 that is subtracted from all of b;
 - HIGH_FIRST: whether the upper half of a byte has the smaller k;
