@@ -650,6 +650,8 @@ class TestVariants:
                 *(((64, 512), torch.bfloat16), ((256, 512), torch.bfloat16)),
                 max_autotune_gemm=True,
                 max_autotune_gemm_backends="ATEN,TRITON",
+                # Which launches dependent kernels, as when they were measured.
+                use_static_cuda_launcher=False,
             )
         kinds = [type(each) for each in records]
         assert kinds.count(events.TuningRecord) == kinds.count(events.ProductRecord) == 1
