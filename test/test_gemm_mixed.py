@@ -120,6 +120,15 @@ INTERPRETED = {
         "uint8", TENSOR, dataclasses.replace(DIRECT, block_k=128, split_k=2), (1, 40, 512), ZERO=3
     ),
     "direct, bytes in groups": case("int8", grouped(128), DIRECT, (5, 50, 512)),
+    "direct, split in one launch, relu": dataclasses.replace(
+        case(
+            "int8",
+            COLUMN,
+            dataclasses.replace(DIRECT, block_k=128, split_k=4, one_launch=True),
+            (3, 50, 512),
+        ),
+        after=torch.relu,
+    ),
     "direct, pairs": case("uint4", grouped(128), DIRECT, (5, 80, 512), ZERO=8),
     "direct, pairs of large groups, upper half first": case(
         "int4",
