@@ -1,0 +1,134 @@
+"""Measures the products of the shipped table again, on this GPU, and merges what was found into it.
+
+A table holds for the sources of the kernels that it was measured with, and for that Triton and
+CUDA; once these have changed its entries are advice (see `inductor_ext.selection.store`). Parts can
+be measured on several GPUs at once; each ends before the time that it is given.
+
+    python -m benchmarks.gemm_table measure --part 1/4 --budget-seconds 200 --out part1.json
+    python -m benchmarks.gemm_table merge part*.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from inductor_ext import activation, config
+from inductor_ext.selection import entries, tuner, variants
+from inductor_ext.selection.entries import Entry, Environment
+from inductor_ext.selection.trial import Bench
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["TABLE", "main", "measure", "newest", "problems"]
+
+TABLE = Path(entries.__file__).parent / "tables" / "nvidia-h200.json"
+
+AT_ONCE = 6
+"""Products that are compiled together: enough to keep compile workers busy, and few to lose."""
+
+
+def problems(
+    table: Iterable[Entry], part: int, parts: int, known: Iterable[Entry] = ()
+) -> list[GemmProblem]:
+    """A share of a table's products without CUTLASS, in an order that mixes large with small.
+
+    Args:
+        table: entries.
+        part: from 1 to `parts`; all parts together are the whole table.
+        parts: how many.
+        known: what need not be measured again.
+    """
+    done = {entry.problem for entry in known}
+    found = {
+        entry.problem
+        for entry in table
+        if "+" not in entry.environment.templates and entry.problem not in done
+    }
+    return sorted(found, key=lambda each: (each.m * each.n * each.k, each.key))[part - 1 :: parts]
+
+
+def measure(
+    wanted: Sequence[GemmProblem],
+    device: Device,
+    make_bench: Callable[[int], Bench],
+    out: Path,
+    seconds: float,
+) -> list[Entry]:
+    """Measure products, and keep what is known after every few.
+
+    Args:
+        wanted: of `problems`.
+        device: of this process.
+        make_bench: see `tuner.tune`.
+        out: the table that is written.
+        seconds: after which no more are begun.
+    """
+    begun = time.monotonic()
+    environment = Environment.of(device)
+    settings = config.snapshot({})
+    found: list[Entry] = []
+    for start in range(0, len(wanted), AT_ONCE):
+        if time.monotonic() - begun > seconds:
+            break
+        with activation._scope(settings):
+            decisions = tuner.tune(wanted[start : start + AT_ONCE], device, make_bench, settings)
+        found += [
+            Entry.of(problem, decision, environment)
+            for problem, decision in decisions.items()
+            if decision.origin == "measured"
+        ]
+        entries.write_table(out, found)
+        print(f"{len(found)} of {len(wanted)}, {time.monotonic() - begun:.0f} s", flush=True)
+    return found
+
+
+def newest(table: Iterable[Entry]) -> list[Entry]:
+    """Of each product on each device what was measured last, whatever with."""
+    found: dict[tuple[GemmProblem, str], Entry] = {}
+    for entry in sorted(table, key=lambda each: (each.measured, each.line)):
+        found[entry.problem, entry.environment.device] = entry
+    return list(found.values())
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text} is no part such as 1/4")
+    return int(part), int(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--table", type=Path, default=TABLE, help="by default that of the H200")
+    actions = parser.add_subparsers(dest="action", required=True)
+    again = actions.add_parser("measure", help="its products on this GPU")
+    again.add_argument("--part", type=_part, default=(1, 1), metavar="I/N")
+    again.add_argument("--without", nargs="*", type=Path, default=[], help="tables that know some")
+    again.add_argument("--budget-seconds", type=float, default=float("inf"))
+    again.add_argument("--out", type=Path, required=True)
+    merge = actions.add_parser("merge", help="tables into it, the newest of each product")
+    merge.add_argument("tables", nargs="+", type=Path)
+    options = parser.parse_args(arguments)
+    table = entries.read_table(options.table)
+    if options.action == "merge":
+        found = [entry for path in options.tables for entry in entries.read_table(path)]
+        count = entries.write_table(options.table, newest([*table, *found]))
+        print(f"{count} products in {options.table}")
+        return 0
+    known = [entry for path in options.without for entry in entries.read_table(path)]
+    part, parts = options.part
+    wanted = problems(table, part, parts, known)
+    device = Device.described(torch.cuda.get_device_properties(0))
+    measure(wanted, device, variants.cuda_bench, options.out, options.budget_seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

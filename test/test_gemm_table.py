@@ -1,0 +1,68 @@
+"""Measuring a table's products again, and merging what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from benchmarks import gemm_table
+from inductor_ext.selection import entries
+from inductor_ext.selection.decision import Decision, Timing
+from inductor_ext.selection.entries import Entry, Environment
+from inductor_ext.templates.problem import GemmProblem
+from test.gemm_problems import device
+from test.tuning_bench import cpu_bench
+
+H200 = device("NVIDIA H200")
+PROBLEMS = [GemmProblem.contiguous("mm", 16, 48, k, "float32") for k in (32, 64, 96, 128, 160)]
+
+
+def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> Entry:
+    environment = Environment("NVIDIA H200", (9, 0), 132, "3.6.0", "13.0", templates)
+    decision = Decision(None, "measured", (Timing(None, 10.0 * measured),))
+    return dataclasses.replace(Entry.of(problem, decision, environment), measured=measured)
+
+
+def test_parts_are_the_whole_table_and_each_has_large_and_small_products() -> None:
+    table = [entry(each) for each in PROBLEMS]
+    first, second = (gemm_table.problems(table, part, 2) for part in (1, 2))
+    assert sorted(first + second, key=lambda each: each.k) == PROBLEMS
+    assert [each.k for each in first] == [32, 96, 160]
+
+
+def test_what_is_known_and_what_cutlass_took_part_in_is_not_measured() -> None:
+    table = [entry(PROBLEMS[0]), entry(PROBLEMS[1], templates="old+cutlass"), entry(PROBLEMS[2])]
+    assert gemm_table.problems(table, 1, 1, known=table[:1]) == [PROBLEMS[2]]
+
+
+def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:
+    old, new = entry(PROBLEMS[0], 1, "old"), entry(PROBLEMS[0], 2, "new")
+    other = entry(PROBLEMS[1], 1, "old")
+    assert entries.merged(gemm_table.newest([new, old, other])) == entries.merged([other, new])
+
+
+def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
+    table, part = tmp_path / "table.json", tmp_path / "part.json"
+    entries.write_table(table, [entry(each) for each in PROBLEMS[:2]])
+    found = gemm_table.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
+    assert [each.problem for each in found] == PROBLEMS[:1]
+    assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
+    merged = {each.problem: each for each in entries.read_table(table)}
+    assert set(merged) == set(PROBLEMS[:2])
+    assert merged[PROBLEMS[0]] == found[0]
+    assert merged[PROBLEMS[1]].environment.templates == "old"
+
+
+def test_nothing_is_begun_once_time_is_up(tmp_path: Path) -> None:
+    assert gemm_table.measure(PROBLEMS, H200, cpu_bench, tmp_path / "part.json", -1.0) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gemm_table.main(["measure", "--part", "5/4", "--out", "x.json"])
+    assert "5/4 is no part such as 1/4" in capsys.readouterr().err
