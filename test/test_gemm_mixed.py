@@ -324,6 +324,13 @@ class TestBits:
 STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
 
 
+def loop_of(found: kernel_util.Compiled) -> str:
+    """The PTX of the loop along K."""
+    start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
+    assert start is not None
+    return start[0]
+
+
 class TestDirect:
     @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
     @pytest.mark.parametrize(
@@ -368,9 +375,7 @@ class TestDirect:
         assert found.spills == 0
         # What is added up at the end is all that is shared.
         assert found.shared == each.config.shared_memory(each.problem)
-        start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
-        assert start is not None
-        loop = start[0]
+        loop = loop_of(found)
         assert "shared" not in loop
         assert "bar.sync" not in loop
         assert "cvt.rn.bf16" not in loop
@@ -432,9 +437,7 @@ class TestCompiled:
         found = kernel_util.compiled(each, capability)
         assert found.spills <= 16
         assert found.shared <= STREAM.shared_memory(each.problem)
-        start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
-        assert start is not None
-        loop = start[0]
+        loop = loop_of(found)
         assert "cvt.rn" not in loop
         # All of it comes by asynchronous copies, and none of b goes through shared memory again.
         assert "ld.global" not in loop

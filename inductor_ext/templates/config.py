@@ -73,6 +73,11 @@ class Template:
     tma_store: bool = False
     """Whether tiles can be stored by TMA."""
 
+    @property
+    def staged(self) -> bool:
+        """Whether operands wait in shared memory to be multiplied."""
+        return self.tensor_cores and not self.direct
+
 
 _PLAIN = frozenset({"mm", "addmm", "int_mm", "scaled"})
 
@@ -329,8 +334,7 @@ class GemmConfig:
 
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of shared memory of one stage: a tile of a and one of b, and what groups share."""
-        template = TEMPLATES[self.template]
-        if template.direct or not template.tensor_cores:
+        if not TEMPLATES[self.template].staged:
             return 0
         a = size_of(self.block_m * self.block_k, problem.a.dtype)
         return a + size_of(self.block_n * self.block_k, problem.b.dtype) + self._shared(problem)
@@ -406,9 +410,8 @@ class GemmConfig:
         """Whether threads load elements of a or b one by one into registers, and pipelines have
         nothing on the way: cp.async copies 4 bytes or more.
         """
-        template = TEMPLATES[self.template]
         narrow = min(problem.a.vector_bytes, problem.b.vector_bytes) < 4
-        return narrow and not self.tma and template.tensor_cores and not template.direct
+        return narrow and not self.tma and TEMPLATES[self.template].staged
 
     def gathered(self, problem: GemmProblem) -> int:
         """Elements of a step along K that a thread loads one by one."""

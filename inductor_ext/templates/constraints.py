@@ -62,7 +62,7 @@ def _constraint(*templates: str) -> Callable[[Check], Check]:
 
 
 _TENSOR_CORES = tuple(name for name, template in TEMPLATES.items() if template.tensor_cores)
-_STAGED = tuple(name for name in _TENSOR_CORES if not TEMPLATES[name].direct)
+_STAGED = tuple(name for name, template in TEMPLATES.items() if template.staged)
 _PERSISTENT_TMA = ("persistent_tma", "persistent_tma_ws")
 
 

@@ -36,15 +36,9 @@ __all__ = ["SOURCE", "constants"]
 
 SOURCE = (
     shared.MACROS
+    + shared.ARGUMENTS
     + dequantize.MACROS
     + r"""
-{%- set factors = [] %}
-{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = [] %}
-{%- if SCALES != "'none'" %}
-{%- for i in range(PARTS) %}{% set _ = extra.append("S%d" % i if PARTS > 1 else "S") %}{% endfor %}
-{%- endif %}
-{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
 {%- set chunks = range(CHUNKS) %}
 {%- set chunk = BLOCK_K // (WARPS * CHUNKS) %}
 {%- set parts_of_a = 4 if packed else 2 %}
@@ -113,15 +107,7 @@ SOURCE = (
     K = {{size("A", -1)}}
     {{- tiles_along_n()}}
     stride_am = {{stride("A", -2)}}
-
-    pid = tl.program_id(0).to(INDEX_DTYPE)
-    {%- if SPLIT_K > 1 %}
-    matrix = tl.cdiv(M, BLOCK_M) * TILES_N
-    split = pid // matrix
-    pid = pid % matrix
-    {%- endif %}
-    pid_m = pid // TILES_N
-    pid_n = pid % TILES_N
+{{place()}}
 {{columns()}}
     {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -210,21 +196,7 @@ SOURCE = (
         {%- endfor %}
 
     {%- for _, _, _, sums in products %}{{folded(sums)}}{% endfor %}
-    {{- scaled("[None, :]")}}
-    {%- if GATED %}
-    {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
-    acc = {{gate("acc", "up")}}
-    {%- endif %}
-    idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]
-    idx_n = (first + rn)[None, :]
-    mask = (rm[:, None] < M) & (rn[None, :] < N)
-    {%- if ONE_LAUNCH %}
-{{add_splits("pid")}}
-    {%- endif %}
-    {{"    " if ONE_LAUNCH}}
-    {{- store_output(("idx_m", "idx_n"), "acc", "mask",
-                   indent_width=8 if ONE_LAUNCH else 4,
-                   val_shape=("BLOCK_M", "COLUMNS"))}}
+    {{- finish()}}
 """
 )
 

@@ -23,16 +23,8 @@ __all__ = ["SOURCE", "constants"]
 
 SOURCE = (
     shared.MACROS
+    + shared.ARGUMENTS
     + r"""
-{%- set factors = [] %}
-{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = [] %}
-{%- if SCALES != "'none'" %}
-{%- for i in range(PARTS) %}{% set _ = extra.append("S%d" % i if PARTS > 1 else "S") %}{% endfor %}
-{%- endif %}
-{%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
-{%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
-{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
 {%- set rows = range(BLOCK_M) %}
 {{def_kernel(*(["A"] + factors + extra + maxima))}}
     M = {{size("A", -2)}}
@@ -40,15 +32,7 @@ SOURCE = (
     {{- tiles_along_n()}}
     stride_am = {{stride("A", -2)}}
     stride_ak = {{stride("A", -1)}}
-
-    pid = tl.program_id(0).to(INDEX_DTYPE)
-    {%- if BATCHED or SPLIT_K > 1 %}
-    matrix = tl.cdiv(M, BLOCK_M) * TILES_N
-    {{"q" if BATCHED else "split"}} = pid // matrix
-    pid = pid % matrix
-    {%- endif %}
-    pid_m = pid // TILES_N
-    pid_n = pid % TILES_N
+{{place()}}
 {{columns()}}
     {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -176,24 +160,7 @@ SOURCE = (
     {%- if GATED %}
 {{tile("up")}}
     {%- endif %}
-    {{- scaled("[None, :]")}}
-    {%- if GATED %}
-    {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
-    acc = {{gate("acc", "up")}}
-    {%- endif %}
-    idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]
-    idx_n = (first + rn)[None, :]
-    mask = (rm[:, None] < M) & (rn[None, :] < N)
-    {%- if ONE_LAUNCH %}
-{{add_splits("pid")}}
-    {%- endif %}
-    {{"    " if ONE_LAUNCH}}
-    {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
-                   indent_width=8 if ONE_LAUNCH else 4,
-                   val_shape=("BLOCK_M", "COLUMNS"))}}
-    {%- if maxima %}
-    {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(8 if ONE_LAUNCH else 4)}}
-    {%- endif %}
+    {{- finish()}}
 """
 )
 

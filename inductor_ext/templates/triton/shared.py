@@ -12,7 +12,7 @@ from inductor_ext.templates.config import (
 )
 from inductor_ext.templates.problem import FP8, GemmProblem, ceiling
 
-__all__ = ["ACTIVATIONS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
+__all__ = ["ACTIVATIONS", "ARGUMENTS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
 """What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
@@ -178,6 +178,38 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
 {%- macro _part(split) -%}
 tl.load(sums + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
 {%- endmacro %}
+{#- Which matrix or split a CTA has, and which tile of it: columns come first. #}
+{%- macro place() %}
+    pid = tl.program_id(0).to(INDEX_DTYPE)
+    {%- if BATCHED or SPLIT_K > 1 %}
+    matrix = tl.cdiv(M, BLOCK_M) * TILES_N
+    {{"q" if BATCHED else "split"}} = pid // matrix
+    pid = pid % matrix
+    {%- endif %}
+    pid_m = pid // TILES_N
+    pid_n = pid % TILES_N
+{%- endmacro %}
+{#- What follows the sums `acc` (and `up`) of a tile, [BLOCK_M, COLUMNS], up to its stores. #}
+{%- macro finish() %}
+    {{- scaled("[None, :]")}}
+    {%- if GATED %}
+    {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
+    acc = {{gate("acc", "up")}}
+    {%- endif %}
+    idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]
+    idx_n = (first + rn)[None, :]
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    {%- if ONE_LAUNCH %}
+{{add_splits("pid")}}
+    {%- endif %}
+    {{"    " if ONE_LAUNCH}}
+    {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                   indent_width=8 if ONE_LAUNCH else 4,
+                   val_shape=("BLOCK_M", "COLUMNS"))}}
+    {%- if maxima %}
+    {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(8 if ONE_LAUNCH else 4)}}
+    {%- endif %}
+{%- endmacro %}
 """
 """Macros of the template language, for the beginning of a kernel's source.
 
@@ -196,6 +228,22 @@ The sums are added in the order of the splits, whichever CTA was last: launches 
 That CTA leaves 0 in the counter, where no other of this launch looks again; a later launch begins
 its work after this one has ended (a dependent one waits before it reads or writes anything).
 """
+
+ARGUMENTS = r"""
+{%- set factors = [] %}
+{#- The factors, each an argument of its own. #}
+{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
+{%- set extra = [] %}
+{%- set zeros = ZEROS is defined and ZEROS %}
+{%- for name in (["S"] if SCALES != "'none'" else []) + (["Z"] if zeros else []) %}
+{%- for i in range(PARTS) %}{% set _ = extra.append("%s%d" % (name, i) if PARTS > 1 else name) %}
+{%- endfor %}
+{%- endfor %}
+{%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
+{%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
+{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
+"""
+"""Names of arguments of kernels with plain loads: `factors`, and what else they read in `extra`."""
 
 TMA = r"""
 {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}

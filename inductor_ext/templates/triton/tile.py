@@ -46,19 +46,9 @@ __all__ = ["SOURCE", "constants"]
 
 SOURCE = (
     shared.MACROS
+    + shared.ARGUMENTS
     + dequantize.MACROS
     + r"""
-{%- set factors = [] %}
-{#- The factors, each an argument of its own. #}
-{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set extra = [] %}
-{%- for name in (["S"] if SCALES != "'none'" else []) + (["Z"] if ZEROS else []) %}
-{%- for i in range(PARTS) %}{% set _ = extra.append("%s%d" % (name, i) if PARTS > 1 else name) %}
-{%- endfor %}
-{%- endfor %}
-{%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
-{%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
-{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
 {#- Words of two neighbours along K, as which a is read where b has pairs. #}
 {%- macro halves(word, even, odd, name) %}
         {{even}} = ({{word}} & 0xFFFF).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
