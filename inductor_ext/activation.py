@@ -375,7 +375,11 @@ def _ensure_code_dispatchers() -> None:
     """
     from torch._inductor import lowering as module
 
-    from inductor_ext.lowerings import gemm, out_variants  # noqa: F401  # register lowerings
+    from inductor_ext.lowerings import (  # noqa: F401  # register lowerings
+        error_function,
+        gemm,
+        out_variants,
+    )
 
     with _dispatcher_lock:
         _ensure_order_dispatcher()
