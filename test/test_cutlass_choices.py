@@ -32,7 +32,7 @@ from inductor_ext.selection import (
     verify,
 )
 from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.templates import families
+from inductor_ext.templates import families, ranking
 from inductor_ext.templates.cutlass import background
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
@@ -506,6 +506,83 @@ def test_a_compile_is_another_one_once_kernels_are_there(
     found = {cutlass_kernels.generation(each) for each in (waiting, settings)}
     assert len(found) == 1
     assert not found & {"all", empty}
+
+
+class GatesTuned(Tuned):
+    """One kernel for a gate saves so much of 100 us; CUTLASS's, with what follows, 30 us of 60."""
+
+    def __init__(self, saved: float) -> None:
+        super().__init__()
+        self.saved = saved
+
+    def __call__(self, problems: Any, *_: Any, **__: Any) -> dict[GemmProblem, Decision]:
+        self.asked += problems
+        return {problem: self.decision(problem) for problem in problems}
+
+    def decision(self, problem: GemmProblem) -> Decision:
+        chosen: families.Config | None = None
+        stock, ours = 50.0, 55.0
+        if problem.epilogue.gated:
+            ((chosen, _),) = ranking.rank(problem, H200, 1)
+            stock, ours = 100.0, 100.0 - self.saved
+        elif problem.epilogue.tree:
+            chosen = cutlass_options.current().rank(problem, H200)[0][0]
+            stock, ours = 60.0, 30.0
+        timings = (Timing(None, stock), *((Timing(chosen, ours),) if chosen else ()))
+        return Decision(chosen, "measured", timings)
+
+
+def gated(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return functional.silu(x @ w.t()) * (x @ v.t())
+
+
+def turned(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    up = functional.linear(x, v)
+    return up * functional.silu(functional.linear(x, w))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [(gated, ((512, 256),) + ((384, 256),) * 2), (turned, ((4, 128, 256),) + ((384, 256),) * 2)],
+)
+@pytest.mark.parametrize("saved", [20.0, 40.0])
+def test_a_gate_is_one_kernel_only_if_that_saves_most(
+    function: Callable[..., Any],
+    shapes: Any,
+    saved: float,
+    calls: list[Call],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from inductor_ext.selection import tuner
+
+    monkeypatch.setattr(tuner, "tune", GatesTuned(saved))
+    both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
+    with events.capture(events.ProductRecord) as records:
+        lowered = compiled(function, *linear(*shapes), **both)
+    if saved > 30:
+        assert not calls
+        assert len(lowered.kernels()) == len(records) == 1
+        return
+    computed = [operations_of(call) for call in calls]
+    # Of each pair, one kernel computes what follows both.
+    assert sorted(each[-1:] for each in computed if each) == [["mul"]]
+    assert not lowered.kernels()
+    declined = [each for record in records for each in record.declined]
+    assert declined
+    assert all("a product alone saves more" in each for each in declined)
+
+
+def test_what_is_computed_for_an_epilogue_alone_is_not_taken_as_given(
+    calls: list[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inductor_ext.selection import tuner
+
+    def function(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w.t()) + torch.exp(y)
+
+    monkeypatch.setattr(tuner, "tune", GatesTuned(0.0))
+    compiled(function, *linear(*XW, (512, 384)))
+    assert [operations_of(call) for call in calls] == [[]]
 
 
 # --- what a kernel takes of the graph ---

@@ -188,7 +188,8 @@ class _Planner:
         for site in fusions:
             if taken.isdisjoint(site.nodes):
                 problem = self._problems(site)[-1]
-                gemm_records.decline(site.nodes, problem, self.known[problem])
+                decision = self.known[problem]
+                gemm_records.decline(site.nodes, problem, self._why_not(site, decision))
         plain = [
             self._plain_site(node, problem)
             for node, problem in _products(graph).items()
@@ -231,13 +232,9 @@ class _Planner:
         for reading in cutlass_sites.readings(output, site.problem, site.fusion, fuses=fuses):
             found = dataclasses.replace(site, reading=reading, covered=self._is_wanted)
             if not choose.is_forced():
-                inside = reading.nodes
-                if len(inside) > 1 and any(
-                    epilogues.is_read_by_inductor(each, inside) for each in reading.outputs
-                ):
-                    # As of `with_epilogue`: to stock's path it is no kernel.
-                    continue
-                return found
+                if _is_a_kernel_of_stock_s(reading):
+                    return found
+                continue
             # Of all that could be fused, what the caller wants to be.
             asked = (each for each in self._problems(found) if each.epilogue.tree is not None)
             if any(isinstance(choose.forced_on(each), CutlassConfig) for each in asked):
@@ -393,17 +390,42 @@ class _Planner:
         return max(saved, default=0.0)
 
     def _pays(self, site: _Site) -> bool:
-        """Whether a kernel saves more than that of its product alone, where the two are all that
+        """Whether a kernel saves more than that of a product alone, where the two are all that
         there is to choose from.
         """
-        if not isinstance(site.fusion, row_maxima.RowMaxima) or site.fusion.plain is None:
+        plain = self._alone(site)
+        if plain is None:
             return True
-        node = site.fusion.plain
-        problem = problems.problem_of(node)
-        assert problem is not None
-        plain = self._plain_site(node, problem)
         self._decide([plain])
         return self._gain(site) >= self._gain(plain)
+
+    def _why_not(self, site: _Site, decision: Decision) -> str:
+        """Why a fusion that has been decided on is not applied, in words."""
+        if decision.config is not None and not self._pays(site):
+            return "a product alone saves more"
+        return gemm_records.reason(decision)
+
+    def _alone(self, site: _Site) -> _Site | None:
+        """The place of the product by whose own kernel that of a fusion could be replaced.
+
+        Of rows' maxima that is the product without them; of a gate the one whose CUTLASS kernel
+        computes all that follows, and reads what is gated. There is none for most fusions.
+        """
+        if isinstance(site.fusion, row_maxima.RowMaxima):
+            node = site.fusion.plain
+            problem = None if node is None else problems.problem_of(node)
+            return None if node is None or problem is None else self._plain_site(node, problem)
+        if not self.options.wanted or not site.problem.epilogue.gated:
+            return None
+        computing = {each for each in site.nodes if not is_view(each) and not is_cast(each)}
+        products = [each for each in site.nodes if problems.is_product(each)]
+        for node in products:
+            problem = problems.problem_of(node)
+            found = None if problem is None else self._plain_site(node, problem)
+            inside = found.reading.nodes if found is not None and found.reading else ()
+            if computing <= {*products, *inside}:
+                return found
+        return None
 
     def _place(self, site: _Site) -> frozenset[fx.Node]:
         """Put the decisions about a site into the graph; the nodes that kernels take, which are no
@@ -480,6 +502,28 @@ class _Planner:
             gemm_records.emit(branch.graph, self.settings)
 
         return plan
+
+
+def _is_a_kernel_of_stock_s(reading: cutlass_sites.Reading) -> bool:
+    """Whether what follows a product would be one kernel of Inductor's, with nothing before it and
+    behind it, so that what the problem's program takes is what a fused kernel saves.
+    """
+    inside = reading.nodes
+    if len(inside) == 1:
+        return True
+
+    def is_read_only_within(node: fx.Node) -> bool:
+        passed = (user for user in node.users if user not in inside)
+        return all(
+            (is_view(each) or is_cast(each)) and is_read_only_within(each) for each in passed
+        )
+
+    # What only they read is computed on the way, and so is what reads them: see `with_epilogue`.
+    before = filter(epilogues.is_computed, reading.fused.inputs)
+    return not (
+        any(map(is_read_only_within, before))
+        or any(epilogues.is_read_by_inductor(each, inside) for each in reading.outputs)
+    )
 
 
 def _without_tree(problem: GemmProblem) -> GemmProblem:
