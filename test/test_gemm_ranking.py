@@ -315,7 +315,8 @@ class TestSpace:
         assert not legal(odd, but(config, warps=2), H200)
         assert legal(linear(16, 4096, 4096), but(config, warps=2), H200)
         assert config.shared_memory(odd) == but(config, stages=4).shared_memory(odd)
-        assert {each.stages for each in candidates(odd, H200)} == {2}
+        alone = [each for each in candidates(odd, H200) if each.realign is None]
+        assert {each.stages for each in alone} == {2}
 
     def test_a_gate_and_what_it_gates_need_the_rows_of_wgmma_each(self) -> None:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
@@ -379,8 +380,10 @@ class Measured:
 
 
 TIMED = [
-    Measured(record)
+    timed
     for record in json.loads((pathlib.Path(__file__).parent / "data/gemm_h200.json").read_text())
+    # None was timed that copies first, which takes a fifth of the time for 4096 rows of odd length.
+    if rank((timed := Measured(record)).problem, H200)[0][0].realign is None
 ]
 
 FARTHER = {

@@ -427,6 +427,7 @@ def _product(
     beta: Any = 1,
 ) -> Any:
     """The output of a planned kernel; None if what stands here is not what was planned."""
+    plan, operands = _realigned(plan, operands)
     problem, config = _as_it_lies(plan, operands), _launched(plan)
     if problem is None:
         return None
@@ -451,6 +452,44 @@ def _product(
         return None
     node = choice.output_node()
     return node if bias is not None or alpha == 1 else _scaled(node, alpha)
+
+
+def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
+    """The plan of the kernel itself, and what it gets: copies of what does not lie as it has to."""
+    from torch._inductor.ir import ExternKernel
+
+    config = plan.decision.config
+    assert isinstance(config, GemmConfig)
+    problem, own = config.of_kernel(plan.problem)
+    if own is config:
+        return plan, operands
+    a, b, *rest = operands
+    copies = [
+        each if before == after else ExternKernel.require_exact_strides(each, _strides(each, after))
+        for each, before, after in (
+            (a, plan.problem.a, problem.a),
+            (b, plan.problem.b, problem.b),
+        )
+    ]
+    decision = dataclasses.replace(plan.decision, config=own)
+    return dataclasses.replace(plan, problem=problem, decision=decision), [*copies, *rest]
+
+
+def _strides(node: Any, lies: Operand) -> list[Any]:
+    """Strides with which a tensor is aligned as an operand that has been realigned."""
+    *batch, rows, columns = node.get_size()
+    by_column = lies.layout == "column"
+    inner, outer = (rows, columns) if by_column else (columns, rows)
+    leading = _aligned(inner, lies.alignment)
+    matrix = [1, leading] if by_column else [leading, 1]
+    return [*(leading * outer * bool(lies.batch_stride) for _ in batch), *matrix]
+
+
+def _aligned(size: Any, unit: int) -> Any:
+    """The next multiple of `unit`."""
+    from torch.utils._sympy.functions import CeilDiv
+
+    return CeilDiv(size, unit) * unit
 
 
 def _scaled(node: Any, alpha: Any) -> Any:

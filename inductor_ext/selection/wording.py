@@ -96,6 +96,7 @@ def config_words(config: Config | None) -> str:
         "flatten",
         "pdl",
         "index64",
+        "realign",
     )
     pieces.extend(flag.replace("_", " ") for flag in flags if getattr(config, flag))
     return ", ".join(pieces)

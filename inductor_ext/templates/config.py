@@ -6,6 +6,7 @@ operands. A configuration knows nothing of legality: see `constraints`.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     BATCHED,
     DTYPE_BITS,
+    OPTIONAL,
     GemmProblem,
     ceiling,
     next_power_of_two,
@@ -237,6 +239,9 @@ class GemmConfig:
     pdl: bool = False
     index64: bool = False
     """Whether addresses are computed with 64-bit indices."""
+    realign: Literal["copy"] | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """`copy`: factors whose rows, or columns, do not all begin at multiples of 16 bytes are copied
+    to where they do, by kernels before this one (`GemmProblem.realigned`)."""
 
     def __post_init__(self) -> None:
         require(
@@ -271,6 +276,12 @@ class GemmConfig:
             exc.BadGemmError: something is missing, unknown, of a wrong type or no configuration.
         """
         return read(cls, value, "configuration")
+
+    def of_kernel(self, problem: GemmProblem) -> tuple[GemmProblem, GemmConfig]:
+        """What the kernel itself is made for: a problem and a configuration without copies."""
+        if self.realign is None:
+            return problem, self
+        return problem.realigned, dataclasses.replace(self, realign=None)
 
     @property
     def mma_m(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig
@@ -479,6 +479,20 @@ def _check_index(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     return None
 
 
+@_constraint()
+def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What is copied to be aligned are the factors of a product alone, where they are not."""
+    if config.realign is None:
+        return None
+    if problem.operation not in ("mm", "addmm", "bmm", "baddbmm"):
+        return f"factors of {problem.operation} are not copied"
+    if problem.prologue is not None or problem.parts:
+        return "several factors, or one with something on the way, are not copied"
+    if problem.realigned == problem:
+        return "both factors are aligned"
+    return None
+
+
 @functools.cache
 def _checks(template: str) -> tuple[Check, ...]:
     return tuple(each.check for each in CONSTRAINTS.values() if template in each.templates)
@@ -486,10 +500,18 @@ def _checks(template: str) -> tuple[Check, ...]:
 
 def why_not(problem: GemmProblem, config: GemmConfig, device: Device) -> list[str]:
     """Why a configuration cannot run a problem on a device: every reason; none if it can."""
-    reasons = (check(problem, config, device) for check in _checks(config.template))
-    return [reason for reason in reasons if reason is not None]
+    return list(_reasons(problem, config, device))
 
 
 def legal(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
     """Whether a configuration can run a problem on a device."""
-    return all(check(problem, config, device) is None for check in _checks(config.template))
+    return next(_reasons(problem, config, device), None) is None
+
+
+def _reasons(problem: GemmProblem, config: GemmConfig, device: Device) -> Iterator[str]:
+    if config.realign is not None and (reason := _check_realign(problem, config, device)):
+        yield reason
+    seen, own = config.of_kernel(problem)
+    for check in _checks(config.template):
+        if (reason := check(seen, own, device)) is not None:
+            yield reason

@@ -75,7 +75,7 @@ INT32_MAX = 2**31 - 1
 # Records
 
 
-_OPTIONAL = "optional"
+OPTIONAL = "optional"
 """In the metadata of a field that a record lacks in JSON where it is None."""
 
 
@@ -166,7 +166,7 @@ def _names(cls: type) -> tuple[str, ...]:
 @functools.cache
 def _optional(cls: type) -> frozenset[str]:
     fields = dataclasses.fields(cls)
-    return frozenset(each.name for each in fields if _OPTIONAL in each.metadata)
+    return frozenset(each.name for each in fields if OPTIONAL in each.metadata)
 
 
 def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
@@ -298,6 +298,25 @@ class Operand:
         """Bytes up to which a load is aligned."""
         return self.alignment * DTYPE_BITS[self.dtype] / 8
 
+    def realigned(self, rows: int, columns: int, batch: int) -> Operand:
+        """Where a copy lies whose rows (or columns, as they do now) all begin at multiples of 16
+        bytes; itself if they do so already.
+
+        Args:
+            rows: of a matrix.
+            columns: of a matrix.
+            batch: number of matrices.
+        """
+        vector = _vector(self.dtype)
+        if self.alignment == vector:
+            return self
+        by_column = self.layout == "column"
+        inner, outer = (rows, columns) if by_column else (columns, rows)
+        leading = ceiling(inner, vector) * vector
+        strides = (1, leading) if by_column else (leading, 1)
+        distance = leading * outer if self.batch_stride else 0
+        return Operand.of(self.dtype, (rows, columns), strides, batch=batch, batch_stride=distance)
+
     def span(self, rows: int, columns: int, batch: int) -> int:
         """Elements from the first to the last of `batch` matrices, both included."""
         row, column = self.strides
@@ -359,7 +378,7 @@ class Epilogue:
     """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
     gated: bool = False
     """Whether the two parts are combined to one output of N / 2 columns: silu(gate) * up."""
-    tree: str | None = dataclasses.field(default=None, metadata={_OPTIONAL: True})
+    tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
     a product that is to have no such kernels. It may be less than all of the epilogue: what is left
     then is done behind the kernel."""
@@ -716,6 +735,15 @@ class GemmProblem:
             self.a.span(self.m, self.k, self.batch),
             self.b.span(self.k, self.n, self.batch),
             self.outputs * self.m * self.columns,
+        )
+
+    @functools.cached_property
+    def realigned(self) -> GemmProblem:
+        """The same with factors copied, as far as they do not lie as widest loads and TMA need."""
+        return dataclasses.replace(
+            self,
+            a=self.a.realigned(self.m, self.k, self.batch),
+            b=self.b.realigned(self.k, self.n, self.batch),
         )
 
     @functools.cached_property

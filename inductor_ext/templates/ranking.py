@@ -207,7 +207,24 @@ def predict(
 
     Legality is not looked at: see `constraints.why_not`.
     """
-    return _predict(_case(problem, device), config, constants)
+    return _predicted(_case(problem, device), config, constants)
+
+
+def _predicted(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
+    """Of a configuration with the copies before its kernel."""
+    if config.realign is None:
+        return _predict(case, config, c)
+    problem, own = config.of_kernel(case.problem)
+    found, bandwidth = _predict(_case(problem, case.device), own, c), case.device.bandwidth
+    copies = sum(
+        c.gap + (_waste(lain) + 1) * size / _width(lain.vector_bytes, c) / bandwidth * 1e6
+        for lain, lies, size in (
+            (case.problem.a, problem.a, problem.a_bytes),
+            (case.problem.b, problem.b, problem.b_bytes),
+        )
+        if lain != lies
+    )
+    return dataclasses.replace(found, launch=found.launch + copies, total=found.total + copies)
 
 
 def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
@@ -484,7 +501,7 @@ def rank(
     """
     case = _Case(problem, device)
     found = [
-        (config, _predict(case, config, constants))
+        (config, _predicted(case, config, constants))
         for config in candidates(problem, device)
         if not config.warp_specialize
     ]
@@ -502,13 +519,13 @@ def rank(
             if index in chosen:
                 continue
             # Of what the model knows nothing by measurements.
-            new = config.one_launch or config.stream_k or config.tma_store
+            new = config.one_launch or config.stream_k or config.tma_store or config.realign
             shares: list[tuple[object, int]] = [
                 # Whether a pipeline is deeper by one stage is the least that there is to try.
                 (dataclasses.replace(config, stages=1), 1),
                 (("template", config.template), max(1, limit - 1)),
                 ((config.block_m, config.block_n), limit - limit // 3),
-                (("new", new), limit // 2 if new else limit),
+                (("new", bool(new)), max(1, limit // 2) if new else limit),
             ]
             kept = shares[:bounds]
             if per_template is not None:
@@ -527,7 +544,7 @@ def _distinct(
     """The first of those of one template and tile that are predicted to take the same time."""
     seen: set[object] = set()
     for config, prediction in found:
-        told = (config.template, config.block_m, config.block_n, config.swap)
+        told = (config.template, config.block_m, config.block_n, config.swap, config.realign)
         identity = (*told, f"{prediction.total:.3e}")
         if identity not in seen:
             seen.add(identity)
@@ -574,7 +591,7 @@ def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
 def _residuals(measurements: _Weighted, constants: Constants) -> list[float]:
     """Of which the sum of squares is `error`."""
     return [
-        math.sqrt(weight) * math.log(_predict(case, config, constants).total / microseconds)
+        math.sqrt(weight) * math.log(_predicted(case, config, constants).total / microseconds)
         for case, config, microseconds, weight in measurements
     ]
 

@@ -54,6 +54,15 @@ def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
 
     The order says nothing; it is the same in every process.
     """
+    yield from _of_all_templates(problem, device)
+    if problem.realigned != problem:
+        for config in _of_all_templates(problem.realigned, device):
+            copying = dataclasses.replace(config, realign="copy")
+            if legal(problem, copying, device):
+                yield copying
+
+
+def _of_all_templates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     seen: set[GemmConfig] = set()
     for name, template in TEMPLATES.items():
         if problem.operation not in template.operations:
