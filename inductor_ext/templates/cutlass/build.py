@@ -40,6 +40,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -478,7 +479,8 @@ def _process(
         scratch: for its temporary files.
         log: the file in there for what it says.
     """
-    with open(scratch / log, "wb") as output:
+    # Who ends all of them waits until one that has begun is known.
+    with open(scratch / log, "wb") as output, _starting:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -488,7 +490,7 @@ def _process(
             # nvcc starts programs, which a session of its own lets us end with it.
             start_new_session=True,
         )
-    _running.add(process.pid)
+        _running.add(process.pid)
     try:
         yield process
     finally:
@@ -501,6 +503,9 @@ def _process(
 _running: set[int] = set()
 """Groups of processes that this one has started."""
 
+_starting = threading.RLock()
+"""Held from before one is started until it is among them."""
+
 
 def _kill(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
@@ -509,6 +514,7 @@ def _kill(group: int) -> None:
 
 def end_compilers() -> NoReturn:
     """End this process at once, with the compilers that any of its threads has started."""
+    _starting.acquire()
     for group in tuple(_running):
         _kill(group)
     os._exit(1)
