@@ -72,7 +72,11 @@ def test_the_kernel_computes_gelu() -> None:
     code = lowered(dtype=torch.float32).code
     assert "libdevice.erf(" not in code
     # The interpreter has none of CUDA's library.
-    code = code.replace("libdevice.exp2(", "tl.exp2(")
+    code, powers = re.subn(
+        r"tl.inline_asm_elementwise\('ex2[^\[]*\[(\w+)\].*\)", r"tl.exp2(\1)", code
+    )
+    code, signs = re.subn(r"libdevice.copysign\((\w+), (\w+)\)", r"tl.where(\2 < 0, -\1, \1)", code)
+    assert powers == signs == 1
     found = kernel_util.interpret_modules({"gelu": (code, [x])})["gelu"]
     torch.testing.assert_close(found, functional.gelu(x.double()).float(), rtol=1e-5, atol=2e-7)
 
@@ -93,7 +97,7 @@ def test_it_takes_fewer_instructions_than_stock_s() -> None:
     for ours in (True, False):
         ((name, source),) = lowered(ours=ours).kernels().items()
         counts.append(arithmetic(name, source))
-    assert counts[0] < 0.75 * counts[1]
+    assert counts[0] < 0.7 * counts[1]
 
 
 def arithmetic(name: str, source: str) -> int:
@@ -126,4 +130,5 @@ def arithmetic(name: str, source: str) -> int:
             capture_output=True,
             text=True,
         ).stdout
-    return len(re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(?!\s*NOP)", told, re.MULTILINE))
+    found = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+([^;]*);", told, re.MULTILINE)
+    return sum(each.split()[0] != "NOP" for each in found)
