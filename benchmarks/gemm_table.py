@@ -22,6 +22,7 @@ from inductor_ext import activation, config
 from inductor_ext.selection import entries, tuner, variants
 from inductor_ext.selection.entries import Entry, Environment
 from inductor_ext.selection.trial import Bench
+from inductor_ext.selection.wording import problem_words
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     again = actions.add_parser("measure", help="its products on this GPU")
     again.add_argument("--part", type=_part, default=(1, 1), metavar="I/N")
+    again.add_argument("--only", default="", help="those whose description has this text in it")
     again.add_argument("--without", nargs="*", type=Path, default=[], help="tables that know some")
     again.add_argument("--budget-seconds", type=float, default=float("inf"))
     again.add_argument("--out", type=Path, required=True)
@@ -124,7 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     known = [entry for path in options.without for entry in entries.read_table(path)]
     part, parts = options.part
-    wanted = problems(table, part, parts, known)
+    wanted = [
+        each for each in problems(table, part, parts, known) if options.only in problem_words(each)
+    ]
     device = Device.described(torch.cuda.get_device_properties(0))
     measure(wanted, device, variants.cuda_bench, options.out, options.budget_seconds)
     return 0
