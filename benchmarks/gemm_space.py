@@ -9,8 +9,9 @@ how near the best that ranking would have measured comes to the best of all.
         --out quantised.json
     python -m benchmarks.gemm_space fit quantised.json --only convert
 
-The set `regret` has twelve problems whose candidates are worth to be measured all, once. What ways
-to end a product are worth, on which the model has no measurements, is told by
+The set `regret` has twelve problems whose candidates are worth to be measured all, once; `regret`
+makes of them the results that are committed. What ways to end a product are worth, on which the
+model has no measurements, is told by
 
     python -m benchmarks.gemm_space measure --set tails --pairs --most 24 --budget-seconds 100 \
         --out tails.json
@@ -25,7 +26,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,13 @@ __all__ = [
     "Space",
     "chosen",
     "fitted",
+    "found_by_rank",
     "main",
     "measured",
     "pairs",
     "read",
     "report",
+    "rows",
     "share",
 ]
 
@@ -80,7 +83,7 @@ def _quantised() -> Iterator[GemmProblem]:
     )
 
 
-def _regret() -> Iterator[GemmProblem]:
+def _regret_set() -> Iterator[GemmProblem]:
     """Of each kind of the suite one or two: decode and prefill, tails of waves, odd sizes."""
     for name in (
         "llama-8b o 1x4096x4096",
@@ -117,7 +120,7 @@ def _tails() -> Iterator[GemmProblem]:
 SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {
     "tails": _tails,
     "quantised": _quantised,
-    "regret": _regret,
+    "regret": _regret_set,
 }
 """Problems, those first that are worth most."""
 
@@ -295,13 +298,17 @@ def fitted(
     return found, before, after
 
 
+def found_by_rank(one: Space, constants: ranking.Constants = ranking.DEFAULT) -> float:
+    """Microseconds of the best of those that tuning would measure; infinite if none of them was."""
+    ranked = ranking.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
+    return min((one.microseconds.get(each, math.inf) for each, _ in ranked), default=math.inf)
+
+
 def share(one: Space, constants: ranking.Constants = ranking.DEFAULT) -> float:
     """How near the best of those that tuning would measure comes to the best that was measured: its
     speed over the other's, 0 where none of them was measured.
     """
-    ranked = ranking.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
-    taken = (one.microseconds.get(each, math.inf) for each, _ in ranked)
-    return min(one.microseconds.values()) / min(taken, default=math.inf)
+    return min(one.microseconds.values()) / found_by_rank(one, constants)
 
 
 def report(spaces: Sequence[Space], found: ranking.Constants) -> Iterator[str]:
@@ -372,6 +379,41 @@ def _fit(options: argparse.Namespace) -> int:
     return 0
 
 
+def rows(spaces: Iterable[Space]) -> list[results.Row]:
+    """Of each problem the best of those that tuning would measure, stock's path and, as the floor,
+    the best of all that were measured.
+    """
+    return [
+        {
+            "case": problem_words(one.problem),
+            "metric": "best of the six ranked first",
+            "unit": "us",
+            "better": "lower",
+            "ours": found_by_rank(one),
+            "stock": one.stock,
+            "eager": None,
+            "floor": min(one.microseconds.values()),
+            "spread": None,
+            "note": f"{len(one.microseconds)} of {one.candidates} candidates measured",
+        }
+        for one in spaces
+    ]
+
+
+def _regret(options: argparse.Namespace) -> int:
+    spaces = [one for path in options.files for one in read(path) if one.microseconds]
+    known = json.loads(options.files[0].read_text())
+    header = {**{name: known[name] for name in results.Header.__annotations__}, "suite": REGRET}
+    document: Any = {**header, "rows": rows(spaces)}
+    print(results.render_table(document), end="")
+    results.write(options.json_out, document)
+    return 0
+
+
+REGRET = "gemm-regret"
+"""The name of the suite."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -394,6 +436,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [field.name for field in dataclasses.fields(ranking.Constants)]
     fit.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="constants to fit")
     fit.set_defaults(run=_fit)
+    regret = commands.add_parser("regret", help="what ranking misses, as results")
+    regret.add_argument("files", nargs="+", type=Path)
+    regret.add_argument("--json-out", type=Path, required=True, help="a folder")
+    regret.set_defaults(run=_regret)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code

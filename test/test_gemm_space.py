@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gemm_space
+from benchmarks import gemm_space, gemm_summary, results
 from benchmarks.gemm_space import Space
 from inductor_ext.selection import variants
 from inductor_ext.templates import ranking, space
@@ -148,3 +148,23 @@ def test_the_command_prints_constants_and_shares(
     assert f"30 of {imagined.candidates}" in lines[3]
     assert "mixed 2048x4096x4096 bf16*int8 rc" in lines[3]
     assert lines[-1].startswith("fitted: worst 1.000, 0.97 or more in 1 of 1")
+
+
+def test_what_ranking_misses_is_a_result(
+    imagined: Space, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = results.collect_header("gemm-space", "python -m benchmarks.gemm_space measure")
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({**header, "spaces": [imagined.to_json()]}))
+    assert gemm_space.main(["regret", str(path), "--json-out", str(tmp_path)]) == 0
+    assert "best of the six ranked first" in capsys.readouterr().out
+    document = results.read(tmp_path / f"gemm-regret-{header['hardware']}.json")
+    (row,) = document["rows"]
+    assert row["floor"] == min(imagined.microseconds.values())
+    assert row["floor"] / row["ours"] == pytest.approx(gemm_space.share(imagined))
+    (line,) = (
+        each
+        for each in gemm_summary.lines(gemm_summary.numbers([document]))
+        if each.target.what.startswith("best of those ranked first")
+    )
+    assert line.found == pytest.approx(gemm_space.share(imagined))

@@ -126,7 +126,8 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     everything = dict.fromkeys(("eager", "bf16", *contenders.CONTENDERS), 2.0)
     times = dict.fromkeys(gemm_summary.gemm_suite.CASES, everything)
     settings = {(name, "graphs"): everything for name in gemm_summary.gemm_models.MODELS}
-    of = gemm_summary.Numbers(times, times, {}, times, settings, {})
+    ranked = {"a problem": {"ours": 2.0, "floor": 2.0}}
+    of = gemm_summary.Numbers(times, times, {}, times, settings, {}, ranked)
     assert all(line.found is not None for line in gemm_summary.lines(of))
     counts = {line.target.what: line.count for line in gemm_summary.lines(of)}
     groups = [case.group for case in gemm_summary.gemm_suite.CASES.values()]
