@@ -198,7 +198,9 @@ def fresh_caches() -> Iterator[None]:
 
 
 def start_workers(contenders: Sequence[Contender], device: str) -> None:
-    """Compile something small by each, so that no measured compile starts workers or imports."""
+    """Compile something small by each, and have all compile workers work, so that no measured
+    compile starts workers or imports.
+    """
     import torch
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -208,3 +210,16 @@ def start_workers(contenders: Sequence[Contender], device: str) -> None:
     with fresh_caches():
         for contender in contenders:
             compile_and_call(contender, product, inputs)
+    if device == "cuda":
+        _wait_for_compile_workers()
+
+
+def _wait_for_compile_workers() -> None:
+    """Wait until as many jobs have been done as there are workers, each of which takes a while."""
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    if get_compile_threads() > 1:
+        AsyncCompile.wait_pool_ready()
+        pool = AsyncCompile.process_pool()
+        for job in [pool.submit(time.sleep, 1.0) for _ in range(get_compile_threads())]:
+            job.result()

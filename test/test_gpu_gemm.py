@@ -505,3 +505,57 @@ class TestTuning:
                 states += [record.cache for record in records]
         assert states == ["miss", "hit"]
         assert relative_error(out, exact(module)(x.double())) < ERROR[torch.bfloat16]
+
+
+def copying(problem: GemmProblem) -> GemmConfig | None:
+    found = space.candidates(problem, device())
+    return next((each for each in found if each.realign), None)
+
+
+UNALIGNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "linear": (F.linear, ((199, 203), (301, 203), (301,))),
+    "transposed": (lambda x, y: torch.relu(x.t() @ y), ((203, 199), (203, 301))),
+    "batches": (torch.bmm, ((5, 67, 99), (5, 99, 101))),
+    "offset": (lambda x, y: x[1:, 1:] @ y[:, 1:], ((130, 129), (128, 97))),
+}
+
+
+@pytest.mark.parametrize("dtype", ERROR, ids=str)
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_copies_of_unaligned_factors_equal_float64(name: str, dtype: torch.dtype) -> None:
+    function, shapes = UNALIGNED[name]
+    inputs = [torch.randn(shape, device="cuda", dtype=dtype) / 4 for shape in shapes]
+    expected = function(*(each.double() for each in inputs))
+    with choose.forced(copying), events.capture() as records:
+        found = torch.compile(function, backend="inductor_ext")(*inputs)
+    (config,) = chosen(records)
+    assert config is not None
+    assert config.realign == "copy"
+    assert relative_error(found, expected) < ERROR[dtype]
+
+
+def test_gradients_through_copies_equal_float64() -> None:
+    layer = torch.nn.Linear(203, 301, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(199, 203, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    exact(layer)(wide).square().mean().backward()
+    with choose.forced(copying):
+        torch.compile(layer, backend="inductor_ext")(x).float().square().mean().backward()
+    assert x.grad is not None
+    assert wide.grad is not None
+    assert relative_error(x.grad, wide.grad) < 2 * ERROR[torch.bfloat16]
+
+
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
+def test_erf_is_as_near_as_cuda_s_own(options: dict[str, Any]) -> None:
+    x = torch.cat((torch.linspace(-6, 6, 1_000_001), torch.logspace(-37, 1, 100_001))).cuda()
+    found = torch.compile(torch.erf, backend="inductor_ext", options=options)(x)
+    size = torch.erf(x.double()).abs()
+    unit = torch.nextafter(size.float(), size.new_tensor(2, dtype=torch.float32)) - size.float()
+    # Two of the formulas, and what MUFU.EX2 adds.
+    assert ((found.double() - torch.erf(x.double())).abs() / unit.double()).max() < 2.5
+    ends = torch.tensor([0.0, -0.0, 10.0, -1e30, float("inf"), float("-inf")], device="cuda")
+    found = torch.compile(torch.erf, backend="inductor_ext", options=options)(ends)
+    torch.testing.assert_close(found, torch.erf(ends), rtol=0, atol=0)
+    nan = torch.full((3,), float("nan"), device="cuda")
+    assert torch.compile(torch.erf, backend="inductor_ext", options=options)(nan).isnan().all()
