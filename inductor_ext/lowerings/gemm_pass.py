@@ -232,7 +232,7 @@ class _Planner:
         for reading in cutlass_sites.readings(output, site.problem, site.fusion, fuses=fuses):
             found = dataclasses.replace(site, reading=reading, covered=self._is_wanted)
             if not choose.is_forced():
-                if _is_a_kernel_of_stock_s(reading):
+                if _is_one_kernel_alone(reading):
                     return found
                 continue
             # Of all that could be fused, what the caller wants to be.
@@ -504,9 +504,9 @@ class _Planner:
         return plan
 
 
-def _is_a_kernel_of_stock_s(reading: cutlass_sites.Reading) -> bool:
-    """Whether what follows a product would be one kernel of Inductor's, with nothing before it and
-    behind it, so that what the problem's program takes is what a fused kernel saves.
+def _is_one_kernel_alone(reading: cutlass_sites.Reading) -> bool:
+    """Whether stock's path has one kernel for just what follows the product, as the program has by
+    which it is measured what a fused kernel saves.
     """
     inside = reading.nodes
     if len(inside) == 1:
