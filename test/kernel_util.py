@@ -38,6 +38,7 @@ __all__ = [
     "Case",
     "Compiled",
     "compiled",
+    "cuobjdump",
     "inputs",
     "interpret",
     "interpret_modules",
@@ -479,7 +480,7 @@ def compiled_module(
             binary = triton.compile(
                 ASTSource(kernel, given, {}, attributes), target=target, options=options
             )
-        registers, spills = _resources(binary.asm["cubin"], folder)
+        registers, spills = _resources(binary.asm["cubin"])
     return Compiled(
         binary.asm["ptx"],
         binary.metadata.shared,
@@ -489,18 +490,24 @@ def compiled_module(
     )
 
 
-def _resources(cubin: bytes, folder: str) -> tuple[int, int]:
-    """Registers of a thread, and bytes of memory for those that did not fit."""
+def cuobjdump(cubin: bytes, option: str) -> str:
+    """What CUDA's cuobjdump tells of a kernel."""
     from triton import knobs
 
-    file = Path(folder, "kernel.cubin")
-    file.write_bytes(cubin)
-    told = subprocess.run(
-        [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [knobs.nvidia.cuobjdump.path, option, file.name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of memory for those that did not fit."""
+    told = cuobjdump(cubin, "--dump-resource-usage")
     (usage,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
     registers, stack, local = (int(each) for each in usage)
     return registers, stack + local

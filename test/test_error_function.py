@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -113,7 +112,6 @@ def test_it_takes_fewer_instructions_than_stock_s() -> None:
 def arithmetic(name: str, source: str) -> int:
     """Instructions in SASS of a pointwise kernel, which handles 8 elements a thread."""
     import triton
-    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -132,13 +130,6 @@ def arithmetic(name: str, source: str) -> int:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": 4},
         )
-        file = Path(folder, "kernel.cubin")
-        file.write_bytes(binary.asm["cubin"])
-        told = subprocess.run(
-            [knobs.nvidia.cuobjdump.path, "-sass", str(file)],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+    told = kernel_util.cuobjdump(binary.asm["cubin"], "-sass")
     found = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+([^;]*);", told, re.MULTILINE)
     return sum(each.split()[0] != "NOP" for each in found)
