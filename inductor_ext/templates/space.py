@@ -55,7 +55,8 @@ def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     The order says nothing; it is the same in every process.
     """
     yield from _of_all_templates(problem, device)
-    if problem.realigned != problem:
+    # To copy b takes longer than to multiply few rows by it.
+    if problem.rows > _SKINNY_ROWS and problem.realigned != problem:
         for config in _of_all_templates(problem.realigned, device):
             copying = dataclasses.replace(config, realign="copy")
             if legal(problem, copying, device):
