@@ -63,7 +63,9 @@ class Case:
 def _case(
     problem: GemmProblem, eager: Callable[..., torch.Tensor], value: Node, *inputs: Tensor
 ) -> Case:
-    told = tuple(EpilogueInput(each.dtype, each.broadcast) for each in inputs)
+    told = tuple(
+        EpilogueInput(each.dtype, each.broadcast) for each in inputs if each.broadcast != "group"
+    )
     fused = dataclasses.replace(problem, epilogue=Fused(told, len(told)))
     return Case(fused, Epilogue(((problem.out, value),), inputs), eager)
 

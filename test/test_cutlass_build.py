@@ -451,6 +451,14 @@ def test_nvcc_builds_one_for_capability_9_0() -> None:
 
 
 @pytest.mark.slow
+def test_nvcc_builds_one_for_numbers_of_4_bits() -> None:
+    made = source(*CLASSES["mixed_uint4"])
+    content = really(made)
+    assert made.name.encode() in content
+    assert f"{made.name}_scales".encode() in content
+
+
+@pytest.mark.slow
 def test_nvcc_builds_an_older_one_as_a_library() -> None:
     config, epilogue = CLASSES["old_addmm_row"]
     made = source(config, epilogue)
@@ -510,7 +518,14 @@ def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pipelines_are_as_deep_as_predicted() -> None:
     """Stages that CUTLASS fits into shared memory are those that legality and ranking count on."""
-    names = ("mm_float32_out", "mm_cooperative", "addmm_matrix", "mm_swapped", "scaled")
+    names = (
+        "mm_float32_out",
+        "mm_cooperative",
+        "addmm_matrix",
+        "mm_swapped",
+        "scaled",
+        "mixed_uint4",
+    )
     text = [_includes(BASE)]
     size = "sizeof(typename CollectiveEpilogue::SharedStorage)"
     for name in names:

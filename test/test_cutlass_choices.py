@@ -143,6 +143,20 @@ def quantized(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Te
     return functional.silu((x @ w.to(x.dtype).t()) * scale)
 
 
+def packed(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Weights around 8, the first of two in the upper half, in groups."""
+    numbers = torch.stack((w >> 4, w & 15), dim=-1).flatten(-2).to(x.dtype) - 8
+    weight = numbers.unflatten(-1, (scales.shape[1], -1)) * scales.unsqueeze(-1)
+    return torch.relu(b + x @ weight.flatten(-2).t())
+
+
+def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Weights in two's complement, the first of two in the lower half, with scales of columns."""
+    numbers = torch.stack((w & 15, w >> 4), dim=-1).flatten(-2)
+    weight = (numbers.to(torch.int8) ^ 8) - 8
+    return functional.silu((x @ weight.to(x.dtype).t()) * scale)
+
+
 def scaled(a: Any, b: Any, s: Any, t: Any, bias: Any) -> torch.Tensor:
     out = torch._scaled_mm(a, b.t(), s, t, bias=bias, out_dtype=HALF)
     return functional.gelu(out, approximate="tanh")
@@ -225,6 +239,21 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[Given], str | None]] = {
         lambda x, w, s, b: torch.relu(functional.linear(x, w.to(x.dtype) * s, b)),
         [matrix(4, 128, 256), matrix(384, 256, dtype=FP8), matrix(384, 1), matrix(384)],
         "mul add relu",
+    ),
+    "int4": (
+        packed,
+        [
+            matrix(512, 256),
+            matrix(384, 128, dtype=torch.uint8),
+            matrix(384, 4),
+            matrix(384),
+        ],
+        "add relu",
+    ),
+    "int4, signed": (
+        signed,
+        [matrix(512, 256), matrix(384, 128, dtype=torch.uint8), matrix(384)],
+        "mul neg exp add truediv",
     ),
     "fp8 by tensor": (
         lambda a, b, s: torch._scaled_mm(a, b.t(), s, s, out_dtype=F32, use_fast_accum=True),

@@ -51,6 +51,16 @@ FP8 = dataclasses.replace(
     alignments=(16, 16, 8),
     fast_accumulation=True,
 )
+INT4 = mm("mixed", 2048, 4096, 4096, b_dtype="uint4", prologue=Prologue("dequantize", "group", 64))
+INT4_KERNEL = dataclasses.replace(
+    PINGPONG,
+    tile=(64, 128, 64),
+    a="uint4",
+    layouts="tnn",
+    alignments=(32, 8, 8),
+    swap=True,
+    group=64,
+)
 
 
 def but(record: Any, **fields: Any) -> Any:
@@ -347,11 +357,25 @@ class TestConstraints:
                     64,
                     64,
                     b_dtype="int8",
-                    prologue=Prologue("dequantize", "group", 32),
+                    prologue=Prologue("dequantize", "group", 64),
                 ),
-                PINGPONG,
+                but(PINGPONG, a="int8", layouts="tnn", swap=True, group=64),
                 H200,
-                "groups of scales",
+                "groups of scales are those of 4 bits",
+            ),
+            (INT4, but(INT4_KERNEL, group=None), H200, "groups of 64, and the kernel's of None"),
+            (INT4, but(INT4_KERNEL, tile=(64, 128, 128)), H200, "are not tiles of 128"),
+            (
+                but(INT4, prologue=Prologue("dequantize", "group", 64, scale_dtype="float32")),
+                INT4_KERNEL,
+                H200,
+                "groups of scales are those of 4 bits, in bfloat16",
+            ),
+            (
+                but(INT4, prologue=Prologue("dequantize", "group", 64, zero_points=True)),
+                INT4_KERNEL,
+                H200,
+                "zero points",
             ),
         ],
     )
@@ -384,6 +408,7 @@ class TestRanking:
             (mm("scaled", 4096, 4096, 4096, "float8_e4m3fn"), L4, "s16832gemm_e4m3_"),
             (mm("mm", 4096, 4096, 4096, "float32", tf32=True), A100, "s1688tf32gemm_"),
             (mm("mixed", 2048, 4096, 4096, b_dtype="int8"), H200, "s8_bf16_f32_void_bf16"),
+            (INT4, H200, "u4_bf16_f32_void_bf16_128x256x64_2x1x1_0_tnn_align32"),
             (mm("grouped", 4096, 4096, 4096, batch=8), H200, "gemm_grouped_"),
             # TMA refuses an unaligned output, and what is for capability 8.0 runs there as well.
             (mm("mm", 4096, 4095, 4096), H200, "cutlass_tensorop_bf16_s16816gemm"),
@@ -404,7 +429,7 @@ class TestRanking:
             (mm("mm", 64, 64, 64, "float32"), H200),
             (mm("mm", 4096, 4096, 4095), H200),
             (mm("scaled", 64, 64, 64, "float8_e4m3fn"), A100),
-            (mm("mixed", 64, 64, 64, b_dtype="int4"), H200),
+            (but(INT4, prologue=Prologue("dequantize", "group", 32)), H200),
             (LINEAR, B200.scaled(10)),
         ],
     )

@@ -14,6 +14,7 @@ from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     Epilogue,
     NotExpressible,
+    Packed,
     Tensor,
     apply,
     gelu,
@@ -72,6 +73,7 @@ INT8 = {"a": "int8", "b": "int8", "d": "int32", "accumulator": "int32", "alignme
 TF32 = {"a": "float32", "b": "float32", "d": "float32", "tf32": True, "alignments": (4, 4, 4)}
 COOPERATIVE = {"mainloop": "warpspecialized_cooperative", "tile": (128, 256, 64)}
 FLOAT16 = {"a": "float16", "b": "float16", "d": "float16"}
+MIXED_INT4 = {"alignments": (32, 8, 8), "layouts": "tnn", "swap": True}
 
 CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
     "mm": (BASE, identity(BF16)),
@@ -139,6 +141,18 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
             swap=True,
         ),
         HALF_WEIGHTS,
+    ),
+    "mixed_uint4": (
+        but(BASE, a="uint4", cluster=(2, 1, 1), group=128, **COOPERATIVE, **MIXED_INT4),
+        Epilogue(
+            ((BF16, apply("add", ACCUMULATOR, read(0))),),
+            (Tensor(BF16, "row"), Tensor(BF16, "group")),
+            packed=Packed(high_first=True, zero=8),
+        ),
+    ),
+    "mixed_int4_float16": (
+        but(BASE, **{**FLOAT16, "a": "int4"}, tile=(64, 128, 64), **MIXED_INT4),
+        dataclasses.replace(HALF_WEIGHTS, packed=Packed()),
     ),
     "grouped_cooperative": (but(BASE, grouped=True, **COOPERATIVE), identity(BF16)),
     "grouped": (but(BASE, grouped=True), identity(BF16)),
@@ -274,6 +288,26 @@ class TestSource:
     def test_an_epilogue_that_it_cannot_have_is_refused(self) -> None:
         with pytest.raises(NotExpressible):
             source(BASE, identity("float64"))
+
+    def test_a_kernel_for_other_numbers_of_4_bits_is_refused(self) -> None:
+        config, epilogue = CLASSES["mixed_uint4"]
+        for other in (but(epilogue, packed=None), but(epilogue, inputs=epilogue.inputs[:1])):
+            with pytest.raises(NotExpressible, match="another kernel's"):
+                source(config, other)
+        with pytest.raises(NotExpressible, match="another kernel's"):
+            source(but(config, group=None), epilogue)
+
+    def test_each_kind_of_numbers_has_a_kernel(self) -> None:
+        config, epilogue = CLASSES["mixed_uint4"]
+        kinds = [Packed(first, zero) for first in (False, True) for zero in (0, 8)]
+        made = {source(config, but(epilogue, packed=each)).name for each in kinds}
+        assert len(made) == 4
+        text = source(config, but(epilogue, packed=Packed(zero=8))).text
+        assert "offset = 0x43084308;" in text
+        # Two's complement with its highest bit inverted is 8 more.
+        signed = source(but(config, a="int4"), but(epilogue, packed=Packed(zero=3))).text
+        assert "offset = 0x430b430b;" in signed
+        assert "^ 0x88888888;" in signed
 
 
 if __name__ == "__main__":

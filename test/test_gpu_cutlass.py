@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from inductor_ext import cache, parts
+from inductor_ext.selection.programs import unpack_int4
 from inductor_ext.selection.verify import bound, error
 from inductor_ext.templates.cutlass.build import Toolchain, build_all
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
@@ -23,6 +24,7 @@ from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     Epilogue,
     Node,
+    Packed,
     Tensor,
     apply,
     clamp,
@@ -38,8 +40,8 @@ from inductor_ext.templates.cutlass.launch import Kernel, call, load
 from inductor_ext.templates.cutlass.ranking import rank
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import INT4, EpilogueInput, GemmProblem, Operand, Prologue
 from inductor_ext.templates.problem import Epilogue as FusedEpilogue
-from inductor_ext.templates.problem import EpilogueInput, GemmProblem, Operand, Prologue
 
 pytestmark = pytest.mark.gpu
 
@@ -89,6 +91,7 @@ ADDMM = mm("addmm", 4096, 25728, 2048)
 SMALL = mm("mm", 1000, 1024, 512)
 REGULAR = Filter(deny="stream_k")
 STREAM_K, PINGPONG, OLD = Filter("stream_k"), Filter("pingpong"), Filter("cutlass_tensorop")
+GROUPS = Prologue("dequantize", "group", 64)
 UNALIGNED = mm("mm", 999, 1001, 510)
 SCALES = (Tensor("float32", "column"), Tensor("float32", "row"))
 FP8 = mm("scaled", 1024, 2048, 4096, "float8_e4m3fn")
@@ -166,6 +169,20 @@ CASES: dict[str, Case] = {
         )
         for dtype, rows in (("int8", 256), ("float8_e4m3fn", 16))
     },
+    **{
+        f"mixed_{dtype}_{rows}": Case(
+            mm("mixed", rows, 1000, k, kind, b_dtype=dtype, prologue=prologue),
+            Epilogue(((kind, apply("relu", apply("add", X, Y))),), (ROW, *groups), packed=packed),
+        )
+        for dtype, rows, k, kind, prologue, groups, packed in (
+            ("uint4", 256, 2112, BF16, GROUPS, (Tensor(BF16, "group"),), Packed(True, 8)),
+            ("int4", 256, 2112, BF16, GROUPS, (Tensor(BF16, "group"),), Packed(False, 3)),
+            # Few rows divide K.
+            ("uint4", 16, 4096, BF16, GROUPS, (Tensor(BF16, "group"),), Packed()),
+            ("int4", 100, 512, "float16", GROUPS, (Tensor("float16", "group"),), Packed(True)),
+            ("uint4", 300, 480, "float16", Prologue("dequantize"), (), Packed(False, 7)),
+        )
+    },
     "grouped": plain(mm("grouped", 2048, 1024, 512, batch=8)),
     "grouped_pingpong": plain(mm("grouped", 2048, 1024, 512, batch=8), only=PINGPONG),
 }
@@ -214,10 +231,14 @@ def store() -> cache.Store:
 
 def values_of(operand: Operand, shape: tuple[int, ...], k: int) -> torch.Tensor:
     """Random elements, so that a product's are of the order of 1; in the operand's layout."""
-    dtype = getattr(torch, operand.dtype)
     *batch, rows, columns = shape
     if operand.layout == "column":
         shape = (*batch, columns, rows)
+    if operand.dtype in INT4:
+        # Two along K in a byte.
+        (rows, columns) = shape
+        return torch.randint(0, 256, (rows, columns // 2), device="cuda", dtype=torch.uint8).mT
+    dtype = getattr(torch, operand.dtype)
     if dtype == torch.int8:
         found = torch.randint(-100, 100, shape, device="cuda", dtype=dtype)
     else:
@@ -234,6 +255,8 @@ def inputs_of(case: Case) -> list[torch.Tensor]:
         "column": (problem.m, 1),
         "scalar": (1, 1),
     }
+    if problem.prologue is not None and problem.prologue.group:
+        sizes["group"] = (problem.n, problem.k // problem.prologue.group)
     return [
         torch.randn(sizes[each.broadcast], device="cuda").to(getattr(torch, each.dtype))
         for each in case.epilogue.inputs
@@ -258,6 +281,20 @@ def factors_of(problem: GemmProblem) -> tuple[torch.Tensor, torch.Tensor]:
         values_of(problem.a, (*a_batch, problem.m, problem.k), problem.k),
         values_of(problem.b, (*b_batch, problem.k, problem.n), problem.k),
     )
+
+
+def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """A factor b in float64."""
+    packed, scales = case.epilogue.packed, case.epilogue.scales
+    if packed is None:
+        return b.double()
+    signed = case.problem.b.dtype == "int4"
+    numbers = unpack_int4(b.mT, signed, packed.high_first).to(torch.float64) - packed.zero
+    if scales is not None:
+        wide = inputs[scales].double().repeat_interleave(case.problem.prologue.group, 1)  # type: ignore[union-attr]
+        # As it is multiplied: in the other factor's dtype.
+        numbers = (numbers * wide).to(inputs[scales].dtype).double()
+    return numbers.mT
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -287,7 +324,7 @@ def test_computes_what_it_should(store: cache.Store, name: str) -> None:
             [a[i:j].double() @ b[group].double() for group, (i, j) in enumerate(rows)]
         )
     else:
-        exact = a.double() @ b.double()
+        exact = a.double() @ dequantized(case, b, inputs)
     expected = _exactly(case.epilogue, exact, inputs, case.scalars)
     for found, wanted, (dtype, _) in zip(outputs, expected, case.epilogue.outputs, strict=True):
         told = dataclasses.replace(problem.epilogue, out=dtype)

@@ -81,6 +81,14 @@ def quantized(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Te
     return F.silu((x @ w.to(x.dtype).t()) * scale)
 
 
+def packed(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.float64:
+        w = w.long()
+    numbers = torch.stack((w >> 4, w & 15), dim=-1).flatten(-2)
+    weight = (numbers.to(x.dtype) - 8).unflatten(-1, (scales.shape[1], -1)) * scales.unsqueeze(-1)
+    return F.silu(x @ weight.flatten(-2).t())
+
+
 def dynamic_int8(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     if a.dtype == torch.float64:
         return a @ b.t() * s
@@ -141,6 +149,14 @@ GRAPHS: dict[str, tuple[Callable[..., Any], Callable[[], Tensors]]] = {
     "mixed": (
         quantized,
         lambda: [values(*XW[0]), values(*XW[1], dtype=torch.int8), values(768) * 1e-2],
+    ),
+    "int4": (
+        packed,
+        lambda: [
+            values(*XW[0]),
+            torch.randint(0, 256, (768, 256), device="cuda", dtype=torch.uint8),
+            torch.rand(768, 4, device="cuda").to(HALF) * 0.02 + 0.01,
+        ],
     ),
     "fp8": (
         fp8,

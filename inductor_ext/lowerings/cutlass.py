@@ -6,10 +6,10 @@ which nothing is made at run time. In Python the code launches by `cutlass_runti
 that is compiled ahead of time is linked with its kernels (`objects.link`), and any other one takes
 over what Python has loaded.
 
-A kernel that divides K, or that has groups, needs a workspace. Where all sizes are known, and the
-device is the one that the code will run on, the kernel is asked for its bytes now, and the memory
-is planned like a buffer's. Otherwise it is asked before each launch, and the memory comes from
-torch's allocator.
+A kernel that divides K, or that has groups or scales of groups, needs a workspace. Where all sizes
+are known, and the device is the one that the code will run on, the kernel is asked for its bytes
+now, and the memory is planned like a buffer's. Otherwise it is asked before each launch, and the
+memory comes from torch's allocator.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue
 from inductor_ext.templates.cutlass.objects import kernels_of, link, symbol
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, TENSOR_FIELDS, Source, source
+from inductor_ext.templates.problem import INT4
 
 __all__ = ["CutlassCall", "call", "supported"]
 
@@ -58,7 +59,7 @@ def call(
         config: the kernel and how it is launched.
         epilogue: what it stores.
         a: [M, K] or [batch, M, K]; of a grouped product all rows, [M, K].
-        b: [K, N] or [batch, K, N]; of a grouped product [groups, K, N].
+        b: [K, N] or [batch, K, N]; of a grouped product [groups, K, N]; of 4 bits [K / 2, N].
         inputs: the epilogue's.
         layouts: of the outputs, in the epilogue's order: fixed, [M, N] or [batch, M, N], with
             elements of a row side by side.
@@ -110,6 +111,8 @@ def _check(config: CutlassConfig, a: Any, b: Any) -> None:
     if config.swap:
         rows = [not each for each in reversed(rows)]
         alignments.reverse()
+    if config.a in INT4:
+        alignments[1] //= 2  # A byte has two.
     for name, factor, by_rows, alignment in zip("ab", (a, b), rows, alignments, strict=True):
         layout = factor.get_layout()
         *batch, row, column = layout.stride

@@ -27,10 +27,12 @@ from inductor_ext.templates.cutlass.epilogue import (
     Epilogue,
     Node,
     NotExpressible,
+    Packed,
     Tensor,
     apply,
     constant,
 )
+from inductor_ext.templates.problem import INT4
 
 if TYPE_CHECKING:
     import torch
@@ -125,12 +127,18 @@ class _Reader:
         ]
         if len(set(values)) < len(values):
             raise NotExpressible("the same is stored twice")
-        found = Epilogue(tuple(values), tuple(self.inputs.values()))
+        found = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
         if len(values) > 1:
             columns = problems.sizes(problems.value_of(self.product).shape, self.hints)[-1]
             found = replace(found, alignment=math.gcd(columns, 16))
         inputs, scalars = tuple(self.inputs), tuple(self.scalars)
         return Fused(found, inputs, scalars, self.views, tuple(self.outputs))
+
+    def _packed(self) -> Packed | None:
+        if self.fusion is None or self.fusion.problem.b.dtype not in INT4:
+            return None
+        options = self.fusion.options
+        return Packed(options.get("HIGH_FIRST", False), options.get("ZERO", 0))
 
     def value(self, node: fx.Node) -> Node:
         """The value of a node of the region."""
@@ -217,11 +225,12 @@ class _Reader:
         """What follows the accumulators of a product whose b is dequantised: scales, and a bias."""
         prologue, rest = fusion.problem.prologue, list(fusion.inputs[2:])
         assert prologue is not None
-        plain = prologue.kind == "dequantize" and not prologue.zero_points
-        if prologue.scales not in ("none", "tensor", "column") or not plain:
-            raise NotExpressible("scales in groups, zero points, or rows that are normalised")
+        if prologue.kind != "dequantize" or prologue.zero_points:
+            raise NotExpressible("zero points, or rows that are normalised")
         found = ACCUMULATOR
-        if prologue.scales != "none":
+        if prologue.scales == "group":
+            self._read_groups(rest.pop(0), fusion.views[1])
+        elif prologue.scales != "none":
             scale, view = rest.pop(0), fusion.views[1]
             self.views[scale] = view
             value = view.of(problems.value_of(scale))
@@ -230,6 +239,14 @@ class _Reader:
         if not rest:
             return found
         return apply("add", found, self.input(rest[0], self.product))
+
+    def _read_groups(self, scales: fx.Node, view: View) -> None:
+        """Scales of groups, which the main loop reads: [N, groups], as models hold them."""
+        if not view.transposed:
+            raise NotExpressible("scales of groups whose neighbours are along N")
+        self.views[scales] = View(view.sizes)
+        dtype = problems.dtype_of(problems.value_of(scales))
+        self.inputs[scales] = Tensor(dtype, "group")
 
     def _broadcast(
         self, value: torch.Tensor, output: torch.Tensor

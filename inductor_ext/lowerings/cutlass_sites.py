@@ -65,9 +65,10 @@ class Reading:
         inputs = {
             given: EpilogueInput(each.dtype, each.broadcast)
             for given, each in zip(self.fused.inputs, tree.inputs, strict=True)
+            if each.broadcast != "group"
         }
         operations = tree.operations
-        if problem.prologue is not None and problem.prologue.scales != "none":
+        if problem.prologue is not None and problem.prologue.scales not in ("none", "group"):
             # They belong to the prologue.
             assert self.fusion is not None
             del inputs[self.fusion.inputs[2]]

@@ -32,6 +32,7 @@ from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import (
     BATCHED,
     FP8,
+    INT4,
     EpilogueInput,
     GemmProblem,
     Operand,
@@ -43,8 +44,6 @@ from inductor_ext.templates.problem import (
 __all__ = ["Input", "Program", "precision", "program", "select", "unpack_int4"]
 
 _EPSILON = 1e-5
-
-_INT4 = ("int4", "uint4")
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class Program:
         return {each.name: tensor for each, tensor in zip(self.inputs, tensors, strict=True)}
 
     def _packed(self, each: Input) -> bool:
-        return each.name.startswith("b") and self.problem.b.dtype in _INT4
+        return each.name.startswith("b") and self.problem.b.dtype in INT4
 
 
 def program(problem: GemmProblem) -> Program:
@@ -200,17 +199,19 @@ def select(tensor: torch.Tensor, dimension: int, indices: torch.Tensor) -> torch
     return tensor.view(torch.uint8).index_select(dimension, indices).view(tensor.dtype)
 
 
-def unpack_int4(packed: torch.Tensor, signed: bool) -> torch.Tensor:
-    """The 4-bit numbers of packed weights: of two neighbours the first is in the upper half.
+def unpack_int4(packed: torch.Tensor, signed: bool, high_first: bool = True) -> torch.Tensor:
+    """The 4-bit numbers of packed weights.
 
     Args:
         packed: uint8 [N, K / 2].
         signed: whether numbers are in two's complement.
+        high_first: whether of two neighbours the first is in the upper half.
 
     Returns:
         uint8 or int8 [N, K].
     """
-    numbers = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(-2)
+    halves = (packed >> 4, packed & 15) if high_first else (packed & 15, packed >> 4)
+    numbers = torch.stack(halves, dim=-1).flatten(-2)
     return (numbers.to(torch.int8) ^ 8) - 8 if signed else numbers
 
 
@@ -239,7 +240,7 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
         b_bound = 1.0 if problem.a.dtype in FP8 else bound
     for index, columns in enumerate(_columns(problem)):
         name = f"b{index}"
-        if problem.b.dtype in _INT4:
+        if problem.b.dtype in INT4:
             yield _packed(name, problem, columns)
         else:
             yield _operand(name, problem.b, problem.k, columns, b_batch, b_bound)
@@ -267,6 +268,10 @@ def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Inp
     """What a tree reads, and then what is left of the epilogue."""
     scaled = dict(zip(_Own.of(problem, tree).scales, _scale_units(problem, bound), strict=False))
     for index, each in enumerate(tree.inputs):
+        if each.broadcast == "group":
+            (found,) = _scales(problem, bound)
+            yield dataclasses.replace(found, name=f"input{index}_0")
+            continue
         (found,) = _epilogue_input(problem, index, EpilogueInput(each.dtype, each.broadcast))
         if index in scaled:
             unit = scaled[index]
@@ -291,10 +296,18 @@ def _of_prologue(problem: GemmProblem) -> int:
     return int(problem.prologue is not None and problem.prologue.scales != "none")
 
 
+def _scales_behind(problem: GemmProblem) -> int:
+    """Those of a prologue that a tree multiplies the product by, and not the main loop."""
+    grouped = problem.prologue is not None and problem.prologue.scales == "group"
+    return 0 if grouped else _of_prologue(problem)
+
+
 def _scale_units(problem: GemmProblem, bound: float) -> tuple[float, ...]:
     """What scales are around: b's of a dequantised product, a's and b's of fp8."""
     if problem.operation == "mixed":
-        return (bound if problem.b.dtype in FP8 else bound / 127,)
+        return (
+            bound if problem.b.dtype in FP8 else bound / (7 if problem.b.dtype in INT4 else 127),
+        )
     return (bound, 1.0)
 
 
@@ -331,7 +344,7 @@ class _Own:
 
         value = ACCUMULATOR
         scales = []
-        for _ in range(2 if problem.operation == "scaled" else _of_prologue(problem)):
+        for _ in range(2 if problem.operation == "scaled" else _scales_behind(problem)):
             scaled = above(value, "mul", "read")
             if scaled is None:
                 raise NotExpressible("scales are missing")
@@ -415,7 +428,7 @@ def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
     assert prologue is not None
     if prologue.scales == "none":
         return
-    unit = bound / (7 if problem.b.dtype in _INT4 else 127)
+    unit = bound / (7 if problem.b.dtype in INT4 else 127)
     middle = {"uint4": 8, "uint8": 128}.get(problem.b.dtype, 0)
     zeros = "uint8" if middle else "int8"
     for index, columns in enumerate(_columns(problem)):
@@ -699,7 +712,9 @@ def _of_tree(
     bias = inputs[own.bias] if adds and own.bias is not None else None
     told = dict(named)
     b = named["b0"]
-    if problem.operation == "mixed":
+    if tree.packed is not None:
+        b = _unpacked(problem, tree, b, named["a"].dtype, inputs, numbers)
+    elif problem.operation == "mixed":
         b = b.to(named["a"].dtype)
     elif own.scales:
         told |= zip(("scale_a", "scale_b"), (inputs[each] for each in own.scales), strict=True)
@@ -712,9 +727,28 @@ def _of_tree(
         operand = named[f"input{index}_0"]
         added = each.broadcast in ("matrix", "row")
         first = first + operand if added else first * operand
-    behind = problem.epilogue.pointwise - tree.operations + _of_prologue(problem)
+    behind = problem.epilogue.pointwise - tree.operations + _scales_behind(problem)
     first = _pointwise(first, behind - len(rest))
     return numbers.narrow(first, _dtype(problem.stored)), *others
+
+
+def _unpacked(
+    problem: GemmProblem,
+    tree: Tree,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    inputs: Sequence[torch.Tensor],
+    numbers: _Numbers,
+) -> torch.Tensor:
+    """[K, N] of a b of 4 bits, as a tree says."""
+    assert tree.packed is not None
+    weight = unpack_int4(b, problem.b.dtype == "int4", tree.packed.high_first).to(dtype)
+    if tree.packed.zero:
+        weight = weight - tree.packed.zero
+    if tree.scales is not None:
+        scales = _spread(inputs[tree.scales], problem).to(dtype)
+        weight = numbers.narrow(weight * scales, numbers.a_dtype)
+    return weight.t()
 
 
 def _scaled(
@@ -762,7 +796,7 @@ def _dequantized_product(
     assert prologue is not None
     b, scale, zero = (named.get(f"{name}{part}") for name in ("b", "scale", "zero"))
     assert b is not None
-    packed = problem.b.dtype in _INT4
+    packed = problem.b.dtype in INT4
     # [N, K], as a model holds weights.
     weight = unpack_int4(b, problem.b.dtype == "int4") if packed else b.t()
     weight = weight.to(a.dtype)

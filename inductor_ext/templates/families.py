@@ -68,7 +68,11 @@ def of_kernel(problem: GemmProblem) -> GemmProblem:
     out = tree.outputs[0][0]
     epilogue = dataclasses.replace(
         problem.epilogue,
-        inputs=tuple(EpilogueInput(each.dtype, each.broadcast) for each in tree.inputs),
+        inputs=tuple(
+            EpilogueInput(each.dtype, each.broadcast)
+            for each in tree.inputs
+            if each.broadcast != "group"
+        ),
         pointwise=tree.operations,
         out=out if out != problem.out else None,
     )

@@ -57,6 +57,7 @@ DTYPE_BITS: Mapping[str, int] = types.MappingProxyType(
 
 FP8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
 HALF = frozenset({"float16", "bfloat16"})
+INT4 = frozenset({"int4", "uint4"})
 QUANTIZED = FP8 | {"int8"}
 """What rows are scaled to by their maxima."""
 

@@ -24,6 +24,7 @@ from inductor_ext import exc
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
     FP8,
+    OPTIONAL,
     GemmProblem,
     ceiling,
     plain,
@@ -53,6 +54,8 @@ SHORT_NAMES: Mapping[str, str] = types.MappingProxyType(
         "float8_e5m2": "e5m2",
         "int8": "s8",
         "uint8": "u8",
+        "int4": "s4",
+        "uint4": "u4",
         "int32": "s32",
         "void": "void",
     }
@@ -124,6 +127,8 @@ class CutlassConfig:
     """Tiles side by side that are walked as one, at most; costs no compile."""
     raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
     """In which order tiles are walked; costs no compile."""
+    group: int | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """Elements along K that share a scale of A, which has B's dtype; None where it has none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", self.target or self.arch)
@@ -143,6 +148,7 @@ class CutlassConfig:
         for field in ("tile", "cluster", "alignments"):
             value = getattr(self, field)
             check(field, len(value) == 3 and min(value) >= 1, "three numbers of 1 or more")
+        check("group", self.group is None or self.group >= 1, "1 or more, or None")
         check("stages", self.stages >= (0 if self.arch == 90 else 2), "2 or more")
         fits = self.target == 90 if self.arch == 90 else self.target >= self.arch
         check("target", fits, "arch, and for one below 90 what is newer")
@@ -229,10 +235,10 @@ class CutlassConfig:
 
     @property
     def has_workspace(self) -> bool:
-        """Whether a launch needs memory beside its operands: for the sums of parts of K, or for
-        what groups are made known by.
+        """Whether a launch needs memory beside its operands: for the sums of parts of K, for what
+        groups are made known by, or for scales in the order in which TMA loads them.
         """
-        return self.grouped or self.scheduler == "stream_k"
+        return self.grouped or self.scheduler == "stream_k" or self.group is not None
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -267,9 +273,12 @@ class CutlassConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of shared memory of one stage of the pipeline: a tile of A, one of B, barriers."""
+        """Bytes of shared memory of one stage of the pipeline: a tile of A with its scales, one of
+        B, barriers.
+        """
         m, n, k = self.tile
         tiles = size_of(m * k, self.a) + size_of(n * k, self.b)
+        tiles += size_of(m, self.b) if self.group else 0
         return ceiling(tiles, 128) * 128 + 16 if self.arch == 90 else tiles
 
     @property

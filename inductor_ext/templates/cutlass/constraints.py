@@ -16,6 +16,7 @@ from inductor_ext.templates.problem import (
     DTYPE_BITS,
     FP8,
     HALF,
+    INT4,
     GemmProblem,
     Operand,
     aligned,
@@ -79,8 +80,11 @@ def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device
     prologue = problem.prologue
     if prologue is not None and (prologue.normalizes or prologue.standardizes):
         return "CUTLASS kernels do not normalise rows"
-    if prologue is not None and (prologue.scales == "group" or prologue.zero_points):
-        return "groups of scales and zero points of b are not covered"
+    if prologue is not None and prologue.zero_points:
+        return "zero points of b are not covered"
+    group = prologue.group or None if prologue is not None else None
+    if config.group != group:
+        return f"scales are those of groups of {group}, and the kernel's of {config.group}"
     if config.grouped != (problem.operation == "grouped"):
         return (
             f"a {'grouped' if config.grouped else 'plain'} kernel does not do {problem.operation}"
@@ -113,12 +117,14 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
         return f"the kernel sums up in {config.accumulator} and stores {config.d}"
     if problem.operation == "mixed":
         narrow, wide = problem.b.dtype, problem.a.dtype
-        if wide not in HALF or narrow not in ("int8", *FP8):
+        if wide not in HALF or narrow not in ("int8", *INT4, *FP8):
             return f"{narrow} is not converted to {wide}"
         if config.arch == 90 and not config.swap:
             return "the narrower operand has to be A, which passes through registers"
-        if config.arch < 90 and narrow in FP8:
+        if config.arch < 90 and narrow != "int8":
             return f"{narrow} is not converted by mma.sync kernels"
+        if config.group and (narrow not in INT4 or problem.prologue.scale_dtype != wide):  # type: ignore[union-attr]
+            return f"groups of scales are those of 4 bits, in {wide}"
     elif config.swap and config.arch < 90:
         return "operands are exchanged for warpgroup instructions only"
     elif problem.a.dtype != problem.b.dtype and problem.operation != "scaled":
@@ -219,8 +225,10 @@ def _check_tile(problem: GemmProblem, config: CutlassConfig, device: Device) -> 
     narrow, wide = sorted((DTYPE_BITS[config.a], DTYPE_BITS[config.b]))
     if k * wide % 256 or k * wide < 512:
         return f"a tile has {k} elements along K, which is not twice 32 bytes or more"
-    if narrow != wide and k * narrow % 512:
-        return f"a tile has {k} elements of {narrow} bits along K, and 64 bytes are the least"
+    if narrow != wide and k * narrow % 256:
+        return f"a tile has {k} elements of {narrow} bits along K, and 32 bytes are the least"
+    if config.group is not None and config.group % k:
+        return f"groups of {config.group} elements along K are not tiles of {k}"
     return None
 
 

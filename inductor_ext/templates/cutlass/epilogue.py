@@ -34,6 +34,7 @@ __all__ = [
     "Epilogue",
     "Node",
     "NotExpressible",
+    "Packed",
     "Rendered",
     "Tensor",
     "apply",
@@ -105,9 +106,11 @@ class Tensor:
     """A tensor that an epilogue reads or writes, in the problem's axes."""
 
     dtype: str
-    broadcast: Literal["matrix", "row", "column", "scalar"] = "matrix"
+    broadcast: Literal["matrix", "row", "column", "scalar", "group"] = "matrix"
     """`matrix`: [M, N], with elements of a row side by side; `row`: one row for all, [N];
-    `column`: [M, 1]; `scalar`. All but a scalar may differ among the matrices of a batch."""
+    `column`: [M, 1]; `scalar`. All but a scalar may differ among the matrices of a batch.
+    `group`: scales of groups of b along K, [N, groups], with those of a column side by side; the
+    main loop reads them, and no value does."""
     alignment: int = 1
     """Elements that the address of a row, and of every row of a matrix, is a multiple of."""
 
@@ -211,6 +214,16 @@ def gelu(value: Node, approximate: Literal["none", "tanh"] = "none") -> Node:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """What the numbers of a b of 4 bits are; two that are neighbours along K share a byte."""
+
+    high_first: bool = False
+    """Whether the first of the two is in the upper half."""
+    zero: int = 0
+    """What is subtracted from all of them."""
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """All outputs of a kernel, and what they are computed from."""
 
@@ -219,6 +232,14 @@ class Epilogue:
     inputs: tuple[Tensor, ...] = ()
     alignment: int = 8
     """Elements that the address of every row of the other outputs is a multiple of."""
+    packed: Packed | None = None
+    """How b's numbers are made of bytes, where they have 4 bits."""
+
+    @property
+    def scales(self) -> int | None:
+        """Index of the input that has the scales of groups."""
+        kinds = (each.broadcast == "group" for each in self.inputs)
+        return next((index for index, found in enumerate(kinds) if found), None)
 
     @property
     def parameters(self) -> int:
@@ -241,12 +262,14 @@ class Epilogue:
     def text(self) -> str:
         """One line that equal epilogues share and others do not; `parse` reads it."""
         places = {node: place for place, node in enumerate(self.nodes())}
-        told = {
+        told: dict[str, Any] = {
             "alignment": self.alignment,
             "inputs": [[each.dtype, each.broadcast, each.alignment] for each in self.inputs],
             "outputs": [[dtype, places[value]] for dtype, value in self.outputs],
             "values": [_step(node, places) for node in places],
         }
+        if self.packed is not None:
+            told["packed"] = [self.packed.high_first, self.packed.zero]
         return json.dumps(told, separators=(",", ":"))
 
     @classmethod
@@ -263,7 +286,8 @@ class Epilogue:
                 values.append(_value(operation, rest, values))
             outputs = tuple((str(dtype), values[place]) for dtype, place in told["outputs"])
             inputs = tuple(Tensor(*each) for each in told["inputs"])
-            return cls(outputs, inputs, int(told["alignment"]))
+            packed = Packed(*told["packed"]) if "packed" in told else None
+            return cls(outputs, inputs, int(told["alignment"]), packed)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise NotExpressible(f"{text[:80]!r} is no epilogue: {error}") from None
 
@@ -424,6 +448,8 @@ def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = F
     for index, tensor in enumerate(epilogue.inputs):
         if tensor.dtype not in CPP_TYPES:
             return f"input {index} is {tensor.dtype}, which CUTLASS does not have"
+    if sum(each.broadcast == "group" for each in epilogue.inputs) > (epilogue.packed is not None):
+        return "groups of scales are of a factor of 4 bits, and one scales it"
     for node in epilogue.nodes():
         if node.operation == "read" and node.index >= len(epilogue.inputs):
             return f"input {node.index} is read, and there are {len(epilogue.inputs)}"
@@ -448,7 +474,7 @@ class _Family(abc.ABC):
         self.epilogue = epilogue
         self.config = config
 
-    def broadcast(self, tensor: Tensor) -> Literal["matrix", "row", "column", "scalar"]:
+    def broadcast(self, tensor: Tensor) -> str:
         """As the kernel sees it, whose operands may be exchanged."""
         if self.config.swap and tensor.broadcast in ("row", "column"):
             return "row" if tensor.broadcast == "column" else "column"

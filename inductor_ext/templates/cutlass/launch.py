@@ -17,7 +17,7 @@ from inductor_ext import cache
 from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS, Source
-from inductor_ext.templates.problem import ceiling
+from inductor_ext.templates.problem import INT4, ceiling
 
 __all__ = [
     "CUDA_ERRORS",
@@ -122,10 +122,14 @@ def geometry(
         sizes = (n, m, k, batch)
     else:
         sizes = (m, n, k, batch)
+    stride, batch_stride = _factor(b, rows_of_b)
+    if config.swap and config.a in INT4:
+        # Two elements in a byte, as which tensors have them.
+        stride, batch_stride = 2 * stride, 2 * batch_stride
     strides = ordered(
         config,
         _factor(a, rows_of_a),
-        _factor(b, rows_of_b),
+        (stride, batch_stride),
         _matrix(out),
         [_matrix(each) for each in inputs],
         [_matrix(each) for each in outputs],
@@ -156,10 +160,10 @@ def call(
     Args:
         config: of the kernel, with what a launch decides: splits, swizzle, order of tiles.
         a: [M, K] or [batch, M, K]; of a grouped product, all rows, [M, K].
-        b: [K, N] or [batch, K, N]; of a grouped product, [groups, K, N].
+        b: [K, N] or [batch, K, N]; of a grouped product, [groups, K, N]; of 4 bits, [K / 2, N].
         out: [M, N] or [batch, M, N], with elements of a row side by side.
         inputs: the epilogue's, in its order: [M, N], [1, N] or [N], [M, 1], one element; or with
-            the batch in front.
+            the batch in front; scales of groups, [N, groups].
         outputs: the epilogue's others.
         ends: of a grouped product, the row after each group's last, int32 [groups].
         scalars: the epilogue's parameters.

@@ -22,6 +22,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
     FP8,
+    INT4,
     GemmProblem,
     ceiling,
 )
@@ -113,10 +114,11 @@ def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
         fast_accumulation=problem.fast_accumulation and problem.arithmetic == "fp8",
         tf32=problem.arithmetic == "tf32",
         swap=swap,
+        group=problem.prologue.group or None if problem.prologue is not None else None,
     )
 
 
-_DTYPES = frozenset({"float32", "float16", "bfloat16", *FP8, "int8", "int32"})
+_DTYPES = frozenset({"float32", "float16", "bfloat16", *FP8, *INT4, "int8", "int32"})
 
 
 def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
@@ -127,11 +129,8 @@ def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[C
         if base is None:
             return
         # 128 bytes of the wider operand, which is one row of swizzled shared memory; a narrower one
-        # has half of that, and still is a row.
-        wide = max(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
-        depth = 1024 // wide
-        if min(DTYPE_BITS[base.a], DTYPE_BITS[base.b]) * depth < 512:
-            depth *= 2
+        # has 64 or 32 bytes, and still is a row.
+        depth = 1024 // max(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
         names: tuple[tuple[Mainloop, tuple[tuple[int, int], ...]], ...] = (
             ("warpspecialized_pingpong", _PINGPONG + (_SKINNY if swap else ())),
             ("warpspecialized_cooperative", _COOPERATIVE + (_SKINNY if swap else ())),

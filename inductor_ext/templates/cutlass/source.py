@@ -18,6 +18,11 @@ launches, and gives 0 or an error: what `cutlassGetStatusString` names, or 1000 
 a and the output where operands are exchanged), then the epilogue's inputs, then its other outputs;
 of a grouped product, a, b, the output and the ends of the groups (int32).
 
+A of 4 bits passes through registers, as any A does that is narrower than B. CUTLASS's conversions
+take the lower half of a byte first, and know of no zero: ours are of either order. Where groups
+along K are scaled, TMA loads scales with those of a column of the problem apart, and models hold
+them side by side: a kernel before the other one turns them around, into the workspace.
+
 Includes are few: what other devices have, CUTLASS's own launchers and its utilities for hosts are
 left out, as far as CUTLASS lets one.
 """
@@ -30,8 +35,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import CPP_TYPES, Epilogue, Rendered, render
-from inductor_ext.templates.problem import DTYPE_BITS
+from inductor_ext.templates.cutlass.epilogue import (
+    CPP_TYPES,
+    Epilogue,
+    NotExpressible,
+    Packed,
+    Rendered,
+    render,
+)
+from inductor_ext.templates.problem import DTYPE_BITS, INT4
 
 __all__ = ["CALL_FIELDS", "FUNCTIONS", "RASTER", "TENSOR_FIELDS", "Source", "source"]
 
@@ -86,11 +98,16 @@ def source(config: CutlassConfig, epilogue: Epilogue) -> Source:
         epilogue.NotExpressible: the kernel cannot have that epilogue.
     """
     config = config.compiled
+    packed = epilogue.packed
+    if (packed is None) == (config.a in INT4) or (epilogue.scales is None) != (
+        config.group is None
+    ):
+        raise NotExpressible("what the numbers of b are is another kernel's")
     rendered = render(epilogue, config)
     if config.grouped:
         body = _grouped(config, rendered)
     elif config.arch == 90:
-        body = _specialized(config, rendered)
+        body = _specialized(config, rendered, epilogue)
     else:
         body = _multistage(config, rendered)
     if config.flags:
@@ -336,6 +353,9 @@ def _collectives(config: CutlassConfig, rendered: Rendered, problem: str) -> str
         else "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(\n"
         "        sizeof(typename CollectiveEpilogue::SharedStorage))>"
     )
+    element_a = _element(config.a)
+    if config.group is not None:
+        element_a = f"cute::tuple<{element_a}, {CPP_TYPES[config.b]}>"
     return f"""
 using Tile = {_shape(config.tile)};
 using Cluster = {_shape(config.cluster)};
@@ -351,7 +371,7 @@ using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBui
 
 using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
-    {CPP_TYPES[config.a]}, {a}{pointer}, {align_a},
+    {element_a}, {a}{pointer}, {align_a},
     {CPP_TYPES[config.b]}, {b}{pointer}, {align_b},
     {CPP_TYPES[config.accumulator]}, Tile, Cluster,
     {stages},
@@ -397,25 +417,186 @@ def _includes(config: CutlassConfig) -> str:
     return "".join(f'#include "cutlass/{file}"\n' for file in files)
 
 
-def _specialized(config: CutlassConfig, rendered: Rendered) -> str:
+_CONVERSION = """
+namespace cutlass {
+
+// 8 numbers of 4 bits, in the order in which bytes have them. An integer below the exponent of 2^n,
+// where the last bit of the mantissa counts 1, is the float 2^n + integer.
+template <>
+struct LayoutAwareConvertImpl<uint4b_t, @TYPE@, cute::Layout<cute::_8>, cute::Layout<cute::_8>> {
+  template <class Bits, class Numbers>
+  CUTLASS_DEVICE static void convert(cute::Tensor<Bits, cute::Layout<cute::_8>> const& bits,
+                                     cute::Tensor<Numbers, cute::Layout<cute::_8>>& numbers) {
+    uint32_t const eight = cute::recast<uint32_t>(bits)(0)@SIGNED@;
+    uint32_t const lower = eight & 0x0f0f0f0f;
+    uint32_t const upper = (eight >> 4) & 0x0f0f0f0f;
+    uint32_t const fours[] = {__byte_perm(@FIRST@, @SECOND@, 0x5140),
+                              __byte_perm(@FIRST@, @SECOND@, 0x7362)};
+    auto&& pairs = cute::recast<Array<uint32_t, 4>>(numbers)(0);
+    uint32_t const offset = @OFFSET@;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = __byte_perm(fours[i / 2], @EXPONENT@, i % 2 ? 0x4342 : 0x4140);
+      auto& pair = reinterpret_cast<@PAIR@&>(pairs[i]);
+      pair = __hsub2(pair, reinterpret_cast<@PAIR@ const&>(offset));
+    }
+  }
+};
+
+}  // namespace cutlass
+"""
+
+
+def _conversion(config: CutlassConfig, packed: Packed) -> str:
+    """C++ that converts numbers of 4 bits."""
+    exponent, pair = {
+        "bfloat16": (0x43, "__nv_bfloat162"),
+        "float16": (0x64, "__half2"),
+    }[config.b]
+    signed = config.a == "int4"
+    # Two's complement with its highest bit inverted is 8 more.
+    low = packed.zero + (8 if signed else 0)
+    offset = f"{exponent:02x}{low:02x}"
+    halves = ("upper", "lower") if packed.high_first else ("lower", "upper")
+    values = {
+        "TYPE": CPP_TYPES[config.b].removeprefix("cutlass::"),
+        "SIGNED": " ^ 0x88888888" if signed else "",
+        "FIRST": halves[0],
+        "SECOND": halves[1],
+        "OFFSET": f"0x{offset}{offset}",
+        "EXPONENT": f"0x{exponent:02x}{exponent:02x}{exponent:02x}{exponent:02x}",
+        "PAIR": pair,
+    }
+    text = _CONVERSION
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _element(dtype: str) -> str:
+    """CUTLASS's type of a factor's elements. What signs they have, `_conversion` knows."""
+    return "cutlass::uint4b_t" if dtype in INT4 else CPP_TYPES[dtype]
+
+
+_SCALES = """
+struct Scales {
+  @TYPE@ const* from;
+  @TYPE@* to;
+  int columns;
+  int groups;
+  int64_t stride;
+  int64_t pitch;
+};
+"""
+"""[columns, groups] that are to be [groups, columns]; strides from column to column before and from
+group to group after."""
+
+_TURN = """
+extern "C" __global__ void @NAME@_scales(__grid_constant__ @NAME@_code::Scales const given) {
+  __shared__ @TYPE@ tile[32][33];
+  int const column = 32 * blockIdx.x;
+  int const group = 32 * blockIdx.y;
+  for (int i = threadIdx.y; i < 32; i += blockDim.y) {
+    if (column + i < given.columns && group + threadIdx.x < given.groups) {
+      tile[i][threadIdx.x] = given.from[(column + i) * given.stride + group + threadIdx.x];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.y; i < 32; i += blockDim.y) {
+    if (group + i < given.groups && column + threadIdx.x < given.columns) {
+      given.to[(group + i) * given.pitch + column + threadIdx.x] = tile[threadIdx.x][i];
+    }
+  }
+}
+"""
+
+_TURNED = """
+// Scales as the kernel reads them, at the workspace's start.
+Scales scales(Call const& call, void* workspace) {
+  Operand const& given = call.tensors[@INDEX@];
+  int const groups = (call.k + @GROUP@ - 1) / @GROUP@;
+  // TMA takes strides of 16 bytes.
+  int64_t const pitch = (int64_t(call.m) + 7) / 8 * 8;
+  return {static_cast<@TYPE@ const*>(given.data), static_cast<@TYPE@*>(workspace), call.m, groups,
+          given.stride, pitch};
+}
+
+int64_t scales_size(Call const& call) {
+  Scales const turned = scales(call, nullptr);
+  return (turned.groups * turned.pitch * int64_t(sizeof(@TYPE@)) + 255) / 256 * 256;
+}
+"""
+
+_RUN_SCALED = """
+int64_t workspace_size(Call const& call) {
+  // Any address that is not null: whether there are scales is asked for by that.
+  auto const given = arguments(call, const_cast<Call*>(&call));
+  if (!Kernel::can_implement(given)) {
+    return -1;
+  }
+  return scales_size(call) + static_cast<int64_t>(Kernel::get_workspace_size(given));
+}
+@RUN@
+int32_t run(Call const& call, void* workspace, cudaStream_t stream) {
+  static Loaded kernel("@NAME@_scales");
+  Scales turned = scales(call, workspace);
+  dim3 const one(1, 1, 1);
+  dim3 const grid((turned.columns + 31) / 32, (turned.groups + 31) / 32, 1);
+  int32_t const error = kernel.launch(grid, dim3(32, 8, 1), one, 0, stream, &turned);
+  char* const rest = static_cast<char*>(workspace) + scales_size(call);
+  return error != 0 ? error : start(arguments(call, workspace), rest, stream);
+}
+"""
+
+_RUN_PLAIN = """
+int64_t workspace_size(Call const& call) {
+  auto const given = arguments(call);
+  if (!Kernel::can_implement(given)) {
+    return -1;
+  }
+  return static_cast<int64_t>(Kernel::get_workspace_size(given));
+}
+@RUN@
+int32_t run(Call const& call, void* workspace, cudaStream_t stream) {
+  return start(arguments(call), workspace, stream);
+}
+"""
+
+
+def _specialized(config: CutlassConfig, rendered: Rendered, epilogue: Epilogue) -> str:
     c_pointer, c_strides = "nullptr", "{}"
     if rendered.source is not None:
         operand = f"call.tensors[{3 + rendered.source}]"
         c_pointer = f"static_cast<{CPP_TYPES[config.c]} const*>({operand}.data)"
         c_strides = f"strides<typename Kernel::StrideC>({operand})"
     splits = "  given.scheduler.splits = call.splits;\n" if config.scheduler == "stream_k" else ""
-    return f"""{_HALVES}{_includes(config)}{_CALL}{_PROLOGUE}{
+    conversion = "" if epilogue.packed is None else _conversion(config, epilogue.packed)
+    declared = turn = turned = scales = scaled = parameter = ""
+    launches = _RUN_PLAIN
+    if config.group is not None:
+        declared, turn, turned, launches = (
+            text.replace("@TYPE@", CPP_TYPES[config.b])
+            .replace("@INDEX@", str(3 + (epilogue.scales or 0)))
+            .replace("@GROUP@", str(config.group))
+            for text in (_SCALES, _TURN, _TURNED, _RUN_SCALED)
+        )
+        parameter = ", void* workspace"
+        scaled = f",\n       turned.to, {{_1{{}}, turned.pitch, int64_t(0)}}, {config.group}"
+        scales = "  Scales const turned = scales(call, workspace);\n"
+    return f"""{_HALVES}{_includes(config)}{conversion}{_CALL}{_PROLOGUE}{
         _collectives(config, rendered, "Shape<int, int, int, int>")
-    }{_DEVICE_3X}{_HOST}{_LAUNCH}{_STRIDES}
-typename Kernel::Arguments arguments(Call const& call) {{
+    }{declared}{_DEVICE_3X}{turn}{_HOST}{_LAUNCH}{_STRIDES}{turned}
+typename Kernel::Arguments arguments(Call const& call{parameter}) {{
   Operand const& a = call.tensors[0];
   Operand const& b = call.tensors[1];
   Operand const& d = call.tensors[2];
-  typename Kernel::Arguments given{{
+{scales}  typename Kernel::Arguments given{{
       cutlass::gemm::GemmUniversalMode::kGemm,
       {{call.m, call.n, call.k, call.batch}},
-      {{static_cast<{CPP_TYPES[config.a]} const*>(a.data), strides<typename Kernel::StrideA>(a),
-       static_cast<{CPP_TYPES[config.b]} const*>(b.data), strides<typename Kernel::StrideB>(b)}},
+      {{static_cast<{_element(config.a)} const*>(a.data), strides<typename Kernel::StrideA>(a),
+       static_cast<{CPP_TYPES[config.b]} const*>(b.data), strides<typename Kernel::StrideB>(b){
+        scaled
+    }}},
       {{{rendered.arguments},
        {c_pointer}, {c_strides},
        static_cast<{CPP_TYPES[config.d]}*>(d.data), strides<typename Kernel::StrideD>(d)}}}};
@@ -423,19 +604,7 @@ typename Kernel::Arguments arguments(Call const& call) {{
 {_RASTER.strip(chr(10))}
 {splits}  return given;
 }}
-
-int64_t workspace_size(Call const& call) {{
-  auto const given = arguments(call);
-  if (!Kernel::can_implement(given)) {{
-    return -1;
-  }}
-  return static_cast<int64_t>(Kernel::get_workspace_size(given));
-}}
-{_RUN_3X}
-int32_t run(Call const& call, void* workspace, cudaStream_t stream) {{
-  return start(arguments(call), workspace, stream);
-}}
-{_ENTRIES}"""
+{launches.replace("@RUN@", _RUN_3X)}{_ENTRIES}"""
 
 
 def _grouped(config: CutlassConfig, rendered: Rendered) -> str:
