@@ -278,8 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slices.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    header = results.collect_header("e2e", results.command_line())
-    header["commit"] = options.commit or header["commit"]
+    header = results.collect_header("e2e", results.command_line(), commit=options.commit)
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [name for name in options.models if name not in ledger.done]
     make = functools.partial(_Bench, options.contenders, options.rounds)

@@ -302,8 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(case.name for case in cases))
         return 0
     start = time.monotonic()
-    header = results.collect_header("gemm", results.command_line())
-    header["commit"] = options.commit or header["commit"]
+    header = results.collect_header("gemm", results.command_line(), commit=options.commit)
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [case for case in cases if case.name not in ledger.done]
     names = ["eager", *options.contenders]

@@ -341,8 +341,7 @@ def _measure(options: argparse.Namespace) -> int:
     done = {one.problem for one in before if one.device == device}
     wanted = dict.fromkeys(itertools.chain.from_iterable(SETS[name]() for name in options.set))
     todo = [problem for problem in wanted if problem not in done]
-    header = results.collect_header("gemm-space", results.command_line())
-    header["commit"] = options.commit or header["commit"]
+    header = results.collect_header("gemm-space", results.command_line(), commit=options.commit)
     found = [one.to_json() for one in before]
     settings = config.snapshot({})
     activation._ensure_dispatchers()

@@ -108,25 +108,7 @@ def validate(document: object) -> None:
     """
     _check_type(document, Document, "")
     checked = typing.cast(Document, document)
-    for key, pattern in (("suite", _SLUG), ("hardware", _SLUG), ("date", _DATE)):
-        text = _field(checked, key)
-        _require(pattern.fullmatch(text), key, f"{text!r} does not match {pattern.pattern}")
-    try:
-        datetime.datetime.strptime(checked["date"], "%Y-%m-%dT%H:%M:%SZ")
-    except ValueError as error:
-        raise InvalidResultError(path="date", why=str(error)) from None
-    commit = checked["commit"]
-    _require(
-        commit is None or _COMMIT.fullmatch(commit), "commit", f"{commit!r} is no commit's full id"
-    )
-    _require(checked["command"], "command", "it is empty")
-    _require(
-        not _ABSOLUTE_PATH.search(checked["command"]),
-        "command",
-        f"{checked['command']!r} holds an absolute path",
-    )
-    for name in ("python", "torch", "inductor_ext"):
-        _require(name in checked["versions"], "versions", f"it lacks {name!r}")
+    _validate_header(checked)
     _require(checked["rows"], "rows", "it is empty")
     seen: dict[tuple[str, str], int] = {}
     for index, row in enumerate(checked["rows"]):
@@ -139,6 +121,28 @@ def validate(document: object) -> None:
         _require(spread is None or spread >= 0, f"{path}.spread", f"{spread} is negative")
         first = seen.setdefault((row["case"], row["metric"]), index)
         _require(first == index, path, f"the case and metric of rows[{first}] again")
+
+
+def _validate_header(header: Header) -> None:
+    for key, pattern in (("suite", _SLUG), ("hardware", _SLUG), ("date", _DATE)):
+        text = _field(header, key)
+        _require(pattern.fullmatch(text), key, f"{text!r} does not match {pattern.pattern}")
+    try:
+        datetime.datetime.strptime(header["date"], "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError as error:
+        raise InvalidResultError(path="date", why=str(error)) from None
+    commit = header["commit"]
+    _require(
+        commit is None or _COMMIT.fullmatch(commit), "commit", f"{commit!r} is no commit's full id"
+    )
+    _require(header["command"], "command", "it is empty")
+    _require(
+        not _ABSOLUTE_PATH.search(header["command"]),
+        "command",
+        f"{header['command']!r} holds an absolute path",
+    )
+    for name in ("python", "torch", "inductor_ext"):
+        _require(name in header["versions"], "versions", f"it lacks {name!r}")
 
 
 def _field(item: Mapping[str, Any], name: str) -> Any:
@@ -197,7 +201,12 @@ def _wrong_type(path: str, value: object, allowed: str) -> InvalidResultError:
 
 
 def collect_header(
-    suite: str, command: str, hardware: str | None = None, *, packages: Sequence[str] = ()
+    suite: str,
+    command: str,
+    hardware: str | None = None,
+    *,
+    packages: Sequence[str] = (),
+    commit: str | None = None,
 ) -> Header:
     """Describe the run that is about to be measured.
 
@@ -206,15 +215,21 @@ def collect_header(
         command: what to type in the checkout to repeat the run; see `command_line`.
         hardware: a slug; None for that of the GPU if there is one, else of the CPU.
         packages: distributions whose versions matter besides torch's, triton's and our own.
+        commit: of the tree, where it is no checkout; None for asking git.
+
+    Raises:
+        InvalidResultError: what is to be measured could not be written.
     """
-    return {
+    header: Header = {
         "suite": suite,
         "hardware": hardware or hardware_slug(),
         "versions": _versions(packages),
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": command,
     }
+    _validate_header(header)
+    return header
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:

@@ -90,8 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, pytest = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
     given = parser.parse_args(own)
     command = f"python -m benchmarks.suite_report {given.suite} -- {shlex.join(pytest)}"
-    header = results.collect_header(given.suite, command)
-    header["commit"] = given.commit or header["commit"]
+    header = results.collect_header(given.suite, command, commit=given.commit)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         process = subprocess.Popen(

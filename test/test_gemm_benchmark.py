@@ -193,7 +193,7 @@ def test_command_line_goes_on_where_it_stopped(
     monkeypatch.setattr(gemm_suite, "CASES", {case.name: case for case in toys})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(
-        results, "collect_header", lambda suite, command: {**HEADER, "suite": suite}
+        results, "collect_header", lambda suite, command, commit: {**HEADER, "suite": suite}
     )
     common = ["--contenders", "stock", "ours", "--rounds", "2", "--json-out", str(tmp_path)]
     assert gemm.main([*common, "--quick"]) == 0
@@ -213,7 +213,7 @@ def test_processes_share_the_cases(
     toys = [gemm_suite.Case("llama", label, "mm", 4, 8, 16) for label in "abc"]
     monkeypatch.setattr(gemm_suite, "CASES", {case.name: case for case in toys})
     monkeypatch.setattr(
-        results, "collect_header", lambda suite, command: {**HEADER, "suite": suite}
+        results, "collect_header", lambda suite, command, commit: {**HEADER, "suite": suite}
     )
     common = ["--processes", "2", "--contenders", "eager", "--rounds", "2"]
     assert gemm.main(common) == 0

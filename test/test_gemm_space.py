@@ -101,7 +101,7 @@ def test_the_command_goes_on_with_what_is_in_the_file(
     sets = {"one": lambda: iter([SMALL]), "both": lambda: iter([SMALL, other])}
     monkeypatch.setattr(gemm_space, "SETS", sets)
     path = tmp_path / "space.json"
-    common = ["measure", "--most", "5", "--out", str(path), "--commit", "abc", "--set"]
+    common = ["measure", "--most", "5", "--out", str(path), "--commit", "a" * 40, "--set"]
     assert gemm_space.main([*common, "one"]) == 0
     (first,) = gemm_space.read(path)
     assert first.problem == SMALL

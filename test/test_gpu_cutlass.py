@@ -92,6 +92,8 @@ SMALL = mm("mm", 1000, 1024, 512)
 REGULAR = Filter(deny="stream_k")
 STREAM_K, PINGPONG, OLD = Filter("stream_k"), Filter("pingpong"), Filter("cutlass_tensorop")
 GROUPS = Prologue("dequantize", "group", 64)
+HALF_GROUPS = dataclasses.replace(GROUPS, scale_dtype="float16")
+HALF_SCALES = Tensor("float16", "group")
 UNALIGNED = mm("mm", 999, 1001, 510)
 SCALES = (Tensor("float32", "column"), Tensor("float32", "row"))
 FP8 = mm("scaled", 1024, 2048, 4096, "float8_e4m3fn")
@@ -179,7 +181,7 @@ CASES: dict[str, Case] = {
             ("int4", 256, 2112, BF16, GROUPS, (Tensor(BF16, "group"),), Packed(False, 3)),
             # Few rows divide K.
             ("uint4", 16, 4096, BF16, GROUPS, (Tensor(BF16, "group"),), Packed()),
-            ("int4", 100, 512, "float16", GROUPS, (Tensor("float16", "group"),), Packed(True)),
+            ("int4", 100, 512, "float16", HALF_GROUPS, (HALF_SCALES,), Packed(True)),
             ("uint4", 300, 480, "float16", Prologue("dequantize"), (), Packed(False, 7)),
         )
     },

@@ -168,6 +168,16 @@ def test_header_of_this_machine_makes_a_valid_document() -> None:
     assert "nil" not in header["versions"]
 
 
+def test_a_run_that_could_not_be_written_is_refused_before_it_begins() -> None:
+    command = "python -m benchmarks.gemm"
+    header = results.collect_header("gemm", command, commit="0123456789" * 4)
+    assert header["commit"] == "0123456789" * 4
+    with pytest.raises(results.InvalidResultError, match="'0123456' is no commit's full id"):
+        results.collect_header("gemm", command, commit="0123456")
+    with pytest.raises(results.InvalidResultError, match="absolute path"):
+        results.collect_header("gemm", f"{command} --json-out /tmp")
+
+
 def test_given_hardware_is_kept_and_torch_not_imported() -> None:
     program = """
 import sys
