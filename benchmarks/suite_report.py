@@ -43,8 +43,11 @@ def rows(report: ElementTree.Element, note: str | None = None) -> Iterator[resul
     """The rows of a JUnit report: for each test file how many tests ended in each way."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for case in report.iter("testcase"):
-        # The class name is the dotted path of the file, followed by classes within it.
-        modules = (part for part in case.get("classname", "").split(".") if part.islower())
+        # The class name is the dotted path of the file, followed by classes within it; and by the
+        # test, where xdist has appended the name of a group.
+        name, group, _ = case.get("classname", "").partition("@")
+        parts = name.split(".")[: -1 if group else None]
+        modules = (part for part in parts if part.islower())
         counts["/".join(modules) + ".py"][outcome(case)] += 1
     for file, count in sorted(counts.items()):
         for name, better in OUTCOMES.items():

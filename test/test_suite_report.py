@@ -17,6 +17,7 @@ REPORT = """
   <testcase classname="test.test_a.TestB" name="two"><failure>x</failure></testcase>
   <testcase classname="test.test_a" name="three"><error>x</error></testcase>
   <testcase classname="test.test_c" name="four"><skipped>x</skipped></testcase>
+  <testcase classname="test.test_c.TestD.test_five@test/test_c.py" name="kernels"/>
 </testsuite></testsuites>
 """
 
@@ -28,7 +29,7 @@ def test_counts_by_file() -> None:
         ("test/test_a.py", "passed"): 1,
         ("test/test_a.py", "failed"): 2,
         ("test/test_a.py", "skipped"): 0,
-        ("test/test_c.py", "passed"): 0,
+        ("test/test_c.py", "passed"): 1,
         ("test/test_c.py", "failed"): 0,
         ("test/test_c.py", "skipped"): 1,
     }

@@ -24,7 +24,7 @@ from inductor_ext.templates.problem import (
     size_of,
 )
 
-__all__ = ["alignments", "layouts", "legal", "why_not"]
+__all__ = ["alignments", "group", "layouts", "legal", "why_not"]
 
 Check = Callable[[GemmProblem, CutlassConfig, Device], "str | None"]
 
@@ -65,6 +65,11 @@ def alignments(problem: GemmProblem, swap: bool) -> tuple[int, int, int]:
     return (b, a, d) if swap else (a, b, d)
 
 
+def group(problem: GemmProblem) -> int | None:
+    """Elements along K that share a scale of b; None where there are no such groups."""
+    return problem.prologue.group or None if problem.prologue is not None else None
+
+
 def _whole(operand: Operand, rows: int, columns: int) -> int:
     inner = columns if operand.layout == "row" else rows
     return math.gcd(operand.alignment, inner)
@@ -82,9 +87,8 @@ def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device
         return "CUTLASS kernels do not normalise rows"
     if prologue is not None and prologue.zero_points:
         return "zero points of b are not covered"
-    group = prologue.group or None if prologue is not None else None
-    if config.group != group:
-        return f"scales are those of groups of {group}, and the kernel's of {config.group}"
+    if config.group != group(problem):
+        return f"scales are of groups of {group(problem)}, and the kernel's of {config.group}"
     if config.grouped != (problem.operation == "grouped"):
         return (
             f"a {'grouped' if config.grouped else 'plain'} kernel does not do {problem.operation}"

@@ -17,7 +17,13 @@ from typing import Literal
 from inductor_ext.templates import ranking
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter, Mainloop
-from inductor_ext.templates.cutlass.constraints import alignments, broadcast_bytes, layouts, legal
+from inductor_ext.templates.cutlass.constraints import (
+    alignments,
+    broadcast_bytes,
+    group,
+    layouts,
+    legal,
+)
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
@@ -114,7 +120,7 @@ def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
         fast_accumulation=problem.fast_accumulation and problem.arithmetic == "fp8",
         tf32=problem.arithmetic == "tf32",
         swap=swap,
-        group=problem.prologue.group or None if problem.prologue is not None else None,
+        group=group(problem),
     )
 
 

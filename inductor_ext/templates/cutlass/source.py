@@ -21,7 +21,7 @@ of a grouped product, a, b, the output and the ends of the groups (int32).
 A of 4 bits passes through registers, as any A does that is narrower than B. CUTLASS's conversions
 take the lower half of a byte first, and know of no zero: ours are of either order. Where groups
 along K are scaled, TMA loads scales with those of a column of the problem apart, and models hold
-them side by side: a kernel before the other one turns them around, into the workspace.
+them side by side: a kernel before the other one transposes them, into the workspace.
 
 Includes are few: what other devices have, CUTLASS's own launchers and its utilities for hosts are
 left out, as far as CUTLASS lets one.
@@ -491,7 +491,7 @@ struct Scales {
 """[columns, groups] that are to be [groups, columns]; strides from column to column before and from
 group to group after."""
 
-_TURN = """
+_TRANSPOSE = """
 extern "C" __global__ void @NAME@_scales(__grid_constant__ @NAME@_code::Scales const given) {
   __shared__ @TYPE@ tile[32][33];
   int const column = 32 * blockIdx.x;
@@ -510,7 +510,7 @@ extern "C" __global__ void @NAME@_scales(__grid_constant__ @NAME@_code::Scales c
 }
 """
 
-_TURNED = """
+_TRANSPOSED = """
 // Scales as the kernel reads them, at the workspace's start.
 Scales scales(Call const& call, void* workspace) {
   Operand const& given = call.tensors[@INDEX@];
@@ -522,8 +522,9 @@ Scales scales(Call const& call, void* workspace) {
 }
 
 int64_t scales_size(Call const& call) {
-  Scales const turned = scales(call, nullptr);
-  return (turned.groups * turned.pitch * int64_t(sizeof(@TYPE@)) + 255) / 256 * 256;
+  Scales const transposed = scales(call, nullptr);
+  int64_t const bytes = transposed.groups * transposed.pitch * sizeof(@TYPE@);
+  return (bytes + 255) / 256 * 256;
 }
 """
 
@@ -539,10 +540,10 @@ int64_t workspace_size(Call const& call) {
 @RUN@
 int32_t run(Call const& call, void* workspace, cudaStream_t stream) {
   static Loaded kernel("@NAME@_scales");
-  Scales turned = scales(call, workspace);
+  Scales transposed = scales(call, workspace);
   dim3 const one(1, 1, 1);
-  dim3 const grid((turned.columns + 31) / 32, (turned.groups + 31) / 32, 1);
-  int32_t const error = kernel.launch(grid, dim3(32, 8, 1), one, 0, stream, &turned);
+  dim3 const grid((transposed.columns + 31) / 32, (transposed.groups + 31) / 32, 1);
+  int32_t const error = kernel.launch(grid, dim3(32, 8, 1), one, 0, stream, &transposed);
   char* const rest = static_cast<char*>(workspace) + scales_size(call);
   return error != 0 ? error : start(arguments(call, workspace), rest, stream);
 }
@@ -571,21 +572,23 @@ def _specialized(config: CutlassConfig, rendered: Rendered, epilogue: Epilogue) 
         c_strides = f"strides<typename Kernel::StrideC>({operand})"
     splits = "  given.scheduler.splits = call.splits;\n" if config.scheduler == "stream_k" else ""
     conversion = "" if epilogue.packed is None else _conversion(config, epilogue.packed)
-    declared = turn = turned = scales = scaled = parameter = ""
+    declared = transpose = sizes = scales = scaled = parameter = ""
     launches = _RUN_PLAIN
     if config.group is not None:
-        declared, turn, turned, launches = (
+        declared, transpose, sizes, launches = (
             text.replace("@TYPE@", CPP_TYPES[config.b])
             .replace("@INDEX@", str(3 + (epilogue.scales or 0)))
             .replace("@GROUP@", str(config.group))
-            for text in (_SCALES, _TURN, _TURNED, _RUN_SCALED)
+            for text in (_SCALES, _TRANSPOSE, _TRANSPOSED, _RUN_SCALED)
         )
         parameter = ", void* workspace"
-        scaled = f",\n       turned.to, {{_1{{}}, turned.pitch, int64_t(0)}}, {config.group}"
-        scales = "  Scales const turned = scales(call, workspace);\n"
+        scaled = (
+            f",\n       transposed.to, {{_1{{}}, transposed.pitch, int64_t(0)}}, {config.group}"
+        )
+        scales = "  Scales const transposed = scales(call, workspace);\n"
     return f"""{_HALVES}{_includes(config)}{conversion}{_CALL}{_PROLOGUE}{
         _collectives(config, rendered, "Shape<int, int, int, int>")
-    }{declared}{_DEVICE_3X}{turn}{_HOST}{_LAUNCH}{_STRIDES}{turned}
+    }{declared}{_DEVICE_3X}{transpose}{_HOST}{_LAUNCH}{_STRIDES}{sizes}
 typename Kernel::Arguments arguments(Call const& call{parameter}) {{
   Operand const& a = call.tensors[0];
   Operand const& b = call.tensors[1];
