@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
+from benchmarks.gemm_models import int4_linear
 from inductor_ext import activation, config, cutlass_runtime, events
 from inductor_ext.lowerings import cutlass
 from inductor_ext.report import gemm as gemm_report
@@ -144,10 +145,7 @@ def quantized(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Te
 
 
 def packed(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Weights around 8, the first of two in the upper half, in groups."""
-    numbers = torch.stack((w >> 4, w & 15), dim=-1).flatten(-2).to(x.dtype) - 8
-    weight = numbers.unflatten(-1, (scales.shape[1], -1)) * scales.unsqueeze(-1)
-    return torch.relu(b + x @ weight.flatten(-2).t())
+    return torch.relu(b + int4_linear(x, w, scales))
 
 
 def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
+from benchmarks.gemm_models import int4_linear
 from inductor_ext import config, cutlass_runtime, events, parts
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
 from inductor_ext.templates import families
@@ -82,11 +83,7 @@ def quantized(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Te
 
 
 def packed(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    if x.dtype == torch.float64:
-        w = w.long()
-    numbers = torch.stack((w >> 4, w & 15), dim=-1).flatten(-2)
-    weight = (numbers.to(x.dtype) - 8).unflatten(-1, (scales.shape[1], -1)) * scales.unsqueeze(-1)
-    return F.silu(x @ weight.flatten(-2).t())
+    return F.silu(int4_linear(x, w.long() if x.dtype == torch.float64 else w, scales))
 
 
 def dynamic_int8(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> torch.Tensor:

@@ -230,7 +230,7 @@ class _Reader:
         found = ACCUMULATOR
         if prologue.scales == "group":
             self._read_groups(rest.pop(0), fusion.views[1])
-        elif prologue.scales != "none":
+        elif prologue.scales_product:
             scale, view = rest.pop(0), fusion.views[1]
             self.views[scale] = view
             value = view.of(problems.value_of(scale))

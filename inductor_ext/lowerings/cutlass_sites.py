@@ -68,7 +68,7 @@ class Reading:
             if each.broadcast != "group"
         }
         operations = tree.operations
-        if problem.prologue is not None and problem.prologue.scales not in ("none", "group"):
+        if problem.prologue is not None and problem.prologue.scales_product:
             # They belong to the prologue.
             assert self.fusion is not None
             del inputs[self.fusion.inputs[2]]

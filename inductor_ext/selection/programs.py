@@ -298,16 +298,18 @@ def _of_prologue(problem: GemmProblem) -> int:
 
 def _scales_behind(problem: GemmProblem) -> int:
     """Those of a prologue that a tree multiplies the product by, and not the main loop."""
-    grouped = problem.prologue is not None and problem.prologue.scales == "group"
-    return 0 if grouped else _of_prologue(problem)
+    return int(problem.prologue is not None and problem.prologue.scales_product)
+
+
+def _largest(problem: GemmProblem) -> int:
+    """Of b's integers, once a zero point is subtracted from them."""
+    return 7 if problem.b.dtype in INT4 else 127
 
 
 def _scale_units(problem: GemmProblem, bound: float) -> tuple[float, ...]:
     """What scales are around: b's of a dequantised product, a's and b's of fp8."""
     if problem.operation == "mixed":
-        return (
-            bound if problem.b.dtype in FP8 else bound / (7 if problem.b.dtype in INT4 else 127),
-        )
+        return (bound if problem.b.dtype in FP8 else bound / _largest(problem),)
     return (bound, 1.0)
 
 
@@ -428,7 +430,7 @@ def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
     assert prologue is not None
     if prologue.scales == "none":
         return
-    unit = bound / (7 if problem.b.dtype in INT4 else 127)
+    unit = bound / _largest(problem)
     middle = {"uint4": 8, "uint8": 128}.get(problem.b.dtype, 0)
     zeros = "uint8" if middle else "int8"
     for index, columns in enumerate(_columns(problem)):
@@ -713,7 +715,7 @@ def _of_tree(
     told = dict(named)
     b = named["b0"]
     if tree.packed is not None:
-        b = _unpacked(problem, tree, b, named["a"].dtype, inputs, numbers)
+        b = _unpacked(problem, tree, named, numbers)
     elif problem.operation == "mixed":
         b = b.to(named["a"].dtype)
     elif own.scales:
@@ -733,20 +735,16 @@ def _of_tree(
 
 
 def _unpacked(
-    problem: GemmProblem,
-    tree: Tree,
-    b: torch.Tensor,
-    dtype: torch.dtype,
-    inputs: Sequence[torch.Tensor],
-    numbers: _Numbers,
+    problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> torch.Tensor:
     """[K, N] of a b of 4 bits, as a tree says."""
     assert tree.packed is not None
+    b, dtype = named["b0"], named["a"].dtype
     weight = unpack_int4(b, problem.b.dtype == "int4", tree.packed.high_first).to(dtype)
     if tree.packed.zero:
         weight = weight - tree.packed.zero
     if tree.scales is not None:
-        scales = _spread(inputs[tree.scales], problem).to(dtype)
+        scales = _spread(named[f"input{tree.scales}_0"], problem).to(dtype)
         weight = numbers.narrow(weight * scales, numbers.a_dtype)
     return weight.t()
 

@@ -431,6 +431,11 @@ class Prologue:
         return self.kind in ("dequantize", "both")
 
     @property
+    def scales_product(self) -> bool:
+        """Whether scales of b are factors of the product; those of groups along K are not."""
+        return self.scales in ("tensor", "column")
+
+    @property
     def normalizes(self) -> bool:
         """Whether rows of a are divided by their root mean square."""
         return self.kind in ("normalize", "both")

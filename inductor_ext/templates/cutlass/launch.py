@@ -123,7 +123,7 @@ def geometry(
     else:
         sizes = (m, n, k, batch)
     stride, batch_stride = _factor(b, rows_of_b)
-    if config.swap and config.a in INT4:
+    if config.a in INT4:
         # Two elements in a byte, as which tensors have them.
         stride, batch_stride = 2 * stride, 2 * batch_stride
     strides = ordered(

@@ -450,24 +450,27 @@ struct LayoutAwareConvertImpl<uint4b_t, @TYPE@, cute::Layout<cute::_8>, cute::La
 def _conversion(config: CutlassConfig, packed: Packed) -> str:
     """C++ that converts numbers of 4 bits."""
     exponent, pair = {
-        "bfloat16": (0x43, "__nv_bfloat162"),
-        "float16": (0x64, "__half2"),
+        "bfloat16": ("43", "__nv_bfloat162"),
+        "float16": ("64", "__half2"),
     }[config.b]
     signed = config.a == "int4"
     # Two's complement with its highest bit inverted is 8 more.
-    low = packed.zero + (8 if signed else 0)
-    offset = f"{exponent:02x}{low:02x}"
+    offset = f"{exponent}{packed.zero + (8 if signed else 0):02x}"
     halves = ("upper", "lower") if packed.high_first else ("lower", "upper")
-    values = {
-        "TYPE": CPP_TYPES[config.b].removeprefix("cutlass::"),
-        "SIGNED": " ^ 0x88888888" if signed else "",
-        "FIRST": halves[0],
-        "SECOND": halves[1],
-        "OFFSET": f"0x{offset}{offset}",
-        "EXPONENT": f"0x{exponent:02x}{exponent:02x}{exponent:02x}{exponent:02x}",
-        "PAIR": pair,
-    }
-    text = _CONVERSION
+    return _filled(
+        _CONVERSION,
+        TYPE=CPP_TYPES[config.b].removeprefix("cutlass::"),
+        SIGNED=" ^ 0x88888888" if signed else "",
+        FIRST=halves[0],
+        SECOND=halves[1],
+        OFFSET=f"0x{offset * 2}",
+        EXPONENT=f"0x{exponent * 4}",
+        PAIR=pair,
+    )
+
+
+def _filled(text: str, **values: str) -> str:
+    """A text with values in the places that have their names between two @."""
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
@@ -574,11 +577,10 @@ def _specialized(config: CutlassConfig, rendered: Rendered, epilogue: Epilogue) 
     conversion = "" if epilogue.packed is None else _conversion(config, epilogue.packed)
     declared = transpose = sizes = scales = scaled = parameter = ""
     launches = _RUN_PLAIN
-    if config.group is not None:
+    if epilogue.scales is not None:
+        element, index = CPP_TYPES[config.b], str(3 + epilogue.scales)
         declared, transpose, sizes, launches = (
-            text.replace("@TYPE@", CPP_TYPES[config.b])
-            .replace("@INDEX@", str(3 + (epilogue.scales or 0)))
-            .replace("@GROUP@", str(config.group))
+            _filled(text, TYPE=element, INDEX=index, GROUP=str(config.group))
             for text in (_SCALES, _TRANSPOSE, _TRANSPOSED, _RUN_SCALED)
         )
         parameter = ", void* workspace"
@@ -607,7 +609,7 @@ typename Kernel::Arguments arguments(Call const& call{parameter}) {{
 {_RASTER.strip(chr(10))}
 {splits}  return given;
 }}
-{launches.replace("@RUN@", _RUN_3X)}{_ENTRIES}"""
+{_filled(launches, RUN=_RUN_3X)}{_ENTRIES}"""
 
 
 def _grouped(config: CutlassConfig, rendered: Rendered) -> str:
