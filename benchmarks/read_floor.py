@@ -1,0 +1,163 @@
+"""What reading weights takes on a GPU by a kernel that does nothing else, beside cuBLAS.
+
+A GEMM of few rows must read its weights, and that they come at the sustained bandwidth of DRAM is
+the floor of the tables. What a kernel can reach also holds its launch and the time until the first
+and after the last bytes are under way, which matter where all of it takes 20 us. So these kernels
+read as many bytes as weights of 16, 8 and 4 bits have, in many ways, and keep their maximum; the
+fastest is what a GEMM can hope for. `launch` is a kernel that reads nothing.
+
+    python -m benchmarks.read_floor --json-out DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks import results
+from benchmarks.gpu_timing import Timer
+from inductor_ext.templates.device import Device
+
+__all__ = ["main", "reader", "readers"]
+
+SHAPES = ((16, 14336, 4096), (16, 4096, 14336), (16, 6144, 4096))
+"""Rows, N and K."""
+
+BITS = (16, 8, 4)
+"""Of a weight."""
+
+BLOCKS = (2048, 4096, 8192)
+"""Numbers of 32 bits that a program reads at once."""
+
+WARPS = (4, 8, 16)
+
+PROGRAMS = (0, 1, 2, 4)
+"""Programs of an SM, each of which goes on until all is read; 0 for one for each block."""
+
+STAGES = (1, 4)
+"""Loads under way at once in one program."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(  # type: ignore[no-untyped-def]
+    source, target, count, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    lanes = tl.arange(0, BLOCK)
+    most = tl.zeros([BLOCK], tl.int32)
+    for start in tl.range(
+        tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK, num_stages=STAGES
+    ):
+        places = start + lanes
+        most = tl.maximum(most, tl.load(source + places, mask=places < count, other=0))
+    tl.store(target + tl.program_id(0), tl.max(most, 0))
+
+
+def reader(
+    source: torch.Tensor, block: int, warps: int, programs: int, stages: int
+) -> tuple[Callable[[], Any], torch.Tensor]:
+    """A call that reads int32 numbers, and where it leaves the maximum of each program's and 0.
+
+    Args:
+        source: int32 [count].
+        block, warps, programs, stages: see `BLOCKS`, `WARPS`; programs in all; `STAGES`.
+    """
+    target = torch.empty(programs, dtype=torch.int32, device=source.device)
+
+    def call() -> None:
+        _read[(programs,)](source, target, source.numel(), block, stages, num_warps=warps)
+
+    return call, target
+
+
+def readers(source: torch.Tensor, sms: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """All ways to read, by name, each called once and found right."""
+    expected = max(0, int(source.max()))
+    for block, warps, each, stages in itertools.product(BLOCKS, WARPS, PROGRAMS, STAGES):
+        blocks = -(-source.numel() // block)
+        if not each and stages > 1:
+            continue
+        call, target = reader(source, block, warps, min(blocks, each * sms) or blocks, stages)
+        call()
+        if int(target.max()) != expected:
+            raise AssertionError(f"{block} numbers, {warps} warps, {each} programs: wrong maximum")
+        grid = f"{each} programs an SM" if each else "a program for each block"
+        yield f"{block} numbers at once, {warps} warps, {grid}, {stages} stages", call
+
+
+def _rows(rounds: int) -> Iterator[results.Row]:
+    device = Device.described(torch.cuda.get_device_properties(0))
+    timer = Timer("cuda")
+    for m, n, k in SHAPES:
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        for bits in BITS:
+            source = torch.randint(2**31 - 1, (n * k * bits // 32,), device="cuda").int()
+            calls = dict(readers(source, device.sms))
+            few = {name: min(v) for name, v in timer.measure(calls, "graph", 5).items()}
+            best = sorted(few, key=few.__getitem__)[:6]
+            launch, _ = reader(source[:32], 32, 1, 1, 1)
+            calls = {name: calls[name] for name in best} | {"launch": launch}
+            calls["cublas"] = lambda a=a, b=b: torch.mm(a, b.t())  # type: ignore[misc]
+            for call in calls.values():
+                call()
+            values = timer.measure(calls, "graph", rounds)
+            middle = {name: statistics.median(times) for name, times in values.items()}
+            fastest = min(best, key=middle.__getitem__)
+            case = f"weights of {bits} bits, {m}x{n}x{k}"
+            bound = n * k * bits / 8 / device.bandwidth * 1e6
+            note = f"{fastest}; eager is cuBLAS with weights of 16 bits"
+            yield _row(case, "reading alone", middle[fastest], middle["cublas"], bound, note)
+            if bits == BITS[0]:
+                yield _row(case, "launch", middle["launch"], None, None, "reads 128 bytes")
+
+
+def _row(
+    case: str,
+    metric: str,
+    ours: float,
+    eager: float | None,
+    floor: float | None,
+    note: str,
+) -> results.Row:
+    return {
+        "case": case,
+        "metric": metric,
+        "unit": "us",
+        "better": "lower",
+        "ours": ours,
+        "stock": None,
+        "eager": eager,
+        "floor": floor,
+        "spread": None,
+        "note": note,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns the process's exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=101)
+    parser.add_argument("--commit", help="of the checkout, where git is missing")
+    parser.add_argument("--json-out", type=Path, help="folder of the results")
+    options = parser.parse_args(arguments)
+    header = results.collect_header("read-floor", results.command_line(), commit=options.commit)
+    rows = []
+    for row in _rows(options.rounds):
+        rows.append(row)
+        print({key: value for key, value in row.items() if value is not None}, flush=True)
+    if options.json_out:
+        results.write(options.json_out, {**header, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
