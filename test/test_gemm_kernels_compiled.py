@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch._inductor.codegen.triton
 
 pytest.importorskip("triton")
 
@@ -254,6 +257,38 @@ def test_rows_are_standardised_in_registers(config: GemmConfig, on: Device) -> N
     asked = count(r"cp\.async\.c[ag]\.shared\.global", found)
     assert asked >= 8 if config.template != "gemv" else asked == 0
     assert count(r"rsqrt\.approx", found) > 0
+
+
+INT8 = mm(
+    16,
+    4096,
+    4096,
+    operation="mixed",
+    b_dtype="int8",
+    prologue=Prologue("dequantize", scales="column", scale_dtype="bfloat16"),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(LINEAR, WIDE),
+        Case(LINEAR, TILE),
+        Case(mm(1, 4096, 4096), GEMV),
+        Case(INT8, GemmConfig("direct", 16, 16, 512, 1, 4)),
+        Case(mm(4096, 4096, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
+    ],
+    ids=("persistent", "tile", "vector", "direct", "grouped"),
+)
+def test_the_module_has_the_text_that_was_compiled_ahead(case: Case) -> None:
+    ahead: list[str] = []
+    pool = mock.Mock(use_process_pool=lambda: True, triton=lambda name, text: ahead.append(text))
+    with mock.patch.object(torch._inductor.codegen.triton, "async_compile", pool):
+        code = kernel_util.render(case).code
+    (text,) = ahead
+    assert "\n\n" in text
+    found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
+    assert text in {node.value for node in found}
 
 
 class TestGolden:

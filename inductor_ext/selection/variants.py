@@ -33,6 +33,8 @@ _OPTIONS: dict[str, Any] = {
     "max_autotune": False,
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
+    # The kernels of stock's epilogue differ little, and each would be compiled.
+    "triton.autotune_pointwise": False,
     "coordinate_descent_tuning": False,
     "benchmark_epilogue_fusion": False,
     "benchmark_kernel": False,
@@ -109,15 +111,17 @@ class InductorBench:
         # As long as the workers are not ready kernels are compiled here, one by one.
         with contextlib.suppress(Exception):
             AsyncCompile.wait_pool_ready()
-        codes: list[Any] = []
-        for index, (problem, config) in enumerate(variants):
+        codes: list[Any] = [None] * len(variants)
+        # Kernels of products take longest, so the workers get them first.
+        for index in sorted(range(len(variants)), key=lambda index: variants[index][1] is None):
+            problem, config = variants[index]
             starting(index)
             try:
                 options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
                 with choose.forced(_rule(problem, config)), inductor_config.patch(options):
-                    codes.append(_generate(problem, self.device))
+                    codes[index] = _generate(problem, self.device)
             except Exception as error:
-                codes.append(error)
+                codes[index] = error
         found: list[Compiled | Exception] = []
         for index, code in enumerate(codes):
             starting(index)

@@ -130,10 +130,22 @@ def _tiles(batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[.
 def _kernel_type() -> Any:
     """Inductor's kernels of templates, with memory of their own where splits are added up."""
     from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
-    from torch._inductor.select_algorithm import TritonTemplateKernel
+    from torch._inductor.select_algorithm import PartialRender, TritonTemplateKernel
     from torch._inductor.utils import get_num_sms
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import CeilDiv
+
+    class Render(PartialRender):
+        """Code with the blanks and line ends that it will have in a module.
+
+        Inductor has a kernel compiled as soon as its code is known, and finds what came of it by
+        that text when it loads the module. Where the texts differ, it is compiled twice.
+        """
+
+        @property
+        def code(self) -> str:
+            lines = super().code.strip().split("\n")
+            return "\n".join(["", *(line if line.strip() else "" for line in lines), ""])
 
     class Kernel(TritonTemplateKernel):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -166,6 +178,10 @@ def _kernel_type() -> Any:
                 )
                 self._memory.append(argument)
                 self.args.workspace_args.append(argument)
+
+        def render(self, *args: Any, **kwargs: Any) -> PartialRender:
+            found = super().render(*args, **kwargs)
+            return Render(found._code, found.replacement_hooks)
 
         def store_output(self, *args: Any, **kwargs: Any) -> Any:
             found = super().store_output(*args, **kwargs)
