@@ -7,6 +7,8 @@ import dataclasses
 import math
 import os
 import queue
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -401,3 +403,18 @@ def test_a_model_on_a_gpu() -> None:
         assert each.failure is None
         assert set(each.times) == {"graphs", "no graphs"}
     assert e2e.floor(toy, "cuda") is not None
+
+
+def test_readers_read_everything() -> None:
+    pytest.importorskip("triton")
+    code = """
+import torch
+from benchmarks import floors
+print(len(dict(floors.readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
+"""
+    # It is for a GPU unless the interpreter is asked for before triton is imported.
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["63"]

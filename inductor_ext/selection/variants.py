@@ -5,9 +5,10 @@ compile, and leaves no trace there: tracing context, virtualised globals, counte
 and records are those of the compile outside again when it returns, and no cache of compiled graphs
 is read or written.
 
-The code of all variants is generated one after the other in the calling thread; as soon as a kernel
-is known Inductor's compile workers begin with it, so that the kernels of all variants compile at
-the same time; then the modules are loaded, which waits for them.
+The code of all variants is generated one after the other in the calling thread, that of kernels
+which are built already last; as soon as a kernel is known Inductor's compile workers begin with it,
+so that the kernels of all variants compile at the same time; then the modules are loaded, which
+waits for them.
 """
 
 from __future__ import annotations
@@ -112,8 +113,7 @@ class InductorBench:
         with contextlib.suppress(Exception):
             AsyncCompile.wait_pool_ready()
         codes: list[Any] = [None] * len(variants)
-        # Kernels of products take longest, so the workers get them first.
-        for index in sorted(range(len(variants)), key=lambda index: variants[index][1] is None):
+        for index in sorted(range(len(variants)), key=lambda index: _turn(variants[index])):
             problem, config = variants[index]
             starting(index)
             try:
@@ -167,6 +167,12 @@ def cuda_bench(index: int) -> InductorBench:
 
     torch.cuda.init()
     return InductorBench(f"cuda:{index}")
+
+
+def _turn(variant: Variant) -> int:
+    """Whose code is generated first: that whose kernels take the workers longest."""
+    _, config = variant
+    return 1 if config is None else 2 if isinstance(config, CutlassConfig) else 0
 
 
 def _rule(problem: GemmProblem, config: Config | None) -> choose.Rule:

@@ -180,7 +180,7 @@ def _kernel_type() -> Any:
                 self.args.workspace_args.append(argument)
 
         def render(self, *args: Any, **kwargs: Any) -> PartialRender:
-            found = super().render(*args, **kwargs)
+            found = super().render(*args, **kwargs)  # type: ignore[no-untyped-call]
             return Render(found._code, found.replacement_hooks)
 
         def store_output(self, *args: Any, **kwargs: Any) -> Any:

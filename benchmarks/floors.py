@@ -1,4 +1,4 @@
-"""What reading weights takes on a GPU by a kernel that does nothing else, beside cuBLAS.
+"""What a launch, reading weights and a bare product take on a GPU: floors that kernels can reach.
 
 A GEMM of few rows must read its weights, and that they come at the sustained bandwidth of DRAM is
 the floor of the tables. What a kernel can reach also holds its launch and the time until the first
@@ -6,7 +6,10 @@ and after the last bytes are under way, which matter where all of it takes 20 us
 read as many bytes as weights of 16, 8 and 4 bits have, in many ways, and keep their maximum; the
 fastest is what a GEMM can hope for. `launch` is a kernel that reads nothing.
 
-    python -m benchmarks.read_floor --json-out DIR
+A GEMM of many rows that is fused with something else is no faster than its product alone, for which
+cuBLAS is timed.
+
+    python -m benchmarks.floors --json-out DIR
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from inductor_ext.templates.device import Device
 __all__ = ["main", "reader", "readers"]
 
 SHAPES = ((16, 14336, 4096), (16, 4096, 14336), (16, 6144, 4096))
-"""Rows, N and K."""
+"""Rows, N and K of products that read weights."""
+
+PRODUCTS = ((2048, 4096, 14336), (2048, 6144, 4096))
+"""Those of products that multiply: of a residual, and of Q, K and V."""
 
 BITS = (16, 8, 4)
 """Of a weight."""
@@ -93,12 +99,32 @@ def readers(source: torch.Tensor, sms: int) -> Iterator[tuple[str, Callable[[], 
         yield f"{block} numbers at once, {warps} warps, {grid}, {stages} stages", call
 
 
-def _rows(rounds: int) -> Iterator[results.Row]:
+def _operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    return a, torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+
+
+def _products(rounds: int) -> Iterator[results.Row]:
+    timer = Timer("cuda")
+    for m, n, k in PRODUCTS:
+        a, b = _operands(m, n, k)
+        added = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+        calls: dict[str, Callable[[], Any]] = {
+            "product alone": lambda a=a, b=b: torch.mm(a, b.t()),  # type: ignore[misc]
+            "product and sum": lambda a=a, b=b, c=added: torch.addmm(c, a, b.t()),  # type: ignore[misc]
+        }
+        for call in calls.values():
+            call()
+        for metric, values in timer.measure(calls, "graph", rounds).items():
+            time = statistics.median(values)
+            yield _row(f"{m}x{n}x{k}", metric, None, time, None, "cuBLAS")
+
+
+def _readings(rounds: int) -> Iterator[results.Row]:
     device = Device.described(torch.cuda.get_device_properties(0))
     timer = Timer("cuda")
     for m, n, k in SHAPES:
-        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        a, b = _operands(m, n, k)
         for bits in BITS:
             source = torch.randint(2**31 - 1, (n * k * bits // 32,), device="cuda").int()
             calls = dict(readers(source, device.sms))
@@ -123,7 +149,7 @@ def _rows(rounds: int) -> Iterator[results.Row]:
 def _row(
     case: str,
     metric: str,
-    ours: float,
+    ours: float | None,
     eager: float | None,
     floor: float | None,
     note: str,
@@ -149,9 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", help="of the checkout, where git is missing")
     parser.add_argument("--json-out", type=Path, help="folder of the results")
     options = parser.parse_args(arguments)
-    header = results.collect_header("read-floor", results.command_line(), commit=options.commit)
+    header = results.collect_header("floors", results.command_line(), commit=options.commit)
     rows = []
-    for row in _rows(options.rounds):
+    for row in itertools.chain(_readings(options.rounds), _products(options.rounds)):
         rows.append(row)
         print({key: value for key, value in row.items() if value is not None}, flush=True)
     if options.json_out:
