@@ -71,7 +71,6 @@ def measure(
         seconds: after which no more are begun.
     """
     begun = time.monotonic()
-    environment = Environment.of(device)
     settings = config.snapshot({})
     found: list[Entry] = []
     for start in range(0, len(wanted), AT_ONCE):
@@ -80,7 +79,7 @@ def measure(
         with activation._scope(settings):
             decisions = tuner.tune(wanted[start : start + AT_ONCE], device, make_bench, settings)
         found += [
-            Entry.of(problem, decision, environment)
+            Entry.of(problem, decision, Environment.of(device, problem.operation))
             for problem, decision in decisions.items()
             if decision.origin == "measured"
         ]

@@ -27,7 +27,7 @@ from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["CONFIG", "H200", "HERE", "decision", "entry", "problem"]
+__all__ = ["CONFIG", "H200", "HERE", "decision", "entry", "here", "problem"]
 
 (H200,) = (each for each in KNOWN if each.name == "NVIDIA H200")
 
@@ -40,6 +40,10 @@ PROCESSES = 8
 
 def problem(index: int = 0) -> GemmProblem:
     return GemmProblem.contiguous("mm", 2048 + index, 4096, 4096)
+
+
+def here(problem: GemmProblem) -> Environment:
+    return HERE
 
 
 def decision(microseconds: float = 90.0, config: GemmConfig | None = CONFIG) -> Decision:
@@ -82,9 +86,9 @@ def write(folder: str) -> None:
         store = Store(folder)
         for step in range(12):
             # Each problem comes from several processes, each environment from one.
-            here = Environment("NVIDIA H200", (9, 0), 132, f"3.{index}", "13.0", "")
-            store.put({problem(step): decision(50.0 + index)}, H200, here)
-            found = store.lookup(problem(step), H200, here)
+            own = dataclasses.replace(HERE, triton=f"3.{index}")
+            store.put({problem(step): decision(50.0 + index)}, H200, lambda _, own=own: own)
+            found = store.lookup(problem(step), H200, lambda _, own=own: own)
             assert found is not None
             assert found.exact
             assert found.decision.microseconds(CONFIG) == 50.0 + index
@@ -95,7 +99,7 @@ def write(folder: str) -> None:
 def kill(folder: str, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     store = Store(folder)
-    store.put({problem(index): decision() for index in range(5)}, H200, HERE)
+    store.put({problem(index): decision() for index in range(5)}, H200, here)
     died = 0
     for index in range(kills):
         child = os.fork()
@@ -103,8 +107,10 @@ def kill(folder: str, kills: int, seed: int) -> None:
             try:
                 for step in range(1_000_000):
                     # Another environment each time, so that each writes a file.
-                    here = dataclasses.replace(HERE, templates=f"{index} {step}")
-                    store.put({problem((index + step) % 5): decision()}, H200, here)
+                    other = dataclasses.replace(HERE, templates=f"{index} {step}")
+                    store.put(
+                        {problem((index + step) % 5): decision()}, H200, lambda _, it=other: it
+                    )
             finally:
                 os._exit(1)
         time.sleep(choose.uniform(0.002, 0.02))
@@ -127,7 +133,7 @@ def settle(folder: str) -> None:
 
         mine = problems[index % 3 :]
         random.Random(index).shuffle(mine)
-        found = Store(folder).settle(mine, H200, tune, HERE)
+        found = Store(folder).settle(mine, H200, tune, here)
         times = {each.m: found[each].microseconds(CONFIG) for each in mine}
         with open(results, "a") as file:
             file.write(json.dumps(times) + "\n")
@@ -152,7 +158,7 @@ def agree(file: str) -> None:
             return {each: decision(10.0 + rank) for each in batch}
 
         problems = [problem(index) for index in range(3)]
-        found = ranks.agree(problems if rank else problems[::-1], decide, HERE, "")
+        found = ranks.agree(problems if rank else problems[::-1], decide, here, "")
         times = [found[each].microseconds(CONFIG) for each in problems]
         os.write(1, (json.dumps(times) + "\n").encode())
 

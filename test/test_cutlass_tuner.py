@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -132,6 +132,10 @@ def test_if_all_fail_stock_s_path_is_taken_with_one_warning(
     assert "wrong" in warning
 
 
+def environments(circumstances: str) -> Callable[[GemmProblem], Environment]:
+    return lambda problem: Environment.of(H200, problem.operation, circumstances)
+
+
 class TestKernels:
     def test_missing_parts_are_said_once_with_the_command(
         self, caplog: pytest.LogCaptureFixture
@@ -183,7 +187,7 @@ class TestKept:
     def test_problems_and_entries_make_the_round_trip(self) -> None:
         assert GemmProblem.from_json(json.loads(TOLD.key)) == TOLD
         decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
-        entry = Entry.of(PLAIN, decision, Environment.of(H200, "word"))
+        entry = Entry.of(PLAIN, decision, Environment.of(H200, "mm", "word"))
         assert Entry.from_json(json.loads(entry.line)) == entry
         assert entry.decision("cache").config == BEST
 
@@ -198,8 +202,8 @@ class TestKept:
         store = Store(tmp_path)
         decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
         told = [cutlass_options.Options(limit=limit).circumstances for limit in (2, 3)]
-        store.put({PLAIN: decision}, H200, Environment.of(H200, told[0]))
-        same, other = (store.lookup(PLAIN, H200, Environment.of(H200, each)) for each in told)
+        store.put({PLAIN: decision}, H200, environments(told[0]))
+        same, other = (store.lookup(PLAIN, H200, environments(each)) for each in told)
         assert same is not None
         assert same.exact
         assert other is not None
@@ -213,8 +217,8 @@ class TestKept:
         store = Store(tmp_path)
         wrong = dataclasses.replace(BEST, d="float32")
         decision = Decision(wrong, "measured", (Timing(None, 9.0), Timing(wrong, 5.0)))
-        store.put({PLAIN: decision}, H200, Environment.of(H200))
-        assert store.lookup(PLAIN, H200, Environment.of(H200)) is None
+        store.put({PLAIN: decision}, H200)
+        assert store.lookup(PLAIN, H200) is None
 
 
 def test_a_kernel_has_its_name_in_words() -> None:

@@ -25,9 +25,10 @@ from inductor_ext.selection.decision import STOCK, Decision, Timing
 from inductor_ext.selection.entries import Entry, Environment, merged, read_table, write_table
 from inductor_ext.selection.store import Store
 from inductor_ext.settings import Settings
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from test.child_tuning import CONFIG, H200, HERE, decision, entry, problem
+from inductor_ext.templates.triton import OPERATIONS, instances
+from test.child_tuning import CONFIG, H200, HERE, decision, entry, here, problem
 from test.gemm_problems import configs, device, examples, problems
 
 CHECKOUT = Path(__file__).parent.parent
@@ -46,10 +47,10 @@ def store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Store]:
 
 
 def found(
-    store: Store, index: int = 0, here: Environment = HERE
+    store: Store, index: int = 0, environment: Environment = HERE
 ) -> tuple[str, float | None] | None:
     """(origin, microseconds of what is chosen) of a problem."""
-    known = store.lookup(problem(index), H200, here)
+    known = store.lookup(problem(index), H200, lambda problem: environment)
     return known and (known.origin, known.decision.microseconds(known.decision.config))
 
 
@@ -201,10 +202,21 @@ def test_the_digest_is_of_the_templates_sources(
     assert len(digests) == 3
 
 
+def test_a_kernel_concerns_the_operations_that_it_computes() -> None:
+    def digest(operation: str) -> str:
+        return Environment.of(H200, operation).templates
+
+    assert digest("mm") == digest("bmm") == entries.template_digest("triton", "mm")
+    assert len({digest("mm"), digest("mixed"), digest("grouped"), entries.template_digest()}) == 4
+    for name, template in TEMPLATES.items():
+        module = instances._KERNELS[name].__name__.rpartition(".")[2]
+        assert template.operations <= OPERATIONS.get(module, template.operations)
+
+
 def test_this_environment_is_known() -> None:
     import torch
 
-    here = Environment.of(H200)
+    here = Environment.of(H200, "mm")
     assert (here.device, here.capability, here.sms) == ("NVIDIA H200", (9, 0), 132)
     assert here.cuda == torch.version.cuda
     assert here.differences(here) == ()
@@ -215,11 +227,11 @@ def test_this_environment_is_known() -> None:
 
 def test_what_was_measured_is_known_exactly(store: Store) -> None:
     assert found(store) is None
-    store.put({problem(): decision(80.0), problem(1): decision(config=None)}, H200, HERE)
+    store.put({problem(): decision(80.0), problem(1): decision(config=None)}, H200, here)
     assert found(store) == ("measured", 80.0)
     assert found(store, 1) == ("measured", 100.0)
     assert found(store, 2) is None
-    known = store.lookup(problem(), H200, HERE)
+    known = store.lookup(problem(), H200, here)
     assert known is not None
     assert known.exact
     assert known.decision == but(decision(80.0), origin="cache")
@@ -234,7 +246,7 @@ def test_a_later_measurement_replaces_an_earlier_one(store: Store) -> None:
 
 
 def test_what_nobody_measured_is_not_kept(store: Store) -> None:
-    store.put({problem(): STOCK}, H200, HERE)
+    store.put({problem(): STOCK}, H200, here)
     assert found(store) is None
 
 
@@ -254,7 +266,7 @@ def test_other_environments_advise_if_the_device_is_alike(
     store: Store, there: Environment, differences: tuple[str, ...] | None
 ) -> None:
     store.add([entry(environment=there)])
-    known = store.lookup(problem(), H200, HERE)
+    known = store.lookup(problem(), H200, here)
     assert (known and known.differences) == differences
     assert known is None or (not known.exact and known.decision.origin == "table")
 
@@ -292,7 +304,7 @@ def test_a_choice_that_is_not_legal_is_passed_over(store: Store) -> None:
 
 def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
     store = Store(None, tables=tmp_path)
-    store.put({problem(): decision()}, H200, HERE)
+    store.put({problem(): decision()}, H200, here)
     assert store.add([entry()]) == {}
     assert found(store) is None
     assert (store.generation(tuning=False), store.clear(), store.entries("measured")) == (
@@ -331,7 +343,7 @@ def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
         return store.generation(tuning=False), store.generation(tuning=True)
 
     seen = [generations()]
-    store.put({problem(): decision()}, H200, HERE)
+    store.put({problem(): decision()}, H200, here)
     seen.append(generations())
     assert seen[1][0] != seen[0][0]
     assert seen[1][1] == seen[0][1]
@@ -340,14 +352,14 @@ def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
         seen.append(generations())
     assert len({first for first, _ in seen}) == 4
     assert len({second for _, second in seen}) == 3
-    store.lookup(problem(), H200, HERE)
+    store.lookup(problem(), H200, here)
     assert generations() == seen[-1]
 
 
 def test_the_oldest_go_first(tmp_path: Path) -> None:
     store = Store(tmp_path, max_entries=20, tables=tmp_path / "none")
     for index in range(21):
-        store.put({problem(index): decision()}, H200, HERE)
+        store.put({problem(index): decision()}, H200, here)
         path = store._path("measured", problem(index))
         os.utime(path, (index, index))
     known = [index for index in range(21) if found(store, index)]
@@ -362,7 +374,7 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path, tables=tmp_path / "none")
-    store.put({problem(): decision()}, H200, HERE)
+    store.put({problem(): decision()}, H200, here)
     path = store._path("measured", problem())
     data = path.read_bytes()
     choose = random.Random(0)
@@ -376,7 +388,7 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
         path.write_bytes(each)
         assert found(store) is None
     assert [message.split(" is damaged")[0] for message in caplog.messages] == [str(path)]
-    store.put({problem(): decision()}, H200, HERE)
+    store.put({problem(): decision()}, H200, here)
     assert found(store) == ("measured", 90.0)
 
 
@@ -385,7 +397,7 @@ def test_a_folder_that_cannot_be_used_is_said_once(
 ) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file" / "store", tables=tmp_path / "none")
-    tuned = store.settle([problem()], H200, lambda batch: {problem(): decision()}, HERE)
+    tuned = store.settle([problem()], H200, lambda batch: {problem(): decision()}, here)
     assert tuned == {problem(): decision()}
     assert found(store) is None
     assert len(caplog.messages) == 1
@@ -412,7 +424,7 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     assert child("kill", store.folder, "25", "0") == "25\n"
     assert all(found(store, index) for index in range(5))
     assert len(store.entries("measured")) > 5
-    store.put({problem(): decision()}, H200, HERE)
+    store.put({problem(): decision()}, H200, here)
     assert [
         each.name for each in (store.folder / "measured").iterdir() if each.suffix != ".json"
     ] == []
@@ -435,32 +447,32 @@ def test_a_claim_ends_with_its_owner(store: Store) -> None:
     reading, writing = os.pipe()
     owner = os.fork()
     if owner == 0:
-        with store.claim([problem(), problem(1)], H200, HERE):
-            store.put({problem(1): decision(70.0)}, H200, HERE)
+        with store.claim([problem(), problem(1)], H200, here):
+            store.put({problem(1): decision(70.0)}, H200, here)
             os.write(writing, b"x")
             threading.Event().wait()
     os.read(reading, 1)
     timer = threading.Timer(0.1, os.kill, (owner, 9))
     timer.start()
-    with store.claim([problem(), problem(1)], H200, HERE) as mine:
+    with store.claim([problem(), problem(1)], H200, here) as mine:
         assert not timer.is_alive()
         assert mine == [problem()]
     os.waitpid(owner, 0)
 
 
 def test_a_claim_takes_what_is_free_and_leaves_the_rest(store: Store) -> None:
-    with store.claim([problem(), problem(1)], H200, HERE) as mine:
+    with store.claim([problem(), problem(1)], H200, here) as mine:
         assert mine == [problem(), problem(1)]
-        with store.claim([problem(1), problem(2)], H200, HERE) as others:
+        with store.claim([problem(1), problem(2)], H200, here) as others:
             assert others == [problem(2)]
         # Results of another Triton are another matter.
-        with store.claim([problem()], H200, OLD_TRITON) as elsewhere:
+        with store.claim([problem()], H200, lambda _: OLD_TRITON) as elsewhere:
             assert elsewhere == [problem()]
 
 
 def test_an_owner_without_progress_is_not_waited_for(tmp_path: Path) -> None:
     store = Store(tmp_path, wait=0.1)
-    with store.claim([problem()], H200, HERE), store.claim([problem()], H200, HERE) as late:
+    with store.claim([problem()], H200, here), store.claim([problem()], H200, here) as late:
         assert late == [problem()]
 
 
@@ -469,8 +481,8 @@ def test_what_tuning_raises_sets_the_problem_free(store: Store) -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.settle([problem()], H200, fail, HERE)
-    with store.claim([problem()], H200, HERE) as mine:
+        store.settle([problem()], H200, fail, here)
+    with store.claim([problem()], H200, here) as mine:
         assert mine == [problem()]
 
 
@@ -493,15 +505,15 @@ def test_ranks_decide_only_on_what_nobody_has_decided() -> None:
         asked.append([each.m for each in batch])
         return {each: decision(float(len(asked))) for each in batch}
 
-    first = ranks.agree([problem(), problem(1)], decide, HERE, "", shared)
-    again = ranks.agree([problem(1), problem(2), problem()], decide, HERE, "", shared)
+    first = ranks.agree([problem(), problem(1)], decide, here, "", shared)
+    again = ranks.agree([problem(1), problem(2), problem()], decide, here, "", shared)
     assert asked == [[2048, 2049], [2050]]
     assert [again[problem(index)].microseconds(CONFIG) for index in range(3)] == [1.0, 1.0, 2.0]
     assert first[problem()] == again[problem()] == decision(1.0)
-    ranks.agree([problem()], decide, HERE, "tuning", shared)
-    ranks.agree([problem()], decide, OLD_TRITON, "", shared)
+    ranks.agree([problem()], decide, here, "tuning", shared)
+    ranks.agree([problem()], decide, lambda _: OLD_TRITON, "", shared)
     assert asked[2:] == [[2048], [2048]]
-    assert ranks.agree([problem()], decide, HERE, "") == {problem(): decision(5.0)}
+    assert ranks.agree([problem()], decide, here, "") == {problem(): decision(5.0)}
 
 
 def test_a_store_that_does_not_answer_leaves_each_rank_alone(
@@ -518,7 +530,7 @@ def test_a_store_that_does_not_answer_leaves_each_rank_alone(
     def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         return dict.fromkeys(batch, decision())
 
-    assert ranks.agree([problem()], decide, HERE, "", broken) == {problem(): decision()}
+    assert ranks.agree([problem()], decide, here, "", broken) == {problem(): decision()}
     assert [message.split(":")[0] for message in caplog.messages] == [
         "ranks cannot agree on GEMM kernels, and each takes its own"
     ]

@@ -18,7 +18,7 @@ from inductor_ext.selection.store import Store
 from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
-from test.child_tuning import H200, HERE, decision, entry, problem
+from test.child_tuning import H200, HERE, decision, entry, here, problem
 
 CHECKOUT = Path(__file__).parent.parent
 ON_H100 = dataclasses.replace(HERE, device="NVIDIA H100 80GB HBM3")
@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "store"))
     monkeypatch.setattr(stores, "_shipped", lambda folder: {})
     store = Store(tmp_path / "store")
-    store.put({problem(): decision(80.0)}, H200, HERE)
+    store.put({problem(): decision(80.0)}, H200, here)
     store.add([entry(1, 50.0, ON_H100)])
     return store
 
@@ -126,7 +126,7 @@ def test_a_table_goes_to_another_machine(
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "other"))
     said = tune("import", table, tmp_path / "h100.json", capsys=capsys)
     assert said == "2 measurements: 2 new, 0 updated, 0 ignored (known as new or newer)\n"
-    known = Store(tmp_path / "other").lookup(problem(), H200, HERE)
+    known = Store(tmp_path / "other").lookup(problem(), H200, here)
     assert known is not None
     assert (known.exact, known.origin) == (True, "imported")
     write_table(table, [entry(), entry(1, 40.0, ON_H100, measured=2_000_000_000)])

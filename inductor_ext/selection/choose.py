@@ -117,19 +117,21 @@ def decide(
             for each, config in chosen.items()
         }
     known = store.of_settings(settings)
-    environment = Environment.of(device, circumstances)
+
+    def environments(problem: GemmProblem) -> Environment:
+        return Environment.of(device, problem.operation, circumstances)
 
     def decide_here(pending: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         found = {}
         for problem in pending:
-            entry = known.lookup(problem, device, environment)
+            entry = known.lookup(problem, device, environments)
             if entry is None or not (entry.exact or tune is None):
                 continue
             if entry.exact or entry.decision.config is None or allowed(entry.decision.config):
                 found[problem] = entry.decision
         unknown = [each for each in pending if each not in found]
         if tune is not None and unknown:
-            found |= known.settle(unknown, device, tune, environment)
+            found |= known.settle(unknown, device, tune, environments)
         return {each: found.get(each, STOCK) for each in pending}
 
-    return ranks.agree(different, decide_here, environment, "known" if tune is None else "tuned")
+    return ranks.agree(different, decide_here, environments, "known" if tune is None else "tuned")

@@ -18,7 +18,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,11 +27,13 @@ from inductor_ext.selection.decision import Decision, Origin, Timing
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem, plain, read, require
+from inductor_ext.templates.triton import OPERATIONS
 
 __all__ = [
     "FORMAT",
     "Entry",
     "Environment",
+    "Environments",
     "merged",
     "read_table",
     "template_digest",
@@ -51,13 +53,23 @@ _LONGEST_FAILURE = 200
 
 
 @functools.cache
-def template_digest(family: Literal["triton", "cutlass"] = "triton") -> str:
-    """Hex digest over the sources of a family's kernels, by relative name and content."""
+def template_digest(
+    family: Literal["triton", "cutlass"] = "triton", operation: str | None = None
+) -> str:
+    """Hex digest over the sources of a family's kernels, by relative name and content.
+
+    Args:
+        family: of kernels.
+        operation: of a problem: those of Triton's kernels that never compute it are left out; None
+            for all of them.
+    """
     digest = hashlib.sha256()
     folder = _TEMPLATES / family
+    others = {name for name, computed in OPERATIONS.items() if operation not in computed}
     for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        if operation is None or path.stem not in others:
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
@@ -97,7 +109,8 @@ class Environment:
     cuda: str | None
     """Version that torch was built with; None for a torch without."""
     templates: str
-    """`template_digest`; where CUTLASS kernels were candidates, a plus and what tells which."""
+    """`template_digest` of the problem's operation; where CUTLASS kernels were candidates, a plus
+    and what tells which."""
 
     def __post_init__(self) -> None:
         pair = len(self.capability) == 2
@@ -105,14 +118,15 @@ class Environment:
         require(self.sms >= 1, "environment", "sms", self.sms, "1 or more")
 
     @classmethod
-    def of(cls, device: Device, circumstances: str = "") -> Environment:
+    def of(cls, device: Device, operation: str, circumstances: str = "") -> Environment:
         """This process's, on a device.
 
         Args:
             device: see `Device.described`.
+            operation: of the problem.
             circumstances: what measurements depend on besides, as one word; none for nothing.
         """
-        templates = "+".join(filter(None, (template_digest(), circumstances)))
+        templates = "+".join(filter(None, (template_digest("triton", operation), circumstances)))
         return cls(device.name, device.capability, device.sms, *_versions(), templates)
 
     def resembles(self, other: Environment) -> bool:
@@ -138,6 +152,10 @@ class Environment:
             what = "template sources" if there != own else "CUTLASS settings"
             found.append(f"with other {what}")
         return tuple(found)
+
+
+Environments = Callable[[GemmProblem], Environment]
+"""The environment of each problem on one device, in one process."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from inductor_ext import events
 from inductor_ext.selection.decision import Decision
-from inductor_ext.selection.entries import Environment
+from inductor_ext.selection.entries import Environment, Environments
 from inductor_ext.selection.store import Tune
 from inductor_ext.templates.problem import GemmProblem, plain, read
 
@@ -32,7 +32,7 @@ __all__ = ["agree"]
 def agree(
     problems: Iterable[GemmProblem],
     decide: Tune,
-    environment: Environment,
+    environments: Environments,
     scope: str,
     store: torch.distributed.Store | None = None,
 ) -> dict[GemmProblem, Decision]:
@@ -41,7 +41,7 @@ def agree(
     Args:
         problems: what this rank has met.
         decide: decides on those of them on which no rank has decided yet; not called for none.
-        environment: ranks in other environments decide for themselves.
+        environments: ranks in other environments decide for themselves.
         scope: what else makes decisions differ rightly, such as whether the compile may tune;
             only offers of the same scope are taken.
         store: the run's own by default. Outside of a run of several ranks, and where the store does
@@ -51,7 +51,7 @@ def agree(
     store = store or _store()
     if store is None:
         return _decided(decide, pending)
-    keys = {problem: _key(problem, environment, scope) for problem in pending}
+    keys = {problem: _key(problem, environments(problem), scope) for problem in pending}
     agreed: dict[GemmProblem, Decision] = {}
     try:
         for problem in pending:

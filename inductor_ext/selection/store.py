@@ -9,8 +9,8 @@ compile fail.
 
 What is known may be used in two ways, and `lookup` says which it is:
 
-- exactly: measured in this very environment (device, SMs, Triton, CUDA, template sources). Nothing
-  has to be measured again.
+- exactly: measured in this very environment (device, SMs, Triton, CUDA, sources of the templates
+  that compute such a product). Nothing has to be measured again.
 - as advice: measured on a device of the same name, or of the same capability and number of SMs,
   with other versions or other template sources. A configuration that is legal runs whatever it was
   measured with, and its result is as right; what may have changed is only how fast it is, and
@@ -42,7 +42,14 @@ from typing import Any, Literal
 
 from inductor_ext import cache, events, exc
 from inductor_ext.selection.decision import STOCK, Decision
-from inductor_ext.selection.entries import FORMAT, Entry, Environment, merged, raw_table
+from inductor_ext.selection.entries import (
+    FORMAT,
+    Entry,
+    Environment,
+    Environments,
+    merged,
+    raw_table,
+)
 from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.families import legal
@@ -154,16 +161,16 @@ class Store:
     # --- what is known ---
 
     def lookup(
-        self, problem: GemmProblem, device: Device, environment: Environment | None = None
+        self, problem: GemmProblem, device: Device, environments: Environments | None = None
     ) -> Known | None:
         """The best that is known of a problem, by the rules above; None if nothing is.
 
         Args:
             problem: this very one; another M is another problem.
             device: the one to run on.
-            environment: this process's by default.
+            environments: this process's by default.
         """
-        here = environment or Environment.of(device)
+        here = _environments(device, environments)(problem)
         found: list[tuple[Any, Source, Any]] = []
         for order, source in enumerate(SOURCES):
             for value in self._values(source, problem):
@@ -214,14 +221,16 @@ class Store:
         self,
         decisions: Mapping[GemmProblem, Decision],
         device: Device,
-        environment: Environment | None = None,
+        environments: Environments | None = None,
     ) -> None:
         """Keep what was measured just now; decisions without timings are not kept."""
-        here = environment or Environment.of(device)
-        self._merge(
-            "measured",
-            [Entry.of(problem, each, here) for problem, each in decisions.items() if each.timings],
-        )
+        here = _environments(device, environments)
+        entries = [
+            Entry.of(problem, decision, here(problem))
+            for problem, decision in decisions.items()
+            if decision.timings
+        ]
+        self._merge("measured", entries)
 
     def add(self, entries: Iterable[Entry]) -> Counter[str]:
         """Keep entries of tables.
@@ -255,7 +264,7 @@ class Store:
         problems: Iterable[GemmProblem],
         device: Device,
         tune: Tune,
-        environment: Environment | None = None,
+        environments: Environments | None = None,
     ) -> dict[GemmProblem, Decision]:
         """Decisions for problems of which nothing exact is known, and which are kept.
 
@@ -267,19 +276,19 @@ class Store:
             device: the one to measure on.
             tune: called once or several times with some of them; what it does not decide on is left
                 to stock's path.
-            environment: this process's by default.
+            environments: this process's by default.
         """
         settled: dict[GemmProblem, Decision] = {}
         pending = list(dict.fromkeys(problems))
         while pending:
-            with self.claim(pending, device, environment) as batch:
+            with self.claim(pending, device, environments) as batch:
                 if batch:
                     decisions = tune(batch)
-                    self.put(decisions, device, environment)
+                    self.put(decisions, device, environments)
                     settled.update((problem, decisions.get(problem, STOCK)) for problem in batch)
             pending = [problem for problem in pending if problem not in settled]
             for problem in pending:
-                known = self._exact(problem, device, environment)
+                known = self._exact(problem, device, environments)
                 if known is not None:
                     settled[problem] = known.decision
             pending = [problem for problem in pending if problem not in settled]
@@ -290,7 +299,7 @@ class Store:
         self,
         problems: Sequence[GemmProblem],
         device: Device,
-        environment: Environment | None = None,
+        environments: Environments | None = None,
     ) -> Iterator[list[GemmProblem]]:
         """Hold the right to tune some of the problems; yield these.
 
@@ -300,7 +309,7 @@ class Store:
         while its GPU waits for another rank, after `wait` seconds without any result for this one
         all that is left is yielded, whoever holds it.
         """
-        here = environment or Environment.of(device)
+        here = _environments(device, environments)
         with contextlib.ExitStack() as stack:
             mine: list[GemmProblem] = []
             left = list(problems)
@@ -313,7 +322,7 @@ class Store:
                 late = time.monotonic() - since > self.wait
                 for problem in tuple(left):
                     with contextlib.ExitStack() as attempt:
-                        owned = self._own(attempt, problem, here) or late
+                        owned = self._own(attempt, problem, here(problem)) or late
                         if (owned or changed) and self._exact(problem, device, here):
                             left.remove(problem)
                             since = time.monotonic()
@@ -327,9 +336,9 @@ class Store:
             yield mine
 
     def _exact(
-        self, problem: GemmProblem, device: Device, environment: Environment | None
+        self, problem: GemmProblem, device: Device, environments: Environments | None
     ) -> Known | None:
-        known = self.lookup(problem, device, environment)
+        known = self.lookup(problem, device, environments)
         return known if known is not None and known.exact else None
 
     def _own(
@@ -493,6 +502,10 @@ class Store:
                 f"the folder of tuning results {self.folder} cannot be {done}, and GEMMs are tuned "
                 f"without it: {error}",
             )
+
+
+def _environments(device: Device, given: Environments | None) -> Environments:
+    return given or (lambda problem: Environment.of(device, problem.operation))
 
 
 @functools.cache
