@@ -15,8 +15,8 @@ cuBLAS is timed.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks import results
+from benchmarks import contenders, measure, results
 from benchmarks.gpu_timing import Timer
 from inductor_ext.templates.device import Device
 
@@ -91,7 +91,8 @@ def readers(source: torch.Tensor, sms: int) -> Iterator[tuple[str, Callable[[], 
         blocks = -(-source.numel() // block)
         if not each and stages > 1:
             continue
-        call, target = reader(source, block, warps, min(blocks, each * sms) or blocks, stages)
+        programs = min(blocks, each * sms) if each else blocks
+        call, target = reader(source, block, warps, programs, stages)
         call()
         if int(target.max()) != expected:
             raise AssertionError(f"{block} numbers, {warps} warps, {each} programs: wrong maximum")
@@ -109,15 +110,18 @@ def _products(rounds: int) -> Iterator[results.Row]:
     for m, n, k in PRODUCTS:
         a, b = _operands(m, n, k)
         added = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
-        calls: dict[str, Callable[[], Any]] = {
-            "product alone": lambda a=a, b=b: torch.mm(a, b.t()),  # type: ignore[misc]
-            "product and sum": lambda a=a, b=b, c=added: torch.addmm(c, a, b.t()),  # type: ignore[misc]
+        calls = {
+            "product alone": functools.partial(torch.mm, a, b.t()),
+            "product and sum": functools.partial(torch.addmm, added, a, b.t()),
         }
         for call in calls.values():
             call()
-        for metric, values in timer.measure(calls, "graph", rounds).items():
-            time = statistics.median(values)
-            yield _row(f"{m}x{n}x{k}", metric, None, time, None, "cuBLAS")
+        for metric, times in timer.measure(calls, "graph", rounds).items():
+            sample = measure.summarize(times)
+            values = {"eager": sample.median}
+            yield contenders.row(
+                f"{m}x{n}x{k}", metric, "us", values, "stock", spread=sample.spread, note="cuBLAS"
+            )
 
 
 def _readings(rounds: int) -> Iterator[results.Row]:
@@ -132,40 +136,36 @@ def _readings(rounds: int) -> Iterator[results.Row]:
             best = sorted(few, key=few.__getitem__)[:6]
             launch, _ = reader(source[:32], 32, 1, 1, 1)
             calls = {name: calls[name] for name in best} | {"launch": launch}
-            calls["cublas"] = lambda a=a, b=b: torch.mm(a, b.t())  # type: ignore[misc]
+            calls["cublas"] = functools.partial(torch.mm, a, b.t())
             for call in calls.values():
                 call()
-            values = timer.measure(calls, "graph", rounds)
-            middle = {name: statistics.median(times) for name, times in values.items()}
-            fastest = min(best, key=middle.__getitem__)
+            times = timer.measure(calls, "graph", rounds)
+            samples = {name: measure.summarize(each) for name, each in times.items()}
+            fastest = min(best, key=lambda name: samples[name].median)
             case = f"weights of {bits} bits, {m}x{n}x{k}"
-            bound = n * k * bits / 8 / device.bandwidth * 1e6
-            note = f"{fastest}; eager is cuBLAS with weights of 16 bits"
-            yield _row(case, "reading alone", middle[fastest], middle["cublas"], bound, note)
+            reading, product = samples[fastest], samples["cublas"]
+            yield contenders.row(
+                case,
+                "reading alone",
+                "us",
+                {"ours": reading.median, "eager": product.median},
+                "stock",
+                floor=n * k * bits / 8 / device.bandwidth * 1e6,
+                spread=max(reading.spread, product.spread),
+                note=f"{fastest}; eager is cuBLAS with weights of 16 bits",
+            )
             if bits == BITS[0]:
-                yield _row(case, "launch", middle["launch"], None, None, "reads 128 bytes")
-
-
-def _row(
-    case: str,
-    metric: str,
-    ours: float | None,
-    eager: float | None,
-    floor: float | None,
-    note: str,
-) -> results.Row:
-    return {
-        "case": case,
-        "metric": metric,
-        "unit": "us",
-        "better": "lower",
-        "ours": ours,
-        "stock": None,
-        "eager": eager,
-        "floor": floor,
-        "spread": None,
-        "note": note,
-    }
+                launched = samples["launch"]
+                values = {"ours": launched.median}
+                yield contenders.row(
+                    case,
+                    "launch",
+                    "us",
+                    values,
+                    "stock",
+                    spread=launched.spread,
+                    note="reads 128 bytes",
+                )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

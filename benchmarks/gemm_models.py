@@ -286,11 +286,11 @@ class UNet(nn.Module):
 
 
 def _convolutions(inputs: int, outputs: int) -> nn.Module:
-    layers: list[nn.Module] = []
-    for given in (inputs, outputs):
-        layers += [nn.Conv2d(given, outputs, 3, padding=1, bias=False)]
-        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers)
+    first, second = (
+        memory_models.ConvNorm(given, outputs, 3, activation=nn.ReLU())
+        for given in (inputs, outputs)
+    )
+    return nn.Sequential(first, second)
 
 
 def _unet() -> tuple[nn.Module, Inputs]:
