@@ -43,7 +43,7 @@ from inductor_ext.templates.cutlass.ranking import rank
 from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import Epilogue as Fused
-from inductor_ext.templates.problem import EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import GemmProblem, Prologue
 
 __all__ = ["CASES", "Case", "main"]
 
@@ -63,9 +63,7 @@ class Case:
 def _case(
     problem: GemmProblem, eager: Callable[..., torch.Tensor], value: Node, *inputs: Tensor
 ) -> Case:
-    told = tuple(
-        EpilogueInput(each.dtype, each.broadcast) for each in inputs if each.broadcast != "group"
-    )
+    told = tuple(filter(None, (each.behind for each in inputs)))
     fused = dataclasses.replace(problem, epilogue=Fused(told, len(told)))
     return Case(fused, Epilogue(((problem.out, value),), inputs), eager)
 

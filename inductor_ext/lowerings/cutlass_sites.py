@@ -18,7 +18,7 @@ from inductor_ext.lowerings.cutlass_epilogues import Fused
 from inductor_ext.lowerings.expressions import is_view, shape
 from inductor_ext.lowerings.fusion import Fusion, as_matrix, become, call_inputs, hoist
 from inductor_ext.templates.cutlass.epilogue import NotExpressible, obstacle
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
+from inductor_ext.templates.problem import Epilogue, GemmProblem
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +63,9 @@ class Reading:
             epilogue = dataclasses.replace(problem.epilogue, tree=tree.text)
             return dataclasses.replace(problem, epilogue=epilogue)
         inputs = {
-            given: EpilogueInput(each.dtype, each.broadcast)
+            given: behind
             for given, each in zip(self.fused.inputs, tree.inputs, strict=True)
-            if each.broadcast != "group"
+            if (behind := each.behind) is not None
         }
         operations = tree.operations
         if problem.prologue is not None and problem.prologue.scales_product:

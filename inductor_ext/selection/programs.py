@@ -268,11 +268,11 @@ def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Inp
     """What a tree reads, and then what is left of the epilogue."""
     scaled = dict(zip(_Own.of(problem, tree).scales, _scale_units(problem, bound), strict=False))
     for index, each in enumerate(tree.inputs):
-        if each.broadcast == "group":
+        if each.behind is None:
             (found,) = _scales(problem, bound)
             yield dataclasses.replace(found, name=f"input{index}_0")
             continue
-        (found,) = _epilogue_input(problem, index, EpilogueInput(each.dtype, each.broadcast))
+        (found,) = _epilogue_input(problem, index, each.behind)
         if index in scaled:
             unit = scaled[index]
             found = dataclasses.replace(found, low=0.5 * unit, high=1.5 * unit)

@@ -18,7 +18,7 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue, NotExpressible
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import EpilogueInput, GemmProblem, typed
+from inductor_ext.templates.problem import GemmProblem, typed
 
 __all__ = [
     "Config",
@@ -68,11 +68,7 @@ def of_kernel(problem: GemmProblem) -> GemmProblem:
     out = tree.outputs[0][0]
     epilogue = dataclasses.replace(
         problem.epilogue,
-        inputs=tuple(
-            EpilogueInput(each.dtype, each.broadcast)
-            for each in tree.inputs
-            if each.broadcast != "group"
-        ),
+        inputs=tuple(filter(None, (each.behind for each in tree.inputs))),
         pointwise=tree.operations,
         out=out if out != problem.out else None,
     )

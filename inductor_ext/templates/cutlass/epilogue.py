@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.problem import DTYPE_BITS
+from inductor_ext.templates.problem import DTYPE_BITS, EpilogueInput
 
 __all__ = [
     "ACCUMULATOR",
@@ -113,6 +113,13 @@ class Tensor:
     main loop reads them, and no value does."""
     alignment: int = 1
     """Elements that the address of a row, and of every row of a matrix, is a multiple of."""
+
+    @property
+    def behind(self) -> EpilogueInput | None:
+        """What a problem's epilogue says of it; None for scales of groups, which are no part of
+        one.
+        """
+        return None if self.broadcast == "group" else EpilogueInput(self.dtype, self.broadcast)
 
 
 @dataclass(frozen=True)
