@@ -71,6 +71,17 @@ def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
     assert worker._workers[0]._process.pid == process
 
 
+def test_the_bench_of_a_worker_that_is_started_ahead_is_warmed_up() -> None:
+    good = candidate(80)
+    job = trial.Job(PROBLEM, (good,))
+    assert "warmed up 0 times" in str(reports(job, bench=tuning_bench.eager_bench)[PROBLEM])
+    worker._end()
+    started = worker.warm_up(tuning_bench.eager_bench, 0)
+    assert started is not None
+    started.join()
+    assert reports(job, bench=tuning_bench.eager_bench)[PROBLEM].chosen == good
+
+
 def test_a_hang_ends_with_the_deadline() -> None:
     hangs, exits = candidate(10, tuning_bench.HANGS), candidate(20, tuning_bench.CRASHES)
     # Every other step takes less on a machine that is busy.

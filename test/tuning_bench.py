@@ -105,12 +105,17 @@ class SimulatedStopwatch:
 
 class CpuBench:
     device = "cpu"
+    warmed_up = 0
+    """How many in this process were."""
 
     def __init__(self) -> None:
         self.broken = False
         self.free: int | None = None
         self.ran = 0.0
         """Microseconds of the candidate that was called last."""
+
+    def warm_up(self) -> None:
+        CpuBench.warmed_up += 1
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -172,6 +177,20 @@ class CpuBench:
 def cpu_bench(index: int) -> CpuBench:
     """A bench; there is one CPU."""
     return CpuBench()
+
+
+class _Eager(CpuBench):
+    def compile(
+        self, variants: Sequence[Variant], starting: Callable[[int], None]
+    ) -> list[Compiled | Exception]:
+        if variants and CpuBench.warmed_up != 1:
+            return [ValueError(f"warmed up {CpuBench.warmed_up} times")] * len(variants)
+        return super().compile(variants, starting)
+
+
+def eager_bench(index: int) -> CpuBench:
+    """A bench that compiles in a process where it has been warmed up once, and in no other."""
+    return _Eager()
 
 
 def warm_cpu_bench(index: int) -> CpuBench:

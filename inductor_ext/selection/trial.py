@@ -47,6 +47,9 @@ class Bench(Protocol):
     device: str
     """Where inputs are made, as torch names it."""
 
+    def warm_up(self) -> None:
+        """Begin with what takes long the first time; it need not be over when this returns."""
+
     def prepared(self) -> AbstractContextManager[None]:
         """Everything else happens inside."""
 

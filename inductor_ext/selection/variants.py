@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.selection import choose, programs
+from inductor_ext.selection import choose, compile_workers, programs
 from inductor_ext.selection.timing import CudaStopwatch, Stopwatch
 from inductor_ext.selection.trial import Compiled, Variant
 from inductor_ext.templates.cutlass.config import CutlassConfig
@@ -83,6 +83,13 @@ class InductorBench:
             device: such as "cuda:0".
         """
         self.device = device
+
+    def warm_up(self) -> None:
+        """See `trial.Bench`."""
+        import torch
+
+        if self.device.startswith("cuda"):
+            compile_workers.warm_up(torch.cuda.get_device_capability(self.device))
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:

@@ -97,7 +97,8 @@ def run(
 
 
 def warm_up(make_bench: Callable[[int], Bench], device: int) -> threading.Thread | None:
-    """Have the worker of a device start, and make its bench, while something else is done here.
+    """Have the worker of a device start, and make and warm up its bench, while something else is
+    done here.
 
     Args:
         make_bench: as of `run`.
@@ -356,6 +357,8 @@ def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
         say(at=[index, config and config.to_json()])
 
     with _restored(request["context"]):
+        if not jobs:
+            bench.warm_up()
         for report in trial.run(jobs, bench, request["budget"], notify):
             say(report=_report_to_json(report))
 
