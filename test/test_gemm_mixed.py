@@ -67,6 +67,7 @@ NONE = Prologue("dequantize")
 SMALL = GemmConfig("mixed", 16, 32, 64, 2, 2)
 GEMV = GemmConfig("gemv", 4, 8, 64, 1, 2)
 DIRECT = GemmConfig("direct", 8, 16, 256, 1, 2)
+STATIONARY = GemmConfig("stationary", 8, 48, 256, 1, 2, split_k=2, one_launch=True)
 PARTS = (50, 32, 24)
 
 INTERPRETED = {
@@ -153,6 +154,34 @@ INTERPRETED = {
         (8, 50, 512),
         gated=True,
         ZERO=8,
+    ),
+    "stationary": case("int8", COLUMN, STATIONARY, (3, 96, 512)),
+    "stationary, 16 rows, a tail of N, relu": dataclasses.replace(
+        case("int8", COLUMN, dataclasses.replace(STATIONARY, block_m=16, warps=4), (13, 70, 512)),
+        after=torch.relu,
+    ),
+    "stationary, a zero, three parts of K": case(
+        "uint8",
+        TENSOR,
+        dataclasses.replace(STATIONARY, block_n=16, block_k=128, split_k=3),
+        (1, 40, 384),
+        ZERO=3,
+    ),
+    "stationary, bytes in groups": case("int8", grouped(128), STATIONARY, (5, 50, 512)),
+    "stationary, pairs": case(
+        "uint4",
+        grouped(128),
+        dataclasses.replace(STATIONARY, block_m=16, block_k=512),
+        (16, 80, 1024),
+        ZERO=8,
+    ),
+    "stationary, pairs of large groups, upper half first": case(
+        "int4", grouped(256), dataclasses.replace(STATIONARY, warps=1), (7, 50, 512), HIGH_FIRST=True
+    ),
+    "stationary, pairs without scales": case("int4", NONE, STATIONARY, (2, 40, 512)),
+    "stationary, parts": case("int8", COLUMN, STATIONARY, (3, 0, 512), parts=PARTS),
+    "stationary, parts of pairs": case(
+        "uint4", grouped(128), STATIONARY, (3, 0, 512), parts=PARTS
     ),
 }
 

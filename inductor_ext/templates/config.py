@@ -29,6 +29,7 @@ from inductor_ext.templates.problem import (
 __all__ = [
     "CHUNK_BYTES",
     "STATISTICS_STAGES",
+    "STRIP",
     "TEMPLATES",
     "GemmConfig",
     "Template",
@@ -65,6 +66,8 @@ class Template:
     direct: bool = False
     """Whether what the tensor cores multiply goes from memory straight to registers. The warps of a
     CTA have the same tile then, and divide its K."""
+    stationary: bool = False
+    """Whether all that a CTA multiplies of a stays in registers, while it walks along N."""
     atomics: bool = False
     """Whether splits of K are added up in the order in which they happen to finish. Ours write
     their sums side by side, and a second step adds those up in one order."""
@@ -167,14 +170,24 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             direct=True,
             fused_reduction=True,
         ),
+        "stationary": Template(
+            frozenset({"mixed"}),
+            prologues=frozenset({"dequantize"}),
+            split_k=True,
+            parts=True,
+            pdl=True,
+            direct=True,
+            stationary=True,
+            fused_reduction=True,
+        ),
     }
 )
 """The templates by name; where two are predicted to be equal, the first is preferred.
 
 `splitk`, for skinny products, with one split as well; `gemv`, without tensor cores, for up to 8
 rows; `cp_async`, for capability 8 and for what TMA refuses; `persistent_tma` (flattened or not) and
-its warp-specialised twin; `bmm_persistent`; `grouped`; `mixed`, which dequantises b on the way; and
-`direct`, which does so for up to 8 rows.
+its warp-specialised twin; `bmm_persistent`; `grouped`; `mixed`, which dequantises b on the way;
+`direct`, which does so for up to 8 rows; and `stationary`, for up to 16 and a long K.
 """
 
 TemplateName = Literal[
@@ -187,11 +200,15 @@ TemplateName = Literal[
     "grouped",
     "mixed",
     "direct",
+    "stationary",
 ]
 
 
 CHUNK_BYTES = 64
 """Of a column of b, what a warp of a direct kernel loads at once, 16 bytes a lane."""
+
+STRIP = 16
+"""Columns that a CTA of a stationary kernel multiplies at a time, as tensor cores take them."""
 
 
 _PIECE_BYTES = 128
@@ -320,7 +337,7 @@ class GemmConfig:
     @property
     def accumulator_registers(self) -> int:
         """32-bit registers of a thread that hold accumulators."""
-        sums = self.block_m * self.block_n
+        sums = self.block_m * self.columns_at_once
         if not TEMPLATES[self.template].tensor_cores:
             sums *= self.block_k
         elif TEMPLATES[self.template].direct:
@@ -328,14 +345,23 @@ class GemmConfig:
         return ceiling(sums, 32 * self.consumer_warps)
 
     @property
+    def columns_at_once(self) -> int:
+        """Columns of a tile that have accumulators at the same time."""
+        return STRIP if TEMPLATES[self.template].stationary else self.block_n
+
+    @property
     def registers(self) -> int:
         """An estimate of the 32-bit registers of a thread: accumulators, and 64 for the rest; in a
-        direct kernel also a step's elements of a, in 16 bits, and of b, in 8.
+        direct kernel also a step's elements of a, in 16 bits, and of b, in 8; fewer for the rest
+        where nothing is loaded but b.
         """
+        template = TEMPLATES[self.template]
         operands = 0
-        if TEMPLATES[self.template].direct:
-            operands = (2 * self.block_m + self.block_n) * self.block_k // (self.threads * 4)
-        return min(255, self.accumulator_registers + operands + 64)
+        if template.direct:
+            elements = 2 * self.block_m + self.columns_at_once
+            operands = elements * self.block_k // (self.threads * 4)
+        rest = 24 if template.stationary else 64
+        return min(255, self.accumulator_registers + operands + rest)
 
     @property
     def cta_registers(self) -> int:
@@ -375,7 +401,7 @@ class GemmConfig:
         if template.direct:
             # Sums of all warps, of one product after the other.
             products = 2 if problem.epilogue.gated else 1
-            return self.warps * self.block_m * self.block_n // products * 4
+            return self.warps * self.block_m * self.columns_at_once // products * 4
         prologue = problem.prologue
         # Of the loop before the one over tiles, whose stages are in the same place.
         first = 0

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from inductor_ext.templates.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.config import CHUNK_BYTES, STRIP, TEMPLATES, GemmConfig
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     BATCHED,
@@ -169,9 +169,11 @@ def _check_warp_specialization(
 @_constraint()
 def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Sizes of tiles and numbers of warps are powers of two (tl.arange; Triton's num_warps)."""
+    stationary = TEMPLATES[config.template].stationary
     for name in ("block_m", "block_n", "block_k", "warps"):
         value = getattr(config, name)
-        if value & (value - 1):
+        # A stationary kernel walks along N.
+        if value & (value - 1) and not (stationary and name == "block_n"):
             return f"{name} is {value}, which is no power of two"
     if config.warps > 16:
         return f"{config.warps} warps are more than 16"
@@ -376,33 +378,72 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
     return None
 
 
-@_constraint("direct")
-def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Up to 8 rows, by tiles of 16 to 64 columns; lanes load 16 bytes of a column of b at a time,
-    whole steps only, and no more than one group that shares a scale.
+@_constraint("direct", "stationary")
+def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Lanes load 16 bytes of a column of b at a time, whole steps of K only, and no more than one
+    group that shares a scale.
     """
     a, b, prologue = problem.a, problem.b, problem.prologue
     if b.dtype not in ("int8", "uint8", "int4", "uint4"):
-        return f"direct loads integers, and b is {b.dtype}"
+        return f"{config.template} loads integers, and b is {b.dtype}"
     if a.layout != "row" or b.layout != "column" or min(a.vector_bytes, b.vector_bytes) < 16:
         return "rows of a or columns of b are not read by 16 bytes"
+    if problem.k % (config.block_k * config.split_k):
+        return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
+    if prologue is None:
+        return None
+    if prologue.zero_points:
+        return f"{config.template} subtracts only what is the same for all of b"
+    chunk = 8 * CHUNK_BYTES // DTYPE_BITS[b.dtype]
+    if prologue.group and prologue.group % chunk:
+        return f"groups of {prologue.group} that share a scale end within a load"
+    return None
+
+
+@_constraint("direct")
+def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 8 rows, by tiles of 16 to 64 columns; a step is one or two loads of each warp."""
     columns = config.block_n // (2 if problem.epilogue.gated else 1)
     if problem.rows > 8 or config.block_m != 8 or columns not in (16, 32, 64):
         return (
             "direct has up to 8 rows in tiles of 8 by 16 to 64 columns, and not "
             f"{problem.rows} in tiles of {config.block_m} by {columns}"
         )
-    chunks = config.chunks(problem)
-    if chunks not in (1, 2):
+    if config.chunks(problem) not in (1, 2):
         return f"a step of {config.block_k} is not one or two loads of each of {config.warps} warps"
-    if problem.k % (config.block_k * config.split_k):
-        return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
-    if prologue is None:
-        return None
-    if prologue.zero_points:
-        return "direct subtracts only what is the same for all of b"
-    if prologue.group and prologue.group % (config.block_k // config.warps // chunks):
-        return f"groups of {prologue.group} that share a scale end within a load"
+    return None
+
+
+MOST_STATIONARY = 64
+"""Registers of a thread that hold elements of a: twice as many as a strip of b and its sums need
+are left of the 128 with which an SM has two CTAs of 8 warps."""
+
+
+@_constraint("stationary")
+def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 16 rows, of which registers hold what a CTA multiplies: it has one step of K, and
+    others the rest. Their sums are added up in the same launch.
+    """
+    if problem.rows > config.block_m or config.block_m not in (8, 16):
+        return (
+            "stationary has up to 16 rows in tiles of 8 or 16, and not "
+            f"{problem.rows} in tiles of {config.block_m}"
+        )
+    if problem.epilogue.gated:
+        return "stationary has one product at a time, and a gate and what it gates are two"
+    if config.block_n % STRIP:
+        return f"block_n is {config.block_n}, and no multiple of the {STRIP} columns of a strip"
+    held = config.block_m * config.block_k // (2 * config.threads)
+    if config.chunks(problem) < 1 or held > MOST_STATIONARY:
+        return (
+            f"a step of {config.block_k} is less than a load of each of {config.warps} warps, or "
+            f"its {held} registers a thread for rows of a are more than {MOST_STATIONARY}"
+        )
+    if not config.one_launch or problem.k != config.block_k * config.split_k:
+        return (
+            f"K of {problem.k} is not {config.split_k} steps of {config.block_k}, two or more, "
+            "that are added up in the same launch"
+        )
     return None
 
 

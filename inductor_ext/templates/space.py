@@ -16,6 +16,7 @@ from typing import Any
 
 from inductor_ext.templates.config import (
     CHUNK_BYTES,
+    STRIP,
     TEMPLATES,
     GemmConfig,
     TemplateName,
@@ -322,6 +323,28 @@ def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
         yield from _divided(problem, shape, device, count=2)
 
 
+def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
+    """Integers for few rows, each warp with 128 or 256 of K.
+
+    As many strips for every CTA that there is one round of these, or two.
+    """
+    if problem.rows > 16:
+        return
+    pdl = device.capability >= (9, 0)
+    strips = sum(ceiling(part, STRIP) for part in problem.parts or (problem.n,))
+    for warps, depth in itertools.product((4, 8), (128, 256)):
+        splits, rest = divmod(problem.k, warps * depth)
+        if rest or splits < 2:
+            continue
+        rows = 8 if problem.rows <= 8 else 16
+        shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
+        shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
+        slots = device.sms * shape.occupancy(problem, device)
+        for rounds in (1, 2):
+            walked = ceiling(strips, max(1, rounds * slots // splits))
+            yield dataclasses.replace(shape, block_n=STRIP * walked)
+
+
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """Persistent kernels over many matrices, of equal or unequal numbers of rows."""
     if problem.tma_obstacle is not None or device.capability < (9, 0):
@@ -358,5 +381,6 @@ _SPACES: Mapping[str, Callable[[TemplateName, GemmProblem, Device], Iterator[Gem
     "grouped": _batched,
     "mixed": _splitk,
     "direct": _direct,
+    "stationary": _stationary,
     "cp_async": _cp_async,
 }

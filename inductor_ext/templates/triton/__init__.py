@@ -21,6 +21,7 @@ OPERATIONS: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "dequantize": frozenset({"mixed"}),
         "direct": frozenset({"mixed"}),
         "grouped": frozenset({"grouped"}),
+        "stationary": frozenset({"mixed"}),
     }
 )
 """Modules that say nothing of other operations than these; all others concern every one."""

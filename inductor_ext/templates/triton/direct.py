@@ -34,13 +34,10 @@ from inductor_ext.templates.triton import dequantize, shared
 
 __all__ = ["SOURCE", "constants"]
 
-SOURCE = (
-    shared.MACROS
-    + shared.ARGUMENTS
-    + dequantize.MACROS
-    + r"""
+MACROS = r"""
 {%- set chunks = range(CHUNKS) %}
 {%- set chunk = BLOCK_K // (WARPS * CHUNKS) %}
+{%- set per_word = 8 if packed else 4 %}
 {%- set parts_of_a = 4 if packed else 2 %}
 {%- set grouped = SCALES == "'group'" %}
 {#- Where a dimension stands: `index` makes one of a range, `ordered` lists dimensions by name. #}
@@ -49,11 +46,70 @@ SOURCE = (
 {%- for each in AXES %}{{":" if each == axis else "None"}}, {% endfor -%}
 ]
 {%- endmacro %}
-{%- set sizes = {"lane_k": 4, "lane": 8, "warp": "WARPS", "rest": "COLUMNS // 8", "element": 1} %}
 {%- macro ordered(names) -%}
 {%- for each in names %}{{AXES.index(each) if each in AXES else each}}{{", " if not loop.last}}
 {%- endfor %}
 {%- endmacro %}
+{#- A tile [WARPS, `columns`, 64] of the first, second, third and fourth of neighbours along K. #}
+{%- macro b_tile(target, columns, first, second, third, fourth) %}
+        {{target}} = tl.join(
+            tl.join({{first}}, {{third}}), tl.join({{second}}, {{fourth}})
+        ).permute({{ordered(("warp", "rest", "lane", 4, "lane_k", 5, 6))}})
+        {{target}} = tl.reshape({{target}}, (WARPS, {{columns}}, 64))
+{%- endmacro %}
+{#- A tile [WARPS, 64, BLOCK_M] of what was loaded of rows of a, in `parts_of_a` pieces of those
+    names; for pairs of b one of even columns and one of odd ones. #}
+{%- macro a_tile(target, even, odd, pieces) %}
+{%- if packed %}
+        {{target}} = tl.join(
+            tl.join({{pieces[0]}}, {{pieces[2]}}), tl.join({{pieces[1]}}, {{pieces[3]}})
+        ).permute({{ordered(("warp", 5, 6, "lane_k", 4, "rest", "lane"))}})
+        {{target}} = tl.reshape({{target}}, (WARPS, 64, BLOCK_M))
+        {{even}} = ({{target}} & 0xFFFF).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
+        {{odd}} = ({{target}} >> 16).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
+{%- else %}
+        {{target}} = tl.join({{pieces | join(", ")}})
+        {{target}} = {{target}}.permute({{ordered(("warp", 5, 4, "lane_k", "rest", "lane"))}})
+        {{target}} = tl.reshape({{target}}, (WARPS, 4, 4, 4, BLOCK_M)).permute(0, 1, 3, 2, 4)
+        {{target}} = tl.reshape({{target}}, (WARPS, 64, BLOCK_M))
+{%- endif %}
+{%- endmacro %}
+{#- Sums of a group into `sums`: `scale` has its columns' scales, the same for lanes along K. #}
+{%- macro add_group(sums, part, scale, columns) %}
+        scale = {{scale}}.permute({{ordered(("warp", "rest", "lane", "lane_k", "element"))}})
+        scale = tl.reshape(scale, (WARPS, {{columns}}, 4))
+        {{sums}} += {{part}} * tl.max(scale.to(tl.float32), 2)[:, :, None]
+{%- endmacro %}
+{#- Where a lane's words of b are along K, `begin` in them; where its elements of a are; and the
+    columns of scales as loads want them, of tiles that are `rest` times 8 columns wide. #}
+{%- macro a_pointers() %}
+    {%- if packed %}
+    a_at = A.to(tl.pointer_type(tl.int32)) + row * (stride_am // 2) + along_k * 4 + word
+    {%- else %}
+    a_at = A + row * stride_am + along_k * 4 + tl.arange(0, 8){{index("element")}}
+    {%- endif %}
+{%- endmacro %}
+{%- macro a_piece(i, j) -%}
+tl.load(a_at + {{i * 64 + j * (4 if packed else 8)}})
+{%- endmacro %}
+{%- macro scale_columns(like, rest) %}
+    {%- set sizes = {"lane_k": 4, "lane": 8, "warp": "WARPS", "rest": rest, "element": 1} %}
+    scale_columns = tl.broadcast_to(
+        column * {{stride(like, 1)}},
+        (
+        {%- for each in AXES %}{{sizes[each]}}{{", " if not loop.last}}{% endfor -%}
+        ),
+    )
+{%- endmacro %}
+"""
+"""Macros of kernels that load words of b, and of a, straight into registers."""
+
+SOURCE = (
+    shared.MACROS
+    + shared.ARGUMENTS
+    + dequantize.MACROS
+    + MACROS
+    + r"""
 {#- Names of b and of its scales, and which argument tells the latter's strides: of both factors
     where one gates the other. #}
 {%- set like = "S0" if PARTS > 1 else "S" %}
@@ -71,31 +127,9 @@ SOURCE = (
 {%- endif %}
 {%- endfor %}
 {%- for j in range(parts_of_a) %}
-{{indent}}a{{i}}_{{j}} = tl.load(a_at + {{i * 64 + j * (4 if packed else 8)}})
+{{indent}}a{{i}}_{{j}} = {{a_piece(i, j)}}
 {%- endfor %}
 {%- endfor %}
-{%- endmacro %}
-{#- A tile [WARPS, COLUMNS, 64] of the first, second, third and fourth of neighbours along K. #}
-{%- macro b_tile(target, first, second, third, fourth) %}
-        {{target}} = tl.join(
-            tl.join({{first}}, {{third}}), tl.join({{second}}, {{fourth}})
-        ).permute({{ordered(("warp", "rest", "lane", 4, "lane_k", 5, 6))}})
-        {{target}} = tl.reshape({{target}}, (WARPS, COLUMNS, 64))
-{%- endmacro %}
-{%- macro a_tile(i) %}
-{%- if packed %}
-        a = tl.join(
-            tl.join(a{{i}}_0_now, a{{i}}_2_now), tl.join(a{{i}}_1_now, a{{i}}_3_now)
-        ).permute({{ordered(("warp", 5, 6, "lane_k", 4, "rest", "lane"))}})
-        a = tl.reshape(a, (WARPS, 64, BLOCK_M))
-        even = (a & 0xFFFF).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
-        odd = (a >> 16).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
-{%- else %}
-        a = tl.join(a{{i}}_0_now, a{{i}}_1_now)
-        a = a.permute({{ordered(("warp", 5, 4, "lane_k", "rest", "lane"))}})
-        a = tl.reshape(a, (WARPS, 4, 4, 4, BLOCK_M)).permute(0, 1, 3, 2, 4)
-        a = tl.reshape(a, (WARPS, 64, BLOCK_M))
-{%- endif %}
 {%- endmacro %}
 {#- Sums of all warps, their columns in order, [BLOCK_M, COLUMNS]. #}
 {%- macro folded(sums) %}
@@ -125,25 +159,13 @@ SOURCE = (
     {%- endif %}
     share = K // (SPLIT_K * WARPS)
     begin = ({{"split * WARPS + " if SPLIT_K > 1}}warp) * share
-    {%- set per_word = 8 if packed else 4 %}
     along_k = ({{"split * WARPS + " if SPLIT_K > 1}}warp) * (share // {{per_word}}) + lane_k * 4
     b_at = B.to(tl.pointer_type(tl.int32)) + column * (stride_bn // 4) + along_k + word
     {%- if GATED %}
     c_at = B1.to(tl.pointer_type(tl.int32)) + column * ({{stride("B1", -1)}} // 4) + along_k + word
     {%- endif %}
-    {%- if grouped %}
-    scale_columns = tl.broadcast_to(
-        column * {{stride(like, 1)}},
-        (
-        {%- for each in AXES %}{{sizes[each]}}{{", " if not loop.last}}{% endfor -%}
-        ),
-    )
-    {%- endif %}
-    {%- if packed %}
-    a_at = A.to(tl.pointer_type(tl.int32)) + row * (stride_am // 2) + along_k * 4 + word
-    {%- else %}
-    a_at = A + row * stride_am + along_k * 4 + tl.arange(0, 8){{index("element")}}
-    {%- endif %}
+    {%- if grouped %}{{scale_columns(like, "COLUMNS // 8")}}{% endif %}
+    {{- a_pointers()}}
     {%- for _, _, _, sums in products %}
     {{sums}} = tl.zeros((WARPS, COLUMNS, BLOCK_M), dtype=tl.float32)
     {%- endfor %}
@@ -172,25 +194,25 @@ SOURCE = (
         a_at += ahead{{" // 2" if packed}}
         {{- fetch("        ", "k + ahead")}}
         {%- for i in chunks %}
-        {{- a_tile(i)}}
+        {%- set pieces = [] %}
+        {%- for j in range(parts_of_a) %}{% set _ = pieces.append("a%d_%d_now" % (i, j)) %}{% endfor %}
+        {{- a_tile("a", "even", "odd", pieces)}}
         {%- for b, s, _, sums in products %}
         {{- words(b ~ i ~ "_now")}}
         {%- set into = "part" if grouped else sums %}
         {%- set before = "" if grouped else ", " ~ sums %}
         {%- if packed %}
-        {{- b_tile("b_even", "even_0", "even_1", "even_2", "even_3")}}
+        {{- b_tile("b_even", "COLUMNS", "even_0", "even_1", "even_2", "even_3")}}
         {{into}} = tl.dot(b_even, even{{before}})
-        {{- b_tile("b_odd", "odd_0", "odd_1", "odd_2", "odd_3")}}
+        {{- b_tile("b_odd", "COLUMNS", "odd_0", "odd_1", "odd_2", "odd_3")}}
         {{into}} = tl.dot(b_odd, odd, {{into}})
         {%- else %}
-        {{- b_tile("b_all", "all_0", "all_1", "all_2", "all_3")}}
+        {{- b_tile("b_all", "COLUMNS", "all_0", "all_1", "all_2", "all_3")}}
         {{into}} = tl.dot(b_all, a{{before}})
         {%- endif %}
         {%- if grouped %}
         # Lanes along K have the same scales.
-        scale = {{s}}{{i}}_now.permute({{ordered(("warp", "rest", "lane", "lane_k", "element"))}})
-        scale = tl.reshape(scale, (WARPS, COLUMNS, 4))
-        {{sums}} += part * tl.max(scale.to(tl.float32), 2)[:, :, None]
+        {{- add_group(sums, "part", s ~ i ~ "_now", "COLUMNS")}}
         {%- endif %}
         {%- endfor %}
         {%- endfor %}

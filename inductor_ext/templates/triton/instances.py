@@ -13,7 +13,7 @@ import torch
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, statistics_depth
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import direct, gemv, grouped, persistent, tile
+from inductor_ext.templates.triton import direct, gemv, grouped, persistent, stationary, tile
 
 __all__ = ["choice"]
 
@@ -22,6 +22,7 @@ _KERNELS: Mapping[str, ModuleType] = {
     "cp_async": tile,
     "mixed": tile,
     "direct": direct,
+    "stationary": stationary,
     "gemv": gemv,
     "grouped": grouped,
     "persistent_tma": persistent,
@@ -66,7 +67,9 @@ def choice(
     if problem.operation == "grouped":
         batch = [problem.batch]
     constants = {**kernel.constants(problem, config), **_facts(problem, config, a, b), **options}
-    if kernel is direct and not constants["EVEN_K"]:
+    if TEMPLATES[config.template].direct and not constants["EVEN_K"]:
+        return None
+    if kernel is stationary and _is_unknown(n):
         return None
     for size, names in ((n, ("TILES_N",)), (k, ("K", "SHARE"))):
         if _is_unknown(size):

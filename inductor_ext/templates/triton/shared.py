@@ -143,14 +143,23 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     {%- endif %}
     {%- endfor %}
 {%- endmacro %}
-{#- Write the sums `acc` of a split of the tile with number `number`; `acc` of the CTA that does it
-    last becomes those of all splits. Opens the block of what only that CTA does. #}
-{%- macro add_splits(number) %}
+{#- Where the sums of all splits of the tile with number `number` are. #}
+{%- macro sums_of(number) %}
     {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
     number = {{number}}
     sums = WORKSPACE + number.to(tl.int64) * (SPLIT_K * BLOCK_M * COLUMNS)
     sums += tl.arange(0, {{shape[0]}})[:, None] * {{shape[1]}} + tl.arange(0, {{shape[1]}})[None, :]
+{%- endmacro %}
+{#- Write the sums `acc` of a split of the tile with number `number`, and add up. #}
+{%- macro add_splits(number) %}
+{{- sums_of(number)}}
     tl.store(sums + split * (BLOCK_M * COLUMNS), acc)
+{{- add_up()}}
+{%- endmacro %}
+{#- What a split's CTA does that has written its sums: `acc` of the one that does it last becomes
+    those of all splits. Opens the block of what only that CTA does. #}
+{%- macro add_up() %}
+    {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
     # All threads have written before one of them counts.
     tl.debug_barrier()
     before = tl.atomic_add(COUNTERS + number, 1, sem="acq_rel", scope="gpu")
