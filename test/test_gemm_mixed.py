@@ -351,6 +351,7 @@ class TestBits:
 
 
 STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
+STREAMED = GemmConfig("stationary", 8, 112, 2048, 1, 8, split_k=2, one_launch=True)
 
 
 def loop_of(found: kernel_util.Compiled) -> str:
@@ -430,6 +431,70 @@ class TestDirect:
             ranked = rank(problem, device("NVIDIA H200"))
             assert ranked[0][0].template == "direct"
             assert {config.template for config, _ in ranked} > {"direct"}
+
+
+class TestStationary:
+    @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+    @pytest.mark.parametrize(
+        "each",
+        [
+            case(
+                "int8",
+                dataclasses.replace(COLUMN, scale_dtype="bfloat16"),
+                STREAMED,
+                (1, 14336, 4096),
+                "bfloat16",
+            ),
+            case(
+                "uint4",
+                grouped(128, "bfloat16"),
+                dataclasses.replace(STREAMED, warps=4, block_k=1024, split_k=4),
+                (8, 0, 4096),
+                "bfloat16",
+                parts=(4096, 1024, 1024),
+                ZERO=8,
+            ),
+            case(
+                "int8",
+                NONE,
+                dataclasses.replace(STREAMED, block_m=16, warps=4, block_k=1024, split_k=4),
+                (16, 14336, 4096),
+                "float16",
+            ),
+        ],
+        ids=["bytes", "pairs", "16 rows"],
+    )
+    def test_rows_stay_in_registers(self, each: Case, capability: tuple[int, int]) -> None:
+        found = kernel_util.compiled(each, capability)
+        assert found.spills == 0
+        # For 8 rows an SM has two CTAs of 8 warps, or four of 4.
+        assert found.registers <= 128 or each.config.block_m > 8
+        # The sums of the warps are all that is shared.
+        assert found.shared == each.config.shared_memory(each.problem)
+        loop = loop_of(found)
+        assert "ldmatrix" not in loop
+        assert "cvt.rn.bf16" not in loop
+        # Of b, two columns of a lane; nothing of a.
+        chunks = each.config.chunks(each.problem)
+        assert len(re.findall(r"ld\.global\S*\.v4\.b32", loop)) == 2 * chunks
+
+    @pytest.mark.parametrize("m", [1, 16])
+    def test_a_long_k_of_few_rows_is_tried_so(self, m: int) -> None:
+        for b_dtype, scales, group in (("int8", "column", 0), ("uint4", "group", 128)):
+            problem = GemmProblem.contiguous(
+                "mixed",
+                m,
+                4096,
+                14336,
+                b_dtype=b_dtype,
+                prologue=Prologue("dequantize", scales, group),  # type: ignore[arg-type]
+            )
+            tried = [config for config, _ in rank(problem, device("NVIDIA H200"))]
+            found = [each for each in tried if each.template == "stationary"]
+            assert found
+            assert len(found) < len(tried)
+            # About as many CTAs as the SMs hold at once.
+            assert all(each.units(problem) >= 240 for each in found)
 
 
 class TestCompiled:

@@ -39,6 +39,7 @@ DECODE = GemmProblem.contiguous("mm", 1, 4096, 4096)
 INT8 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
 INT4 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
 TILE = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
+STATIONARY = GemmConfig("stationary", 16, 112, 2048, 1, 8, split_k=2, one_launch=True)
 
 
 def but(record: Any, **fields: Any) -> Any:
@@ -375,6 +376,8 @@ class TestConfig:
             (GemmConfig("mixed", 64, 128, 64, 4, 4), INT8, 4 * (8192 + 8192) + 16_384),
             (GemmConfig("gemv", 1, 16, 512, 1, 4), DECODE, 0),
             (GemmConfig("direct", 8, 32, 512, 1, 4), but(INT8, m=1), 4 * 4 * 8 * 32),
+            # Sums of a strip.
+            (STATIONARY, INT8, 4 * 8 * 16 * 16),
         ],
     )
     def test_shared_memory(self, config: GemmConfig, problem: GemmProblem, needed: int) -> None:
@@ -603,24 +606,40 @@ REFUSED = [
     ("direct", but(INT8, m=8), but(DIRECT, block_m=16), H200, "in tiles of 16"),
     ("direct", but(INT8, m=8), but(DIRECT, block_n=128), H200, "by 128"),
     ("direct", but(INT8, m=8), but(DIRECT, block_k=1024), H200, "one or two loads of each of 4"),
-    ("direct", but(INT8, m=8, k=4096 + 256), DIRECT, H200, "no whole number of steps of 512"),
-    ("direct", but(INT8, m=8), but(DIRECT, split_k=3), H200, "for every split"),
-    ("direct", but(INT8, m=8, b=but(INT8.b, dtype="float8_e5m2")), DIRECT, H200, "loads integers"),
-    ("direct", but(INT8, m=8, b=but(INT8.b, alignment=8)), DIRECT, H200, "by 16 bytes"),
-    ("direct", but(INT8, m=8, a=but(INT8.a, alignment=4)), DIRECT, H200, "by 16 bytes"),
+    ("words", but(INT8, m=8, k=4096 + 256), DIRECT, H200, "no whole number of steps of 512"),
+    ("words", but(INT8, m=8), but(DIRECT, split_k=3), H200, "for every split"),
+    ("words", but(INT8, m=8, b=but(INT8.b, dtype="float8_e5m2")), DIRECT, H200, "loads integers"),
+    ("words", but(INT8, m=8, b=but(INT8.b, alignment=8)), DIRECT, H200, "by 16 bytes"),
+    ("words", but(INT8, m=8, a=but(INT8.a, alignment=4)), DIRECT, H200, "by 16 bytes"),
     (
-        "direct",
+        "words",
         but(INT4, m=8, prologue=Prologue("dequantize", "group", 64)),
         DIRECT,
         H200,
         "end within a load",
     ),
     (
-        "direct",
+        "words",
         but(INT4, m=8, prologue=Prologue("dequantize", "group", 128, zero_points=True)),
         DIRECT,
         H200,
         "the same for all of b",
+    ),
+    ("words", INT8, but(STATIONARY, split_k=3), H200, "for every split"),
+    ("stationary", but(INT8, m=17), STATIONARY, H200, "up to 16 rows"),
+    ("stationary", INT8, but(STATIONARY, block_m=8), H200, "in tiles of 8"),
+    ("stationary", but(INT8, m=8), but(STATIONARY, block_m=32), H200, "in tiles of 32"),
+    ("stationary", INT8, but(STATIONARY, block_n=40), H200, "no multiple of the 16"),
+    ("stationary", INT8, but(STATIONARY, block_k=128, split_k=32), H200, "less than a load"),
+    ("stationary", INT8, but(STATIONARY, block_k=4096), H200, "128 registers a thread"),
+    ("stationary", INT8, but(STATIONARY, block_k=1024), H200, "not 2 steps of 1024"),
+    ("stationary", INT8, but(STATIONARY, one_launch=False), H200, "in the same launch"),
+    (
+        "stationary",
+        but(INT8, parts=(INT8.n // 2,) * 2, epilogue=Epilogue(gated=True)),
+        but(STATIONARY, split_k=1, one_launch=False),
+        H200,
+        "a gate and what it gates are two",
     ),
     (
         "scale_groups",
@@ -746,10 +765,12 @@ class TestCandidates:
             (DECODE, H200, {"splitk", "gemv", "persistent_tma"}),
             (DECODE, A100, {"splitk", "gemv"}),
             (but(DECODE, m=16), A100, {"splitk"}),
-            (INT8, H200, {"mixed"}),
-            (but(INT8, m=4), L4, {"mixed", "gemv", "direct"}),
-            (but(INT4, m=8), H200, {"mixed", "direct"}),
-            (but(INT4, m=9), H200, {"mixed"}),
+            (INT8, H200, {"mixed", "stationary"}),
+            (but(INT8, m=4), L4, {"mixed", "gemv", "direct", "stationary"}),
+            (but(INT4, m=8), H200, {"mixed", "direct", "stationary"}),
+            (but(INT4, m=9), H200, {"mixed", "stationary"}),
+            (but(INT4, m=17), H200, {"mixed"}),
+            (but(INT4, m=9, k=4096 + 256), H200, {"mixed"}),
             (
                 GemmProblem.contiguous("bmm", 512, 512, 64, batch=64),
                 H200,

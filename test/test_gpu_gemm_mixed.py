@@ -107,6 +107,35 @@ def test_direct(
 
 
 @pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("m", [1, 7, 16])
+@pytest.mark.parametrize(
+    ("b_dtype", "scales", "group"),
+    [
+        ("int8", "tensor", 0),
+        ("uint8", "column", 0),
+        ("int8", "group", 128),
+        ("uint4", "group", 128),
+        ("int4", "group", 256),
+    ],
+)
+@pytest.mark.parametrize("parts", [(), (200, 72, 40)], ids=["one", "parts"])
+def test_stationary(
+    parts: tuple[int, ...], b_dtype: str, scales: Any, group: int, m: int, dtype: str
+) -> None:
+    problem = GemmProblem.contiguous(
+        "mixed",
+        m,
+        sum(parts) or 200,
+        6144,
+        dtype,
+        b_dtype=b_dtype,
+        prologue=Prologue("dequantize", scales, group, scale_dtype=dtype),
+        parts=parts,
+    )
+    check(problem, "stationary", 2)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("m", [1, 16, 300])
 @pytest.mark.parametrize(
     ("b_dtype", "group", "zeros"),

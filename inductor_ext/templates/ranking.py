@@ -301,6 +301,9 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
         operations += (m + n) * k * c.gather
     # An operation on one element is half of a multiply-add.
     others = operations / (case.fma_rate / 2)
+    if TEMPLATES[config.template].stationary:
+        # The warps' sums of each strip are written to shared memory, and read.
+        others += 2 * warps * m * n * 4 / c.l2_rate
     if not tensor_cores:
         return (2 * m * n * k / (case.fma_rate * c.fma) + others) * 1e6
 

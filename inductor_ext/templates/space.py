@@ -326,7 +326,9 @@ def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
 def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """Integers for few rows, each warp with 128 or 256 of K.
 
-    As many strips for every CTA that there is one round of these, or two.
+    Every CTA walks as far as there is work for as many as the SMs hold at once, or for a power of
+    two of them on each, as registers are an estimate. With half as far, and twice as many CTAs,
+    none was faster on an H200.
     """
     if problem.rows > 16:
         return
@@ -339,9 +341,9 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         rows = 8 if problem.rows <= 8 else 16
         shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
         shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
-        slots = device.sms * shape.occupancy(problem, device)
-        for rounds in (1, 2):
-            walked = ceiling(strips, max(1, rounds * slots // splits))
+        held = shape.occupancy(problem, device)
+        for resident in dict.fromkeys((held, next_power_of_two(held + 1) // 2)):
+            walked = ceiling(strips, max(1, resident * device.sms // splits))
             yield dataclasses.replace(shape, block_n=STRIP * walked)
 
 

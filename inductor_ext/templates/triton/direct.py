@@ -80,6 +80,19 @@ MACROS = r"""
         scale = tl.reshape(scale, (WARPS, {{columns}}, 4))
         {{sums}} += {{part}} * tl.max(scale.to(tl.float32), 2)[:, :, None]
 {%- endmacro %}
+{#- Sums of all warps, [`columns`, BLOCK_M]. `tl.sum` along warps writes theirs to shared memory side
+    by side, where 8 or more threads want the same bank at a time; of halves that are split and
+    added Triton changes the layout once, without such conflicts. #}
+{%- macro add_warps(sums, columns, indent) %}
+{%- set left = namespace(warps=WARPS) %}
+{%- for _ in range(4) if left.warps > 1 %}
+{%- set left.warps = left.warps // 2 %}
+{{indent}}{{sums}} = tl.reshape({{sums}}, (2, {{left.warps}}, {{columns}}, BLOCK_M))
+{{indent}}low, high = tl.split({{sums}}.permute(1, 2, 3, 0))
+{{indent}}{{sums}} = low + high
+{%- endfor %}
+{{indent}}{{sums}} = tl.reshape({{sums}}, ({{columns}}, BLOCK_M))
+{%- endmacro %}
 {#- Where a lane's words of b are along K, `begin` in them; where its elements of a are; and the
     columns of scales as loads want them, of tiles that are `rest` times 8 columns wide. #}
 {%- macro a_pointers() %}
@@ -133,7 +146,8 @@ SOURCE = (
 {%- endmacro %}
 {#- Sums of all warps, their columns in order, [BLOCK_M, COLUMNS]. #}
 {%- macro folded(sums) %}
-    {{sums}} = tl.reshape(tl.sum({{sums}}, 0), (COLUMNS // 8, 8, BLOCK_M)).permute(2, 1, 0)
+{{- add_warps(sums, "COLUMNS", "    ")}}
+    {{sums}} = tl.reshape({{sums}}, (COLUMNS // 8, 8, BLOCK_M)).permute(2, 1, 0)
     {{sums}} = tl.reshape({{sums}}, (BLOCK_M, COLUMNS))
 {%- endmacro %}
 {{def_kernel(*(["A"] + factors + extra))}}

@@ -9,9 +9,7 @@ loaded once, and stay:
   warp keeps a's fragments in registers, and walks along N, 16 columns after 16;
 - words of b of the next 16 columns are on their way while these are multiplied, one load taking the
   place of another as soon as that has been multiplied: nothing is moved, for a move would wait;
-- sums of the warps are added up after each 16 columns. `tl.sum` along warps writes them to shared
-  memory side by side, where 8 or more threads want the same bank at a time; halves are split and
-  added instead, for which Triton changes the layout once, without such conflicts;
+- sums of the warps are added up after each 16 columns;
 - the sums of a part of K go to memory, and the last CTA of `WIDTH` columns adds up those of all
   parts, scales, and stores.
 
@@ -47,18 +45,6 @@ SOURCE = (
     column = tl.minimum(first_column + {{strip}} * STRIP, N - 1)
     b_at = B.to(tl.pointer_type(tl.int32)) + column * (stride_bn // 4) + along_k + word
     {%- if grouped %}{{scale_columns(like, "STRIP // 8")}}{% endif %}
-{%- endmacro %}
-{#- Sums of all warps, [STRIP, BLOCK_M]: split in halves as long as a thread has several. #}
-{%- macro folded() %}
-{%- set left = namespace(warps=WARPS, held=STRIP * BLOCK_M // 32) %}
-{%- for _ in range(4) if left.warps > 1 and left.held > 1 %}
-{%- set left.warps = left.warps // 2 %}
-{%- set left.held = left.held // 2 %}
-        acc = tl.reshape(acc, (2, {{left.warps}}, STRIP, BLOCK_M)).permute(1, 2, 3, 0)
-        low, high = tl.split(acc)
-        acc = low + high
-{%- endfor %}
-        acc = tl.sum(acc, 0)
 {%- endmacro %}
 {{def_kernel(*(["A"] + factors + extra))}}
     M = {{size("A", -2)}}
@@ -128,7 +114,7 @@ SOURCE = (
         {{- add_group("acc", "part", "scales", "STRIP")}}
         {%- endif %}
         {%- endfor %}
-{{- folded()}}
+{{- add_warps("acc", "STRIP", "        ")}}
         tl.store(to, acc)
         to += STRIP * BLOCK_M
 
