@@ -472,6 +472,7 @@ class TestStationary:
         # The sums of the warps are all that is shared.
         assert found.shared == each.config.shared_memory(each.problem)
         loop = loop_of(found)
+        assert "ldmatrix" not in loop
         assert "cvt.rn.bf16" not in loop
         # Of b, two columns of a lane; nothing of a.
         chunks = each.config.chunks(each.problem)

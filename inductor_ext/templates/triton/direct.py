@@ -16,9 +16,7 @@ read once go through shared memory twice. Here nothing does, and no warp waits f
   whose scales are one load;
 - b is the tensor cores' first operand: 16 columns of b by 8 rows of a;
 - what the next step multiplies is loaded before this one is multiplied, as words of 32 bits: single
-  bytes that live through a loop are taken apart and put together in every step. Words are loaded
-  where others have just been converted, into the same registers: a loop that still reads what the
-  next step's would replace moves them at its end, and a move waits for its load;
+  bytes that live through a loop are taken apart and put together in every step;
 - scales of groups along K multiply the sums of a group in float32, not b;
 - rows and columns beyond the last are those of the last, and nobody stores them;
 - several factors b (`PARTS`), gates (`GATED`) and splits of K (`SPLIT_K`) are as in `tile`.
@@ -130,19 +128,20 @@ SOURCE = (
 {%- set like = "S0" if PARTS > 1 else "S" %}
 {%- set products = [("b", "s", "S0", "acc"), ("c", "t", "S1", "up")] if GATED
     else [("b", "s", "S", "acc")] %}
-{#- Load chunk `i` of step `k` of a warp: words of a factor b and scales of its columns. #}
-{%- macro fetch_b(indent, i, k, b, s, S) %}
+{#- Load step `k` of a warp: words of b, scales of its columns, and rows of a. #}
+{%- macro fetch(indent, k) %}
+{%- for i in chunks %}
+{%- for b, s, S, _ in products %}
 {{indent}}{{b}}{{i}} = tl.load({{b}}_at + {{i * 16}}, eviction_policy="evict_first")
 {%- if grouped %}
 {{indent}}{{s}}{{i}} = tl.load(
 {{indent}}    {{S}} + (begin + {{k}} + {{i * chunk}}) // GROUP * {{stride(like, 0)}} + scale_columns
 {{indent}})
 {%- endif %}
-{%- endmacro %}
-{#- The same of rows of a. #}
-{%- macro fetch_a(indent, i) %}
+{%- endfor %}
 {%- for j in range(parts_of_a) %}
 {{indent}}a{{i}}_{{j}} = {{a_piece(i, j)}}
+{%- endfor %}
 {%- endfor %}
 {%- endmacro %}
 {#- Sums of all warps, their columns in order, [BLOCK_M, COLUMNS]. #}
@@ -188,28 +187,32 @@ SOURCE = (
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     {%- endif %}
-    {%- for i in chunks %}
-    {%- for b, s, S, _ in products %}{{fetch_b("    ", i, 0, b, s, S)}}{% endfor %}
-    {{- fetch_a("    ", i)}}
-    {%- endfor %}
+    {{- fetch("    ", 0)}}
     for k in tl.range(0, share, {{CHUNKS * chunk}}, num_stages=1):
+        {%- for i in chunks %}
+        {%- for b, s, _, _ in products %}
+        {{b}}{{i}}_now = {{b}}{{i}}
+        {%- if grouped %}
+        {{s}}{{i}}_now = {{s}}{{i}}
+        {%- endif %}
+        {%- endfor %}
+        {%- for j in range(parts_of_a) %}
+        a{{i}}_{{j}}_now = a{{i}}_{{j}}
+        {%- endfor %}
+        {%- endfor %}
         # The last step loads itself again.
         ahead = tl.where(k + {{CHUNKS * chunk}} < share, {{CHUNKS * chunk}}, 0)
         {%- for b, _, _, _ in products %}
         {{b}}_at += ahead // {{per_word}}
         {%- endfor %}
         a_at += ahead{{" // 2" if packed}}
+        {{- fetch("        ", "k + ahead")}}
         {%- for i in chunks %}
         {%- set pieces = [] %}
-        {%- for j in range(parts_of_a) %}{% set _ = pieces.append("a%d_%d" % (i, j)) %}{% endfor %}
+        {%- for j in range(parts_of_a) %}{% set _ = pieces.append("a%d_%d_now" % (i, j)) %}{% endfor %}
         {{- a_tile("a", "even", "odd", pieces)}}
-        {%- if packed %}{{fetch_a("        ", i)}}{% endif %}
-        {%- for b, s, S, sums in products %}
-        {{- words(b ~ i)}}
-        {%- if grouped %}
-        scales = {{s}}{{i}}
-        {%- endif %}
-        {{- fetch_b("        ", i, "k + ahead", b, s, S)}}
+        {%- for b, s, _, sums in products %}
+        {{- words(b ~ i ~ "_now")}}
         {%- set into = "part" if grouped else sums %}
         {%- set before = "" if grouped else ", " ~ sums %}
         {%- if packed %}
@@ -223,11 +226,9 @@ SOURCE = (
         {%- endif %}
         {%- if grouped %}
         # Lanes along K have the same scales.
-        {{- add_group(sums, "part", "scales", "COLUMNS")}}
+        {{- add_group(sums, "part", s ~ i ~ "_now", "COLUMNS")}}
         {%- endif %}
         {%- endfor %}
-        {#- What is multiplied is what was loaded, where nothing is taken apart. #}
-        {%- if not packed %}{{fetch_a("        ", i)}}{% endif %}
         {%- endfor %}
 
     {%- for _, _, _, sums in products %}{{folded(sums)}}{% endfor %}
