@@ -13,7 +13,14 @@ import pytest
 import torch._inductor.config as inductor_config
 
 from inductor_ext import events, exc
-from inductor_ext.selection import cutlass_kernels, cutlass_options, trial, tuner, worker
+from inductor_ext.selection import (
+    compile_workers,
+    cutlass_kernels,
+    cutlass_options,
+    trial,
+    tuner,
+    worker,
+)
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.selection.entries import Entry, Environment
 from inductor_ext.selection.store import Store
@@ -67,11 +74,12 @@ def tune(
         mock.patch.object(cutlass_options.Options, "rank", return_value=predicted),
         mock.patch.object(cutlass_kernels, "prepare", return_value=reasons),
         mock.patch.object(worker, "warm_up") as warm_up,
+        mock.patch.object(compile_workers, "warm_up") as compilers,
         mock.patch.object(worker, "run", side_effect=in_a_process) as run,
     ):
         found = tuner.tune(problems, H200, tuning_bench.cpu_bench, Settings())
     # While kernels are built.
-    assert warm_up.called == bool(cutlass)
+    assert warm_up.called == compilers.called == bool(cutlass)
     apart = {job.problem for each in run.call_args_list for job in each.args[0]}
     assert apart == {
         each for each in problems if each == TOLD and set(cutlass) - set(unbuilt or {})

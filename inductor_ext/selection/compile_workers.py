@@ -11,23 +11,29 @@ import contextlib
 
 __all__ = ["warm_up"]
 
+_warm: list[object] = []
+"""The pool of this process, when its workers have been warmed up."""
+
 
 def warm_up(capability: tuple[int, int]) -> None:
-    """Have each compile worker of this process compile a kernel, and do not wait for it.
+    """Have each compile worker of this process compile a kernel, once, and wait for none.
 
     Args:
         capability: compute capability that the kernel is compiled for.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
-    # As long as the workers start, kernels are compiled here, one by one.
-    AsyncCompile.wait_pool_ready()
-    if not AsyncCompile.use_process_pool():
+    if get_compile_threads() <= 1:
         return
-    pool = AsyncCompile.process_pool()
-    for _ in range(get_compile_threads()):
-        # Idle workers take turns.
-        pool.submit(compile_nothing, 10 * capability[0] + capability[1])
+    # Some processes may not have others.
+    with contextlib.suppress(RuntimeError):
+        pool = AsyncCompile.process_pool()
+        if pool in _warm:
+            return
+        _warm[:] = [pool]
+        for _ in range(get_compile_threads()):
+            # Idle workers take turns.
+            pool.submit(compile_nothing, 10 * capability[0] + capability[1])
 
 
 def compile_nothing(capability: int) -> None:

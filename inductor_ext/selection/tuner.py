@@ -19,7 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.selection import cutlass_kernels, cutlass_options, trial, worker
+from inductor_ext.selection import (
+    compile_workers,
+    cutlass_kernels,
+    cutlass_options,
+    trial,
+    worker,
+)
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.selection.trial import Bench, Job, Report
 from inductor_ext.selection.wording import config_words, problem_words
@@ -74,6 +80,7 @@ def tune(
     if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
         # While nvcc builds what will be tried there.
         worker.warm_up(make_bench, index)
+        compile_workers.warm_up(device.capability)
     jobs = _jobs(predictions, settings)
     decisions = {problem: Decision(None, "unknown") for problem in different}
     if not jobs:

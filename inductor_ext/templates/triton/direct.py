@@ -80,8 +80,8 @@ MACROS = r"""
         scale = tl.reshape(scale, (WARPS, {{columns}}, 4))
         {{sums}} += {{part}} * tl.max(scale.to(tl.float32), 2)[:, :, None]
 {%- endmacro %}
-{#- Sums of all warps, [`columns`, BLOCK_M]. `tl.sum` along warps writes theirs to shared memory side
-    by side, where 8 or more threads want the same bank at a time; of halves that are split and
+{#- Sums of all warps, [`columns`, BLOCK_M]. `tl.sum` along warps writes theirs to shared memory
+    side by side, where 8 or more threads want the same bank at a time; of halves that are split and
     added Triton changes the layout once, without such conflicts. #}
 {%- macro add_warps(sums, columns, indent) %}
 {%- set left = namespace(warps=WARPS) %}
@@ -93,8 +93,7 @@ MACROS = r"""
 {%- endfor %}
 {{indent}}{{sums}} = tl.reshape({{sums}}, ({{columns}}, BLOCK_M))
 {%- endmacro %}
-{#- Where a lane's words of b are along K, `begin` in them; where its elements of a are; and the
-    columns of scales as loads want them, of tiles that are `rest` times 8 columns wide. #}
+{#- Where a lane's elements of a begin, of the rows `row`. #}
 {%- macro a_pointers() %}
     {%- if packed %}
     a_at = A.to(tl.pointer_type(tl.int32)) + row * (stride_am // 2) + along_k * 4 + word
@@ -102,9 +101,11 @@ MACROS = r"""
     a_at = A + row * stride_am + along_k * 4 + tl.arange(0, 8){{index("element")}}
     {%- endif %}
 {%- endmacro %}
+{#- Load piece `j` of chunk `i` of them. #}
 {%- macro a_piece(i, j) -%}
 tl.load(a_at + {{i * 64 + j * (4 if packed else 8)}})
 {%- endmacro %}
+{#- Where the scales of the columns `column` are, 8 times `rest` of them, as large as words of b. #}
 {%- macro scale_columns(like, rest) %}
     {%- set sizes = {"lane_k": 4, "lane": 8, "warp": "WARPS", "rest": rest, "element": 1} %}
     scale_columns = tl.broadcast_to(
@@ -209,7 +210,9 @@ SOURCE = (
         {{- fetch("        ", "k + ahead")}}
         {%- for i in chunks %}
         {%- set pieces = [] %}
-        {%- for j in range(parts_of_a) %}{% set _ = pieces.append("a%d_%d_now" % (i, j)) %}{% endfor %}
+        {%- for j in range(parts_of_a) %}
+        {%- set _ = pieces.append("a%d_%d_now" % (i, j)) %}
+        {%- endfor %}
         {{- a_tile("a", "even", "odd", pieces)}}
         {%- for b, s, _, sums in products %}
         {{- words(b ~ i ~ "_now")}}

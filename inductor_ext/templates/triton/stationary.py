@@ -37,7 +37,9 @@ SOURCE = (
 {%- macro fetch(indent, i) %}
 {{indent}}b{{i}} = tl.load(b_at + {{i * 16}}, eviction_policy="evict_first")
 {%- if grouped %}
-{{indent}}s{{i}} = tl.load(S + (begin + {{i * chunk}}) // GROUP * {{stride(like, 0)}} + scale_columns)
+{{indent}}s{{i}} = tl.load(
+{{indent}}    S + (begin + {{i * chunk}}) // GROUP * {{stride(like, 0)}} + scale_columns
+{{indent}})
 {%- endif %}
 {%- endmacro %}
 {#- Where the 16 columns `strip` begin. #}
