@@ -10,18 +10,17 @@ that is over, and say what has failed; each row notes it then.
 from __future__ import annotations
 
 import argparse
-import collections
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
-from xml.etree import ElementTree
 
-from benchmarks import results
+from benchmarks import outcomes, results
 
 OUTCOMES: dict[str, Literal["lower", "higher"]] = {
     "passed": "higher",
@@ -31,37 +30,31 @@ OUTCOMES: dict[str, Literal["lower", "higher"]] = {
 """Each with the direction that is an improvement."""
 
 
-def outcome(case: ElementTree.Element) -> str:
-    """What became of one `testcase` of a JUnit report."""
-    tags = {child.tag for child in case}
-    if tags & {"failure", "error"}:
-        return "failed"
-    return "skipped" if "skipped" in tags else "passed"
+def rows(found: Mapping[str, outcomes.Outcome], note: str | None = None) -> Iterator[results.Row]:
+    """For each test file how many tests ended in each way, and the names of those that failed.
 
-
-def rows(report: ElementTree.Element, note: str | None = None) -> Iterator[results.Row]:
-    """The rows of a JUnit report: for each test file how many tests ended in each way."""
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for case in report.iter("testcase"):
-        # The class name is the dotted path of the file, followed by classes within it; and by the
-        # test, where xdist has appended the name of a group.
-        name, group, _ = case.get("classname", "").partition("@")
-        parts = name.split(".")[: -1 if group else None]
-        modules = (part for part in parts if part.islower())
-        counts["/".join(modules) + ".py"][outcome(case)] += 1
-    for file, count in sorted(counts.items()):
+    Args:
+        found: the outcome of each test, by its node id.
+        note: to be said of all.
+    """
+    files: dict[str, dict[str, list[str]]] = {}
+    for test, what in found.items():
+        file, _, name = test.partition("::")
+        files.setdefault(file, {each: [] for each in OUTCOMES})[what].append(name)
+    for file, tests in sorted(files.items()):
         for name, better in OUTCOMES.items():
+            failed = ", ".join(tests[name]) if name == "failed" else None
             yield {
                 "case": file,
                 "metric": name,
                 "unit": "tests",
                 "better": better,
-                "ours": count[name],
+                "ours": len(tests[name]),
                 "stock": None,
                 "eager": None,
                 "floor": None,
                 "spread": None,
-                "note": note,
+                "note": "; ".join(filter(None, (note, failed))) or None,
             }
 
 
@@ -95,15 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = f"python -m benchmarks.suite_report {given.suite} -- {shlex.join(pytest)}"
     header = results.collect_header(given.suite, command, commit=given.commit)
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        told = Path(folder) / "outcomes"
+        plugin = ["-p", outcomes.__name__, "--outcomes", str(told)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", f"--junitxml={report}", *pytest]
+            [sys.executable, "-m", "pytest", *plugin, *pytest],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         whole = _ended(process, given.budget_seconds)
         note = None if whole else f"ended after {given.budget_seconds:g} s, with tests left"
         document: results.Document = {
             **header,
-            "rows": list(rows(ElementTree.parse(report).getroot(), note)),
+            "rows": list(rows(outcomes.read(told), note)),
         }
     print(results.write(given.json_out, document))
     return process.returncode

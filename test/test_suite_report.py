@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import results, suite_report
+from benchmarks import outcomes, results, suite_report
 
-REPORT = """
-<testsuites><testsuite>
-  <testcase classname="test.test_a" name="one"/>
-  <testcase classname="test.test_a.TestB" name="two"><failure>x</failure></testcase>
-  <testcase classname="test.test_a" name="three"><error>x</error></testcase>
-  <testcase classname="test.test_c" name="four"><skipped>x</skipped></testcase>
-  <testcase classname="test.test_c.TestD.test_five@test/test_c.py" name="kernels"/>
-</testsuite></testsuites>
-"""
+FOUND: dict[str, outcomes.Outcome] = {
+    "test/test_a.py::one": "passed",
+    "test/test_a.py::TestB::two": "failed",
+    "test/test_a.py::three[x-y]": "failed",
+    "test/test_c.py::four": "skipped",
+    "test/test_c.py::TestD::five": "passed",
+}
 
 
 def test_counts_by_file() -> None:
-    rows = list(suite_report.rows(ElementTree.fromstring(REPORT)))
+    rows = list(suite_report.rows(FOUND))
     counts = {(row["case"], row["metric"]): row["ours"] for row in rows}
     assert counts == {
         ("test/test_a.py", "passed"): 1,
@@ -33,11 +32,12 @@ def test_counts_by_file() -> None:
         ("test/test_c.py", "failed"): 0,
         ("test/test_c.py", "skipped"): 1,
     }
+    assert [row["note"] for row in rows if row["note"]] == ["TestB::two, three[x-y]"]
 
 
 def test_rows_are_valid_results() -> None:
     header = results.collect_header("gpu-tests", "python -m benchmarks.suite_report")
-    document = {**header, "rows": list(suite_report.rows(ElementTree.fromstring(REPORT)))}
+    document = {**header, "rows": list(suite_report.rows(FOUND))}
     results.validate(document)
 
 
@@ -70,4 +70,67 @@ def test_a_run_that_is_ended_keeps_what_it_has_done(
     found = results.read(path)["rows"]
     assert {row["metric"]: row["ours"] for row in found}["failed"] == 1
     assert {row["metric"]: row["ours"] for row in found}["passed"] == 1
-    assert {row["note"] for row in found} == {"ended after 5 s, with tests left"}
+    ended = "ended after 5 s, with tests left"
+    notes = {row["metric"]: row["note"] for row in found}
+    assert notes == {"passed": ended, "skipped": ended, "failed": f"{ended}; test_fails"}
+
+
+TESTS = """
+import pytest
+
+@pytest.fixture
+def breaks():
+    yield
+    assert False
+
+@pytest.mark.xdist_group("some")
+def test_passes(): pass
+
+def test_skips(): pytest.skip("why")
+
+@pytest.mark.xfail
+def test_is_expected_to_fail(): assert False
+
+def test_breaks_at_the_end(breaks): pass
+
+@pytest.mark.parametrize("x", ["a", "b"])
+def test_fails(x): assert x == "a"
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadgroup")], ids=["", "xdist"])
+def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_other.py").write_text("import nothing_of_this_name\n")
+    file = tmp_path / "outcomes"
+    plugin = ("-p", "benchmarks.outcomes", "--outcomes", str(file))
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--continue-on-collection-errors",
+            *plugin,
+            *workers,
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    group = "@some" if workers else ""
+    assert outcomes.read(file) == {
+        "test_other.py": "failed",
+        f"test_some.py::test_passes{group}": "passed",
+        "test_some.py::test_skips": "skipped",
+        "test_some.py::test_is_expected_to_fail": "skipped",
+        "test_some.py::test_breaks_at_the_end": "failed",
+        "test_some.py::test_fails[a]": "passed",
+        "test_some.py::test_fails[b]": "failed",
+    }
+
+
+def test_a_file_that_nobody_wrote_has_no_outcomes(tmp_path: Path) -> None:
+    assert outcomes.read(tmp_path / "none") == {}

@@ -1,0 +1,64 @@
+"""A pytest plugin that writes down what became of each test as soon as that is known.
+
+    python -m pytest -p benchmarks.outcomes --outcomes FILE
+
+FILE gets a line of JSON for each test, or two where it failed after it had passed: so what is known
+outlives a pytest that is killed. `read` makes of it one outcome for each test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["Outcome", "pytest_addoption", "pytest_configure", "read"]
+
+Outcome = Literal["passed", "skipped", "failed"]
+
+_GRAVITY: dict[Outcome, int] = {"passed": 0, "skipped": 1, "failed": 2}
+
+
+def read(file: Path) -> dict[str, Outcome]:
+    """The outcome of each test, by its node id (to which xdist adds `@` and the test's group, if it
+    has one); the gravest of several. What is expected to fail, and does, is skipped; a file that
+    cannot be collected is a test that failed.
+    """
+    found: dict[str, Outcome] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        told = json.loads(line)
+        before = found.get(told["test"], told["outcome"])
+        found[told["test"]] = max(before, told["outcome"], key=lambda each: _GRAVITY[each])
+    return found
+
+
+def pytest_addoption(parser: Any) -> None:
+    """See pytest."""
+    parser.addoption("--outcomes", metavar="FILE", help="what became of each test, as JSON lines")
+
+
+def pytest_configure(config: Any) -> None:
+    """See pytest."""
+    file = config.getoption("--outcomes")
+    # xdist's workers tell the process that started them.
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Writer(Path(file)))
+
+
+class _Writer:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def _write(self, test: str, outcome: str) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"test": test, "outcome": outcome}) + "\n")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """See pytest; that it could be set up and torn down is nothing to tell."""
+        if report.outcome != "passed" or report.when == "call":
+            self._write(report.nodeid, report.outcome)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """See pytest."""
+        if report.outcome == "failed":
+            self._write(report.nodeid, report.outcome)
