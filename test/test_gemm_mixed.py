@@ -184,6 +184,24 @@ INTERPRETED = {
     ),
     "stationary, pairs without scales": case("int4", NONE, STATIONARY, (2, 40, 512)),
     "stationary, parts": case("int8", COLUMN, STATIONARY, (3, 0, 512), parts=PARTS),
+    "stationary, gated": case(
+        "int8", COLUMN, dataclasses.replace(STATIONARY, block_n=64), (3, 50, 512), gated=True
+    ),
+    "stationary, gated pairs": case(
+        "uint4",
+        grouped(128),
+        dataclasses.replace(STATIONARY, block_m=16, block_n=96),
+        (13, 70, 512),
+        gated=True,
+        ZERO=8,
+    ),
+    "stationary, gated with a scale each": case(
+        "int8",
+        TENSOR,
+        dataclasses.replace(STATIONARY, block_n=32, block_k=128),
+        (3, 50, 256),
+        gated=True,
+    ),
     "stationary, parts of pairs": case("uint4", grouped(128), STATIONARY, (3, 0, 512), parts=PARTS),
 }
 
@@ -463,8 +481,16 @@ class TestStationary:
                 (16, 14336, 4096),
                 "float16",
             ),
+            case(
+                "int8",
+                dataclasses.replace(COLUMN, scale_dtype="bfloat16"),
+                dataclasses.replace(STREAMED, block_n=224),
+                (1, 14336, 4096),
+                "bfloat16",
+                gated=True,
+            ),
         ],
-        ids=["bytes", "pairs", "16 rows"],
+        ids=["bytes", "pairs", "16 rows", "gated"],
     )
     def test_rows_stay_in_registers(self, each: Case, capability: tuple[int, int]) -> None:
         found = kernel_util.compiled(each, capability)

@@ -637,9 +637,9 @@ REFUSED = [
     (
         "stationary",
         but(INT8, parts=(INT8.n // 2,) * 2, epilogue=Epilogue(gated=True)),
-        but(STATIONARY, split_k=1, one_launch=False),
+        STATIONARY,
         H200,
-        "a gate and what it gates are two",
+        "no multiple of the 32",
     ),
     (
         "scale_groups",

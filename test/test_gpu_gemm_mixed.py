@@ -118,7 +118,7 @@ def test_direct(
         ("int4", "group", 256),
     ],
 )
-@pytest.mark.parametrize("parts", [(), (200, 72, 40)], ids=["one", "parts"])
+@pytest.mark.parametrize("parts", [(), (200, 72, 40), (200, 200)], ids=["one", "parts", "gated"])
 def test_stationary(
     parts: tuple[int, ...], b_dtype: str, scales: Any, group: int, m: int, dtype: str
 ) -> None:
@@ -131,6 +131,7 @@ def test_stationary(
         b_dtype=b_dtype,
         prologue=Prologue("dequantize", scales, group, scale_dtype=dtype),
         parts=parts,
+        epilogue=Epilogue(gated=len(parts) == 2),
     )
     check(problem, "stationary", 2)
 

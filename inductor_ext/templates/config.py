@@ -400,7 +400,7 @@ class GemmConfig:
         template = TEMPLATES[self.template]
         if template.direct:
             # Sums of all warps, of one product after the other.
-            products = 2 if problem.epilogue.gated else 1
+            products = 2 if problem.epilogue.gated and not template.stationary else 1
             return self.warps * self.block_m * self.columns_at_once // products * 4
         prologue = problem.prologue
         # Of the loop before the one over tiles, whose stages are in the same place.

@@ -278,7 +278,7 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
         return "there are no splits to add up" if config.one_launch else None
     if not template.split_k:
         return f"{config.template} does not split K"
-    if problem.epilogue.gated:
+    if problem.epilogue.gated and not template.stationary:
         return "parts gate each other when their sums are complete, and no split has them"
     if problem.prologue is not None and problem.prologue.normalizes:
         return "the squares of rows are complete with their products, and no split has them"
@@ -429,10 +429,9 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
             "stationary has up to 16 rows in tiles of 8 or 16, and not "
             f"{problem.rows} in tiles of {config.block_m}"
         )
-    if problem.epilogue.gated:
-        return "stationary has one product at a time, and a gate and what it gates are two"
-    if config.block_n % STRIP:
-        return f"block_n is {config.block_n}, and no multiple of the {STRIP} columns of a strip"
+    columns = STRIP * (2 if problem.epilogue.gated else 1)
+    if config.block_n % columns:
+        return f"block_n is {config.block_n}, and no multiple of the {columns} columns of strips"
     held = config.block_m * config.block_k // (2 * config.threads)
     if config.chunks(problem) < 1 or held > MOST_STATIONARY:
         return (

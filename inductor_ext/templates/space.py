@@ -333,7 +333,8 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
     if problem.rows > 16:
         return
     pdl = device.capability >= (9, 0)
-    strips = sum(ceiling(part, STRIP) for part in problem.parts or (problem.n,))
+    products = 2 if problem.epilogue.gated else 1
+    strips = sum(ceiling(part, STRIP) for part in problem.parts or (problem.n,)) // products
     for warps, depth in itertools.product((4, 8), (128, 256)):
         splits, rest = divmod(problem.k, warps * depth)
         if rest or splits < 2:
@@ -344,7 +345,7 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         held = shape.occupancy(problem, device)
         for resident in dict.fromkeys((held, next_power_of_two(held + 1) // 2)):
             walked = ceiling(strips, max(1, resident * device.sms // splits))
-            yield dataclasses.replace(shape, block_n=STRIP * walked)
+            yield dataclasses.replace(shape, block_n=STRIP * walked * products)
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

@@ -164,7 +164,7 @@ def _kernel_type() -> Any:
                 tiles = 2 * counters
             else:
                 return
-            sums = tiles * meta["BLOCK_M"] * meta["COLUMNS"]
+            sums = tiles * meta["BLOCK_M"] * meta.get("SUMS", meta["COLUMNS"])
             accumulator = torch.int32 if meta["ACC_TYPE"] == "tl.int32" else torch.float32
             for name, count, dtype, prefix, zeros in (
                 ("WORKSPACE", sums, accumulator, "workspace_", False),

@@ -159,33 +159,37 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
 {#- What a split's CTA does that has written its sums: `acc` of the one that does it last becomes
     those of all splits. Opens the block of what only that CTA does. #}
 {%- macro add_up() %}
-    {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
     # All threads have written before one of them counts.
     tl.debug_barrier()
     before = tl.atomic_add(COUNTERS + number, 1, sem="acq_rel", scope="gpu")
     if before == SPLIT_K - 1:
         tl.store(COUNTERS + number, 0)
-        acc = tl.zeros(({{shape | join(", ")}}), dtype=ACC_TYPE)
+{{- sum_of("acc", "sums")}}
+{%- endmacro %}
+{#- The sum of all splits, that of the first of which is at `first`. #}
+{%- macro sum_of(target, first) %}
+    {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
+        {{target}} = tl.zeros(({{shape | join(", ")}}), dtype=ACC_TYPE)
     {%- if SPLIT_K > AT_ONCE %}
         for start in tl.range(0, SPLIT_K // AT_ONCE * AT_ONCE, AT_ONCE, num_stages=1):
         {%- for i in range(AT_ONCE) %}
-            part{{i}} = {{_part("start + %d" % i)}}
+            part{{i}} = {{_part(first, "start + %d" % i)}}
         {%- endfor %}
         {%- for i in range(AT_ONCE) %}
-            acc += part{{i}}
+            {{target}} += part{{i}}
         {%- endfor %}
     {%- endif %}
     {%- set rest = SPLIT_K if SPLIT_K <= AT_ONCE else SPLIT_K % AT_ONCE %}
     {%- for i in range(SPLIT_K - rest, SPLIT_K) %}
-        part{{i}} = {{_part(i)}}
+        part{{i}} = {{_part(first, i)}}
     {%- endfor %}
     {%- for i in range(SPLIT_K - rest, SPLIT_K) %}
-        acc += part{{i}}
+        {{target}} += part{{i}}
     {%- endfor %}
 {%- endmacro %}
 {#- Not from a cache of this multiprocessor. #}
-{%- macro _part(split) -%}
-tl.load(sums + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
+{%- macro _part(first, split) -%}
+tl.load({{first}} + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
 {%- endmacro %}
 {#- Which matrix or split a CTA has, and which tile of it: columns come first. #}
 {%- macro place() %}
