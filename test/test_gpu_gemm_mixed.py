@@ -77,7 +77,15 @@ def test_bytes(scales: Any, b_dtype: str, m: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ERROR)
-@pytest.mark.parametrize("m", [1, 7])
+@pytest.mark.parametrize(
+    ("template", "m", "k", "count"),
+    [
+        ("direct", 1, 2048, 3),
+        ("direct", 7, 2048, 3),
+        ("stationary", 7, 6144, 2),
+        ("stationary", 16, 6144, 2),
+    ],
+)
 @pytest.mark.parametrize(
     ("b_dtype", "scales", "group"),
     [
@@ -89,51 +97,29 @@ def test_bytes(scales: Any, b_dtype: str, m: int, dtype: str) -> None:
     ],
 )
 @pytest.mark.parametrize("parts", [(), (200, 72, 40), (200, 200)], ids=["one", "parts", "gated"])
-def test_direct(
-    parts: tuple[int, ...], b_dtype: str, scales: Any, group: int, m: int, dtype: str
+def test_words(
+    parts: tuple[int, ...],
+    b_dtype: str,
+    scales: Any,
+    group: int,
+    template: str,
+    m: int,
+    k: int,
+    count: int,
+    dtype: str,
 ) -> None:
     problem = GemmProblem.contiguous(
         "mixed",
         m,
         sum(parts) or 200,
-        2048,
+        k,
         dtype,
         b_dtype=b_dtype,
         prologue=Prologue("dequantize", scales, group, scale_dtype=dtype),
         parts=parts,
         epilogue=Epilogue(gated=len(parts) == 2),
     )
-    check(problem, "direct", 3)
-
-
-@pytest.mark.parametrize("dtype", ERROR)
-@pytest.mark.parametrize("m", [7, 16])
-@pytest.mark.parametrize(
-    ("b_dtype", "scales", "group"),
-    [
-        ("int8", "tensor", 0),
-        ("uint8", "column", 0),
-        ("int8", "group", 128),
-        ("uint4", "group", 128),
-        ("int4", "group", 256),
-    ],
-)
-@pytest.mark.parametrize("parts", [(), (200, 72, 40), (200, 200)], ids=["one", "parts", "gated"])
-def test_stationary(
-    parts: tuple[int, ...], b_dtype: str, scales: Any, group: int, m: int, dtype: str
-) -> None:
-    problem = GemmProblem.contiguous(
-        "mixed",
-        m,
-        sum(parts) or 200,
-        6144,
-        dtype,
-        b_dtype=b_dtype,
-        prologue=Prologue("dequantize", scales, group, scale_dtype=dtype),
-        parts=parts,
-        epilogue=Epilogue(gated=len(parts) == 2),
-    )
-    check(problem, "stationary", 2)
+    check(problem, template, count)
 
 
 @pytest.mark.parametrize("dtype", ERROR)

@@ -93,6 +93,16 @@ MACROS = r"""
 {%- endfor %}
 {{indent}}{{sums}} = tl.reshape({{sums}}, ({{columns}}, BLOCK_M))
 {%- endmacro %}
+{#- What a thread is: a lane along K and one along the other dimension, a warp, and 4 words of each
+    load; and the rows of a that it loads. #}
+{%- macro lanes() %}
+    lane_k = tl.arange(0, 4){{index("lane_k")}}
+    lane = tl.arange(0, 8){{index("lane")}}
+    warp = tl.arange(0, WARPS){{index("warp")}}
+    word = tl.arange(0, 4){{index("element")}}
+    row = tl.arange(0, BLOCK_M // 8){{index("rest")}} * 8 + lane
+    row = tl.minimum(pid_m * BLOCK_M + row, M - 1)
+{%- endmacro %}
 {#- Where a lane's elements of a begin, of the rows `row`. #}
 {%- macro a_pointers() %}
     {%- if packed %}
@@ -161,12 +171,7 @@ SOURCE = (
     {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
 
-    lane_k = tl.arange(0, 4){{index("lane_k")}}
-    lane = tl.arange(0, 8){{index("lane")}}
-    warp = tl.arange(0, WARPS){{index("warp")}}
-    word = tl.arange(0, 4){{index("element")}}
-    row = tl.arange(0, BLOCK_M // 8){{index("rest")}} * 8 + lane
-    row = tl.minimum(pid_m * BLOCK_M + row, M - 1)
+{{- lanes()}}
     column = tl.arange(0, COLUMNS // 8){{index("rest")}} + lane * (COLUMNS // 8)
     column += (pid_n{{" - tile" if PARTS > 1 and not GATED}}) * COLUMNS
     {%- if not EVEN_N %}

@@ -79,12 +79,7 @@ SOURCE = (
     rn = tl.where(rn < WIDTH, begin_n + rn, N)
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
 
-    lane_k = tl.arange(0, 4){{index("lane_k")}}
-    lane = tl.arange(0, 8){{index("lane")}}
-    warp = tl.arange(0, WARPS){{index("warp")}}
-    word = tl.arange(0, 4){{index("element")}}
-    row = tl.arange(0, BLOCK_M // 8){{index("rest")}} * 8 + lane
-    row = tl.minimum(pid_m * BLOCK_M + row, M - 1)
+{{- lanes()}}
     first_column = begin_n + lane * (STRIP // 8) + tl.arange(0, STRIP // 8){{index("rest")}}
     begin = (split * WARPS + warp) * {{CHUNKS * chunk}}
     along_k = begin // {{per_word}} + lane_k * 4
