@@ -415,8 +415,8 @@ def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> s
 
 
 MOST_STATIONARY = 64
-"""Registers of a thread that hold elements of a: twice as many as a strip of b and its sums need
-are left of the 128 with which an SM has two CTAs of 8 warps."""
+"""Registers of a thread that hold elements of a, half of the 128 with which an SM has two CTAs of 8
+warps: a strip of b takes 32 of 8 bits, its sums 8."""
 
 
 @_constraint("stationary")
