@@ -32,7 +32,7 @@ from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import dequantize, shared
 
-__all__ = ["SOURCE", "constants"]
+__all__ = ["MACROS", "SOURCE", "constants"]
 
 MACROS = r"""
 {%- set chunks = range(CHUNKS) %}

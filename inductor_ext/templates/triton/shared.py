@@ -143,16 +143,12 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     {%- endif %}
     {%- endfor %}
 {%- endmacro %}
-{#- Where the sums of all splits of the tile with number `number` are. #}
-{%- macro sums_of(number) %}
+{#- Write the sums `acc` of a split of the tile with number `number`, and add up. #}
+{%- macro add_splits(number) %}
     {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
     number = {{number}}
     sums = WORKSPACE + number.to(tl.int64) * (SPLIT_K * BLOCK_M * COLUMNS)
     sums += tl.arange(0, {{shape[0]}})[:, None] * {{shape[1]}} + tl.arange(0, {{shape[1]}})[None, :]
-{%- endmacro %}
-{#- Write the sums `acc` of a split of the tile with number `number`, and add up. #}
-{%- macro add_splits(number) %}
-{{- sums_of(number)}}
     tl.store(sums + split * (BLOCK_M * COLUMNS), acc)
 {{- add_up()}}
 {%- endmacro %}
