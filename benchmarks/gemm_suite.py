@@ -57,7 +57,9 @@ INT4_GROUP = 128
 FP8_MOST = 448.0
 """The largest float8_e4m3fn."""
 
-GELU_OPERATIONS = 6
+GELU_OPERATIONS = 25
+"""A bias, and GELU by erf, as `lowerings.epilogues` counts them."""
+
 EPSILON = 1e-6
 
 
