@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import difflib
+import functools
 import hashlib
 import os
 import re
@@ -314,9 +315,10 @@ def names() -> list[str]:
     return [field.name for field in dataclasses.fields(Settings)]
 
 
-def types_of() -> dict[str, Any]:
+@functools.cache
+def types_of() -> Mapping[str, Any]:
     """Each setting's name and its type annotation, resolved."""
-    return typing.get_type_hints(Settings)
+    return types.MappingProxyType(typing.get_type_hints(Settings))
 
 
 def environment_variable(name: str) -> str:
@@ -413,6 +415,7 @@ def check(name: str, value: object) -> None:
         )
 
 
+@functools.cache
 def _readers() -> dict[str, Callable[[Any], object] | None]:
     return {field.name: field.metadata["reads"] for field in dataclasses.fields(Settings)}
 

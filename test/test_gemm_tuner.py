@@ -594,7 +594,7 @@ class TestVariants:
             choose.forced(met.append),  # type: ignore[func-returns-value]
             variants._untraced(),
         ):
-            variants._generate(problem, "cuda:0")
+            variants._generate(variants._trace(problem, "cuda:0"))
         assert problem in met
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")

@@ -14,9 +14,11 @@ waits for them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 from inductor_ext import events
@@ -119,14 +121,19 @@ class InductorBench:
         # As long as the workers are not ready kernels are compiled here, one by one.
         with contextlib.suppress(Exception):
             AsyncCompile.wait_pool_ready()
+        # While code is generated.
+        self.warm_up()
+        traced: dict[GemmProblem, _Traced] = {}
         codes: list[Any] = [None] * len(variants)
         for index in sorted(range(len(variants)), key=lambda index: _turn(variants[index])):
             problem, config = variants[index]
             starting(index)
             try:
                 options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
+                if problem not in traced:
+                    traced[problem] = _trace(problem, self.device)
                 with choose.forced(_rule(problem, config)), inductor_config.patch(options):
-                    codes[index] = _generate(problem, self.device)
+                    codes[index] = _generate(traced[problem])
             except Exception as error:
                 codes[index] = error
         found: list[Compiled | Exception] = []
@@ -200,44 +207,65 @@ def _rule(problem: GemmProblem, config: Config | None) -> choose.Rule:
     return lambda met: config if shape(met) == shape(problem) else None
 
 
-def _generate(problem: GemmProblem, device: str) -> tuple[str, dict[str, Any]]:
-    """The source of the module that computes a problem, and what it refers to by name."""
+@dataclass(frozen=True)
+class _Traced:
+    """The program of a problem as a graph, of which each variant is generated from a copy."""
+
+    problem: GemmProblem
+    graph: Any
+    inputs: tuple[Any, ...]
+    """Fake ones."""
+    mode: Any
+    """Theirs."""
+
+
+def _trace(problem: GemmProblem, device: str) -> _Traced:
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, ir
-    from torch._inductor import config as inductor_config
-    from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.post_grad import view_to_reshape
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.virtualized import NullHandler, V
+    from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     program = programs.program(problem)
     mode = FakeTensorMode()
-    with (
-        programs.precision(problem),
-        inductor_config.patch(_OPTIONS),
-        tracing(TracingContext(mode)),
-    ):
+    with programs.precision(problem), tracing(TracingContext(mode)):
         with mode:
             inputs = program.empty_inputs(device)
             gm = make_fx(program.function, decomposition_table=select_decomp_table())(*inputs)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(V.set_fake_mode(mode))
-            stack.enter_context(V.set_aot_compilation(False))
-            stack.enter_context(V.set_debug_handler(DebugContext()))
-            stack.enter_context(V.set_current_node(NullHandler()))
-            stack.enter_context(V.set_extern_kernel_nodes([]))
+        with V.set_fake_mode(mode):
             view_to_reshape(gm)
             compile_fx.fake_tensor_prop(gm, inputs)
             ir.gm_original_output_strides(gm)
-            compile_fx._recursive_post_grad_passes(gm, is_inference=True)
-            graph = GraphLowering(gm, example_inputs=inputs, is_inference=True)
-            graph.freeze_runtime_asserts()
-            with V.set_graph_handler(graph):
-                graph.run(*inputs)
-                code: Any = graph.codegen()[0]
+    return _Traced(problem, gm, tuple(inputs), mode)
+
+
+def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
+    """The source of the module that computes a problem, and what it refers to by name."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx
+    from torch._inductor import config as inductor_config
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import NullHandler, V
+
+    gm, inputs = copy.deepcopy(traced.graph), list(traced.inputs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(programs.precision(traced.problem))
+        stack.enter_context(inductor_config.patch(_OPTIONS))
+        stack.enter_context(tracing(TracingContext(traced.mode)))
+        stack.enter_context(V.set_fake_mode(traced.mode))
+        stack.enter_context(V.set_aot_compilation(False))
+        stack.enter_context(V.set_debug_handler(DebugContext()))
+        stack.enter_context(V.set_current_node(NullHandler()))
+        stack.enter_context(V.set_extern_kernel_nodes([]))
+        compile_fx._recursive_post_grad_passes(gm, is_inference=True)
+        graph = GraphLowering(gm, example_inputs=inputs, is_inference=True)
+        graph.freeze_runtime_asserts()
+        stack.enter_context(V.set_graph_handler(graph))
+        graph.run(*inputs)
+        code: Any = graph.codegen()[0]
     return code.value, {**graph.constants, **graph.torchbind_constants}
 
 
