@@ -19,6 +19,7 @@ from inductor_ext.templates.problem import GemmProblem
 
 pytest.importorskip("triton")
 
+from benchmarks.gemm_models import int8_linear
 from test import fake_cuda
 
 F = torch.nn.functional
@@ -178,6 +179,50 @@ def test_what_gains_most_is_taken_first() -> None:
     assert "tl.sigmoid" in kernel
     assert "rsqrt" not in kernel
     assert len(re.findall(r"extern_kernels\.(mm|addmm|bmm)\(", lowered.code)) == 5
+
+
+def gate_of_int8(x: Any, w1: Any, s1: Any, w2: Any, s2: Any) -> Any:
+    gate, up = int8_linear(x, w1, s1), int8_linear(x, w2, s2)
+    return F.silu(gate) * up
+
+
+@pytest.mark.parametrize(
+    ("rows", "microseconds", "parts_asked", "one_kernel"),
+    [
+        (8, 20.0, False, True),
+        # It leaves much to save.
+        (8, 60.0, True, False),
+        # Sums of many rows take time as well.
+        (65, 20.0, True, True),
+    ],
+    ids=["near", "far", "many rows"],
+)
+def test_parts_of_what_comes_near_the_roofline_are_not_measured(
+    rows: int, microseconds: float, parts_asked: bool, one_kernel: bool
+) -> None:
+    """Of 100 us stock's path has 50 for each of the parts, whose kernels would take 5."""
+    tile = GemmConfig("mixed", 16, 32, 64, 2, 2)
+    asked: list[GemmProblem] = []
+
+    def decided(problem: GemmProblem) -> Decision:
+        asked.append(problem)
+        if problem.operation != "mixed":
+            return Decision(None, "measured", (Timing(None, 50.0),))
+        ours, stock = (microseconds, 100.0) if problem.epilogue.gated else (5.0, 50.0)
+        return Decision(tile, "measured", (Timing(None, stock), Timing(tile, ours)))
+
+    weight = ((128, 256), torch.int8)
+    with mock.patch.object(
+        choose, "decide", lambda found, *_: {each: decided(each) for each in found}
+    ):
+        lowered, _ = lower(
+            lambda _: None, gate_of_int8, matrix(rows, 256), *(2 * [weight, matrix(128)])
+        )
+    parts = [each for each in asked if each.operation == "mixed" and not each.epilogue.gated]
+    assert bool(parts) == parts_asked
+    products = [source.count("tl.dot(") for source in lowered.kernels().values()]
+    assert ([each for each in products if each] == [2]) == one_kernel
+    assert "extern_kernels." not in lowered.code
 
 
 @pytest.mark.parametrize("computed", [False, True])

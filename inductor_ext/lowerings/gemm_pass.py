@@ -56,6 +56,14 @@ _REPEATED = 0.03
 """Of a kernel's time, what the normalisation of its rows has to save."""
 
 
+_NEAR = 0.75
+"""Of the time between stock's path and the roofline, what a kernel has to save, so that kernels for
+parts of what it computes need not be known."""
+
+_FEW = 64
+"""Rows up to which reading the weights is what products take their time for."""
+
+
 @dataclass(frozen=True)
 class _Site:
     """A place in the graph for one kernel."""
@@ -109,6 +117,15 @@ class _Site:
                 if problem is not None:
                     return epilogues.with_epilogue(self.nodes[0], problem, hints)
         return dataclasses.replace(self.problem, m=rows)
+
+
+def _is_part(site: _Site, other: _Site) -> bool:
+    """Whether a site is a part of another, in which quantised products of few rows are one."""
+    problem = other.problem
+    together = problem.operation == "mixed" and len(problem.parts) > 1
+    plain = problem.prologue is None or not problem.prologue.normalizes
+    few = isinstance(other.rows, int) and other.rows <= _FEW
+    return together and plain and few and set(site.nodes) < set(other.nodes)
 
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
@@ -180,10 +197,12 @@ class _Planner:
         fusions = [self._fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
-        for site in self._by_gain(fusions):
-            if not taken.isdisjoint(site.nodes) or not self._pays(site):
-                continue
-            taken |= self._place(self._now(site, taken))
+        for sites in self._in_turn(fusions):
+            left = [site for site in sites if taken.isdisjoint(site.nodes)]
+            for site in self._by_gain(left):
+                if not taken.isdisjoint(site.nodes) or not self._pays(site):
+                    continue
+                taken |= self._place(self._now(site, taken))
         self.fused = set()
         for site in fusions:
             if taken.isdisjoint(site.nodes):
@@ -354,6 +373,30 @@ class _Planner:
         return tuner.tune(
             unknown, self.device, variants.cuda_bench, self.settings, index=self.index
         )
+
+    def _in_turn(self, sites: Sequence[_Site]) -> tuple[list[_Site], list[_Site]]:
+        """Sites of which to choose, and those of which to choose where the others leave something.
+
+        Of quantised products of few rows that one kernel can compute together, those by themselves
+        are left for later, and as a rule never measured, if that kernel comes near what is possible
+        at all: they could save little more.
+        """
+        within = [site for site in sites if any(_is_part(site, other) for other in sites)]
+        self._decide([site for site in sites if site not in within])
+        near = [site for site in sites if site not in within and self._is_near(site)]
+        later = [site for site in within if any(_is_part(site, other) for other in near)]
+        return [site for site in sites if site not in later], later
+
+    def _is_near(self, site: _Site) -> bool:
+        """Whether a site's kernel saves most of what could be saved, at all sizes."""
+        for problem in self._problems(site):
+            decision = self.known[problem]
+            ours, stock = (decision.microseconds(each) for each in (decision.config, None))
+            if ours is None or stock is None:
+                return False
+            if stock - ours < _NEAR * (stock - problem.roofline(self.device)):
+                return False
+        return True
 
     def _by_gain(self, sites: Sequence[_Site]) -> list[_Site]:
         """Sites that have a kernel that loses no time, those first whose kernels save most."""
