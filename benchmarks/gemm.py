@@ -11,7 +11,8 @@ stand for all (`--quick` measures these alone), ends before the time that it is 
 
     python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume FILE
 
-With `--processes 4` that many cases are compiled at the same time, while one at a time has the GPU;
+`--no-table` measures how long compiles take where nothing is known of a product. With
+`--processes 4` that many cases are compiled at the same time, while one at a time has the GPU;
 how long compiling takes is not measured then.
 """
 
@@ -23,9 +24,12 @@ import dataclasses
 import functools
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -33,6 +37,7 @@ from benchmarks import contenders, gemm_suite, measure, results, slices, turns
 from benchmarks.contenders import Compiled, Contender
 from benchmarks.gemm_suite import Case, Program
 from benchmarks.gpu_timing import Mode, Timer
+from inductor_ext.selection import store
 from inductor_ext.templates.device import Device
 
 __all__ = ["ROUNDING", "WORSE", "Measured", "error", "floor", "main", "measure_case", "rows"]
@@ -288,9 +293,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
     parser.add_argument("--warm", action="store_true", help="compile again, from the caches")
+    parser.add_argument(
+        "--no-table", action="store_true", help="as if the package had none; with one process"
+    )
     parser.add_argument("--list", action="store_true", help="print the cases, and measure none")
     slices.add_arguments(parser)
     options = parser.parse_args(arguments)
+    if options.no_table and options.processes > 1:
+        parser.error("--no-table needs --processes 1: others have the table")
     cases = [
         case
         for case in gemm_suite.CASES.values()
@@ -307,8 +317,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = [case for case in cases if case.name not in ledger.done]
     names = ["eager", *options.contenders]
     make = functools.partial(_Bench, names, options.rounds, options.warm)
-    outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
-    count, failed = ledger.take(outcomes)
+    with contextlib.ExitStack() as stack:
+        if options.no_table:
+            nothing = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            stack.enter_context(mock.patch.object(store, "TABLES", nothing))
+        outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
+        count, failed = ledger.take(outcomes)
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

@@ -418,3 +418,9 @@ print(len(dict(floors.readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["63"]
+
+
+def test_other_processes_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gemm.main(["--no-table", "--processes", "2"])
+    assert "--no-table needs --processes 1" in capsys.readouterr().err

@@ -55,7 +55,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.families import legal
 from inductor_ext.templates.problem import GemmProblem, plain, read
 
-__all__ = ["KEPT", "SOURCES", "Known", "Source", "Store", "Tune", "folder", "of_settings"]
+__all__ = ["KEPT", "SOURCES", "TABLES", "Known", "Source", "Store", "Tune", "folder", "of_settings"]
 
 Source = Literal["measured", "imported", "shipped"]
 
@@ -68,7 +68,8 @@ KEPT: tuple[Source, ...] = ("measured", "imported")
 Tune = Callable[[Sequence[GemmProblem]], Mapping[GemmProblem, Decision]]
 """Measures problems."""
 
-_TABLES = pathlib.Path(__file__).parent / "tables"
+TABLES = pathlib.Path(__file__).parent / "tables"
+"""The folder of what is shipped."""
 
 _ENVIRONMENTS = 16
 """Entries of one problem that are kept: the newest. Each upgrade of Triton makes a new one."""
@@ -141,7 +142,7 @@ class Store:
         *,
         max_entries: int = 20_000,
         wait: float = 300.0,
-        tables: str | os.PathLike[str] = _TABLES,
+        tables: str | os.PathLike[str] | None = None,
     ) -> None:
         """Nothing is touched yet.
 
@@ -150,12 +151,12 @@ class Store:
                 shipped is known.
             max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go.
             wait: seconds without a result after which nobody waits any longer for others who tune.
-            tables: the folder of what is shipped.
+            tables: the folder of what is shipped, by default `TABLES`.
         """
         self.folder = None if folder is None else pathlib.Path(folder).absolute()
         self.max_entries = max_entries
         self.wait = wait
-        self._tables = pathlib.Path(tables)
+        self._tables = TABLES if tables is None else pathlib.Path(tables)
         self._until_collected: Counter[Source] = Counter()
 
     # --- what is known ---
