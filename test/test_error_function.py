@@ -107,7 +107,23 @@ def test_stock_keeps_its_own() -> None:
 
 
 @on_a_stand_in
-def test_what_is_no_float32_is_left_to_stock() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
+    with activation._scope(config.snapshot({})):
+        found = fake_cuda.lower(lambda x: torch.erf(x) + 1, ((SIZE,), dtype))
+    ((_, source),) = found.kernels().items()
+    assert "libdevice.erf(" not in source
+    ((given,),) = (
+        re.findall(r"'=f,f', \[(\w+)\]", line) for line in source.splitlines() if "abs.f32" in line
+    )
+    assert re.search(rf"{given} = \w+\.to\(tl\.float32\)", source)
+    # As all that stock computes of halves, it is rounded where it is stored.
+    assert ".to(tl.bfloat16)" not in source
+    assert ".to(tl.float16)" not in source
+
+
+@on_a_stand_in
+def test_what_is_wider_is_left_to_stock() -> None:
     with activation._scope(config.snapshot({})):
         found = fake_cuda.lower(torch.erf, ((SIZE,), torch.float64))
     assert all("libdevice.erf(" in source for source in found.kernels().values())

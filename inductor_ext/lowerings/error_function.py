@@ -22,6 +22,7 @@ compiles in half the time.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -94,14 +95,21 @@ PTX = f"{{ {'; '.join(_instructions())}; }}"
 
 @register_lowering(torch.ops.aten.erf.default)
 def erf(stock: Callable[..., Any], x: Any) -> Any:
-    """Stock's lowering, but for float32 in Triton kernels on NVIDIA's GPUs."""
+    """Stock's lowering, but for floats of up to 32 bits in Triton kernels on NVIDIA's GPUs."""
     by_triton = x.get_device().type == "cuda" and inductor_config.cuda_backend == "triton"
-    if x.get_dtype() != torch.float32 or not by_triton or torch.version.hip:
+    if x.get_dtype() not in _DTYPES or not by_triton or torch.version.hip:
         return stock(x)
     from torch._inductor.lowering import make_pointwise
 
-    return make_pointwise(_erf)(x)
+    return make_pointwise(functools.partial(_erf, x.get_dtype()))(x)
 
 
-def _erf(x: Any) -> Any:
-    return ops.inline_asm_elementwise(x, asm=PTX, constraints="=f,f", dtype=torch.float32)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _erf(dtype: torch.dtype, x: Any) -> Any:
+    """Computed in float32; what Inductor keeps in that until it is stored is not rounded here."""
+    if dtype != torch.float32:
+        x = ops.to_dtype(x, torch.float32, src_dtype=dtype)
+    found = ops.inline_asm_elementwise(x, asm=PTX, constraints="=f,f", dtype=torch.float32)
+    return found if dtype == torch.float32 else ops.to_dtype(found, dtype, src_dtype=torch.float32)
