@@ -35,6 +35,8 @@ from inductor_ext.lowerings import register_lowering
 
 __all__ = ["BORDER", "INNER", "OUTER", "PTX", "erf"]
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 BORDER = 1.0
 """From where on the second formula holds."""
 
@@ -102,9 +104,6 @@ def erf(stock: Callable[..., Any], x: Any) -> Any:
     from torch._inductor.lowering import make_pointwise
 
     return make_pointwise(functools.partial(_erf, x.get_dtype()))(x)
-
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _erf(dtype: torch.dtype, x: Any) -> Any:

@@ -123,6 +123,7 @@ def _is_part(site: _Site, other: _Site) -> bool:
     """Whether a site is a part of another, in which quantised products of few rows are one."""
     problem = other.problem
     together = problem.operation == "mixed" and len(problem.parts) > 1
+    # What also normalises may well take longer than what does not.
     plain = problem.prologue is None or not problem.prologue.normalizes
     few = isinstance(other.rows, int) and other.rows <= _FEW
     return together and plain and few and set(site.nodes) < set(other.nodes)

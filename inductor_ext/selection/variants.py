@@ -213,6 +213,7 @@ class _Traced:
 
     problem: GemmProblem
     graph: Any
+    """A GraphModule of ATen's operators, with fake values."""
     inputs: tuple[Any, ...]
     """Fake ones."""
     mode: Any
@@ -220,6 +221,7 @@ class _Traced:
 
 
 def _trace(problem: GemmProblem, device: str) -> _Traced:
+    """As it is before Inductor's last passes over graphs, which know the variant."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, ir
     from torch._inductor.decomposition import select_decomp_table
