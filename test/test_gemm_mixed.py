@@ -15,6 +15,7 @@ from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
 from inductor_ext.templates.ranking import rank
+from inductor_ext.templates.space import candidates
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case
@@ -522,6 +523,14 @@ class TestStationary:
             assert len(found) < len(tried)
             # About as many CTAs as the SMs hold at once.
             assert all(each.units(problem) >= 240 for each in found)
+
+    def test_of_many_columns_there_are_more_ctas_than_the_sms_hold(self) -> None:
+        problem = GemmProblem.contiguous(
+            "mixed", 16, 128_256, 4096, b_dtype="int8", prologue=Prologue("dequantize", "column")
+        )
+        tried = candidates(problem, device("NVIDIA H200"))
+        found = [each for each in tried if each.template == "stationary"]
+        assert {(each.threads, each.block_n) for each in found} == {(128, 256), (256, 512)}
 
 
 class TestCompiled:

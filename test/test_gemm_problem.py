@@ -630,6 +630,7 @@ REFUSED = [
     ("stationary", INT8, but(STATIONARY, block_m=8), H200, "in tiles of 8"),
     ("stationary", but(INT8, m=8), but(STATIONARY, block_m=32), H200, "in tiles of 32"),
     ("stationary", INT8, but(STATIONARY, block_n=40), H200, "no multiple of the 16"),
+    ("stationary", INT8, but(STATIONARY, block_n=528), H200, "16 rows by 1024 columns"),
     ("stationary", INT8, but(STATIONARY, block_k=128, split_k=32), H200, "less than a load"),
     ("stationary", INT8, but(STATIONARY, block_k=4096), H200, "128 registers a thread"),
     ("stationary", INT8, but(STATIONARY, block_k=1024), H200, "not 2 steps of 1024"),

@@ -418,6 +418,10 @@ MOST_STATIONARY = 64
 """Registers of a thread that hold elements of a, half of the 128 with which an SM has two CTAs of 8
 warps: a strip of b takes 32 of 8 bits, its sums 8."""
 
+MOST_SUMS = 32
+"""Registers of a thread that hold sums when those of all parts of K are added up, for all columns
+of a CTA at once. With more, this last step would have more registers than the rest, or spill."""
+
 
 @_constraint("stationary")
 def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
@@ -432,6 +436,13 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
     columns = STRIP * (2 if problem.epilogue.gated else 1)
     if config.block_n % columns:
         return f"block_n is {config.block_n}, and no multiple of the {columns} columns of strips"
+    products = columns // STRIP
+    width = next_power_of_two(config.block_n // products) * products
+    if config.block_m * width > MOST_SUMS * config.threads:
+        return (
+            f"sums of {config.block_m} rows by {width} columns are more than {MOST_SUMS} for each "
+            f"of {config.threads} threads"
+        )
     held = config.block_m * config.block_k // (2 * config.threads)
     if config.chunks(problem) < 1 or held > MOST_STATIONARY:
         return (

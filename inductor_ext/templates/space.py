@@ -22,7 +22,7 @@ from inductor_ext.templates.config import (
     TemplateName,
     tiles_along_n,
 )
-from inductor_ext.templates.constraints import MOST_ACCUMULATORS, least_block_k, legal
+from inductor_ext.templates.constraints import MOST_ACCUMULATORS, MOST_SUMS, least_block_k, legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     BATCHED,
@@ -327,8 +327,8 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
     """Integers for few rows, each warp with 128 or 256 of K.
 
     Every CTA walks as far as there is work for as many as the SMs hold at once, or for a power of
-    two of them on each, as registers are an estimate. With half as far, and twice as many CTAs,
-    none was faster on an H200.
+    two of them on each, as registers are an estimate, but no farther than registers can add up.
+    With half as far, and twice as many CTAs, none was faster on an H200.
     """
     if problem.rows > 16:
         return
@@ -343,9 +343,10 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
         shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
         held = shape.occupancy(problem, device)
+        most = MOST_SUMS * shape.threads // (rows * products) // STRIP
         for resident in dict.fromkeys((held, next_power_of_two(held + 1) // 2)):
             walked = ceiling(strips, max(1, resident * device.sms // splits))
-            yield dataclasses.replace(shape, block_n=STRIP * walked * products)
+            yield dataclasses.replace(shape, block_n=STRIP * min(walked, most) * products)
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
