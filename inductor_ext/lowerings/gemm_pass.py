@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,14 +120,13 @@ class _Site:
         return dataclasses.replace(self.problem, m=rows)
 
 
-def _is_part(site: _Site, other: _Site) -> bool:
-    """Whether a site is a part of another, in which quantised products of few rows are one."""
-    problem = other.problem
+def _is_together(site: _Site) -> bool:
+    """Whether a site's kernel computes several quantised products of few rows together."""
+    problem = site.problem
     together = problem.operation == "mixed" and len(problem.parts) > 1
     # What also normalises may well take longer than what does not.
     plain = problem.prologue is None or not problem.prologue.normalizes
-    few = isinstance(other.rows, int) and other.rows <= _FEW
-    return together and plain and few and set(site.nodes) < set(other.nodes)
+    return together and plain and isinstance(site.rows, int) and site.rows <= _FEW
 
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
@@ -382,11 +382,20 @@ class _Planner:
         are left for later, and as a rule never measured, if that kernel comes near what is possible
         at all: they could save little more.
         """
-        within = [site for site in sites if any(_is_part(site, other) for other in sites)]
-        self._decide([site for site in sites if site not in within])
-        near = [site for site in sites if site not in within and self._is_near(site)]
-        later = [site for site in within if any(_is_part(site, other) for other in near)]
-        return [site for site in sites if site not in later], later
+        around: dict[fx.Node, list[_Site]] = defaultdict(list)
+        for site in filter(_is_together, sites):
+            for node in site.nodes:
+                around[node].append(site)
+        wholes = {
+            id(site): [each for each in around[site.nodes[0]] if set(site.nodes) < set(each.nodes)]
+            for site in sites
+        }
+        self._decide([site for site in sites if not wholes[id(site)]])
+        near = {id(site) for site in sites if not wholes[id(site)] and self._is_near(site)}
+        turns: tuple[list[_Site], list[_Site]] = ([], [])
+        for site in sites:
+            turns[any(id(each) in near for each in wholes[id(site)])].append(site)
+        return turns
 
     def _is_near(self, site: _Site) -> bool:
         """Whether a site's kernel saves most of what could be saved, at all sizes."""
