@@ -433,10 +433,10 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
             "stationary has up to 16 rows in tiles of 8 or 16, and not "
             f"{problem.rows} in tiles of {config.block_m}"
         )
-    columns = STRIP * (2 if problem.epilogue.gated else 1)
+    products = 2 if problem.epilogue.gated else 1
+    columns = STRIP * products
     if config.block_n % columns:
         return f"block_n is {config.block_n}, and no multiple of the {columns} columns of strips"
-    products = columns // STRIP
     width = next_power_of_two(config.block_n // products) * products
     if config.block_m * width > MOST_SUMS * config.threads:
         return (
