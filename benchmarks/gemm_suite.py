@@ -376,7 +376,8 @@ def _bias_gelu(case: Case, source: _Source) -> Program:
 
 
 def _residual_problem(case: Case) -> GemmProblem:
-    return _mm_problem(case, epilogue=Epilogue((EpilogueInput("bfloat16", "matrix"),), 1))
+    epilogue = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1)
+    return GemmProblem.contiguous("addmm", case.m, case.n, case.k, epilogue=epilogue)
 
 
 def _residual(case: Case, source: _Source) -> Program:

@@ -110,6 +110,23 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     assert case.problem in plain
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+@pytest.mark.parametrize("kind", ["bias_gelu", "residual"])
+def test_what_follows_a_product_is_counted_as_in_graphs(kind: str) -> None:
+    from inductor_ext.lowerings import epilogues, problems
+    from test.gemm_graphs import lowered_graph
+
+    case = TOYS[kind]
+    program = case.program("cpu")
+    graph = lowered_graph(program.function, *(each.to("meta") for each in program.inputs))
+    found = [
+        epilogues.with_epilogue(node, problem)
+        for node in graph.nodes
+        if (problem := problems.problem_of(node)) is not None
+    ]
+    assert found == [case.problem]
+
+
 def test_inputs_are_the_problem_s_operands() -> None:
     for case in (TOYS["bmm"], dataclasses.replace(TOYS["bmm"], layouts="cr"), TOYS["mm"]):
         a, b = case.program("cpu").inputs

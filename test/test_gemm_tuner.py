@@ -609,12 +609,14 @@ class TestVariants:
             fake_cuda.device(),
             activation._scope(config.snapshot()),
             mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
+            mock.patch.object(variants, "_trace", wraps=variants._trace) as trace,
             mock.patch.object(bench, "device", "cuda:0"),
             inductor_config.patch(compile_threads=1),
             variants._untraced(),
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
             found = bench.compile(wanted, lambda index: None)
+        assert [each.args[0] for each in trace.call_args_list] == [problem, parts]
         codes = [each.key if isinstance(each, trial.Compiled) else repr(each) for each in found]
         assert "extern_kernels.mm" in codes[0]
         assert "extern_kernels.mm" not in codes[1]
