@@ -13,7 +13,15 @@ import torch
 
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, statistics_depth
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import direct, gemv, grouped, persistent, stationary, tile
+from inductor_ext.templates.triton import (
+    direct,
+    gemv,
+    grouped,
+    launchers,
+    persistent,
+    stationary,
+    tile,
+)
 
 __all__ = ["choice"]
 
@@ -239,6 +247,10 @@ def _kernel_type() -> Any:
                 else:
                     wrapper.generate_workspace_allocation(each)
             super().call_kernel(name, *args, **kwargs)
+            # By TMA or with dependent launch: Inductor's own launcher takes neither.
+            kernel: Any = self.triton_meta
+            if _in_python() and ("A_ROW" in self.meta or kernel.get("launch_pdl")):
+                launchers.prepare(kernel)
             for each in reversed(self._memory):
                 if not (_in_python() and each.inner_name == "COUNTERS"):
                     wrapper.generate_workspace_deallocation(each)
