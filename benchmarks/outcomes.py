@@ -9,6 +9,7 @@ outlives a pytest that is killed. `read` makes of it one outcome for each test.
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,8 @@ def pytest_configure(config: Any) -> None:
     # xdist's workers tell the process that started them.
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(Path(file)))
+        # Shells have what they start in the background ignore what ends a run.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Writer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,15 @@ def test_rows_are_valid_results() -> None:
     results.validate(document)
 
 
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """Processes are started as a shell does it in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_background")
 def test_a_run_that_is_ended_keeps_what_it_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
