@@ -61,6 +61,9 @@ _NEAR = 0.75
 """Of the time between stock's path and the roofline, what a kernel has to save, so that kernels for
 parts of what it computes need not be known."""
 
+_TILE = 128 * 128
+"""Elements of an output that a multiprocessor computes at a time."""
+
 _FEW = 64
 """Rows up to which reading the weights is what products take their time for."""
 
@@ -195,7 +198,11 @@ class _Planner:
         scaled = [mixed.with_scales(each) for each in dequantized]
         found = [*patterns.find(graph, settings, scaled), *dequantized]
         reduced = row_maxima.find(graph, settings, found)
-        fusions = [self._fused_site(each) for each in (*reduced, *found)]
+        fusions = [
+            site
+            for site in map(self._fused_site, (*reduced, *found))
+            if self._leaves_one_that_is_busy(site)
+        ]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
         for sites in self._in_turn(fusions):
@@ -235,6 +242,17 @@ class _Planner:
         a = fusion.inputs[0]
         axes = tuple(range(a.meta["val"].dim() - 1))
         return self._read(_Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion))
+
+    def _leaves_one_that_is_busy(self, site: _Site) -> bool:
+        """Whether a product that a fusion leaves to itself, if any, has a tile for each
+        multiprocessor.
+
+        Of rows that are not known it does not count: branches copy the parts of what they return,
+        and of many rows that takes as long as is saved.
+        """
+        assert site.fusion is not None
+        rows, apart = site.rows, site.fusion.apart
+        return not apart or (isinstance(rows, int) and rows * apart >= _TILE * self.device.sms)
 
     def _plain_site(self, node: fx.Node, problem: GemmProblem) -> _Site:
         biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)

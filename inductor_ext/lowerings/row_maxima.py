@@ -210,10 +210,10 @@ class _Search:
             base.inputs[: len(base.inputs) - len(biases)],
             {**base.options, "chain": chain.finish(y), "ABSOLUTE": reduction.absolute},
             base.halves,
-            base.views,
-            chain.inputs,
-            base.outputs[0] if base in self.plain else None,
-            behind,
+            views=base.views,
+            chain_inputs=chain.inputs,
+            plain=base.outputs[0] if base in self.plain else None,
+            behind=behind,
         )
         return found if self.closed(found) else None
 
