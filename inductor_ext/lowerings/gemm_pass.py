@@ -201,7 +201,7 @@ class _Planner:
         fusions = [
             site
             for site in map(self._fused_site, (*reduced, *found))
-            if self._leaves_one_that_is_busy(site)
+            if self._is_considered(site)
         ]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
@@ -243,12 +243,12 @@ class _Planner:
         axes = tuple(range(a.meta["val"].dim() - 1))
         return self._read(_Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion))
 
-    def _leaves_one_that_is_busy(self, site: _Site) -> bool:
-        """Whether a product that a fusion leaves to itself, if any, has a tile for each
-        multiprocessor.
+    def _is_considered(self, site: _Site) -> bool:
+        """Whether a fusion is decided on: one that leaves a product to itself only if that has a
+        tile for each multiprocessor.
 
-        Of rows that are not known it does not count: branches copy the parts of what they return,
-        and of many rows that takes as long as is saved.
+        And not if rows are not known: branches copy the parts of what they return, and of many rows
+        that takes as long as is saved.
         """
         assert site.fusion is not None
         rows, apart = site.rows, site.fusion.apart
