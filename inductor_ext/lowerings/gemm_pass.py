@@ -199,9 +199,7 @@ class _Planner:
         found = [*patterns.find(graph, settings, scaled), *dequantized]
         reduced = row_maxima.find(graph, settings, found)
         fusions = [
-            site
-            for site in map(self._fused_site, (*reduced, *found))
-            if self._is_considered(site)
+            site for site in map(self._fused_site, (*reduced, *found)) if self._is_considered(site)
         ]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
