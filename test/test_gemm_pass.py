@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext import activation, config
+from inductor_ext import activation, config, events
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
@@ -205,8 +205,11 @@ def test_the_widest_product_is_left_to_the_library_where_that_saves_more(
         timings = (Timing(None, 100.0), Timing(TILE, 100.0 - gain))
         return Decision(TILE if gain > 0 else None, "measured", timings)
 
-    with mock.patch.object(
-        choose, "decide", lambda found, *_: {each: decided(each) for each in found}
+    with (
+        mock.patch.object(
+            choose, "decide", lambda found, *_: {each: decided(each) for each in found}
+        ),
+        events.capture(events.ProductRecord) as records,
     ):
         lowered, _ = lower(
             lambda _: None,
@@ -218,6 +221,10 @@ def test_the_widest_product_is_left_to_the_library_where_that_saves_more(
     assert factors == kernels
     assert lowered.code.count("extern_kernels.mm(") == 3 - sum(kernels)
     assert ((256, 256) in {each.parts for each in asked}) == (rows == 1056)
+    if kernels == [2]:
+        (widest,) = (each for each in records if not each.problem.parts)
+        (declined,) = widest.declined
+        assert "N = 256+4096+256 (others of these are a kernel)" in declined
 
 
 def gate_of_int8(x: Any, w1: Any, s1: Any, w2: Any, s2: Any) -> Any:

@@ -211,10 +211,15 @@ class _Planner:
                 taken |= self._place(self._now(site, taken))
         self.fused = set()
         for site in fusions:
+            others = (node for node in site.nodes if node not in taken)
+            alone = [node for node in others if problems.is_product(node)]
+            if not alone:
+                continue
+            problem = self._problems(site)[-1]
+            why = "others of these are a kernel"
             if taken.isdisjoint(site.nodes):
-                problem = self._problems(site)[-1]
-                decision = self.known[problem]
-                gemm_records.decline(site.nodes, problem, self._why_not(site, decision))
+                why = self._why_not(site, self.known[problem])
+            gemm_records.decline(alone, problem, why)
         plain = [
             self._plain_site(node, problem)
             for node, problem in _products(graph).items()
