@@ -30,19 +30,19 @@ def prepare(kernel: Mapping[str, Any]) -> None:
     Args:
         kernel: what Inductor knows of it for Triton (`triton_meta`).
     """
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    # No compile is to fail for what would have saved time.
+    with contextlib.suppress(Exception):
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
-    if not _are_built() or not AsyncCompile.use_process_pool():
-        return
-    signature, constants = kernel["signature"], kernel["constants"]
-    folder = triton_cache_dir(kernel["device"].index)
-    wanted = (folder, *signature.values(), *map(repr, constants.items()))
-    if wanted in _begun:
-        return
-    with contextlib.suppress(RuntimeError):
-        AsyncCompile.process_pool().submit(build, signature, constants, folder)
-        _begun.add(wanted)
+        if not _are_built() or not AsyncCompile.use_process_pool():
+            return
+        signature, constants = kernel["signature"], kernel["constants"]
+        folder = triton_cache_dir(kernel["device"].index)
+        wanted = (folder, *signature.values(), *map(repr, constants.items()))
+        if wanted not in _begun:
+            AsyncCompile.process_pool().submit(build, signature, constants, folder)
+            _begun.add(wanted)
 
 
 def build(signature: Mapping[str, str], constants: Mapping[Any, Any], folder: str) -> None:
@@ -74,8 +74,6 @@ class _Metadata:
 @functools.cache
 def _are_built() -> bool:
     """Whether launchers are built from a text."""
-    try:
-        from triton.backends.nvidia import driver
-    except ImportError:
-        return False
+    from triton.backends.nvidia import driver
+
     return hasattr(driver, "make_launcher")
