@@ -184,13 +184,13 @@ def test_what_gains_most_is_taken_first() -> None:
 @pytest.mark.parametrize(
     ("rows", "saved", "kernels"),
     [
-        # Of 264 tiles of 16384 elements there are two for each multiprocessor.
-        (1056, {(256, 4096, 256): 3.0, (256, 256): 8.0}, [2]),
-        (1056, {(256, 4096, 256): 9.0, (256, 256): 8.0}, [3]),
-        (1056, {(256, 4096, 256): -1.0, (256, 256): 8.0}, [2]),
-        (1056, {(256, 4096, 256): -1.0, (256, 256): -1.0}, []),
-        # A multiprocessor would have none.
-        (524, {(256, 4096, 256): 3.0, (256, 256): 8.0}, [3]),
+        # Of 132 tiles of 16384 elements there is one for each multiprocessor.
+        (528, {(256, 4096, 256): 3.0, (256, 256): 8.0}, [2]),
+        (528, {(256, 4096, 256): 9.0, (256, 256): 8.0}, [3]),
+        (528, {(256, 4096, 256): -1.0, (256, 256): 8.0}, [2]),
+        (528, {(256, 4096, 256): -1.0, (256, 256): -1.0}, []),
+        # One would have none.
+        (527, {(256, 4096, 256): 3.0, (256, 256): 8.0}, [3]),
     ],
     ids=["rest", "all", "rest alone", "none", "few rows"],
 )
@@ -220,7 +220,7 @@ def test_the_widest_product_is_left_to_the_library_where_that_saves_more(
     factors = [len(set(re.findall(r"arg_B(\d)", each))) for each in lowered.kernels().values()]
     assert factors == kernels
     assert lowered.code.count("extern_kernels.mm(") == 3 - sum(kernels)
-    assert ((256, 256) in {each.parts for each in asked}) == (rows == 1056)
+    assert ((256, 256) in {each.parts for each in asked}) == (rows == 528)
     if kernels == [2]:
         (widest,) = (each for each in records if not each.problem.parts)
         (declined,) = widest.declined
