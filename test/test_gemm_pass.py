@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext import activation, config, events
+from inductor_ext import activation, config
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
@@ -181,52 +181,6 @@ def test_what_gains_most_is_taken_first() -> None:
     assert len(re.findall(r"extern_kernels\.(mm|addmm|bmm)\(", lowered.code)) == 5
 
 
-@pytest.mark.parametrize(
-    ("rows", "saved", "kernels"),
-    [
-        # Of 132 tiles of 16384 elements there is one for each multiprocessor.
-        (528, {(256, 4096, 256): 3.0, (256, 256): 8.0}, [2]),
-        (528, {(256, 4096, 256): 9.0, (256, 256): 8.0}, [3]),
-        (528, {(256, 4096, 256): -1.0, (256, 256): 8.0}, [2]),
-        (528, {(256, 4096, 256): -1.0, (256, 256): -1.0}, []),
-        # One would have none.
-        (527, {(256, 4096, 256): 3.0, (256, 256): 8.0}, [3]),
-    ],
-    ids=["rest", "all", "rest alone", "none", "few rows"],
-)
-def test_the_widest_product_is_left_to_the_library_where_that_saves_more(
-    rows: int, saved: dict[tuple[int, ...], float], kernels: list[int]
-) -> None:
-    asked: list[GemmProblem] = []
-
-    def decided(problem: GemmProblem) -> Decision:
-        asked.append(problem)
-        gain = saved.get(problem.parts, -1.0)
-        timings = (Timing(None, 100.0), Timing(TILE, 100.0 - gain))
-        return Decision(TILE if gain > 0 else None, "measured", timings)
-
-    with (
-        mock.patch.object(
-            choose, "decide", lambda found, *_: {each: decided(each) for each in found}
-        ),
-        events.capture(events.ProductRecord) as records,
-    ):
-        lowered, _ = lower(
-            lambda _: None,
-            lambda x, *weights: tuple(x @ weight.t() for weight in weights),
-            matrix(rows, 64),
-            *(matrix(width, 64) for width in (256, 4096, 256)),
-        )
-    factors = [len(set(re.findall(r"arg_B(\d)", each))) for each in lowered.kernels().values()]
-    assert factors == kernels
-    assert lowered.code.count("extern_kernels.mm(") == 3 - sum(kernels)
-    assert ((256, 256) in {each.parts for each in asked}) == (rows == 528)
-    if kernels == [2]:
-        (widest,) = (each for each in records if not each.problem.parts)
-        (declined,) = widest.declined
-        assert "N = 256+4096+256 (others of these are a kernel)" in declined
-
-
 def gate_of_int8(x: Any, w1: Any, s1: Any, w2: Any, s2: Any) -> Any:
     gate, up = int8_linear(x, w1, s1), int8_linear(x, w2, s2)
     return F.silu(gate) * up
@@ -372,15 +326,6 @@ class TestUnknownRows:
         )
         assert " <= " not in lowered.code.partition("def call(")[2].partition("\ndef ")[0]
         assert len(lowered.kernels()) == 1
-
-    def test_no_product_is_left_to_itself(self) -> None:
-        _, asked = lower(
-            lambda problem: TILE if problem.m <= 256 else None,
-            lambda x, *weights: tuple(x @ weight.t() for weight in weights),
-            matrix("rows", 64),
-            *(matrix(width, 64) for width in (4096, 256, 256)),
-        )
-        assert {len(each.parts) for each in asked} == {0, 3}
 
     def test_one_kernel_where_cuda_graphs_are_recorded(self) -> None:
         lowered, asked = lower(

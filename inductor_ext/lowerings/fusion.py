@@ -63,9 +63,6 @@ class Fusion:
     views: tuple[View, ...] = ()
     """How inputs from b on are seen, as far as there are any; the others are seen as they are.
     Where something is dequantised, there is one for each factor, scale and zero point."""
-    apart: int = 0
-    """Columns of the widest product of the first factor, if there are others and it is not among
-    the nodes. It is to be left to itself only where it keeps all multiprocessors busy."""
 
 
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:

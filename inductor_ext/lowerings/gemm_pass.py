@@ -61,9 +61,6 @@ _NEAR = 0.75
 """Of the time between stock's path and the roofline, what a kernel has to save, so that kernels for
 parts of what it computes need not be known."""
 
-_TILE = 128 * 128
-"""Elements of an output that a multiprocessor computes at a time."""
-
 _FEW = 64
 """Rows up to which reading the weights is what products take their time for."""
 
@@ -198,9 +195,7 @@ class _Planner:
         scaled = [mixed.with_scales(each) for each in dequantized]
         found = [*patterns.find(graph, settings, scaled), *dequantized]
         reduced = row_maxima.find(graph, settings, found)
-        fusions = [
-            site for site in map(self._fused_site, (*reduced, *found)) if self._is_considered(site)
-        ]
+        fusions = [self._fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
         taken: set[fx.Node] = set()
         for sites in self._in_turn(fusions):
@@ -211,15 +206,10 @@ class _Planner:
                 taken |= self._place(self._now(site, taken))
         self.fused = set()
         for site in fusions:
-            others = (node for node in site.nodes if node not in taken)
-            alone = [node for node in others if problems.is_product(node)]
-            if not alone:
-                continue
-            problem = self._problems(site)[-1]
-            why = "others of these are a kernel"
             if taken.isdisjoint(site.nodes):
-                why = self._why_not(site, self.known[problem])
-            gemm_records.decline(alone, problem, why)
+                problem = self._problems(site)[-1]
+                decision = self.known[problem]
+                gemm_records.decline(site.nodes, problem, self._why_not(site, decision))
         plain = [
             self._plain_site(node, problem)
             for node, problem in _products(graph).items()
@@ -245,17 +235,6 @@ class _Planner:
         a = fusion.inputs[0]
         axes = tuple(range(a.meta["val"].dim() - 1))
         return self._read(_Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion))
-
-    def _is_considered(self, site: _Site) -> bool:
-        """Whether a fusion is decided on: one that leaves a product to itself only if that has a
-        tile for each multiprocessor.
-
-        And not if rows are not known: branches copy the parts of what they return, and of many rows
-        that takes as long as is saved.
-        """
-        assert site.fusion is not None
-        rows, apart = site.rows, site.fusion.apart
-        return not apart or (isinstance(rows, int) and rows * apart >= _TILE * self.device.sms)
 
     def _plain_site(self, node: fx.Node, problem: GemmProblem) -> _Site:
         biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)

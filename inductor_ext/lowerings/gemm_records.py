@@ -45,17 +45,18 @@ def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
 
 
-def decline(products: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> None:
-    """Note, for the records of products, that these do not become one kernel.
+def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> None:
+    """Note, for the records of the products among some nodes, that these do not become one kernel.
 
     Args:
-        products: those that one kernel could have replaced.
+        nodes: those that one kernel could have replaced.
         problem: of that kernel.
         why: the reason, in words.
     """
-    for node in products:
-        known = node.meta.get(DECLINED, ())
-        node.meta[DECLINED] = (*known, f"{problem_words(problem)} ({why})")
+    for node in nodes:
+        if problems.is_product(node):
+            known = node.meta.get(DECLINED, ())
+            node.meta[DECLINED] = (*known, f"{problem_words(problem)} ({why})")
 
 
 def emit(graph: torch.fx.Graph, settings: Settings) -> None:

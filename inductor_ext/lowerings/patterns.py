@@ -242,12 +242,11 @@ class _Search:
         shared = list(self.shared(before, taken)) if settings.gemm_fuse_shared_input else []
         taken |= {node for each in shared for node in each.nodes}
         found = [*gated, *shared]
-        narrow = [each for each in map(self.without_widest, shared) if each is not None]
         if not settings.gemm_fuse_norm or rounds:
-            return [*found, *narrow]
+            return found
         single = (product for node, product in self.products.items() if node not in taken)
         normalized = (self.normalized(each) for each in [*found, *single])
-        return [*(each for each in normalized if each is not None), *found, *narrow]
+        return [*(each for each in normalized if each is not None), *found]
 
     def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         return tuple(sorted(set(nodes), key=self.order.__getitem__))
@@ -444,21 +443,6 @@ class _Search:
         if not all(node.op != "call_function" or self.movable(node, nodes[0]) for node in moved):
             return None
         return found
-
-    def without_widest(self, fusion: Fusion) -> Fusion | None:
-        """What is left of products of one first factor if one of them has half of all columns.
-
-        Many rows of that one keep the GPU busy, where a library's kernel may be the fastest; of the
-        others each by itself does not. No library's kernel dequantises.
-        """
-        widths = fusion.problem.parts
-        widest = max(widths)
-        dequantizes = fusion.problem.operation == "mixed"
-        if len(widths) < 3 or 2 * widest < fusion.problem.n or dequantizes:
-            return None
-        index = widths.index(widest)
-        found = self.side_by_side([*fusion.outputs[:index], *fusion.outputs[index + 1 :]])
-        return found and dataclasses.replace(found, apart=widest)
 
     def of_parts(
         self, problem: GemmProblem, nodes: Sequence[fx.Node], halves: tuple[int, int] | None = None
