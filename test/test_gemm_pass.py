@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from inductor_ext import activation, config
 from inductor_ext.selection import choose
@@ -257,10 +258,11 @@ def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(compu
     ],
     ids=["torch's launcher", "graphs", "asked for", "Triton's launcher"],
 )
+@pytest.mark.parametrize("measured", [False, True], ids=["", "measured"])
 def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
-    options: dict[str, bool], dependent: bool
+    options: dict[str, bool], dependent: bool, measured: bool
 ) -> None:
-    tile = dataclasses.replace(TILE, pdl=True)
+    tile = dataclasses.replace(TILE, pdl=measured)
     decision = Decision(tile, "measured", (Timing(None, 100.0), Timing(tile, 50.0)))
     decided = mock.patch.object(choose, "decide", lambda found, *_: dict.fromkeys(found, decision))
     with activation._scope(config.snapshot({})), decided:
@@ -270,6 +272,12 @@ def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
     (kernel,) = (each for each in lowered.kernels().values() if "tl.dot" in each)
     assert ("gdc_wait" in kernel) == dependent
     assert ("'launch_pdl': True" in lowered.code) == dependent
+
+
+def test_cpp_launches_dependents() -> None:
+    assert not choose.launches_dependents()
+    with inductor_config.patch(cpp_wrapper=True):
+        assert choose.launches_dependents()
 
 
 def test_what_a_norm_computes_on_the_way_is_no_kernel_that_could_be_saved() -> None:

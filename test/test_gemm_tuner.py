@@ -18,6 +18,7 @@ from hypothesis import given
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.gemm_models import int8_linear
 from inductor_ext import activation, config, events, exc
 from inductor_ext.selection import choose, programs, timing, trial, tuner, variants, verify
 from inductor_ext.selection.decision import Decision, Timing
@@ -523,6 +524,68 @@ def constants(code: str) -> list[str]:
     return re.findall(r"\w+ : tl.constexpr = \S+", products[0]) if products else []
 
 
+def matrix(*size: int, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return size, dtype
+
+
+WRITTEN: dict[str, tuple[Any, ...]] = {
+    "product": (lambda x, w: x @ w.t(), matrix(16, 512), matrix(256, 512)),
+    "silu": (
+        lambda x, w: torch.nn.functional.silu(x @ w.t()),
+        matrix(16, 512),
+        matrix(256, 512),
+    ),
+    "gelu": (
+        lambda x, w, bias: torch.nn.functional.gelu(torch.nn.functional.linear(x, w, bias)),
+        *(matrix(16, 512), matrix(256, 512), matrix(256)),
+    ),
+    "int8": (int8_linear, matrix(16, 512), matrix(256, 512, dtype=torch.int8), matrix(256)),
+    "gate": (
+        lambda x, w1, w2: torch.nn.functional.silu(x @ w1.t()) * (x @ w2.t()),
+        *(matrix(16, 512), matrix(256, 512), matrix(256, 512)),
+    ),
+}
+"""Products as models write them, with what they take; the winner is launched as a dependent one."""
+
+
+def compiled_and_tuned(
+    function: Any, *inputs: Any, **options: Any
+) -> tuple[fake_cuda.Lowered, list[str], list[Any]]:
+    """What becomes of a function whose second candidate wins, the code of stock's path and of all
+    candidates, and what was said of it.
+    """
+    pytest.importorskip("triton")
+    codes: list[str] = []
+
+    def run(jobs: list[trial.Job], bench: Any, *_: Any) -> Any:
+        (job,) = jobs
+        wanted = [(job.problem, config) for config in (None, *job.configs)]
+        with bench.prepared():
+            found = bench.compile(wanted, lambda index: None)
+        codes.extend(each.key for each in found)
+        timings = tuple(
+            Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
+        )
+        yield trial.Report(job.problem, job.configs[1], timings, "it is", 0.0)
+
+    activation._ensure_dispatchers()
+    with (
+        activation._scope(config.snapshot({"tuning_cache": False})),
+        mock.patch.object(trial, "run", run),
+        mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
+        mock.patch.object(torch.cuda, "init"),
+        events.capture() as records,
+    ):
+        lowered = fake_cuda.lower(
+            function,
+            *inputs,
+            max_autotune_gemm=True,
+            max_autotune_gemm_backends="ATEN,TRITON",
+            **options,
+        )
+    return lowered, codes, records
+
+
 class TestVariants:
     def test_a_program_is_compiled_by_inductor_and_leaves_no_trace(self) -> None:
         bench = variants.InductorBench("cpu")
@@ -625,36 +688,9 @@ class TestVariants:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     def test_within_a_compile_variants_are_compiled_and_the_winner_is_used(self) -> None:
-        pytest.importorskip("triton")
-        codes: list[str] = []
-
-        def run(jobs: list[trial.Job], bench: Any, *_: Any) -> Any:
-            (job,) = jobs
-            wanted = [(job.problem, config) for config in (None, *job.configs)]
-            with bench.prepared():
-                found = bench.compile(wanted, lambda index: None)
-            codes.extend(each.key for each in found)
-            timings = tuple(
-                Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
-            )
-            yield trial.Report(job.problem, job.configs[1], timings, "it is", 0.0)
-
-        activation._ensure_dispatchers()
-        with (
-            activation._scope(config.snapshot({"tuning_cache": False})),
-            mock.patch.object(trial, "run", run),
-            mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
-            mock.patch.object(torch.cuda, "init"),
-            events.capture() as records,
-        ):
-            lowered = fake_cuda.lower(
-                lambda x, w: torch.relu(x @ w.t()),
-                *(((64, 512), torch.bfloat16), ((256, 512), torch.bfloat16)),
-                max_autotune_gemm=True,
-                max_autotune_gemm_backends="ATEN,TRITON",
-                # Which launches dependent kernels, as when they were measured.
-                use_static_cuda_launcher=False,
-            )
+        lowered, codes, records = compiled_and_tuned(
+            lambda x, w: torch.relu(x @ w.t()), matrix(64, 512), matrix(256, 512)
+        )
         kinds = [type(each) for each in records]
         assert kinds.count(events.TuningRecord) == kinds.count(events.ProductRecord) == 1
         assert kinds.count(events.MemoryPlanRecord) == 1
@@ -662,3 +698,13 @@ class TestVariants:
         taken = [constants(each) for each in codes]
         assert constants(lowered.code) == taken[2] != taken[1]
         assert lowered.choices == ()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+    @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs"])
+    @pytest.mark.parametrize("name", WRITTEN)
+    def test_the_winner_has_been_compiled_with_the_variants(self, name: str, graphs: bool) -> None:
+        function, *inputs = WRITTEN[name]
+        lowered, codes, _ = compiled_and_tuned(function, *inputs, triton__cudagraphs=graphs)
+        (kernel,) = (each for each in lowered.kernels().values() if "tl.dot" in each)
+        assert ("gdc_wait" in kernel) == graphs
+        assert kernel in fake_cuda.Lowered(codes[2], ()).kernels().values()

@@ -21,7 +21,7 @@ import torch
 from inductor_ext.lowerings import chain, problems, register_lowering
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision
-from inductor_ext.templates.config import GemmConfig, tiles_along_n
+from inductor_ext.templates.config import TEMPLATES, GemmConfig, tiles_along_n
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
@@ -532,24 +532,14 @@ def _split(
 def _launched(plan: Plan) -> GemmConfig:
     """The configuration of a plan, as it is launched.
 
-    Python launches dependent kernels by Triton's launcher and others by torch's own, in C++, which
-    knows no such attribute, and saves the host more than the GPU would gain. In a graph, and from
-    C++, both cost the same. What is being tried is launched as it would be there.
+    What is being tried says so itself; what was measured may have been for other launches.
     """
-    from torch._inductor import config as inductor_config
-    from torch._inductor.virtualized import V
-
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
-    by_torch = (
-        inductor_config.use_static_cuda_launcher
-        and not inductor_config.triton.cudagraphs
-        and not inductor_config.triton.enable_pdl
-        and not V.graph.cpp_wrapper
-    )
-    if config.pdl and by_torch and not choose.is_forced():
-        return dataclasses.replace(config, pdl=False)
-    return config
+    if choose.is_forced():
+        return config
+    can = TEMPLATES[config.template].pdl and plan.device.capability >= (9, 0)
+    return dataclasses.replace(config, pdl=can and choose.launches_dependents())
 
 
 def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:

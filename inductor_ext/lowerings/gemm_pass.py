@@ -372,7 +372,12 @@ class _Planner:
         from inductor_ext.selection import tuner, variants
 
         return tuner.tune(
-            unknown, self.device, variants.cuda_bench, self.settings, index=self.index
+            unknown,
+            self.device,
+            variants.cuda_bench,
+            self.settings,
+            index=self.index,
+            dependent=choose.launches_dependents(),
         )
 
     def _in_turn(self, sites: Sequence[_Site]) -> tuple[list[_Site], list[_Site]]:

@@ -22,6 +22,7 @@ __all__ = [
     "forced_on",
     "is_asked",
     "is_forced",
+    "launches_dependents",
     "may_tune",
 ]
 
@@ -77,6 +78,19 @@ def may_tune(backend: str) -> bool:
     from torch._inductor import config
 
     return bool(config.max_autotune or config.max_autotune_gemm) and is_asked(backend)
+
+
+def launches_dependents() -> bool:
+    """Whether kernels that can be are launched before the one ahead of them has ended.
+
+    Python launches these by Triton's launcher and others by torch's own, in C++, which knows no
+    such attribute, and saves the host more than the GPU would gain. In a graph, and from C++, both
+    cost the same.
+    """
+    from torch._inductor import config
+
+    by_torch = config.use_static_cuda_launcher and not config.cpp_wrapper
+    return bool(config.triton.cudagraphs or config.triton.enable_pdl or not by_torch)
 
 
 def compares(settings: Settings) -> bool:

@@ -7,8 +7,9 @@ part; inputs of the prologue (the weights of a normalisation; scales and zero po
 the groups of a grouped product; inputs of the epilogue, one for each part where they run along N.
 
 What a problem does not tell is chosen here, and costs the same whatever it is: SiLU for a gate,
-rows and matrices are added and columns and scalars multiplied, and the rest of the pointwise
-operations are erf and sigmoid as long as they count as many, then cheap ones. Of a problem that has
+rows and matrices are added, columns and scalars multiplied, and so is the first row where weights
+are dequantised without scales, which it is then; the rest of the pointwise operations are erf and
+sigmoid as long as they count as many, then cheap ones. Of a problem that has
 a tree (`Epilogue.tree`) it is the tree that is computed, with the product's own operator as far as
 that goes, so that the same tree is read in a program's graph.
 
@@ -490,14 +491,23 @@ def _is_bias(problem: GemmProblem, index: int) -> bool:
     return problem.operation in ("addmm", "baddbmm")
 
 
+def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
+    """Whether an input of the epilogue, scales of fp8 not counted, is added; else it multiplies."""
+    if _is_bias(problem, index):
+        return True
+    prologue = problem.prologue
+    if index == 0 and each.broadcast == "row" and prologue is not None and prologue.dequantizes:
+        return prologue.scales != "none"
+    return each.broadcast in ("matrix", "row")
+
+
 def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> Iterator[Input]:
     parts: Sequence[int] = _columns(problem)
     if problem.epilogue.gated and not _is_bias(problem, index):
         parts = (problem.columns,)
     if each.broadcast in ("column", "scalar"):
         parts = parts[:1]
-    added = each.broadcast in ("matrix", "row") or _is_bias(problem, index)
-    low, high = (-1.0, 1.0) if added else (0.5, 1.5)
+    low, high = (-1.0, 1.0) if _is_added(problem, index, each) else (0.5, 1.5)
     batch = (problem.batch,) if problem.operation in BATCHED else ()
     for part, columns in enumerate(parts):
         shape: tuple[int, ...] = {
@@ -835,8 +845,7 @@ def _epilogue(
         if _is_bias(problem, index):
             continue
         operand = _of_part(named, index, part)
-        added = each.broadcast in ("matrix", "row")
-        value = value + operand if added else value * operand
+        value = value + operand if _is_added(problem, index, each) else value * operand
     return _pointwise(value, problem.epilogue.pointwise - len(problem.epilogue.inputs))
 
 
@@ -852,12 +861,15 @@ def _pointwise(value: torch.Tensor, count: int) -> torch.Tensor:
 
 
 _COSTLY: tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    (24, torch.nn.functional.gelu),
     (21, lambda x: x + torch.erf(x)),
+    (12, torch.nn.functional.silu),
     (9, lambda x: x + torch.sigmoid(x)),
 )
 """What takes many registers and branches, as a model's activations do, which as many cheap
-operations would not. Each leaves the number that it is of what it is, about, so that errors show.
-Costs are those that the operators of a graph are counted as (`lowerings.epilogues`)."""
+operations would not. Where they count as much they are a model's own, so that its kernel has been
+compiled when it is chosen; else what leaves a number as it is, about, so that errors show. Costs
+are those that the operators of a graph are counted as (`lowerings.epilogues`)."""
 
 _CHEAP: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda x: x * 1.25,

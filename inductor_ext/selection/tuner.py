@@ -12,6 +12,7 @@ is dropped, and the record (`events.TuningRecord`) says why.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import time
@@ -50,6 +51,7 @@ def tune(
     *,
     index: int = 0,
     isolated: bool = False,
+    dependent: bool = True,
 ) -> dict[GemmProblem, Decision]:
     """Measure the candidates of problems, and stock's path.
 
@@ -61,6 +63,8 @@ def tune(
         settings: `tuning_budget` and `event_log` are used.
         index: of the CUDA device.
         isolated: whether it has to happen in a process of its own, whatever Inductor's options say.
+        dependent: whether kernels that can be are launched before the one ahead of them has ended.
+            If the compile launches them as they were tried, the one that is chosen is compiled.
 
     Returns:
         A decision for every problem. That no template covers a problem is no measurement: its
@@ -76,7 +80,9 @@ def tune(
     deadline = inductor_config.max_autotune_subproc_result_timeout_seconds
     options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
-    predictions = {each: _candidates(each, device, exhaustive, options) for each in different}
+    predictions = {
+        each: _candidates(each, device, exhaustive, options, dependent) for each in different
+    }
     if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
         # While nvcc builds what will be tried there.
         worker.warm_up(make_bench, index)
@@ -120,7 +126,11 @@ def tune(
 
 
 def _candidates(
-    problem: GemmProblem, device: Device, exhaustive: bool, options: cutlass_options.Options
+    problem: GemmProblem,
+    device: Device,
+    exhaustive: bool,
+    options: cutlass_options.Options,
+    dependent: bool,
 ) -> dict[Config, float]:
     """Configurations to measure, with their predicted microseconds."""
     found: dict[Config, float] = {}
@@ -129,12 +139,16 @@ def _candidates(
         if options.alone:
             return found
     if exhaustive:
-        return found | {
-            config: ranking.predict(problem, config, device).total
+        ranked = [
+            (config, ranking.predict(problem, config, device))
             for config in space.candidates(problem, device)
-        }
-    ranked = ranking.rank(problem, device, CANDIDATES)
-    return found | {config: prediction.total for config, prediction in ranked}
+        ]
+    else:
+        ranked = ranking.rank(problem, device, CANDIDATES)
+    return found | {
+        dataclasses.replace(config, pdl=config.pdl and dependent): prediction.total
+        for config, prediction in ranked
+    }
 
 
 def _jobs(
