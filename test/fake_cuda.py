@@ -64,7 +64,7 @@ class Lowered:
     """For each autotuned operator, the names of the candidates."""
 
     def kernels(self) -> dict[str, str]:
-        """Source of the module's Triton kernels by name, without decorators."""
+        """Source of the module's Triton kernels by their names there, without decorators."""
         return {name: source for text in _texts(self.code) for name, source in _kernels(text)}
 
 
@@ -78,10 +78,19 @@ def _texts(code: str) -> Iterator[str]:
 def _kernels(text: str) -> Iterator[tuple[str, str]]:
     if "@triton.jit" not in text:
         return
-    for node in ast.parse(text).body:
+    body = ast.parse(text).body
+    # A function that has a name of its own is given another one.
+    names = {
+        node.value.id: node
+        for node in body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+    }
+    for node in body:
         if isinstance(node, ast.FunctionDef):
-            lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
-            yield node.name, "\n".join(lines) + "\n"
+            last = names.get(node.name, node)
+            name = ast.unparse(last.targets[0]) if isinstance(last, ast.Assign) else node.name
+            lines = text.splitlines()[node.lineno - 1 : last.end_lineno]
+            yield name, "\n".join(lines) + "\n"
 
 
 class _Stop(Exception):
@@ -209,7 +218,7 @@ def _remember(wrapper: Any, scratch: int) -> None:
         triton_meta, inductor_meta = given["triton_meta"], given["inductor_meta"]
         signature = triton_meta["signature"]
         names = [each.arg for each in kernel.args.args if signature[each.arg] != "constexpr"]
-        CudaKernelParamCache.cache[kernel.name] = {
+        CudaKernelParamCache.cache[inductor_meta["kernel_name"]] = {
             "mangled_name": kernel.name,
             "num_warps": given["num_warps"],
             "shared_mem": 0,

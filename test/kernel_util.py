@@ -415,8 +415,8 @@ def load(name: str, source: str, folder: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (kernel,) = (each for each in vars(module).values() if hasattr(each, "arg_names"))
-    return kernel
+    # The kernel may have two names.
+    return next(each for each in vars(module).values() if hasattr(each, "arg_names"))
 
 
 @dataclass(frozen=True)

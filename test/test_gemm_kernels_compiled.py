@@ -300,7 +300,7 @@ class TestGolden:
         assert_expected_inline(
             kernel(Case(small, config)),
             """\
-def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
+def triton_gemm_persistent_128x64x64(arg_A, arg_B0, out_ptr0):
     A = arg_A
     B0 = arg_B0
 
@@ -354,6 +354,8 @@ def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
         mask = (rm[:, None] < M) & (rn[None, :] < N)
         xindex = idx_n + 64*idx_m
         tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_persistent_128x64x64
 """,
         )
 
@@ -362,7 +364,7 @@ def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
         assert_expected_inline(
             kernel(Case(small, but(TILE, block_n=64))),
             """\
-def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
+def triton_gemm_tile_128x64x64(arg_A, arg_B0, out_ptr0):
     A = arg_A
     B0 = arg_B0
 
@@ -402,6 +404,8 @@ def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
     mask = (rm[:, None] < M) & (rn[None, :] < N)
     xindex = idx_n + 64*idx_m
     tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_tile_128x64x64
 """,
         )
 
@@ -409,7 +413,7 @@ def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
         assert_expected_inline(
             kernel(Case(mm(1, 64, 2048), GEMV)),
             """\
-def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
+def triton_gemm_gemv_1x4x1024(arg_A, arg_B0, out_ptr0):
     A = arg_A
     B0 = arg_B0
 
@@ -449,6 +453,8 @@ def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
     mask = (rm[:, None] < M) & (rn[None, :] < N)
     xindex = idx_n + 64*idx_m
     tl.store(out_ptr0 + (tl.broadcast_to(idx_n, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_gemv_1x4x1024
 """,
         )
 
@@ -458,7 +464,7 @@ def triton_tem_fused_0(arg_A, arg_B0, out_ptr0):
         assert_expected_inline(
             kernel(Case(small, config, offsets=(80, 200))),
             """\
-def triton_tem_fused_0(arg_A, arg_B, arg_OFFSETS, out_ptr0):
+def triton_gemm_grouped_128x64x64(arg_A, arg_B, arg_OFFSETS, out_ptr0):
     A = arg_A
     B = arg_B
     OFFSETS = arg_OFFSETS
@@ -511,5 +517,7 @@ def triton_tem_fused_0(arg_A, arg_B, arg_OFFSETS, out_ptr0):
         mask = (idx_m < rows) & (idx_n < columns)
         xindex = idx_n + 64*idx_m
         tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_grouped_128x64x64
 """,
         )

@@ -618,7 +618,7 @@ class TestLowered:
         with activation._scope(config.snapshot({})), choose.forced(rule):
             code = fake_cuda.lower(function, ((2, "rows", K), BF16), *weights).code
         assert (
-            code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_tem_", code)) == 2
+            code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_gemm_", code)) == 2
         )
         assert sorted(map(int, re.findall(r"if 2\*s\d+ <= (\d+):", code))) == [16, 64]
 
@@ -650,7 +650,7 @@ class TestLowered:
         self, layer: tuple[list[GemmProblem], str]
     ) -> None:
         met, code = layer
-        assert len(re.findall(r"def triton_tem_", code)) == 4
+        assert len(re.findall(r"def triton_gemm_", code)) == 4
         assert code.count("NORMALIZE : tl.constexpr = True") == 2
         assert code.count("GATED : tl.constexpr = True") == 1
         # Nothing is multiplied that was dequantised before.
@@ -660,7 +660,9 @@ class TestLowered:
         self, layer: tuple[list[GemmProblem], str]
     ) -> None:
         _, code = layer
-        kernels = [text for text in re.findall(r"def triton_tem_\w+\((.*?)\)", code) if "W" in text]
+        kernels = [
+            text for text in re.findall(r"def triton_gemm_\w+\((.*?)\)", code) if "W" in text
+        ]
         assert [re.findall(r"arg_(\w+)", each)[:10] for each in kernels] == [
             ["A", "B0", "B1", "B2", "S0", "S1", "S2", "W"],
             ["A", "B0", "B1", "S0", "S1", "W"],

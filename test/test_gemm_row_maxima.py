@@ -340,7 +340,7 @@ def test_rows_known_only_at_run_time() -> None:
             ((48, 64), half),
         ).code
     # Two ranges, each with its kernel and what scales.
-    assert len(re.findall(r"^def triton_tem_", code, re.M)) == 2
+    assert len(re.findall(r"^def triton_gemm_", code, re.M)) == 2
     assert code.count(".to(tl.float8e4nv)") == 1
     assert len(re.findall(r"triton_poi_fused_\w+\.run\(", code)) == 4
     assert "extern_kernels." not in code
@@ -375,7 +375,7 @@ def test_a_kernel_of_the_product_alone_may_save_more(
         code = fake_cuda.lower(
             lambda x, w: quantized(F.linear(x, w)), ((32, 64), half), ((48, 64), half)
         ).code
-    assert len(re.findall(r"^def triton_tem_", code, re.M)) == 1
+    assert len(re.findall(r"^def triton_gemm_", code, re.M)) == 1
     assert ("ROW_MAXIMA" in code) is taken
 
 

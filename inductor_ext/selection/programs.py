@@ -872,9 +872,9 @@ compiled when it is chosen; else what leaves a number as it is, about, so that e
 are those that the operators of a graph are counted as (`lowerings.epilogues`)."""
 
 _CHEAP: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.relu,
     lambda x: x * 1.25,
     lambda x: x - 0.25,
-    torch.relu,
 )
 
 _REDUCTIONS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (

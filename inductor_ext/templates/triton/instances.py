@@ -138,25 +138,34 @@ def _tiles(batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[.
 
 
 @functools.cache
-def _kernel_type() -> Any:
-    """Inductor's kernels of templates, with memory of their own where splits are added up."""
+def _kernel_type(template: str) -> Any:
+    """Inductor's kernels of a template, with memory of their own where splits are added up."""
     from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
     from torch._inductor.select_algorithm import PartialRender, TritonTemplateKernel
-    from torch._inductor.utils import get_num_sms
+    from torch._inductor.utils import Placeholder, get_num_sms
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import CeilDiv
 
     class Render(PartialRender):
-        """Code with the blanks and line ends that it will have in a module.
+        """Code that is compiled once.
 
-        Inductor has a kernel compiled as soon as its code is known, and finds what came of it by
-        that text when it loads the module. Where the texts differ, it is compiled twice.
+        It has the blanks and line ends that it will have in a module: Inductor has a kernel
+        compiled as soon as its code is known, and finds what came of it by that text when it loads
+        the module. And its function has a name of its own: Inductor's tell where in a graph a
+        kernel stands, and the same function of another name Triton compiles anew. Inductor finds it
+        by its name all the same.
         """
+
+        function: str
+        """The name of its own."""
 
         @property
         def code(self) -> str:
             lines = super().code.strip().split("\n")
-            return "\n".join(["", *(line if line.strip() else "" for line in lines), ""])
+            text = "\n".join(["", *(line if line.strip() else "" for line in lines), ""])
+            name = str(Placeholder.KERNEL_NAME)
+            own = text.replace(f"def {name}(", f"def {self.function}(")
+            return f"{own}\n{name} = {self.function}\n" if own != text else text
 
     class Kernel(TritonTemplateKernel):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -192,7 +201,11 @@ def _kernel_type() -> Any:
 
         def render(self, *args: Any, **kwargs: Any) -> PartialRender:
             found = super().render(*args, **kwargs)  # type: ignore[no-untyped-call]
-            return Render(found._code, found.replacement_hooks)
+            render = Render(found._code, found.replacement_hooks)
+            columns = self.meta.get("WIDTH", self.meta["COLUMNS"])
+            tile = f"{self.meta['BLOCK_M']}x{columns}x{self.meta['BLOCK_K']}"
+            render.function = f"triton_gemm_{template}_{tile}"
+            return render
 
         def store_output(self, *args: Any, **kwargs: Any) -> Any:
             found = super().store_output(*args, **kwargs)
@@ -281,8 +294,10 @@ def _template(kernel: ModuleType) -> Any:
     from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
     from torch._inductor.utils import get_num_sms
 
+    name = kernel.__name__.rpartition(".")[2]
+
     class Template(TritonTemplate):
-        kernel_type = _kernel_type()
+        kernel_type = _kernel_type(name)
 
     @SymbolicGridFn
     def grid(
@@ -297,5 +312,4 @@ def _template(kernel: ModuleType) -> Any:
         tiles = _tiles(batch, m, n, meta, cdiv) * meta["SPLIT_K"]
         return min(tiles, get_num_sms()) if meta["PERSISTENT"] else tiles, 1, 1
 
-    name = kernel.__name__.rpartition(".")[2]
     return Template(name=f"inductor_ext_{name}", grid=grid, source=kernel.SOURCE)
