@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor_config
 
 from benchmarks import contenders, gemm_models, measure, results, slices, turns
 from benchmarks.contenders import Contender
@@ -234,11 +235,14 @@ class _Bench:
         names: of the contenders.
         rounds: see `measure_model`.
         seconds: whether how long compiles take is a result.
+        freezing: whether weights are constants; results then say so in the model's name.
     """
 
-    def __init__(self, names: Sequence[str], rounds: int, seconds: bool = True) -> None:
+    def __init__(
+        self, names: Sequence[str], rounds: int, seconds: bool = True, freezing: bool = False
+    ) -> None:
         self.ways = contenders.chosen(names)
-        self.rounds, self.seconds = rounds, seconds
+        self.rounds, self.seconds, self.freezing = rounds, seconds, freezing
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         contenders.start_workers(self.ways, self.device)
 
@@ -246,7 +250,9 @@ class _Bench:
     def __call__(self, name: str) -> slices.Outcome:
         """Measure a model."""
         model = gemm_models.MODELS[name]
-        found = measure_model(model, self.ways, self.device, self.rounds)
+        # Dynamo asks for it as well, before there are a compile's options.
+        with inductor_config.patch(freezing=self.freezing):
+            found = measure_model(model, self.ways, self.device, self.rounds)
         if not self.seconds:
             for each in found.values():
                 each.compile = None
@@ -254,7 +260,7 @@ class _Bench:
         if self.device == "cuda":
             torch.cuda.empty_cache()
         return slices.Outcome(
-            rows(name, found, floor(model, self.device)),
+            rows(name + ", frozen" * self.freezing, found, floor(model, self.device)),
             f"{name}:\n{_lines(found)}",
             failed=any(each.failure for each in found.values()),
         )
@@ -275,13 +281,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"some of {', '.join(contenders.CONTENDERS)}; by default all but the last",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each")
+    parser.add_argument(
+        "--freezing", action="store_true", help="weights are constants, in eager mode excepted"
+    )
     slices.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
     header = results.collect_header("e2e", results.command_line(), commit=options.commit)
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [name for name in options.models if name not in ledger.done]
-    make = functools.partial(_Bench, options.contenders, options.rounds)
+    make = functools.partial(_Bench, options.contenders, options.rounds, freezing=options.freezing)
     outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
     _, failed = ledger.take(outcomes)
     print(f"{len(ledger.done)} models in {time.monotonic() - start:.0f} s")

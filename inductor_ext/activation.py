@@ -329,6 +329,8 @@ def _scoped_inner_compile(
         from torch._dynamo.utils import counters
         from torch._inductor.virtualized import V
 
+        from inductor_ext.lowerings import frozen
+
         if V.aot_compilation is True:
             kind = "aot"
         elif kwargs.get("is_backward"):
@@ -341,6 +343,7 @@ def _scoped_inner_compile(
         operators = _operators(gm)
         start = time.perf_counter()
         with _scope(settings), events.capture(this_thread=True) as records:
+            frozen.run(gm, settings)
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")

@@ -215,6 +215,8 @@ def test_a_gate_in_float32_is_cast_by_the_kernel() -> None:
         lambda h: h.chunk(2, dim=-1),
         lambda h: h.split([24, 24], dim=-1),
         lambda h: (h.narrow(-1, 0, 24), h.narrow(-1, 24, 24)),
+        # As frozen weights are joined.
+        lambda h: [half.reshape(2, 16, 24) for half in h.reshape(32, 48).chunk(2, dim=-1)],
     ],
 )
 def test_a_gate_by_halves_of_one_weight(halve: Any, first: bool) -> None:

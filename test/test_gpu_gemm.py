@@ -125,6 +125,30 @@ def test_a_layer_equals_float64(dtype: torch.dtype, rows: int) -> None:
     assert None not in configs
 
 
+@pytest.mark.parametrize("rows", [8, 300])
+@pytest.mark.parametrize("packaged", [False, True])
+def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_path: Path) -> None:
+    module = Layer().cuda().to(torch.bfloat16)
+    x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), choose.forced(first()), events.capture() as records:
+        if packaged:
+            program = torch.export.export(module, (x,))
+            path = str(tmp_path / "layer.pt2")
+            given = inductor_ext.activate(artifact_cache=False)
+            with given, inductor_config.patch(freezing=True):
+                inductor_ext.aoti_compile_and_package(program, package_path=path)
+            out = torch._inductor.aoti_load_package(path)(x)
+        else:
+            with inductor_config.patch(freezing=True):
+                out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
+        reference = exact(module)(x.double())
+    assert relative_error(out, reference) < ERROR[torch.bfloat16]
+    products = [each for each in records if isinstance(each, events.ProductRecord)]
+    # Q, K and V; what follows them; a gate and what it gates; and the last one.
+    assert len(products) == 4
+    assert None not in chosen(records)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 8, 33, 300])
 def test_layer_norms_and_biased_gates_equal_float64(dtype: torch.dtype, rows: int) -> None:

@@ -1,0 +1,149 @@
+"""Products of one input by frozen weights, as one product by all of the weights side by side.
+
+Under Inductor's `freezing` weights are constants of the graph. Those of Q, K and V, or of a gate
+and what it gates, are then joined once, while compiling, and one product with as many columns as
+all of them takes the place of theirs, whose results are its columns. Many small products leave a
+GPU idle at the end of each, a large one once; the kernel of several weights (`patterns`) does the
+same for weights that may change, but has to look up whose tile it computes.
+
+torch 2.13 joins two or three weights of equal K itself, torch 2.11 only those of equal sizes: what
+is left is joined here, when freezing has ended and Inductor has not yet looked for the graph in its
+cache, to which frozen constants are known by their names and sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_ext.settings import Settings
+
+__all__ = ["is_covered", "join", "run"]
+
+aten = torch.ops.aten
+
+
+def is_covered(value: torch.Tensor) -> bool:
+    """Whether products with results like `value` are joined: those on a GPU."""
+    return value.device.type == "cuda"
+
+
+def run(gm: fx.GraphModule, settings: Settings) -> None:
+    """Join the weights of a frozen graph, which `inner_compile` is about to be given.
+
+    What is joined is a new constant of `gm`; the parts are none any more, and are freed with the
+    model's parameters if nothing else holds them (Inductor's `freezing_discard_parameters`).
+    """
+    from torch._inductor import config, freezing_utils
+    from torch._inductor.constant_folding import constant_fold
+
+    if not (config.freezing and freezing_utils.has_frozen_params(gm)):
+        return
+    if settings.gemm_templates and settings.gemm_fuse_shared_input and join(gm.graph):
+        with freezing_utils.enter_freezing():
+            constant_fold(gm)
+
+
+def join(graph: fx.Graph) -> int:
+    """Replace products of one input by constants, in groups, each by one product and its slices.
+
+    The factors and biases that are then needed are written as operators on constants, for
+    `constant_fold`. Products whose results are returned stay: what is returned has to be
+    contiguous, and columns of a larger result would have to be copied.
+
+    Args:
+        graph: of operators before lowering, with values in their metadata. Constants are
+            `get_attr`.
+
+    Returns:
+        How many products have been replaced.
+    """
+    groups: dict[Hashable, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if _is_joinable(node) and not _is_returned(node):
+            groups.setdefault(_kind(node), []).append(node)
+    joined = [group for group in groups.values() if len(group) > 1]
+    for group in joined:
+        _join(graph, group)
+    return sum(map(len, joined))
+
+
+def _is_joinable(node: fx.Node) -> bool:
+    if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
+        return False
+    a, *constants = _factors(node)
+    if a.op == "get_attr" or not is_covered(node.meta["val"]):
+        return False
+    # A constant with other users would be held besides.
+    known = all(each.op == "get_attr" and len(each.users) == 1 for each in constants)
+    _, *biases = constants
+    columns = node.meta["val"].shape[1:]
+    return known and all(each.meta["val"].shape == columns for each in biases)
+
+
+def _factors(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The first factor, the second one, and the bias if there is one."""
+    given: Any = node.args
+    *bias, a, b = given
+    return (a, b, *bias)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Whether the graph returns a node's result, or a view of it."""
+    return any(
+        user.op == "output" or (_is_view(user) and _is_returned(user)) for user in node.users
+    )
+
+
+def _is_view(node: fx.Node) -> bool:
+    views = (aten.reshape.default, aten._unsafe_view.default, operator.getitem)
+    return node.target in views or getattr(node.target, "is_view", False)
+
+
+def _kind(node: fx.Node) -> Hashable:
+    """What products have in common that can be one."""
+    a, b, *_ = _factors(node)
+    weight = b.meta["val"]
+    return node.target, a, weight.dtype, weight.stride(0) == 1
+
+
+def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
+    first = products[0]
+    a, b, *_ = _factors(first)
+    weights, *biases = zip(*(_factors(each)[1:] for each in products), strict=True)
+    with graph.inserting_before(first):
+        for constant in itertools.chain(weights, *biases):
+            first.prepend(constant)
+        if b.meta["val"].stride(0) == 1:
+            # Rows in memory, as a linear layer's are: columns of the factor.
+            rows = [_call(graph, first, aten.permute.default, each, [1, 0]) for each in weights]
+            whole = _call(graph, first, aten.cat.default, rows)
+            whole = _call(graph, first, aten.permute.default, whole, [1, 0])
+        else:
+            whole = _call(graph, first, aten.cat.default, list(weights), 1)
+        added = [_call(graph, first, aten.cat.default, list(each), -1) for each in biases]
+        product = _call(graph, first, first.target, *added, a, whole)
+        for part, (begin, end) in zip(products, _spans(products), strict=True):
+            columns = _call(graph, part, aten.slice.Tensor, product, 1, begin, end)
+            part.replace_all_uses_with(columns)
+    for part in products:
+        graph.erase_node(part)
+
+
+def _spans(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
+    """Of each product, its first column of the whole and the one behind its last."""
+    ends = list(itertools.accumulate(each.meta["val"].shape[1] for each in products))
+    return itertools.pairwise([0, *ends])
+
+
+def _call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | Any, *args: Any) -> fx.Node:
+    """A new operator, which comes from where `like` does."""
+    made = graph.call_function(target, args)
+    values = fx.node.map_arg(args, lambda each: each.meta["val"])
+    made.meta = {**like.meta, "val": target(*values)}
+    return made
