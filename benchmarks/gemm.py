@@ -32,6 +32,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._inductor import config as inductor_config
 
 from benchmarks import contenders, gemm_suite, measure, results, slices, turns
 from benchmarks.contenders import Compiled, Contender
@@ -111,21 +112,23 @@ def measure_case(
         reference = program.reference()
     found: dict[str, Measured] = {}
     ready: dict[str, Compiled] = {}
-    for family in contenders.families(ways):
-        with contextlib.ExitStack() as stack:
-            if family[0].backend is not None:
-                stack.enter_context(contenders.fresh_caches())
-            for way in family:
-                found[way.name] = measured = Measured()
-                try:
-                    ready[way.name] = _compile(way, program, measured, warm)
-                except Exception as failure:
-                    # One that fails must not take the others' measurements with it.
-                    measured.failure = f"{type(failure).__name__}: {str(failure)[:300]}"
-    with turns.turn():
-        _check(program, reference, ready, found)
-        del reference
-        _time(program, ready, found, timer, rounds)
+    # Dynamo asks whether weights are to be frozen, and so does Inductor.
+    with torch.no_grad(), inductor_config.patch(freezing=program.frozen):
+        for family in contenders.families(ways):
+            with contextlib.ExitStack() as stack:
+                if family[0].backend is not None:
+                    stack.enter_context(contenders.fresh_caches())
+                for way in family:
+                    found[way.name] = measured = Measured()
+                    try:
+                        ready[way.name] = _compile(way, program, measured, warm)
+                    except Exception as failure:
+                        # One that fails must not take the others' measurements with it.
+                        measured.failure = f"{type(failure).__name__}: {str(failure)[:300]}"
+        with turns.turn():
+            _check(program, reference, ready, found)
+            del reference
+            _time(program, ready, found, timer, rounds)
     return found
 
 

@@ -13,14 +13,16 @@ FLOP, bytes and the roofline are those of the case's `GemmProblem`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.gemm_models import int4_linear, int8_linear, pack_int4
@@ -40,6 +42,7 @@ GROUPS = (
     "fp8",
     "fused",
     "quantised",
+    "frozen",
 )
 
 ROWS = (1, 4, 16, 64, 256, 2048, 8192)
@@ -75,6 +78,9 @@ class Program:
     rivals: Mapping[str, Callable[[], Any]]
     """What else users have for the same layer, to be run as it is: "bf16" for the layer that is
     not quantised."""
+    frozen: bool = False
+    """Whether it is to be compiled with Inductor's `freezing`: its weights are parameters of a
+    module, and no inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -471,6 +477,33 @@ def _qkv(case: Case, source: _Source) -> Program:
     return _program(function, source.normal(case.m, case.k), *weights)
 
 
+class _Projections(nn.Module):
+    """Queries, keys and values as attention and its cache have them: [heads, rows, head]."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(each, False) for each in weights)
+        self.head = math.gcd(128, *(len(each) for each in weights))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        products = (F.linear(x, weight) for weight in self.weights)
+        heads = (each.unflatten(-1, (-1, self.head)) for each in products)
+        return tuple(each.transpose(0, 1).contiguous() for each in heads)
+
+
+def _qkv_frozen(case: Case, source: _Source) -> Program:
+    module = _Projections([source.weight(n, case.k) for n in case.parts])
+    x = source.normal(case.m, case.k)
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(module(x))
+
+    def reference() -> tuple[Tensor, ...]:
+        return tuple(copy.deepcopy(module).double()(x.double()))
+
+    return Program(function, (x,), reference, {}, frozen=True)
+
+
 def _rmsnorm_problem(case: Case) -> GemmProblem:
     return _mm_problem(case, prologue=Prologue("normalize", vectors=1))
 
@@ -535,6 +568,7 @@ KINDS: Mapping[str, Kind] = {
     "swiglu_fp8": Kind(_swiglu_fp8_problem, _swiglu_fp8),
     "geglu": Kind(_geglu_problem, _geglu),
     "qkv": Kind(_qkv_problem, _qkv),
+    "qkv_frozen": Kind(_qkv_problem, _qkv_frozen),
     "rmsnorm": Kind(_rmsnorm_problem, _rmsnorm),
     "layernorm": Kind(_layernorm_problem, _layernorm),
     "layernorm_qkv": Kind(_layernorm_problem, _layernorm),
@@ -636,6 +670,9 @@ def _fused() -> Iterator[Case]:
         quick = kind == "qkv" or m == 16 or (m != 1 and kind not in _SELDOM)
         yield Case("fused", label, kind, m, n, k, parts=parts, quick=quick)
     for m in (16, 2048):
+        yield Case(
+            "frozen", "QKV of heads, frozen", "qkv_frozen", m, 6144, 4096, parts=QKV, quick=True
+        )
         yield Case("fused", "SwiGLU to fp8", "swiglu_fp8", m, 14336, 4096, quick=True)
 
 
