@@ -142,7 +142,8 @@ class Settings:
     )
     gemm_fuse_shared_input: bool = _setting(
         True,
-        "Whether GEMMs of one input (Q, K and V) may become one kernel. No weight is copied.",
+        "Whether GEMMs of one input (Q, K and V) may become one kernel. No weight is copied, but "
+        "frozen ones (Inductor's `freezing`), which are joined once.",
     )
     gemm_fuse_norm: bool = _setting(
         True,
