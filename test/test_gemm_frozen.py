@@ -5,6 +5,7 @@ On the CPU, for which `frozen.is_covered` is replaced.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,8 @@ from inductor_ext.lowerings import frozen
 from test import aot_util
 
 aten = torch.ops.aten
+
+PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
 class Attention(nn.Module):
@@ -44,8 +47,8 @@ class Transposed(nn.Module):
         self.first = nn.Parameter(torch.randn(16, 6))
         self.second = nn.Parameter(torch.randn(16, 10))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.first).relu().sum(1) + (x @ self.second).relu().sum(1)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ self.first).relu(), (x @ self.second).relu()
 
 
 class Returned(nn.Module):
@@ -67,8 +70,8 @@ class Tied(nn.Module):
         super().__init__()
         self.one, self.two = nn.Linear(16, 16, bias=False), nn.Linear(16, 8, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(self.one(x).relu()).relu()).relu() + self.two(x).relu()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.two(self.one(self.one(x).relu()).relu()).relu(), self.two(x).relu()
 
 
 class Unlike(nn.Module):
@@ -88,76 +91,86 @@ def covered() -> Iterator[None]:
         yield
 
 
-def products(
-    model: nn.Module, x: Tensor, *, freezing: bool = True, **options: Any
-) -> list[tuple[int, ...]]:
-    """Sizes of the products of what Inductor is given, after results have been compared."""
-    seen: list[tuple[int, ...]] = []
+@contextlib.contextmanager
+def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
+    """Inside, weights are frozen, or not; the products that Inductor is given."""
+    found: list[fx.Node] = []
     run = frozen.run
 
     def recorded(gm: fx.GraphModule, settings: Any) -> None:
         run(gm, settings)
-        nodes = (
-            each for each in gm.graph.nodes if each.target in (aten.mm.default, aten.addmm.default)
-        )
-        seen.extend(tuple(each.meta["val"].shape) for each in nodes)
+        found.extend(each for each in gm.graph.nodes if each.target in PRODUCTS)
 
+    # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
+    asked = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
+    with asked, mock.patch.object(frozen, "run", recorded), torch.no_grad():
+        yield found
+
+
+def columns(products: list[fx.Node]) -> list[int]:
+    return sorted(each.meta["val"].shape[1] for each in products)
+
+
+def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any) -> list[fx.Node]:
+    """The products of what Inductor is given, after results have been compared."""
     torch._dynamo.reset()
-    compiled = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
-    # Dynamo asks for it as well, before there are options.
-    # Nor are weights to be what only oneDNN reads.
-    frozen_weights = config.patch({"freezing": freezing, "cpp.weight_prepack": False})
-    with frozen_weights, mock.patch.object(frozen, "run", recorded), torch.no_grad():
-        found = compiled(x)
-        torch.testing.assert_close(found, model(x))
-        expected = [each.stride() for each in (*model(x),)]
-        assert [each.stride() for each in (*found,)] == expected
-    return seen
+    copied = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
+    with freezing(wanted) as products:
+        found, expected = copied(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert [each.stride() for each in found] == [each.stride() for each in expected]
+    return products
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no biases", "biases"])
 @pytest.mark.parametrize("rows", [(5,), (2, 3)], ids=["matrix", "batch"])
 def test_products_of_one_input_become_one(bias: bool, rows: tuple[int, ...]) -> None:
-    found = products(Attention(bias=bias).eval(), torch.randn(*rows, 16))
-    assert [columns for _, columns in found] == [24 + 8 + 4]
+    (product,) = compiled(Attention(bias=bias).eval(), torch.randn(*rows, 16))
+    assert columns([product]) == [24 + 8 + 4]
 
 
 def test_rows_may_be_known_only_at_run_time() -> None:
     model = Attention(bias=True).eval()
-    compiled = torch.compile(copy.deepcopy(model), backend="inductor_ext", dynamic=True)
-    for rows in (3, 7):
-        x = torch.randn(rows, 16)
-        with config.patch({"freezing": True, "cpp.weight_prepack": False}), torch.no_grad():
-            torch.testing.assert_close(compiled(x), model(x))
+    torch._dynamo.reset()
+    run = torch.compile(copy.deepcopy(model), backend="inductor_ext", dynamic=True)
+    with freezing() as products:
+        for rows in (3, 7):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(run(x), model(x))
+    assert columns(products) == [36]
 
 
-def test_weights_keep_their_order_in_memory() -> None:
-    assert products(Transposed().eval(), torch.randn(5, 16)) == [(5, 16)]
+@pytest.mark.parametrize(
+    ("model", "stride"),
+    [(Transposed(), (16, 1)), (Attention(bias=False), (1, 16))],
+    ids=["rows of the factor", "columns of the factor"],
+)
+def test_weights_keep_their_order_in_memory(model: nn.Module, stride: tuple[int, ...]) -> None:
+    (product,) = compiled(model.eval(), torch.randn(5, 16))
+    weight = product.all_input_nodes[-1]
+    assert weight.op == "get_attr"
+    assert weight.meta["val"].stride() == stride
 
 
 def test_what_is_returned_stays_contiguous() -> None:
-    assert sorted(products(Returned().eval(), torch.randn(4, 16))) == [(4, 8), (4, 16)]
+    assert columns(compiled(Returned().eval(), torch.randn(4, 16))) == [8, 4 + 12]
 
 
 @pytest.mark.parametrize(
     ("model", "expected"), [(Tied(), [8, 8, 16, 16]), (Unlike(), [8, 16])], ids=["tied", "unlike"]
 )
 def test_other_products_stay(model: nn.Module, expected: list[int]) -> None:
-    assert sorted(columns for _, columns in products(model.eval(), torch.randn(5, 16))) == expected
+    assert columns(compiled(model.eval(), torch.randn(5, 16))) == expected
 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"freezing": False},
-        {"gemm_fuse_shared_input": False},
-        {"gemm_templates": False},
-    ],
-    ids=lambda each: next(iter(each)),
+    [{"wanted": False}, {"gemm_fuse_shared_input": False}, {"gemm_templates": False}],
+    ids=["no freezing", "gemm_fuse_shared_input", "gemm_templates"],
 )
 def test_it_can_be_switched_off(options: dict[str, Any]) -> None:
-    found = products(Attention(bias=True).eval(), torch.randn(5, 16), **options)
-    assert sorted(columns for _, columns in found) == [4, 8, 24]
+    found = compiled(Attention(bias=True).eval(), torch.randn(5, 16), **options)
+    assert columns(found) == [4, 8, 24]
 
 
 def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
@@ -165,12 +178,14 @@ def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
     with fresh_cache():
         for hits in (0, 1):
             before = counters["inductor"]["fxgraph_cache_hit"]
-            found = products(Attention(bias=True).eval(), x, fx_graph_cache=True)
-            assert [columns for _, columns in found] == [36]
+            found = compiled(Attention(bias=True).eval(), x, fx_graph_cache=True)
+            assert columns(found) == [36]
             assert counters["inductor"]["fxgraph_cache_hit"] == before + hits
 
 
 def test_a_package_holds_them_joined() -> None:
     model, x = Attention(bias=True).eval(), torch.randn(5, 16)
-    artifact = aot_util.compile_model(model, (x,), freezing=True, cpp__weight_prepack=False)
+    with freezing() as products:
+        artifact = aot_util.compile_model(model, (x,))
+    assert columns(products) == [36]
     artifact.check(x)

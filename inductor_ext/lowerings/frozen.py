@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,14 +76,14 @@ def join(graph: fx.Graph) -> int:
 def _is_joinable(node: fx.Node) -> bool:
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return False
-    a, *constants = _factors(node)
-    if a.op == "get_attr" or not is_covered(node.meta["val"]):
+    a, b, *biases = _factors(node)
+    known = all("val" in each.meta for each in (node, a, b, *biases))
+    if not known or a.op == "get_attr" or not is_covered(node.meta["val"]):
         return False
-    # A constant with other users would be held besides.
-    known = all(each.op == "get_attr" and len(each.users) == 1 for each in constants)
-    _, *biases = constants
     columns = node.meta["val"].shape[1:]
-    return known and all(each.meta["val"].shape == columns for each in biases)
+    # A constant with other users would be held besides.
+    constant = all(each.op == "get_attr" and len(each.users) == 1 for each in (b, *biases))
+    return constant and all(each.meta["val"].shape == columns for each in biases)
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -141,7 +141,7 @@ def _spans(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
     return itertools.pairwise([0, *ends])
 
 
-def _call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | Any, *args: Any) -> fx.Node:
+def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A new operator, which comes from where `like` does."""
     made = graph.call_function(target, args)
     values = fx.node.map_arg(args, lambda each: each.meta["val"])
