@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Reader",
     "Unreadable",
+    "call",
     "canonical",
     "flat",
     "is_cast",
@@ -115,6 +116,16 @@ def is_cast(node: fx.Node) -> bool:
         return False
     computed = (torch.float32, torch.bfloat16, torch.float16)
     return all(each.meta["val"].dtype in computed for each in (node, *node.all_input_nodes))
+
+
+def call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """Add a call of an operator, with its value and what else is known of the node `like`."""
+    from torch import fx
+
+    made = graph.call_function(target, args)
+    values: Any = fx.node.map_arg(args, lambda each: each.meta["val"])
+    made.meta = {**like.meta, "val": target(*values)}
+    return made
 
 
 def symbol(node: fx.Node) -> sympy.Symbol:

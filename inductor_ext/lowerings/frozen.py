@@ -16,11 +16,12 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
+from inductor_ext.lowerings.expressions import call, is_view
+from inductor_ext.lowerings.problems import inputs
 from inductor_ext.settings import Settings
 
 __all__ = ["is_covered", "join", "run"]
@@ -76,7 +77,7 @@ def join(graph: fx.Graph) -> int:
 def _is_joinable(node: fx.Node) -> bool:
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return False
-    a, b, *biases = _factors(node)
+    a, b, *biases = inputs(node)
     known = all("val" in each.meta for each in (node, a, b, *biases))
     if not known or a.op == "get_attr" or not is_covered(node.meta["val"]):
         return False
@@ -84,13 +85,6 @@ def _is_joinable(node: fx.Node) -> bool:
     # A constant with other users would be held besides.
     constant = all(each.op == "get_attr" and len(each.users) == 1 for each in (b, *biases))
     return constant and all(each.meta["val"].shape == columns for each in biases)
-
-
-def _factors(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The first factor, the second one, and the bias if there is one."""
-    given: Any = node.args
-    *bias, a, b = given
-    return (a, b, *bias)
 
 
 def _is_returned(node: fx.Node) -> bool:
@@ -101,35 +95,35 @@ def _is_returned(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    views = (aten.reshape.default, aten._unsafe_view.default, operator.getitem)
-    return node.target in views or getattr(node.target, "is_view", False)
+    parts = node.target is operator.getitem or getattr(node.target, "is_view", False)
+    return parts or is_view(node)
 
 
 def _kind(node: fx.Node) -> Hashable:
     """What products have in common that can be one."""
-    a, b, *_ = _factors(node)
+    a, b, *_ = inputs(node)
     weight = b.meta["val"]
     return node.target, a, weight.dtype, weight.stride(0) == 1
 
 
 def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     first = products[0]
-    a, b, *_ = _factors(first)
-    weights, *biases = zip(*(_factors(each)[1:] for each in products), strict=True)
+    a, b, *_ = inputs(first)
+    weights, *biases = zip(*(inputs(each)[1:] for each in products), strict=True)
     with graph.inserting_before(first):
         for constant in itertools.chain(weights, *biases):
             first.prepend(constant)
         if b.meta["val"].stride(0) == 1:
             # Rows in memory, as a linear layer's are: columns of the factor.
-            rows = [_call(graph, first, aten.permute.default, each, [1, 0]) for each in weights]
-            whole = _call(graph, first, aten.cat.default, rows)
-            whole = _call(graph, first, aten.permute.default, whole, [1, 0])
+            rows = [call(graph, first, aten.permute.default, each, [1, 0]) for each in weights]
+            whole = call(graph, first, aten.cat.default, rows)
+            whole = call(graph, first, aten.permute.default, whole, [1, 0])
         else:
-            whole = _call(graph, first, aten.cat.default, list(weights), 1)
-        added = [_call(graph, first, aten.cat.default, list(each), -1) for each in biases]
-        product = _call(graph, first, first.target, *added, a, whole)
+            whole = call(graph, first, aten.cat.default, list(weights), 1)
+        added = [call(graph, first, aten.cat.default, list(each), -1) for each in biases]
+        product = call(graph, first, first.target, *added, a, whole)
         for part, (begin, end) in zip(products, _spans(products), strict=True):
-            columns = _call(graph, part, aten.slice.Tensor, product, 1, begin, end)
+            columns = call(graph, part, aten.slice.Tensor, product, 1, begin, end)
             part.replace_all_uses_with(columns)
     for part in products:
         graph.erase_node(part)
@@ -139,11 +133,3 @@ def _spans(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
     """Of each product, its first column of the whole and the one behind its last."""
     ends = list(itertools.accumulate(each.meta["val"].shape[1] for each in products))
     return itertools.pairwise([0, *ends])
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new operator, which comes from where `like` does."""
-    made = graph.call_function(target, args)
-    values = fx.node.map_arg(args, lambda each: each.meta["val"])
-    made.meta = {**like.meta, "val": target(*values)}
-    return made

@@ -218,7 +218,7 @@ class _Search:
             products = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
             if node.target in products and node not in without:
                 problem = problems.problem_of(node)
-                a, b, *rest = _inputs(node)
+                a, b, *rest = problems.inputs(node)
                 # Only rows may be symbols.
                 if problem is not None and all(
                     isinstance(size, int) for size in problems.value_of(b).shape
@@ -594,18 +594,6 @@ class _Search:
 
 
 # What nodes are
-
-
-def _inputs(product: fx.Node) -> list[fx.Node]:
-    """The factors a and b of aten.mm, addmm or _scaled_mm, their scales and the bias, if any."""
-    import torch
-
-    given: Any = product.args
-    if product.target is not torch.ops.aten._scaled_mm.default:
-        *bias, a, b = given[:3]
-        return [a, b, *bias]
-    bias = product.kwargs.get("bias", (*given, None)[4])
-    return [*given[:4], *([] if bias is None else [bias])]
 
 
 def _biases(product: Fusion) -> tuple[fx.Node, ...]:

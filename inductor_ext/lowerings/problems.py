@@ -39,6 +39,7 @@ __all__ = [
     "broadcast",
     "call_arguments",
     "dtype_of",
+    "inputs",
     "is_product",
     "obstacle",
     "operand",
@@ -235,6 +236,18 @@ def call_arguments(node: fx.Node) -> dict[str, Any]:
     arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((each.name for each in arguments), node.args, strict=False))
     return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
+
+
+def inputs(product: fx.Node) -> list[fx.Node]:
+    """The factors a and b of aten.mm, addmm or _scaled_mm, their scales and the bias, if any."""
+    import torch
+
+    given: Any = product.args
+    if product.target is not torch.ops.aten._scaled_mm.default:
+        *bias, a, b = given[:3]
+        return [a, b, *bias]
+    bias = product.kwargs.get("bias", (*given, None)[4])
+    return [*given[:4], *([] if bias is None else [bias])]
 
 
 def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

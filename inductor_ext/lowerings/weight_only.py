@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_ext.lowerings.expressions import call
+
 __all__ = ["restore"]
 
 aten = torch.ops.aten
@@ -50,19 +52,14 @@ def _restore(graph: fx.Graph, node: fx.Node) -> None:
     given: torch.Tensor = x.meta["val"]
     columns, depth = weight.meta["val"].shape
 
-    def call(target: Any, *args: Any) -> fx.Node:
-        made = graph.call_function(target, args)
-        values: Any = fx.node.map_arg(args, lambda each: each.meta["val"])
-        made.meta = {**node.meta, "val": target(*values)}
-        return made
-
+    make = functools.partial(call, graph, node)
     with graph.inserting_before(node):
-        flat = x if given.dim() == 2 else call(aten.reshape.default, x, [-1, depth])
-        wide = call(torch.ops.prims.convert_element_type.default, weight, given.dtype)
-        product = call(aten.mm.default, flat, call(aten.permute.default, wide, [1, 0]))
-        result = call(aten.mul.Tensor, product, scales)
+        flat = x if given.dim() == 2 else make(aten.reshape.default, x, [-1, depth])
+        wide = make(torch.ops.prims.convert_element_type.default, weight, given.dtype)
+        product = make(aten.mm.default, flat, make(aten.permute.default, wide, [1, 0]))
+        result = make(aten.mul.Tensor, product, scales)
         if node.meta["val"].dim() != 2:
-            result = call(aten.reshape.default, result, _shape(node, columns))
+            result = make(aten.reshape.default, result, _shape(node, columns))
     node.replace_all_uses_with(result)
     graph.erase_node(node)
 
