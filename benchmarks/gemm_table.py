@@ -1,11 +1,17 @@
-"""Measures the products of the shipped table again, on this GPU, and merges what was found into it.
+"""Measures the products of a shipped table again, on this GPU, and merges what was found into one.
 
-A table holds for the sources of the kernels that it was measured with, and for that Triton and
-CUDA; once these have changed its entries are advice (see `inductor_ext.selection.store`). Parts can
-be measured on several GPUs at once; each ends before the time that it is given.
+A table holds for a kind of GPU, the sources of the kernels that it was measured with, and that
+Triton and CUDA; elsewhere its entries are advice (see `inductor_ext.selection.store`). Parts can be
+measured on several GPUs at once; each ends before the time that it is given.
 
     python -m benchmarks.gemm_table measure --part 1/4 --budget-seconds 200 --out part1.json
     python -m benchmarks.gemm_table merge part*.json
+
+The table of another kind of GPU is made of the same products:
+
+    python -m benchmarks.gemm_table measure --out part.json
+    python -m benchmarks.gemm_table \
+        --table inductor_ext/selection/tables/nvidia-h100-80gb-hbm3.json merge part.json
 """
 
 from __future__ import annotations
@@ -117,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge = actions.add_parser("merge", help="tables into it, the newest of each product")
     merge.add_argument("tables", nargs="+", type=Path)
     options = parser.parse_args(arguments)
-    table = entries.read_table(options.table)
+    new = options.action == "merge" and not options.table.exists()
+    table = [] if new else entries.read_table(options.table)
     if options.action == "merge":
         found = [entry for path in options.tables for entry in entries.read_table(path)]
         count = entries.write_table(options.table, newest([*table, *found]))

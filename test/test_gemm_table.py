@@ -57,6 +57,13 @@ def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
     assert merged[PROBLEMS[1]].environment.templates == "old"
 
 
+def test_a_table_that_is_not_there_is_made_of_what_was_measured(tmp_path: Path) -> None:
+    table, part = tmp_path / "table.json", tmp_path / "part.json"
+    entries.write_table(part, [entry(PROBLEMS[0])])
+    assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
+    assert entries.read_table(table) == [entry(PROBLEMS[0])]
+
+
 def test_nothing_is_begun_once_time_is_up(tmp_path: Path) -> None:
     assert gemm_table.measure(PROBLEMS, H200, cpu_bench, tmp_path / "part.json", -1.0) == []
     assert not list(tmp_path.iterdir())
