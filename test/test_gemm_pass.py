@@ -171,6 +171,21 @@ def test_a_layer_becomes_one_kernel_for_each_group_of_products() -> None:
     assert ((512, 512), True, True) in fused
 
 
+def test_what_no_fusion_has_is_measured_with_the_fusions() -> None:
+    asked: list[list[GemmProblem]] = []
+
+    def decided(found: Sequence[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
+        asked.append(list(found))
+        return {each: Decision(TILE, "forced") for each in found}
+
+    with mock.patch.object(choose, "decide", decided):
+        lower(lambda _: None, layer, *layer_inputs(8))
+    (together,) = asked
+    residual = [each for each in together if not each.parts and each.operation == "addmm"]
+    assert [(each.n, each.k) for each in residual] == [(256, 256), (256, 512)]
+    assert sum(len(each.parts) > 1 for each in together) == 4
+
+
 def test_what_gains_most_is_taken_first() -> None:
     def only_gates(problem: GemmProblem) -> GemmConfig | None:
         return TILE if problem.epilogue.gated and problem.prologue is None else None

@@ -25,6 +25,7 @@ from inductor_ext.templates.ranking import (
     Prediction,
     error,
     fit,
+    norm_pays,
     predict,
     rank,
 )
@@ -510,6 +511,37 @@ class TestMeasured:
         self, problem: GemmProblem, stock: float, floor: float
     ) -> None:
         assert floor <= rank(problem, H200)[0][1].total <= 1.15 * stock
+
+
+NORMS = {"rms": Prologue("normalize", vectors=1), "layer": Prologue("standardize", vectors=2)}
+
+
+@pytest.mark.parametrize("on", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+@pytest.mark.parametrize(
+    ("norm", "m", "n", "k", "pays"),
+    [
+        # Over stock's time, measured on an H100: 0.75, 0.80, 0.98 with a bias, 1.68, 1.88, 2.12.
+        ("rms", 1, 4096, 4096, True),
+        ("rms", 16, 4096, 4096, True),
+        ("layer", 16, 4096, 4096, True),
+        ("rms", 2048, 4096, 4096, False),
+        ("layer", 2048, 4096, 4096, False),
+        ("layer", 12608, 2304, 768, False),
+    ],
+)
+def test_a_norm_on_the_way_is_tried_where_rows_are_few(
+    norm: str, m: int, n: int, k: int, pays: bool, on: str
+) -> None:
+    problem = linear(m, n, k, prologue=NORMS[norm])
+    assert norm_pays(problem, device(on)) == pays
+
+
+@given(problems(), devices())
+@examples(60)
+def test_what_has_no_norm_is_always_tried(problem: GemmProblem, on: Device) -> None:
+    prologue = problem.prologue
+    assume(prologue is None or prologue.kind == "dequantize")
+    assert norm_pays(problem, on)
 
 
 class TestFit:

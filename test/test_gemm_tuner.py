@@ -467,6 +467,21 @@ class TestTuner:
         with mock.patch.object(tuner.trial, "run", side_effect=AssertionError):
             assert tune() == Decision(None, "unknown")
 
+    @pytest.mark.parametrize("exhaustive", [False, True])
+    def test_what_is_predicted_to_lose_is_not_measured(self, exhaustive: bool) -> None:
+        normalized = contiguous("mm", 2048, 4096, 4096, prologue=Prologue("normalize", vectors=1))
+        plain = contiguous("mm", 2048, 4096, 4096)
+        tried = []
+        search = "EXHAUSTIVE" if exhaustive else "DEFAULT"
+        with (
+            inductor_config.patch(max_autotune_gemm_search_space=search),
+            mock.patch.object(tuner.trial, "run", lambda jobs, *_: tried.extend(jobs) or []),
+        ):
+            found = tuner.tune([normalized, plain], H200, tuning_bench.cpu_bench, Settings())
+        measured = [normalized, plain] if exhaustive else [plain]
+        assert [job.problem for job in tried] == measured
+        assert found[normalized] == Decision(None, "unknown" if exhaustive else "predicted")
+
     def test_everything_dropped_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
         with mock.patch.object(events, "_warned", set()):
             for _ in range(2):

@@ -197,8 +197,13 @@ class _Planner:
         reduced = row_maxima.find(graph, settings, found)
         fusions = [self._fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
+        alone = [
+            self._plain_site(node, problem)
+            for node, problem in _products(graph).items()
+            if node not in self.fused
+        ]
         taken: set[fx.Node] = set()
-        for sites in self._in_turn(fusions):
+        for sites in self._in_turn(fusions, alone):
             left = [site for site in sites if taken.isdisjoint(site.nodes)]
             for site in self._by_gain(left):
                 if not taken.isdisjoint(site.nodes) or not self._pays(site):
@@ -380,12 +385,17 @@ class _Planner:
             dependent=choose.launches_dependents(),
         )
 
-    def _in_turn(self, sites: Sequence[_Site]) -> tuple[list[_Site], list[_Site]]:
+    def _in_turn(
+        self, sites: Sequence[_Site], alone: Sequence[_Site]
+    ) -> tuple[list[_Site], list[_Site]]:
         """Sites of which to choose, and those of which to choose where the others leave something.
 
         Of quantised products of few rows that one kernel can compute together, those by themselves
         are left for later, and as a rule never measured, if that kernel comes near what is possible
         at all: they could save little more.
+
+        Products that no fusion has are measured with the first, so that their kernels compile at
+        the same time; where it takes minutes they wait, for fusions may change what follows them.
         """
         around: dict[fx.Node, list[_Site]] = defaultdict(list)
         for site in filter(_is_together, sites):
@@ -395,8 +405,9 @@ class _Planner:
             id(site): [each for each in around[site.nodes[0]] if set(site.nodes) < set(each.nodes)]
             for site in sites
         }
-        self._decide([site for site in sites if not wholes[id(site)]])
-        near = {id(site) for site in sites if not wholes[id(site)] and self._is_near(site)}
+        first = [site for site in sites if not wholes[id(site)]]
+        self._decide([*first, *(site for site in alone if site.reading is None)])
+        near = {id(site) for site in first if self._is_near(site)}
         turns: tuple[list[_Site], list[_Site]] = ([], [])
         for site in sites:
             turns[any(id(each) in near for each in wholes[id(site)])].append(site)

@@ -139,6 +139,8 @@ def reason(decision: Decision) -> str:
     """Why a decision is what it is, in words."""
     if decision.origin == "forced":
         return "the caller decided"
+    if decision.origin == "predicted":
+        return "a norm of its own is predicted to take less time"
     if decision.origin == "unknown":
         return "it has not been measured; max_autotune does that"
     stock = decision.microseconds(None)

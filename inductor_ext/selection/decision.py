@@ -9,9 +9,10 @@ from inductor_ext.templates.families import Config
 
 __all__ = ["STOCK", "Decision", "Origin", "Timing"]
 
-Origin = Literal["measured", "cache", "table", "forced", "unknown"]
+Origin = Literal["measured", "cache", "table", "forced", "predicted", "unknown"]
 """`measured` in this compile; `cache`: measured before on this machine; `table`: imported, or
-shipped with the package; `forced` by the caller; `unknown`: nobody has measured it."""
+shipped with the package; `forced` by the caller; `predicted`: measuring is in vain, by the model;
+`unknown`: nobody has measured it."""
 
 
 @dataclass(frozen=True)

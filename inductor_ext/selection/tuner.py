@@ -1,7 +1,8 @@
 """Measuring which kernel is best for problems of which nothing is known.
 
 `tune` takes the candidates that the model ranks first, has them tried (`trial`, in this process, or
-`worker`, in one of its own) and makes decisions. CUTLASS kernels are built before, and always tried
+`worker`, in one of its own) and makes decisions. Where the model sees no gain in a norm that rows
+get on the way to a product, none is tried. CUTLASS kernels are built before, and always tried
 in a process of their own. It reads these of Inductor's options:
 `autotune_in_subproc` for the process; `max_autotune_gemm_search_space`, of which EXHAUSTIVE tries
 every legal candidate; `max_autotune_subproc_result_timeout_seconds` as the worker's deadline; and
@@ -68,7 +69,7 @@ def tune(
 
     Returns:
         A decision for every problem. That no template covers a problem is no measurement: its
-        origin is "unknown".
+        origin is "unknown"; nor is what the model says: "predicted".
 
     Raises:
         exc.TuningFaultError: a candidate has broken the device for this process.
@@ -80,15 +81,23 @@ def tune(
     deadline = inductor_config.max_autotune_subproc_result_timeout_seconds
     options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
+    hopeless = {
+        each for each in different if not exhaustive and not ranking.norm_pays(each, device)
+    }
     predictions = {
-        each: _candidates(each, device, exhaustive, options, dependent) for each in different
+        each: _candidates(each, device, exhaustive, options, dependent)
+        for each in different
+        if each not in hopeless
     }
     if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
         # While nvcc builds what will be tried there.
         worker.warm_up(make_bench, index)
         compile_workers.warm_up(device.capability)
     jobs = _jobs(predictions, settings)
-    decisions = {problem: Decision(None, "unknown") for problem in different}
+    decisions = {
+        problem: Decision(None, "predicted" if problem in hopeless else "unknown")
+        for problem in different
+    }
     if not jobs:
         return decisions
     progress = _Progress(len(jobs))
