@@ -4,6 +4,10 @@ Compiling is what most of a benchmark's time goes into, and needs processors onl
 the extension measure while they tune, and what is measured in the end, must not be disturbed: in
 the processes of `work_on` both kinds of measurements wait for their turn. `turn` is for whatever
 else keeps a GPU busy; elsewhere it waits for nobody.
+
+All compile workers together are no more than there are processors. Where they were (16 processes
+with 16 each), hosts were so late that stock's tuning chose kernels which took up to twice cuBLAS's
+time, and which it does not choose alone.
 """
 
 from __future__ import annotations
@@ -82,7 +86,8 @@ def work_on(
     places: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     for process in range(processes):
         places.put(process % len(gpus))
-    given = (places, gpus, locks, make)
+    workers_each = max(1, len(os.sched_getaffinity(0)) // processes - 1)
+    given = (places, gpus, locks, workers_each, make)
     with ProcessPoolExecutor(processes, context, _start, given) as workers:
         while True:
             fits = seconds is None or time.monotonic() - begin + longest <= seconds
@@ -120,13 +125,17 @@ def _start(
     places: multiprocessing.SimpleQueue[int],
     gpus: Sequence[str],
     locks: Sequence[AbstractContextManager[Any]],
+    compile_workers: int,
     make: Callable[[], Callable[[Any], Any]],
 ) -> None:
+    from torch._inductor import config as inductor_config
+
     global _lock, _work
     place = places.get()
     _lock = locks[place]
     # Nobody has asked for a GPU in this process yet.
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place]
+    inductor_config.compile_threads = compile_workers
     _let_measurements_wait()
     _work = make()
 

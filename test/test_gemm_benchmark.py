@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from torch import nn
 
 from benchmarks import (
@@ -254,8 +255,11 @@ def test_a_process_measures_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     places: queue.SimpleQueue[int] = queue.SimpleQueue()
     places.put(1)
-    turns._start(places, ["5", "7"], [contextlib.nullcontext(), Lock()], lambda: lambda x: x + 1)  # type: ignore[arg-type]
+    monkeypatch.setattr(inductor_config, "compile_threads", 16)
+    locks = [contextlib.nullcontext(), Lock()]
+    turns._start(places, ["5", "7"], locks, 4, lambda: lambda x: x + 1)  # type: ignore[arg-type]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    assert inductor_config.compile_threads == 4
     _, result = turns._timed(2)
     assert result == 3
     assert benchmarker.benchmark_gpu() == [1]
