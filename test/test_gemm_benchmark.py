@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor import config as inductor_config
 from torch import nn
+from torch._inductor import config as inductor_config
 
 from benchmarks import (
     contenders,
