@@ -10,8 +10,9 @@ import contextlib
 import dataclasses
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from benchmarks import results
 
@@ -27,6 +28,8 @@ __all__ = [
     "row",
     "start_workers",
     "synchronize",
+    "tuning_seconds",
+    "unrecorded",
 ]
 
 
@@ -132,6 +135,39 @@ def compile_and_call(
     run(*inputs)
     synchronize()
     return Compiled(lambda: run(*inputs), time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """What is compiled for CUDA graphs within is not recorded by Inductor, whose recordings copy
+    their inputs, but launches what would be recorded: whoever measures captures that.
+    """
+    from torch._inductor import compile_fx
+
+    with mock.patch.object(compile_fx, "cudagraphify", lambda model, *_, **__: model):
+        yield
+
+
+@contextlib.contextmanager
+def tuning_seconds() -> Iterator[list[float]]:
+    """Of each GEMM that the extension measures within, the seconds that tuning took: of several
+    that are tuned at the same time each has an equal share.
+    """
+    from inductor_ext.selection import tuner
+
+    found: list[float] = []
+    tune = tuner.tune
+
+    def timed(problems: Iterable[Any], *given: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        decisions = tune(problems, *given, **named)
+        measured = [each for each in decisions.values() if each.origin == "measured"]
+        spent = time.perf_counter() - start
+        found.extend(spent / len(measured) for _ in measured)
+        return decisions
+
+    with mock.patch.object(tuner, "tune", timed):
+        yield found
 
 
 def _copy(function: Callable[..., Any]) -> Callable[..., Any]:

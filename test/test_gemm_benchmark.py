@@ -9,7 +9,8 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from benchmarks import (
     turns,
 )
 from benchmarks.contenders import Compiled, Contender
-from inductor_ext.selection import timing
+from inductor_ext.selection import timing, tuner
+from inductor_ext.selection.decision import Decision
 
 HEADER: results.Header = {
     "suite": "gemm",
@@ -135,6 +137,28 @@ def test_each_compile_has_a_code_object_of_its_own() -> None:
     first, second = contenders._copy(double), contenders._copy(double)
     assert first.__code__ is not second.__code__
     assert first(torch.ones(2)).tolist() == second(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_what_is_compiled_for_graphs_is_left_to_be_captured() -> None:
+    from torch._inductor import compile_fx
+
+    recording = compile_fx.cudagraphify
+    with contenders.unrecorded():
+        assert compile_fx.cudagraphify(len, static_input_idxs=(), device_index=0) is len  # type: ignore[call-arg]
+    assert compile_fx.cudagraphify is recording
+
+
+def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune(problems: Sequence[str]) -> dict[str, Decision]:
+        time.sleep(0.02)
+        return {each: Decision(None, "measured" if each != "c" else "unknown") for each in problems}
+
+    monkeypatch.setattr(tuner, "tune", tune)
+    with contenders.tuning_seconds() as found:
+        assert list(tuner.tune(["a", "b", "c"])) == ["a", "b", "c"]  # type: ignore[arg-type, call-arg, list-item]
+    assert len(found) == 2
+    assert found[0] == found[1] >= 0.01
+    assert tuner.tune is tune
 
 
 def test_only_stock_s_settings_share_their_caches() -> None:

@@ -61,6 +61,15 @@ def found(*documents: results.Document) -> dict[str, gemm_summary.Line]:
     return {line.target.what: line for line in gemm_summary.lines(of)}
 
 
+def test_the_slowest_tuning_counts() -> None:
+    rows: list[results.Row] = []
+    for key, seconds in (("decode", 0.5), ("qkv", 2.5)):
+        ours = gemm.Measured({"graph": [1.0]}, 3.0, tuning=seconds)
+        rows += gemm.rows(LINES[key], {"ours": ours, "eager": gemm.Measured({"graph": [1.0]})})
+    line = found({**HEADER, "rows": rows})["tuning seconds of a new GEMM"]
+    assert (line.found, line.count, line.worst, line.met) == (2.5, 2, LINES["qkv"], False)
+
+
 def test_targets_count_what_they_say() -> None:
     of = found(DOCUMENT, models())
     # Against the best of max-autotune and cuBLAS: 2.1, 0.99, 1.75, 4.
@@ -127,7 +136,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     times = dict.fromkeys(gemm_summary.gemm_suite.CASES, everything)
     settings = {(name, "graphs"): everything for name in gemm_summary.gemm_models.MODELS}
     ranked = {"a problem": {"ours": 2.0, "floor": 2.0}}
-    of = gemm_summary.Numbers(times, times, {}, times, settings, {}, ranked)
+    of = gemm_summary.Numbers(times, times, {}, times, settings, {}, ranked, times)
     assert all(line.found is not None for line in gemm_summary.lines(of))
     counts = {line.target.what: line.count for line in gemm_summary.lines(of)}
     groups = [case.group for case in gemm_summary.gemm_suite.CASES.values()]
