@@ -649,6 +649,18 @@ class TestVariants:
             (error,) = bench.compile([(LINEAR, None)], lambda index: None)
         assert isinstance(error, ValueError)
 
+    def test_what_takes_long_to_compile_is_generated_first(self) -> None:
+        light, heavy = candidate(1), dataclasses.replace(candidate(1), block_k=4096)
+        bench = variants.InductorBench("cpu")
+        begun: list[int] = []
+        with (
+            inductor_config.patch(compile_threads=1),
+            mock.patch.object(variants, "_trace"),
+            mock.patch.object(variants, "_generate", side_effect=ValueError("no")),
+        ):
+            bench.compile([(LINEAR, None), (LINEAR, light), (LINEAR, heavy)], begun.append)
+        assert begun[:3] == [2, 1, 0]
+
     def test_a_crashed_compile_worker_is_asked_again_for_each_kernel(self) -> None:
         from concurrent.futures.process import BrokenProcessPool
 
