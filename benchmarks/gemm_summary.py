@@ -302,7 +302,7 @@ def _groups(of: Numbers) -> Iterable[Sequence[str]]:
         yield (
             group,
             str(len(best)),
-            *(_number(statistics.geometric_mean(o.values()) if o else None) for o in over),
+            *(_number(statistics.geometric_mean(o.values()) if o else None) for o in (*over, best)),
             f"{best[worst]:.2f} ({worst})",
             _number(100 * statistics.geometric_mean(reached), 0, " %") if reached else "-",
         )
@@ -349,7 +349,8 @@ def render(of: Numbers) -> str:
     groups = list(_groups(of))
     if groups:
         head = ("group", "cases", "over stock max-autotune", "over stock", "over eager")
-        parts.append(_table((*head, "least, over the best", "of the roofline"), groups))
+        more = ("over the best", "least of these", "of the roofline")
+        parts.append(_table((*head, *more), groups))
     models = list(_model_rows(of))
     if models:
         head = ("model", "CUDA graphs", "eager", "stock", "stock max-autotune")

@@ -124,7 +124,7 @@ def test_a_missed_target_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_tables() -> None:
     text = gemm_summary.render(gemm_summary.numbers([DOCUMENT, models()]))
-    assert "| fused | 1 | 1.75 | 1.80 | 1.80 | 1.75 (QKV 16x6144x4096) | 25 % |" in text
+    assert "| fused | 1 | 1.75 | 1.80 | 1.80 | 1.75 | 1.75 (QKV 16x6144x4096) | 25 % |" in text
     assert (
         "| llama decode 16x1 | graphs | 2.000 | 0.800 | 0.700 | 0.500 | 1.40 | 0.400 "
         "| 9.0 / 9.0 / 9.0 |" in text
