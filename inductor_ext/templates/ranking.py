@@ -554,7 +554,7 @@ def rank(
     return [worth[index] for index in sorted(chosen)]
 
 
-_HOPELESS = 1.25
+_HOPELESS = 1.35
 """How many times as long as its product and its norm by themselves a kernel with a norm may be
 predicted to take, to be worth measuring.
 
