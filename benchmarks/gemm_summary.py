@@ -349,8 +349,8 @@ def render(of: Numbers) -> str:
     groups = list(_groups(of))
     if groups:
         head = ("group", "cases", "over stock max-autotune", "over stock", "over eager")
-        more = ("over the best", "least of these", "of the roofline")
-        parts.append(_table((*head, *more), groups))
+        best = ("over the best", "least of these", "of the roofline")
+        parts.append(_table((*head, *best), groups))
     models = list(_model_rows(of))
     if models:
         head = ("model", "CUDA graphs", "eager", "stock", "stock max-autotune")

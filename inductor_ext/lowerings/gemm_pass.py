@@ -129,6 +129,13 @@ def _is_together(site: _Site) -> bool:
     return together and plain and isinstance(site.rows, int) and site.rows <= _FEW
 
 
+def _gains_little(site: _Site) -> bool:
+    """Whether a site's kernel saves no more than launches, so that it may well lose to libraries:
+    it computes products of many rows by several weights, which read their input from L2 anyway.
+    """
+    return len(site.outputs) > 1 and isinstance(site.rows, int) and site.rows > _FEW
+
+
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of one graph, without those of its subgraphs, which get their own run."""
     if choose.compares(settings):
@@ -197,10 +204,11 @@ class _Planner:
         reduced = row_maxima.find(graph, settings, found)
         fusions = [self._fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
+        likely = {node for site in fusions if _gains_little(site) for node in site.nodes}
         alone = [
             self._plain_site(node, problem)
             for node, problem in _products(graph).items()
-            if node not in self.fused
+            if node not in self.fused or node in likely
         ]
         taken: set[fx.Node] = set()
         for sites in self._in_turn(fusions, alone):
@@ -394,8 +402,13 @@ class _Planner:
         are left for later, and as a rule never measured, if that kernel comes near what is possible
         at all: they could save little more.
 
-        Products that no fusion has are measured with the first, so that their kernels compile at
-        the same time; where it takes minutes they wait, for fusions may change what follows them.
+        Products that are likely to be left by all of them are measured with the first, so that
+        their kernels compile at the same time; where it takes minutes they wait, for fusions may
+        change what follows them.
+
+        Args:
+            sites: of fusions.
+            alone: of products by themselves that are likely to be left.
         """
         around: dict[fx.Node, list[_Site]] = defaultdict(list)
         for site in filter(_is_together, sites):
