@@ -305,6 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--group", nargs="+", choices=gemm_suite.GROUPS, help="only these")
     parser.add_argument("--case", nargs="+", choices=sorted(gemm_suite.CASES), metavar="NAME")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="M", help="only those of so many")
     parser.add_argument("--quick", action="store_true", help="only those that stand for all")
     parser.add_argument(
         "--contenders",
@@ -329,6 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in gemm_suite.CASES.values()
         if (not options.group or case.group in options.group)
         and (not options.case or case.name in options.case)
+        and (not options.rows or case.m in options.rows)
         and (case.quick or not options.quick)
     ]
     if options.list:

@@ -232,6 +232,8 @@ def test_command_line_goes_on_where_it_stopped(
     assert {row["case"] for row in results.read(path)["rows"]} == set(gemm_suite.CASES)
     assert gemm.main(["--list", "--quick"]) == 0
     assert capsys.readouterr().out == "a 4x8x16\n"
+    assert gemm.main(["--list", "--rows", "5"]) == 0
+    assert capsys.readouterr().out == "\n"
 
 
 def test_processes_share_the_cases(
