@@ -513,7 +513,11 @@ class TestMeasured:
         assert floor <= rank(problem, H200)[0][1].total <= 1.15 * stock
 
 
-NORMS = {"rms": Prologue("normalize", vectors=1), "layer": Prologue("standardize", vectors=2)}
+NORMS = {
+    "rms": Prologue("normalize", vectors=1),
+    "layer": Prologue("standardize", vectors=2),
+    "rms and int8": Prologue("both", "column", vectors=1),
+}
 
 
 @pytest.mark.parametrize("on", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
@@ -527,12 +531,18 @@ NORMS = {"rms": Prologue("normalize", vectors=1), "layer": Prologue("standardize
         ("rms", 2048, 4096, 4096, False),
         ("layer", 2048, 4096, 4096, False),
         ("layer", 12608, 2304, 768, False),
+        # Over the product's and the norm's own kernels: 0.96 and 1.51.
+        ("rms and int8", 1, 6144, 4096, True),
+        ("rms and int8", 16, 6144, 4096, False),
     ],
 )
 def test_a_norm_on_the_way_is_tried_where_rows_are_few(
     norm: str, m: int, n: int, k: int, pays: bool, on: str
 ) -> None:
-    problem = linear(m, n, k, prologue=NORMS[norm])
+    of: dict[str, Any] = {"prologue": NORMS[norm]}
+    if "int8" in norm:
+        of |= {"b_dtype": "int8", "parts": (n - 2048, 1024, 1024)}
+    problem = GemmProblem.contiguous("mixed" if "int8" in norm else "mm", m, n, k, **of)
     assert norm_pays(problem, device(on)) == pays
 
 

@@ -56,7 +56,8 @@ class Constants:
     The defaults are fitted to 2213 kernels of 30 problems on an H200, with torch 2.11 and Triton
     3.6.0: bfloat16, 1 to 4096 rows, plain, gated, normalised, of several parts and batched. Those
     say nothing of `convert`, `standardize`, `specialized`, `gap` and `fused_gap`, which were set by
-    hand; `rows` was set by those of 16x4096x4095 and 64x4097x4095.
+    hand; `rows` was set by those of 16x4096x4095 and 64x4097x4095. `beside` and `lonely` are fitted
+    to 64 kernels of 1 and 16 rows with int8 weights on an H100 and an H200.
     """
 
     latency: float = 0.774
@@ -99,6 +100,10 @@ class Constants:
     """Operations to normalise one element; tensor cores sum up the squares."""
     handed: float = 25.1
     """More of them for each time that warps repeat the squares of others, as all of them wait."""
+    beside: float = 8.55
+    """Operations to normalise one element where b is dequantised beside it."""
+    lonely: float = 12.5
+    """Warps' worth of these that an SM loses to waiting and issuing."""
     standardize: float = 5.0
     """Operations to add an element to its row's mean and deviation, and as many to standardise it;
     each warp repeats the latter for the rows that it multiplies."""
@@ -297,7 +302,9 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
     warps = config.consumer_warps
     tensor_cores = TEMPLATES[config.template].tensor_cores
     operations = case.converts_b * n * k * c.convert
-    if case.converts_a:
+    if case.converts_a and case.converts_b:
+        operations += m * k * c.beside * (1 + c.lonely / (warps * resident))
+    elif case.converts_a:
         repeated = warps * _WARP_TILE / m**2 - 1 if tensor_cores else 0.0
         operations += m * k * (c.normalize + c.handed * max(0.0, repeated))
     if case.standardizes:
