@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,11 +205,7 @@ class _Planner:
         fusions = [self._fused_site(each) for each in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
         likely = {node for site in fusions if _gains_little(site) for node in site.nodes}
-        alone = [
-            self._plain_site(node, problem)
-            for node, problem in _products(graph).items()
-            if node not in self.fused or node in likely
-        ]
+        alone = self._plain_sites(self.fused - likely)
         taken: set[fx.Node] = set()
         for sites in self._in_turn(fusions, alone):
             left = [site for site in sites if taken.isdisjoint(site.nodes)]
@@ -223,11 +219,7 @@ class _Planner:
                 problem = self._problems(site)[-1]
                 decision = self.known[problem]
                 gemm_records.decline(site.nodes, problem, self._why_not(site, decision))
-        plain = [
-            self._plain_site(node, problem)
-            for node, problem in _products(graph).items()
-            if gemm.plan_of(node) is None
-        ]
+        plain = self._plain_sites()
         self._decide(plain)
         taken.clear()
         for site in plain:
@@ -248,6 +240,14 @@ class _Planner:
         a = fusion.inputs[0]
         axes = tuple(range(a.meta["val"].dim() - 1))
         return self._read(_Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion))
+
+    def _plain_sites(self, without: Set[fx.Node] = frozenset()) -> list[_Site]:
+        """Places of the products that have no plan yet, each by itself."""
+        return [
+            self._plain_site(node, problem)
+            for node, problem in _products(self.gm.graph).items()
+            if gemm.plan_of(node) is None and node not in without
+        ]
 
     def _plain_site(self, node: fx.Node, problem: GemmProblem) -> _Site:
         biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
