@@ -163,7 +163,10 @@ def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -
         (decided(None, stock=9.0, ours=None), "all 1 candidates were dropped"),
         (decided(None, stock=9.0), "there is no candidate"),
         (decided(CONFIG, "forced"), "the caller decided"),
-        (decided(None, "predicted"), "a norm of its own is predicted to take less time"),
+        (
+            decided(None, "predicted"),
+            "what it does on the way is predicted to take less time by itself",
+        ),
         (decided(None, "unknown"), "it has not been measured; max_autotune does that"),
     ],
 )

@@ -482,6 +482,12 @@ class TestTuner:
         assert [job.problem for job in tried] == measured
         assert found[normalized] == Decision(None, "unknown" if exhaustive else "predicted")
 
+    def test_cutlass_kernels_are_tried_all_the_same(self) -> None:
+        problem, options = mock.Mock(), mock.Mock(alone=False)
+        options.rank.return_value = {"a CUTLASS kernel": 300.0}
+        hopeless = tuner._candidates(problem, H200, False, options, True, True)
+        assert hopeless == options.rank.return_value
+
     def test_everything_dropped_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
         with mock.patch.object(events, "_warned", set()):
             for _ in range(2):

@@ -140,7 +140,7 @@ def reason(decision: Decision) -> str:
     if decision.origin == "forced":
         return "the caller decided"
     if decision.origin == "predicted":
-        return "a norm of its own is predicted to take less time"
+        return "what it does on the way is predicted to take less time by itself"
     if decision.origin == "unknown":
         return "it has not been measured; max_autotune does that"
     stock = decision.microseconds(None)

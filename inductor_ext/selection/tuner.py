@@ -1,11 +1,11 @@
 """Measuring which kernel is best for problems of which nothing is known.
 
 `tune` takes the candidates that the model ranks first, has them tried (`trial`, in this process, or
-`worker`, in one of its own) and makes decisions. Where the model sees no gain in a norm that rows
-get on the way to a product, none is tried. CUTLASS kernels are built before, and always tried
-in a process of their own. It reads these of Inductor's options:
-`autotune_in_subproc` for the process; `max_autotune_gemm_search_space`, of which EXHAUSTIVE tries
-every legal candidate; `max_autotune_subproc_result_timeout_seconds` as the worker's deadline; and
+`worker`, in one of its own) and makes decisions. Where the model sees no gain in what is done on
+the way to a product, none of Triton's is tried. CUTLASS kernels are built before, and always tried
+in a process of their own. It reads these of Inductor's options: `autotune_in_subproc` for the
+process; `max_autotune_gemm_search_space`, of which EXHAUSTIVE tries every legal candidate;
+`max_autotune_subproc_result_timeout_seconds` as the worker's deadline; and
 `autotune_num_choices_displayed` for the AUTOTUNE table on stderr, which has the form of stock's. On
 a terminal a line there says how far it is. Nothing that goes wrong with a candidate is an error: it
 is dropped, and the record (`events.TuningRecord`) says why.
@@ -82,12 +82,11 @@ def tune(
     options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
     hopeless = {
-        each for each in different if not exhaustive and not ranking.norm_pays(each, device)
+        each for each in different if not exhaustive and not ranking.prologue_pays(each, device)
     }
     predictions = {
-        each: _candidates(each, device, exhaustive, options, dependent)
+        each: _candidates(each, device, exhaustive, options, dependent, each in hopeless)
         for each in different
-        if each not in hopeless
     }
     if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
         # While nvcc builds what will be tried there.
@@ -140,13 +139,18 @@ def _candidates(
     exhaustive: bool,
     options: cutlass_options.Options,
     dependent: bool,
+    hopeless: bool,
 ) -> dict[Config, float]:
-    """Configurations to measure, with their predicted microseconds."""
+    """Configurations to measure, with their predicted microseconds; of a hopeless problem without
+    Triton's.
+    """
     found: dict[Config, float] = {}
     if problem.epilogue.tree is not None:
         found |= options.rank(problem, device)
         if options.alone:
             return found
+    if hopeless:
+        return found
     if exhaustive:
         ranked = [
             (config, ranking.predict(problem, config, device))

@@ -32,6 +32,7 @@ from inductor_ext.templates.problem import (
     DTYPE_BITS,
     GemmProblem,
     Operand,
+    Prologue,
     ceiling,
     size_of,
 )
@@ -43,8 +44,8 @@ __all__ = [
     "Measurement",
     "Prediction",
     "fit",
-    "norm_pays",
     "predict",
+    "prologue_pays",
     "rank",
 ]
 
@@ -561,38 +562,55 @@ def rank(
     return [worth[index] for index in sorted(chosen)]
 
 
-_HOPELESS = 1.2
-"""How many times as long as its product and its norm by themselves a kernel with a norm may be
-predicted to take, to be worth measuring.
+_HOPELESS = 1.1
+"""How many times as long as without a prologue, and a pass over an operand in its place, kernels
+may be predicted to take, to be worth measuring.
 
-Of 17 problems measured on an H100 those that are predicted at 0.80 to 1.00 took 0.40 to 0.98 of
-stock's time; those predicted at 1.36 to 1.65, 2048 rows and more, took 1.54 to 2.12. With int8
-weights, on an H200 as well, 0.94 to 1.54 are predicted, and 0.96 to 1.61 times what the two take by
-themselves were measured."""
+Over stock's time, on an H100 and an H200: norms that are predicted at 0.80 to 1.02 took 0.29 to
+0.98 of it, and 1.28 once; those at 1.36 to 1.65, 2048 rows and more, 1.54 to 2.12. Weights of 8 and
+4 bits at 0.16 to 0.51, up to 16 rows, took 0.13 to 0.59; at 1.12 to 1.20, 2048 rows, 1.39 to 1.57.
+"""
 
 
-def norm_pays(problem: GemmProblem, device: Device, constants: Constants = DEFAULT) -> bool:
-    """Whether kernels of a problem may gain by normalising the rows of a themselves.
+def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = DEFAULT) -> bool:
+    """Whether kernels of a problem may gain by what they do to operands on the way.
 
-    Each tile does it again, and the more rows there are the less a kernel that does it once for all
-    takes beside the product. True where there is nothing to normalise.
+    Each tile does it again, and the more of them share an operand, the less a pass that does it
+    once for all takes beside the product. True where there is nothing to be done.
 
     Args:
         problem: what is to be computed.
         device: where.
         constants: of the model.
     """
+    if problem.prologue is None:
+        return True
+    together = rank(problem, device, 1, constants=constants)
+    return not together or all(
+        together[0][1].total <= _HOPELESS * apart for apart in _apart(problem, device, constants)
+    )
+
+
+def _apart(problem: GemmProblem, device: Device, constants: Constants) -> Iterator[float]:
+    """Microseconds of a problem where a norm, or dequantising, is a pass by itself."""
     prologue = problem.prologue
-    if prologue is None or not (prologue.normalizes or prologue.standardizes):
-        return True
-    left = dataclasses.replace(prologue, kind="dequantize", vectors=0)
-    plain = dataclasses.replace(problem, prologue=left if prologue.dequantizes else None)
-    together, alone = (rank(each, device, 1, constants=constants) for each in (problem, plain))
-    if not together or not alone:
-        return True
-    moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
-    norm = constants.gap + constants.start + moved / device.bandwidth * 1e6
-    return together[0][1].total <= _HOPELESS * (alone[0][1].total + norm)
+    assert prologue is not None
+    left: Prologue | None
+    found: list[tuple[GemmProblem, int]] = []
+    if prologue.normalizes or prologue.standardizes:
+        dequantizing = dataclasses.replace(prologue, kind="dequantize", vectors=0)
+        left = dequantizing if prologue.dequantizes else None
+        moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
+        found.append((dataclasses.replace(problem, prologue=left), moved))
+    if prologue.dequantizes:
+        left = Prologue("normalize", vectors=prologue.vectors) if prologue.normalizes else None
+        b = Operand.of(problem.a.dtype, (problem.k, problem.n), problem.b.strides)
+        plain = dataclasses.replace(problem, operation="mm", b=b, prologue=left)
+        found.append((plain, problem.b_bytes + plain.b_bytes))
+    for plain, moved in found:
+        for _, prediction in rank(plain, device, 1, constants=constants):
+            passed = constants.gap + constants.start + moved / device.bandwidth * 1e6
+            yield prediction.total + passed
 
 
 def _distinct(
