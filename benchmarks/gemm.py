@@ -14,9 +14,8 @@ stand for all (`--quick` measures these alone), ends before the time that it is 
 
 `--no-table` measures how long compiles take where nothing is known of a product. With
 `--processes 3` that many cases are compiled at the same time, while one at a time has the GPU; how
-long compiling takes is not measured then. A host that is late disturbs stock's tuning above all:
-of Q, K and V of 2048 rows it chose kernels of 160 us among 16 processes, of 140 among 3, and alone
-what eager mode takes, 142 (H100).
+long compiling takes is not measured then. Times of runs with many processes may be worse than those
+of a case alone, for what is chosen is then measured on a busy host (see `turns`).
 """
 
 from __future__ import annotations
@@ -72,6 +71,10 @@ class Measured:
     """Why there are no times."""
     tuning: float | None = None
     """Seconds of `compile` for a GEMM that was measured, where there was one."""
+
+
+_Ready = dict[Mode, dict[str, Compiled]]
+"""What is measured in a mode, by contender."""
 
 
 def error(found: Any, reference: Sequence[torch.Tensor]) -> float:
@@ -137,10 +140,6 @@ def measure_case(
             del reference
             _time(program, ready, found, timer, rounds)
     return found
-
-
-_Ready = dict[Mode, dict[str, Compiled]]
-"""What is measured in a mode, by contender."""
 
 
 def _check(
