@@ -32,8 +32,8 @@ from inductor_ext.templates.device import Device
 
 __all__ = ["main", "reader", "readers"]
 
-SHAPES = ((16, 14336, 4096), (16, 4096, 14336), (16, 6144, 4096))
-"""Rows, N and K of products that read weights."""
+SHAPES = ((16, 28672, 4096), (16, 14336, 4096), (16, 4096, 14336), (16, 6144, 4096))
+"""Rows, N and K of products that read weights; the first is that of a gate and its values."""
 
 PRODUCTS = ((2048, 4096, 14336), (2048, 6144, 4096))
 """Those of products that multiply: of a residual, and of Q, K and V."""

@@ -10,7 +10,9 @@ how near the best that ranking would have measured comes to the best of all.
     python -m benchmarks.gemm_space fit quantised.json --only convert
 
 The set `regret` has twelve problems whose candidates are worth to be measured all, once; `regret`
-makes of them the results that are committed. What ways to end a product are worth, on which the
+makes of them the results that are committed, as of any file. The set `prologues` has problems of
+some hundred rows with and without what is done to operands on the way, whose kernels tuning leaves
+out where they are predicted to lose. What ways to end a product are worth, on which the
 model has no measurements, is told by
 
     python -m benchmarks.gemm_space measure --set tails --pairs --most 24 --budget-seconds 100 \
@@ -42,7 +44,7 @@ from inductor_ext.templates import ranking, space
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
 
 __all__ = [
     "SETS",
@@ -117,10 +119,42 @@ def _tails() -> Iterator[GemmProblem]:
         yield CASES[name].problem
 
 
+def _prologues() -> Iterator[GemmProblem]:
+    """Norms and dequantising where the model does not find it obvious whether they pay, each with
+    the problem that is left where they are a pass by themselves.
+    """
+    norms = [
+        CASES[name].problem
+        for name in (
+            "RMSNorm + linear 16x4096x4096",
+            "LayerNorm + linear 16x4096x4096",
+            "LayerNorm + QKV 16x3072x1024",
+        )
+    ]
+    for width in (6144, 14336):
+        weights = Operand.of("bfloat16", (4096, width), (1, 4096))
+        norms.append(dataclasses.replace(norms[0], n=width, b=weights))
+    for m, each in itertools.product((64, 128, 256), norms):
+        yield dataclasses.replace(each, m=m)
+        yield dataclasses.replace(each, m=m, prologue=None)
+    for name in (
+        "int8 weight 16x14336x4096",
+        "int4 weight 16x14336x4096",
+        "int8 SwiGLU 16x14336x4096",
+        "int4 QKV 16x6144x4096",
+    ):
+        each = CASES[name].problem
+        weights = Operand.of(each.a.dtype, (each.k, each.n), each.b.strides)
+        yield dataclasses.replace(each, m=1024)
+        if "int4 weight" not in name:  # What is left is int8's.
+            yield dataclasses.replace(each, m=1024, operation="mm", b=weights, prologue=None)
+
+
 SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {
     "tails": _tails,
     "quantised": _quantised,
     "regret": _regret_set,
+    "prologues": _prologues,
 }
 """Problems, those first that are worth most."""
 
@@ -402,7 +436,7 @@ def rows(spaces: Iterable[Space]) -> list[results.Row]:
 def _regret(options: argparse.Namespace) -> int:
     spaces = [one for path in options.files for one in read(path) if one.microseconds]
     known = json.loads(options.files[0].read_text())
-    header = {**{name: known[name] for name in results.Header.__annotations__}, "suite": REGRET}
+    header = {**{name: known[name] for name in results.Header.__annotations__}, "suite": options.suite}
     document: Any = {**header, "rows": rows(spaces)}
     print(results.render_table(document), end="")
     results.write(options.json_out, document)
@@ -410,7 +444,7 @@ def _regret(options: argparse.Namespace) -> int:
 
 
 REGRET = "gemm-regret"
-"""The name of the suite."""
+"""The name of the suite, if no other is given."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -438,6 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     regret = commands.add_parser("regret", help="what ranking misses, as results")
     regret.add_argument("files", nargs="+", type=Path)
     regret.add_argument("--json-out", type=Path, required=True, help="a folder")
+    regret.add_argument("--suite", default=REGRET, help="the results' name")
     regret.set_defaults(run=_regret)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
