@@ -436,7 +436,10 @@ def rows(spaces: Iterable[Space]) -> list[results.Row]:
 def _regret(options: argparse.Namespace) -> int:
     spaces = [one for path in options.files for one in read(path) if one.microseconds]
     known = json.loads(options.files[0].read_text())
-    header = {**{name: known[name] for name in results.Header.__annotations__}, "suite": options.suite}
+    header = {
+        **{name: known[name] for name in results.Header.__annotations__},
+        "suite": options.suite,
+    }
     document: Any = {**header, "rows": rows(spaces)}
     print(results.render_table(document), end="")
     results.write(options.json_out, document)

@@ -13,8 +13,9 @@ pytest.importorskip("triton")
 from torch.nn import functional as F
 
 from inductor_ext import activation, config
-from inductor_ext.selection import choose
+from inductor_ext.selection import choose, variants
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
 from test import fake_cuda, kernel_util
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -119,6 +120,28 @@ def test_one_kernel_has_all_products(name: str, modules: dict[str, fake_cuda.Low
     assert sum("tl.dot" in source for source in sources) == 1
     assert len(sources) == FUNCTIONS[name][2]
     assert "extern_kernels." not in modules[name].code
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6])
+def test_what_is_tuned_is_the_kernel_of_the_compile(epsilon: float) -> None:
+    met: list[GemmProblem] = []
+
+    def rule(problem: GemmProblem) -> GemmConfig:
+        met.append(problem)
+        return TILE
+
+    def function(x: Tensor, n: Tensor, m: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(F.layer_norm(x, NORM, n, m, epsilon), w, b)
+
+    shapes = [(18, 64), NORM, NORM, W, BIAS]
+    with activation._scope(config.snapshot({})), choose.forced(rule):
+        compiled = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
+        with fake_cuda.device((9, 0)):
+            code, _ = variants._generate(variants._trace(met[0], "cuda:0"))
+    (kernel,) = compiled.kernels().values()
+    (tuned,) = fake_cuda.Lowered(code, ()).kernels().values()
+    assert str(epsilon) in kernel
+    assert tuned == kernel
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

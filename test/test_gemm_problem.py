@@ -225,6 +225,15 @@ class TestProblem:
         moved = 512 * 1024 + 2 * 16 * 1024 + problem.fused_bytes + 2 * 16 * 512
         assert problem.roofline(H200) == pytest.approx(moved / H200.bandwidth * 1e6)
 
+    def test_what_a_norm_adds_below_the_root_tells_no_problem_from_another(self) -> None:
+        one, other = (
+            GemmProblem.contiguous("mm", 16, 512, 1024, prologue=prologue)
+            for prologue in (Prologue("normalize"), Prologue("normalize", epsilon=1e-6))
+        )
+        assert one == other and hash(one) == hash(other) and one.key == other.key
+        assert "epsilon" not in one.key
+        assert GemmProblem.from_json(other.to_json()) == other
+
     def test_what_an_epilogue_reads_and_writes(self) -> None:
         epilogue = Epilogue(
             (

@@ -567,14 +567,16 @@ class _Search:
         operands = fusion.options["operands"] - 1 - gate_biases
         last = 1 + (operands // 2 if fusion.halves else operands)
         rows = problems.value_of(fusion.inputs[0]).shape[0]
-        prologue, vectors = Prologue(norm.kind), norm.vectors
+        prologue, vectors = Prologue(norm.kind, epsilon=norm.epsilon), norm.vectors
         if vectors:
             dtype = problems.dtype_of(problems.value_of(vectors[0]))
-            prologue = Prologue(norm.kind, scale_dtype=dtype, vectors=len(vectors))
+            prologue = dataclasses.replace(prologue, scale_dtype=dtype, vectors=len(vectors))
         if problem.prologue is not None:
             if not _is_read_like(norm, problem):
                 return None
-            prologue = dataclasses.replace(problem.prologue, kind="both", vectors=len(vectors))
+            prologue = dataclasses.replace(
+                problem.prologue, kind="both", vectors=len(vectors), epsilon=norm.epsilon
+            )
         found = dataclasses.replace(
             fusion,
             problem=dataclasses.replace(

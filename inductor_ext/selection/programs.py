@@ -44,8 +44,6 @@ from inductor_ext.templates.problem import (
 
 __all__ = ["Input", "Program", "precision", "program", "select", "unpack_int4"]
 
-_EPSILON = 1e-5
-
 
 @dataclass(frozen=True)
 class Input:
@@ -781,7 +779,7 @@ def _normalized(
         wide = wide - mean
     else:
         squares = wide.square().mean(-1, keepdim=True)
-    wide = wide * torch.rsqrt(squares + _EPSILON)
+    wide = wide * torch.rsqrt(squares + prologue.epsilon)
     if prologue.vectors:
         wide = wide * named["vector0"]
     if prologue.vectors > 1:

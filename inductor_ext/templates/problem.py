@@ -79,6 +79,9 @@ INT32_MAX = 2**31 - 1
 OPTIONAL = "optional"
 """In the metadata of a field that a record lacks in JSON where it is None."""
 
+UNSTORED = "unstored"
+"""In the metadata of a field that JSON never has: records that differ in it alone are equal."""
+
 
 def plain(value: Any) -> Any:
     """A record as what JSON has; `read` is the way back."""
@@ -156,12 +159,14 @@ def _is_record(hint: Any) -> bool:
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls)
+    return {name: hints[name] for name in _names(cls)}
 
 
 @functools.cache
 def _names(cls: type) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(cls))
+    fields = dataclasses.fields(cls)
+    return tuple(each.name for each in fields if UNSTORED not in each.metadata)
 
 
 @functools.cache
@@ -414,6 +419,9 @@ class Prologue:
     vectors: int = 0
     """Vectors [K] that a normalisation reads: none, a weight, or a weight and a bias, which only
     `standardize` has."""
+    epsilon: float = dataclasses.field(default=1e-5, compare=False, metadata={UNSTORED: True})
+    """What a normalisation adds below the root. Kernels are tuned with it, so that they need not be
+    compiled again; any other one takes the same time, and so tells no problem from another."""
 
     def __post_init__(self) -> None:
         _require_dtype(self.scale_dtype, "prologue", "scale_dtype")
