@@ -230,7 +230,7 @@ class TestProblem:
             GemmProblem.contiguous("mm", 16, 512, 1024, prologue=prologue)
             for prologue in (Prologue("normalize"), Prologue("normalize", epsilon=1e-6))
         )
-        assert one == other and hash(one) == hash(other) and one.key == other.key
+        assert (one, hash(one), one.key) == (other, hash(other), other.key)
         assert "epsilon" not in one.key
         assert GemmProblem.from_json(other.to_json()) == other
 
