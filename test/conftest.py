@@ -87,12 +87,20 @@ def isolated() -> Iterator[None]:
     with _untraced():
         yield
     _reset_dynamo()
+    _free_cached_memory()
     activation = sys.modules.get("inductor_ext.activation")
     if activation is not None:
         requested, current = activation.requested(), activation.current()
         activation.uninstall()
         assert requested is None, f"the test leaves an activation behind: {requested}"
         assert current is None, f"the test leaves a compile's scope behind: {current}"
+
+
+def _free_cached_memory() -> None:
+    """Give back what the allocator keeps of a GPU, which other workers share."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _reset_dynamo() -> None:
