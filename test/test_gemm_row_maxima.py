@@ -229,6 +229,11 @@ def biased(x: Tensor, w: Tensor, b: Tensor) -> Any:
     return y, y.abs().amax(-1)
 
 
+def scaled(x: Tensor, w: Tensor, b: Tensor) -> Any:
+    y = torch.addmm(b, x, w.t(), beta=2, alpha=0.5)
+    return y, y.abs().amax(-1)
+
+
 def signed(x: Tensor, w: Tensor) -> Any:
     y = -torch.relu(F.linear(x, w))
     return y, y.amax(-1)
@@ -255,6 +260,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes, GemmConfig]] = {
         [(2, 9, 64), (40, 64), (40,), (2, 9, 40)],
         dataclasses.replace(TILE, template="splitk", split_k=2, one_launch=True),
     ),
+    "product and row, both scaled": (scaled, [(18, 64), (40, 64), (40,)], TILE),
     "maxima of negative numbers": (signed, [(18, 64), (40, 64)], TILE),
     "infinite": (plain, [(18, 64), (40, 64)], TILE),
     "infinite, signed": (extreme, [(18, 64), (40, 64)], TILE),

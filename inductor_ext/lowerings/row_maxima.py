@@ -324,9 +324,8 @@ class _Chain:
                 value = self.call(aten.mul.Tensor, (value, given["alpha"]), dtype)
             if given["beta"] != 0:
                 bias = self.read(given["self"], output)
-                if given["beta"] != 1:
-                    bias = self.call(aten.mul.Tensor, (bias, given["beta"]), dtype)
-                value = self.call(aten.add.Tensor, (value, bias), dtype)
+                # One call: by itself a scaled row would not have the size of the output.
+                value = self.call(aten.add.Tensor, (value, bias), dtype, alpha=given["beta"])
         for bias in _biases(base):
             value = self.call(aten.add.Tensor, (value, self.read(bias, output)), dtype)
         self.known[output] = value

@@ -569,8 +569,8 @@ def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = D
     once for all takes beside the product. True where there is nothing to be done.
 
     There is no allowance for the model's error: of 13 norms before 64 to 256 rows on an H100,
-    predicted at 0.98 to 1.40 of the product and a pass, only two took less than these, by 4 and 5 %,
-    and one as much (`gemm-prologues`).
+    predicted at 0.98 to 1.40 of the product and a pass, only two took less than these, by 4 and
+    5 %, and one as much (`gemm-prologues`).
 
     Args:
         problem: what is to be computed.
