@@ -2,11 +2,11 @@
 
 A program is the text of a function that does what models do around products: norms before them,
 several of one input, gates, biases, residuals, casts, weights of 8 and 4 bits, batches, maxima of
-rows; in an order, with sizes, strides and other uses of each value that nobody would think of. Some
-have a symbol for the number of rows, and of some the gradients are computed. A program is lowered as
-for a GPU (`fake_cuda`), each product that the extension asks about gets any legal configuration or
-none, and the module that Inductor generates is interpreted. Its results are held against float64;
-they may be wrong by a few times what eager mode's are.
+rows; in an order, with sizes, strides and other uses of values that nobody would think of. Some
+have a symbol for the number of rows, of some the gradients are computed. It is lowered as for a GPU
+(`fake_cuda`), each product that the extension asks about gets any legal configuration or none, and
+the module that Inductor generates is interpreted. Its results are held against float64; they may be
+wrong by a few times what eager mode's are.
 
 A failure is cut down to the lines that it needs, and printed as a script.
 
@@ -160,7 +160,17 @@ class _Draw:
         self.rows = self.random.choice([1, 3, 17, 130]) if self.random.random() < 0.2 else None
         self.backward = self.rows is None and self.random.random() < 0.2
         choose = self.random.choice
-        sizes: list[tuple[int, ...]] = [(1,), (5,), (16,), (33,), (130,), (2, 9), (3, 1), (2, 2, 3)]
+        sizes: list[tuple[int, ...]] = [
+            (1,),
+            (5,),
+            (16,),
+            (33,),
+            (130,),
+            (2, 9),
+            (4, 6),
+            (3, 1),
+            (2, 2, 3),
+        ]
         leading = (_SEEN,) if self.rows else choose(sizes)
         padding = 0 if self.rows else choose([0, 0, 8])
         self.values["x0"] = self.input("x", (*leading, self.width()), padding=padding, rows=True)
@@ -232,7 +242,7 @@ class _Draw:
         v = of or self.pick()
         k, n = self.values[v].shape[-1], n or self.width()
         bias = self.vector(n) if self.random.random() < 0.4 else None
-        kind = self.random.choice(["linear", "linear", "linear", "t", "m", "addmm", "quantized"])
+        kind = self.random.choice(["linear", "linear", "t", "m", "addmm", "quantized", "quantized"])
         if kind == "quantized" and (weight := self.quantized(n, k)):
             return self.add(f"F.linear({v}, {weight}, {bias})")
         if kind in ("m", "addmm"):
@@ -358,7 +368,7 @@ _STEPS: Mapping[str, int] = types.MappingProxyType(
         "maxima": 1,
         "joined": 1,
         "heads": 1,
-        "batched": 2,
+        "batched": 4,
     }
 )
 """How often each is drawn."""

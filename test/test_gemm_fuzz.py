@@ -32,7 +32,7 @@ def test_programs_differ_and_stay_the_same(programs: list[gemm_fuzz.Program]) ->
     assert any(each.backward for each in programs)
     assert any(each.rows for each in programs)
     text = "\n".join(each.text() for each in programs)
-    for found in ("layer_norm", "torch.uint8", "torch.int8", "bmm", "chunk", "addmm"):
+    for found in ("layer_norm", "torch.uint8", "torch.int8", "bmm", "chunk", "addmm", "amax"):
         assert found in text + str([each.inputs for each in programs]), found
 
 
