@@ -441,7 +441,7 @@ def _traced(program: Program) -> Callable[..., Any]:
     return module
 
 
-def _lowered(program: Program) -> str | Exception:
+def _lowered(program: Program, rule: choose.Rule) -> str | Exception:
     """The module that Inductor generates."""
     inputs: list[Any] = [
         (("rows" if each.rows else each.shape[0], *each.shape[1:]), each.dtype)
@@ -459,7 +459,7 @@ def _lowered(program: Program) -> str | Exception:
             stack.enter_context(without)
             stack.enter_context(mock.patch.object(error_function, "_erf", lambda _, x: ops.erf(x)))
             stack.enter_context(activation._scope(config.snapshot({})))
-            stack.enter_context(choose.forced(_rule(program)))
+            stack.enter_context(choose.forced(rule))
             # One dimension for each pointwise kernel, as the stand-in for launchers has.
             return fake_cuda.lower(_traced(program), *inputs, triton__max_tiles=1).code
     except Exception as error:
@@ -467,45 +467,74 @@ def _lowered(program: Program) -> str | Exception:
 
 
 def failures(programs: Sequence[Program]) -> dict[int, str]:
-    """What is wrong with programs, by their seeds; those that are right are not in it."""
+    """What is wrong with programs, by their seeds; those that are right are not in it.
+
+    Some are so ill-conditioned that stock's order of rounding is as far from eager mode's as ours:
+    a gradient where a unit is at zero, or a norm of what is normalised. Then stock's error counts.
+    """
     found: dict[int, str] = {}
+    ours = _results(programs, _rule)
+    for again in (False, True):
+        stocks = _results([each for each in programs if each.seed in found], _none) if again else {}
+        for program in programs:
+            result, stock = ours[program.seed], stocks.get(program.seed)
+            if again and not isinstance(stock, list):
+                continue
+            wrong = (
+                result
+                if isinstance(result, str)
+                else next(_differences(program, result, stock), None)
+            )
+            if wrong:
+                found[program.seed] = wrong
+            else:
+                found.pop(program.seed, None)
+    return found
+
+
+def _none(program: Program) -> choose.Rule:
+    """Stock's path for everything."""
+    return lambda problem: None
+
+
+def _results(
+    programs: Sequence[Program], rule: Callable[[Program], choose.Rule]
+) -> dict[int, list[Tensor] | str]:
+    """What each program computes, as it is lowered by a rule, or why it does not."""
+    found: dict[int, list[Tensor] | str] = {}
     work: dict[str, tuple[str, list[Tensor]]] = {}
     for program in programs:
-        code = _lowered(program)
+        code = _lowered(program, rule(program))
         if isinstance(code, Exception):
             found[program.seed] = f"{type(code).__name__}: {code}"
         else:
             work[str(program.seed)] = code, program.values()
     results = kernel_util.interpret_modules(work, strict=False) if work else {}
-    for program in programs:
-        if str(program.seed) in results:
-            result = results[str(program.seed)]
-            wrong = result if isinstance(result, str) else next(_differences(program, result), None)
-            if wrong:
-                found[program.seed] = wrong
+    for seed, result in results.items():
+        found[int(seed)] = [result] if isinstance(result, Tensor) else result
     return found
 
 
-def _differences(program: Program, result: Tensor | list[Tensor]) -> Iterator[str]:
+def _differences(
+    program: Program, ours: Sequence[Tensor], stock: Sequence[Tensor] | None
+) -> Iterator[str]:
     values = program.values()
     function = program.function()
-    eager = function(*values)
     exact = function(*(each.double() if each.is_floating_point() else each for each in values))
-    computed = [result] if isinstance(result, Tensor) else result
-    unit = 2**-9 if program.dtype is torch.float16 else 2**-18
+    eager = function(*values)
     names = program.results
     if program.backward:
         names = tuple(each.name for each in program.inputs if each.dtype.is_floating_point)
-    for name, ours, theirs, right in zip(names, computed, eager, exact, strict=True):
-        if not theirs.isfinite().all():
-            continue
-        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-            yield f"{name}: {ours.dtype} {list(ours.shape)} for {theirs.dtype} {list(theirs.shape)}"
-            continue
-        allowed = 4 * (theirs - right).abs().max() + 4 * unit * right.abs().max()
-        error = (ours - right).abs().max()
-        if not error <= allowed:
-            yield f"{name}: off by {error:.2e}, eager by {(theirs - right).abs().max():.2e}"
+    unit = 2**-9 if program.dtype is torch.float16 else 2**-18
+    for index, (name, found, right) in enumerate(zip(names, ours, exact, strict=True)):
+        like = [each[index] for each in (eager, stock) if each is not None]
+        if (found.shape, found.dtype) != (like[0].shape, like[0].dtype):
+            yield f"{name}: {found.dtype} {list(found.shape)}, eager {like[0].dtype}"
+        elif all(each.isfinite().all() for each in like):
+            theirs = max(float((each - right).abs().max()) for each in like)
+            error = float((found - right).abs().max())
+            if not error <= 4 * theirs + 4 * unit * float(right.abs().max()):
+                yield f"{name}: off by {error:.2e}, others by {theirs:.2e}"
 
 
 def reduced(program: Program) -> Program:

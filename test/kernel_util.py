@@ -426,7 +426,10 @@ class Libdevice:
     _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
         "rsqrt": lambda x: 1 / np.sqrt(x),
         "erf": np.vectorize(math.erf, otypes=[np.float64]),
-        **{name: getattr(np, name) for name in ("exp", "log", "sqrt", "tanh", "sin", "cos")},
+        **{
+            name: getattr(np, name)
+            for name in ("exp", "log", "sqrt", "tanh", "sin", "cos", "isnan", "isinf")
+        },
     }
 
     @classmethod

@@ -151,3 +151,22 @@ def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
     assert found.spills == 0
     assert found.ptx.count("wgmma.mma_async") >= 4
     assert found.ptx.count("cp.async.bulk.tensor") >= 6
+
+
+def test_what_branches_read_lies_as_they_know_it() -> None:
+    """A concatenation that would have the product's input as a part of its buffer."""
+
+    def rule(problem: GemmProblem) -> GemmConfig:
+        return dataclasses.replace(TILE, block_m=16 if problem.m <= 64 else 32)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.sin(x)
+        return torch.cat([y, y @ w], -1)
+
+    lowered, _ = lower(rule, function, (("m", 64), HALF), ((64, 32), HALF))
+    assert " <= 64:" in lowered.code
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=generator).half() / 8 for shape in ((3, 64), (64, 32))]
+    found = kernel_util.interpret_modules({"module": (lowered.code, given)})["module"]
+    expected = function(*(value.double() for value in given))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)

@@ -52,6 +52,7 @@ def by_rows(
     anchor = min(outputs, key=order.__getitem__)
     hoist(anchor, outer, order)
     with gm.graph.inserting_before(anchor):
+        outer = {each: _in_strides(gm.graph, each) for each in outer}
         results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
     for output, result in zip(outputs, results, strict=True):
         # The node stays, which may be an input of what is fused elsewhere.
@@ -60,6 +61,30 @@ def by_rows(
     for node in reversed(region):
         if node not in outputs:
             gm.graph.erase_node(node)
+
+
+def _in_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Add to a graph that what branches read lies as they know it, if it is computed there."""
+    if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
+        return node
+    found = graph.call_function(in_strides, (node,))
+    found.meta["val"] = node.meta["val"]
+    return found
+
+
+def in_strides(value: Any) -> Any:
+    """The lowering of a call that gives a tensor the strides of the graph, to stay.
+
+    Inductor decides about strides as late as it can, and lets a concatenation have a buffer of its
+    inputs as a part of its own. What a branch reads has to be decided before, as the branch is.
+    """
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.virtualized import V
+
+    return ExternKernel.require_exact_strides(value, V.current_node.meta["val"].stride())
+
+
+in_strides._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
 def _symbols(
