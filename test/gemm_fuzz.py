@@ -475,7 +475,8 @@ def failures(programs: Sequence[Program]) -> dict[int, str]:
     found: dict[int, str] = {}
     ours = _results(programs, _rule)
     for again in (False, True):
-        stocks = _results([each for each in programs if each.seed in found], _none) if again else {}
+        doubtful = [each for each in programs if each.seed in found] if again else []
+        stocks = _results(doubtful, lambda _: _stock)
         for program in programs:
             result, stock = ours[program.seed], stocks.get(program.seed)
             if again and not isinstance(stock, list):
@@ -492,9 +493,9 @@ def failures(programs: Sequence[Program]) -> dict[int, str]:
     return found
 
 
-def _none(program: Program) -> choose.Rule:
-    """Stock's path for everything."""
-    return lambda problem: None
+def _stock(problem: GemmProblem) -> GemmConfig | None:
+    """The rule of stock's path for everything."""
+    return None
 
 
 def _results(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_programs_differ_and_stay_the_same(programs: list[gemm_fuzz.Program]) ->
 
 
 def test_what_is_wrong_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that eager mode does not compute as it is lowered."""
+    """A kernel that gives three times instead of twice as much."""
     program = gemm_fuzz.Program(
         0,
         torch.float32,
@@ -45,15 +46,35 @@ def test_what_is_wrong_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) ->
             gemm_fuzz.Input(name, (rows, 32), torch.float32)
             for name, rows in (("x0", 5), ("w1", 32))
         ),
-        ("v0 = F.linear(x0, w1)", "v1 = twice(v0)", "v2 = v1 + x0"),
+        ("v0 = F.linear(x0, w1)", "v1 = 2 * v0", "v2 = v1 + x0"),
         ("v2", "v0"),
     )
+    lowered = gemm_fuzz._lowered
 
-    def twice(value: torch.Tensor) -> torch.Tensor:
-        return value * (3 if value.device.type == "cuda" else 2)
+    def wrong(program: gemm_fuzz.Program, rule: Any) -> Any:
+        lines = tuple(line.replace("2 *", "3 *") for line in program.lines)
+        is_stock = rule is gemm_fuzz._stock
+        return lowered(program if is_stock else dataclasses.replace(program, lines=lines), rule)
 
-    monkeypatch.setattr(gemm_fuzz, "_NAMES", {**gemm_fuzz._NAMES, "twice": twice})
+    monkeypatch.setattr(gemm_fuzz, "_lowered", wrong)
     found = gemm_fuzz.failures([program])
     assert found[0].startswith("v2: off by")
     smaller = gemm_fuzz.reduced(program)
     assert smaller == dataclasses.replace(program, lines=program.lines[:2], results=("v1",))
+
+
+def test_what_stock_rounds_as_badly_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = gemm_fuzz.generate(SEEDS[0])
+    right = program.function()(*program.values())
+    rough = [each + 0.5 for each in right]
+    both: dict[Any, Any] = {gemm_fuzz._rule: rough, gemm_fuzz._stock: rough}
+
+    def results(programs: Any, rule: Any) -> dict[int, Any]:
+        return {
+            each.seed: both[rule if rule is gemm_fuzz._rule else rule(each)] for each in programs
+        }
+
+    monkeypatch.setattr(gemm_fuzz, "_results", results)
+    assert gemm_fuzz.failures([program]) == {}
+    both[gemm_fuzz._stock] = list(right)
+    assert list(gemm_fuzz.failures([program])) == [program.seed]
