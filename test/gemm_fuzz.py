@@ -171,9 +171,11 @@ class _Draw:
             (3, 1),
             (2, 2, 3),
         ]
-        leading = (_SEEN,) if self.rows else choose(sizes)
+        self.leading = choose([(_SEEN,), (_SEEN, 3)]) if self.rows else choose(sizes)
         padding = 0 if self.rows else choose([0, 0, 8])
-        self.values["x0"] = self.input("x", (*leading, self.width()), padding=padding, rows=True)
+        self.values["x0"] = self.input(
+            "x", (*self.leading, self.width()), padding=padding, rows=True
+        )
 
     def width(self) -> int:
         return self.random.choice([32, 40, 48, 64, 64, 96])
@@ -213,7 +215,7 @@ class _Draw:
             return None
         if not value.isfinite().all() or value.abs().max() > _LARGEST:
             return None
-        if self.rows and (value.ndim != 2 or len(value) != _SEEN):
+        if self.rows and (value.ndim != len(self.leading) + 1 or len(value) != _SEEN):
             return None
         self.lines.append(f"{name} = {text}")
         self.names[name] = self.values[name] = value
@@ -345,14 +347,17 @@ class _Draw:
         if self.values[v].ndim != 3:
             return None
         count, rows, k = self.values[v].shape
-        kind = self.random.choice(["own", "bmm", "baddbmm"])
+        # The sizes that baddbmm expands to must be numbers where there is no GPU.
+        kinds = ["own", "bmm"] if self.rows else ["own", "bmm", "baddbmm"]
+        kind = self.random.choice(kinds)
         if kind == "own":
             return self.add(f"torch.bmm({v}, {v}.transpose(1, 2)) * {k**-0.5}")
-        self.input("u", (count, k, 40), scale=k**-0.5)
+        self.input("u", (count, k, 40), scale=k**-0.5, rows=True)
         u = self.last()
         if kind == "bmm":
             return self.add(f"torch.bmm({v}, {u})")
-        self.input("r", self.random.choice([(count, rows, 40), (40,), (1, rows, 1)]))
+        size = self.random.choice([(count, rows, 40), (40,), (1, rows, 1)])
+        self.input("r", size, rows=len(size) > 1 and size[0] == count)
         return self.add(f"torch.baddbmm({self.last()}, {v}, {u}, beta=0.5, alpha=2)")
 
 
