@@ -51,6 +51,9 @@ _DEVICE = next(each for each in KNOWN if each.name == "NVIDIA H200")
 _SEEN = 64
 """Rows that a program with a symbol for them has while it is drawn and lowered."""
 
+_LEADING = ((1,), (5,), (16,), (33,), (130,), (2, 9), (4, 6), (3, 1), (2, 2, 3))
+"""Dimensions of a program's input before its columns."""
+
 _LARGEST = 64.0
 """No value of a program is larger, so that float16 can hold what is computed of it."""
 
@@ -157,21 +160,11 @@ class _Draw:
         self.lines: list[str] = []
         self.values: dict[str, Tensor] = {}
         self.names: dict[str, Any] = dict(_NAMES)
+        self.leading: tuple[int, ...]
         self.rows = self.random.choice([1, 3, 17, 130]) if self.random.random() < 0.2 else None
         self.backward = self.rows is None and self.random.random() < 0.2
         choose = self.random.choice
-        sizes: list[tuple[int, ...]] = [
-            (1,),
-            (5,),
-            (16,),
-            (33,),
-            (130,),
-            (2, 9),
-            (4, 6),
-            (3, 1),
-            (2, 2, 3),
-        ]
-        self.leading = choose([(_SEEN,), (_SEEN, 3)]) if self.rows else choose(sizes)
+        self.leading = choose([(_SEEN,), (_SEEN, 3)]) if self.rows else choose(_LEADING)
         padding = 0 if self.rows else choose([0, 0, 8])
         self.values["x0"] = self.input(
             "x", (*self.leading, self.width()), padding=padding, rows=True
@@ -245,8 +238,8 @@ class _Draw:
         k, n = self.values[v].shape[-1], n or self.width()
         bias = self.vector(n) if self.random.random() < 0.4 else None
         kind = self.random.choice(["linear", "linear", "t", "m", "addmm", "quantized", "quantized"])
-        if kind == "quantized" and (weight := self.quantized(n, k)):
-            return self.add(f"F.linear({v}, {weight}, {bias})")
+        if kind == "quantized":
+            return self.add(f"F.linear({v}, {self.quantized(n, k)}, {bias})")
         if kind in ("m", "addmm"):
             m = self.matrix(k, n)
             if kind == "addmm" and self.values[v].ndim == 2 and bias:
