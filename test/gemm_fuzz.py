@@ -469,26 +469,25 @@ def failures(programs: Sequence[Program]) -> dict[int, str]:
 
     Some are so ill-conditioned that stock's order of rounding is as far from eager mode's as ours:
     a gradient where a unit is at zero, or a norm of what is normalised. Then stock's error counts.
+    And some cannot be traced without a GPU, which is nobody's fault.
     """
-    found: dict[int, str] = {}
     ours = _results(programs, _rule)
-    for again in (False, True):
-        doubtful = [each for each in programs if each.seed in found] if again else []
-        stocks = _results(doubtful, lambda _: _stock)
-        for program in programs:
-            result, stock = ours[program.seed], stocks.get(program.seed)
-            if again and not isinstance(stock, list):
-                continue
-            wrong = (
-                result
-                if isinstance(result, str)
-                else next(_differences(program, result, stock), None)
-            )
-            if wrong:
-                found[program.seed] = wrong
-            else:
-                found.pop(program.seed, None)
-    return found
+    doubtful = [each for each in programs if _wrong(each, ours[each.seed])]
+    stock = _results(doubtful, lambda _: _stock)
+    found = {each.seed: _wrong(each, ours[each.seed], stock[each.seed]) for each in doubtful}
+    return {seed: why for seed, why in found.items() if why}
+
+
+_Result = list[Tensor] | str
+"""What a program computes, or why it does not."""
+
+
+def _wrong(program: Program, ours: _Result, stock: _Result | None = None) -> str | None:
+    """What is wrong with a result, also beside stock's, if that is known."""
+    if isinstance(ours, str):
+        return None if isinstance(stock, str) else ours
+    known = stock if isinstance(stock, list) else None
+    return next(_differences(program, ours, known), None)
 
 
 def _stock(problem: GemmProblem) -> GemmConfig | None:
@@ -498,9 +497,9 @@ def _stock(problem: GemmProblem) -> GemmConfig | None:
 
 def _results(
     programs: Sequence[Program], rule: Callable[[Program], choose.Rule]
-) -> dict[int, list[Tensor] | str]:
-    """What each program computes, as it is lowered by a rule, or why it does not."""
-    found: dict[int, list[Tensor] | str] = {}
+) -> dict[int, _Result]:
+    """That of each program, as it is lowered by a rule, by its seed."""
+    found: dict[int, _Result] = {}
     work: dict[str, tuple[str, list[Tensor]]] = {}
     for program in programs:
         code = _lowered(program, rule(program))
