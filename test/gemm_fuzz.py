@@ -8,7 +8,7 @@ have a symbol for the number of rows, of some the gradients are computed. It is 
 the module that Inductor generates is interpreted. Its results are held against float64; they may be
 wrong by a few times what eager mode's are.
 
-A failure is cut down to the lines that it needs, and printed as a script.
+A failure is printed with its inputs; with `--reduce` it is cut down to the lines that it needs.
 
     python -m test.gemm_fuzz --cases 40 --seed 0
 """
@@ -39,14 +39,14 @@ from inductor_ext.lowerings import error_function
 from inductor_ext.selection import choose
 from inductor_ext.templates import space
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.device import KNOWN
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import dequantize
 from test import fake_cuda, kernel_util
+from test.gemm_problems import device
 
 __all__ = ["Input", "Program", "failures", "generate", "reduced"]
 
-_DEVICE = next(each for each in KNOWN if each.name == "NVIDIA H200")
+_DEVICE = device("NVIDIA H200")
 
 _SEEN = 64
 """Rows that a program with a symbol for them has while it is drawn and lowered."""
@@ -478,14 +478,16 @@ def failures(programs: Sequence[Program]) -> dict[int, str]:
     return {seed: why for seed, why in found.items() if why}
 
 
-_Result = list[Tensor] | str
-"""What a program computes, or why it does not."""
+_Result = list[Tensor] | str | Exception
+"""What a program computes, or how its kernels fail, or why it cannot be lowered."""
 
 
 def _wrong(program: Program, ours: _Result, stock: _Result | None = None) -> str | None:
     """What is wrong with a result, also beside stock's, if that is known."""
+    if isinstance(ours, Exception):
+        return None if isinstance(stock, Exception) else f"{type(ours).__name__}: {ours}"
     if isinstance(ours, str):
-        return None if isinstance(stock, str) else ours
+        return ours
     known = stock if isinstance(stock, list) else None
     return next(_differences(program, ours, known), None)
 
@@ -504,7 +506,7 @@ def _results(
     for program in programs:
         code = _lowered(program, rule(program))
         if isinstance(code, Exception):
-            found[program.seed] = f"{type(code).__name__}: {code}"
+            found[program.seed] = code
         else:
             work[str(program.seed)] = code, program.values()
     results = kernel_util.interpret_modules(work, strict=False) if work else {}

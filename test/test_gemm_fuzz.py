@@ -78,3 +78,10 @@ def test_what_stock_rounds_as_badly_is_not_wrong(monkeypatch: pytest.MonkeyPatch
     assert gemm_fuzz.failures([program]) == {}
     both[gemm_fuzz._stock] = list(right)
     assert list(gemm_fuzz.failures([program])) == [program.seed]
+
+
+def test_only_what_cannot_be_lowered_at_all_is_excused() -> None:
+    program = gemm_fuzz.generate(SEEDS[0])
+    assert gemm_fuzz._wrong(program, RuntimeError("ours"), RuntimeError("stock's")) is None
+    assert gemm_fuzz._wrong(program, RuntimeError("ours"), []) == "RuntimeError: ours"
+    assert gemm_fuzz._wrong(program, "no such function", "no such function") == "no such function"
