@@ -134,20 +134,21 @@ def _prologues() -> Iterator[GemmProblem]:
     for width in (6144, 14336):
         weights = Operand.of("bfloat16", (4096, width), (1, 4096))
         norms.append(dataclasses.replace(norms[0], n=width, b=weights))
-    for m, each in itertools.product((64, 128, 256), norms):
-        yield dataclasses.replace(each, m=m)
-        yield dataclasses.replace(each, m=m, prologue=None)
-    for name in (
-        "int8 weight 16x14336x4096",
-        "int4 weight 16x14336x4096",
-        "int8 SwiGLU 16x14336x4096",
-        "int4 QKV 16x6144x4096",
-    ):
-        each = CASES[name].problem
-        weights = Operand.of(each.a.dtype, (each.k, each.n), each.b.strides)
-        yield dataclasses.replace(each, m=1024)
-        if "int4 weight" not in name:  # What is left is int8's.
-            yield dataclasses.replace(each, m=1024, operation="mm", b=weights, prologue=None)
+    quantised = [
+        CASES[name].problem
+        for name in (
+            "int8 weight 16x14336x4096",
+            "int4 weight 16x14336x4096",
+            "int8 SwiGLU 16x14336x4096",
+            "int4 QKV 16x6144x4096",
+        )
+    ]
+    found: dict[GemmProblem, None] = {}
+    for m, problems in ((64, norms), (128, norms), (256, norms), (1024, quantised)):
+        for each in problems:
+            fused = dataclasses.replace(each, m=m)
+            found |= dict.fromkeys((fused, *(left for left, _ in ranking.apart(fused))))
+    yield from found
 
 
 SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {

@@ -43,6 +43,7 @@ __all__ = [
     "Constants",
     "Measurement",
     "Prediction",
+    "apart",
     "fit",
     "predict",
     "prologue_pays",
@@ -579,32 +580,33 @@ def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = D
     """
     if problem.prologue is None:
         return True
+    separate = [
+        prediction.total + constants.gap + constants.start + moved / device.bandwidth * 1e6
+        for left, moved in apart(problem)
+        for _, prediction in rank(left, device, 1, constants=constants)
+    ]
     together = rank(problem, device, 1, constants=constants)
-    return not together or all(
-        together[0][1].total <= apart for apart in _apart(problem, device, constants)
-    )
+    return all(prediction.total <= other for _, prediction in together for other in separate)
 
 
-def _apart(problem: GemmProblem, device: Device, constants: Constants) -> Iterator[float]:
-    """Microseconds of a problem where a norm, or dequantising, is a pass by itself."""
+def apart(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
+    """What is left of a problem where a norm, or dequantising, is a pass by itself, and the bytes
+    that the pass moves.
+    """
     prologue = problem.prologue
-    assert prologue is not None
+    if prologue is None:
+        return
     left: Prologue | None
-    found: list[tuple[GemmProblem, int]] = []
     if prologue.normalizes or prologue.standardizes:
         dequantizing = dataclasses.replace(prologue, kind="dequantize", vectors=0)
         left = dequantizing if prologue.dequantizes else None
         moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
-        found.append((dataclasses.replace(problem, prologue=left), moved))
+        yield dataclasses.replace(problem, prologue=left), moved
     if prologue.dequantizes:
         left = Prologue("normalize", vectors=prologue.vectors) if prologue.normalizes else None
         b = Operand.of(problem.a.dtype, (problem.k, problem.n), problem.b.strides)
         plain = dataclasses.replace(problem, operation="mm", b=b, prologue=left)
-        found.append((plain, problem.b_bytes + plain.b_bytes))
-    for plain, moved in found:
-        for _, prediction in rank(plain, device, 1, constants=constants):
-            passed = constants.gap + constants.start + moved / device.bandwidth * 1e6
-            yield prediction.total + passed
+        yield plain, problem.b_bytes + plain.b_bytes
 
 
 def _distinct(
