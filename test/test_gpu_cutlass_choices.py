@@ -199,13 +199,10 @@ def compiled(function: Callable[..., Any], inputs: Tensors, **options: Any) -> A
 
 
 def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem]:
-    """The problems of a function's product that a CUTLASS kernel could be for."""
-    asked: list[GemmProblem] = []
+    """The problems of a function's product that a CUTLASS kernel could be for, each once."""
+    asked: dict[GemmProblem, None] = {}
 
-    def remembered(problem: GemmProblem) -> None:
-        asked.append(problem)
-
-    with choose.forced(remembered):
+    with choose.forced(asked.setdefault):
         compiled(function, inputs)
     return [each for each in asked if each.epilogue.tree is not None]
 
