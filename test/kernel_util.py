@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import importlib.util
 import math
 import os
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 
 from inductor_ext.counters_runtime import Counters
+from inductor_ext.selection import programs
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
 from test import fake_cuda
@@ -146,16 +146,6 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     return found
 
 
-_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "identity": lambda x: x,
-}
-
-
 def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     """The result in float64."""
     problem = case.problem
@@ -208,7 +198,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     if problem.epilogue.gated and problem.operation == "addmm":
         products = [product + rest.pop(0).double() for product in products]
     if problem.epilogue.gated:
-        activation = _ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
+        activation = programs.ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
         found = activation(products[0]) * products[1]
     else:
         found = torch.cat(products, -1)

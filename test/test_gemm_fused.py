@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from inductor_ext import activation, config
 from inductor_ext.selection import choose, variants
+from inductor_ext.selection.programs import ACTIVATIONS
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
 from test import fake_cuda, kernel_util
@@ -122,25 +123,42 @@ def test_one_kernel_has_all_products(name: str, modules: dict[str, fake_cuda.Low
     assert "extern_kernels." not in modules[name].code
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, 1e-6])
-def test_what_is_tuned_is_the_kernel_of_the_compile(epsilon: float) -> None:
+def tuned_and_compiled(
+    function: Callable[..., Tensor], shapes: list[tuple[int, ...]]
+) -> tuple[str, str]:
+    """The kernel that a graph's only product is tuned with, and that of the graph."""
     met: list[GemmProblem] = []
 
     def rule(problem: GemmProblem) -> GemmConfig:
         met.append(problem)
         return TILE
 
-    def function(x: Tensor, n: Tensor, m: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return F.linear(F.layer_norm(x, NORM, n, m, epsilon), w, b)
-
-    shapes = [(18, 64), NORM, NORM, W, BIAS]
     with activation._scope(config.snapshot({})), choose.forced(rule):
         compiled = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
         with fake_cuda.device((9, 0)):
             code, _ = variants._generate(variants._trace(met[0], "cuda:0"))
     (kernel,) = compiled.kernels().values()
     (tuned,) = fake_cuda.Lowered(code, ()).kernels().values()
+    return tuned, kernel
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6])
+def test_norms_are_tuned_with_the_model_s_epsilon(epsilon: float) -> None:
+    def function(x: Tensor, n: Tensor, m: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(F.layer_norm(x, NORM, n, m, epsilon), w, b)
+
+    tuned, kernel = tuned_and_compiled(function, [(18, 64), NORM, NORM, W, BIAS])
     assert str(epsilon) in kernel
+    assert tuned == kernel
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gates_are_tuned_with_what_gates(name: str) -> None:
+    def function(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
+        return ACTIVATIONS[name](F.linear(x, g)) * F.linear(x, u)
+
+    tuned, kernel = tuned_and_compiled(function, [(18, 64), W, W])
+    assert f"ACTIVATION : tl.constexpr = '{name}'" in kernel
     assert tuned == kernel
 
 

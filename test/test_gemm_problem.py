@@ -225,14 +225,30 @@ class TestProblem:
         moved = 512 * 1024 + 2 * 16 * 1024 + problem.fused_bytes + 2 * 16 * 512
         assert problem.roofline(H200) == pytest.approx(moved / H200.bandwidth * 1e6)
 
-    def test_what_a_norm_adds_below_the_root_tells_no_problem_from_another(self) -> None:
-        one, other = (
-            GemmProblem.contiguous("mm", 16, 512, 1024, prologue=prologue)
-            for prologue in (Prologue("normalize"), Prologue("normalize", epsilon=1e-6))
+    @pytest.mark.parametrize(
+        ("name", "one", "other"),
+        [
+            (
+                "epsilon",
+                {"prologue": Prologue("normalize")},
+                {"prologue": Prologue("normalize", epsilon=1e-6)},
+            ),
+            (
+                "activation",
+                {"parts": (256, 256), "epilogue": Epilogue(gated=True)},
+                {"parts": (256, 256), "epilogue": Epilogue(gated=True, activation="gelu")},
+            ),
+        ],
+    )
+    def test_what_tells_no_problem_from_another(
+        self, name: str, one: dict[str, Any], other: dict[str, Any]
+    ) -> None:
+        first, second = (
+            GemmProblem.contiguous("mm", 16, 512, 1024, **each) for each in (one, other)
         )
-        assert (one, hash(one), one.key) == (other, hash(other), other.key)
-        assert "epsilon" not in one.key
-        assert GemmProblem.from_json(other.to_json()) == other
+        assert (first, hash(first), first.key) == (second, hash(second), second.key)
+        assert name not in first.key
+        assert GemmProblem.from_json(second.to_json()) == second
 
     def test_what_an_epilogue_reads_and_writes(self) -> None:
         epilogue = Epilogue(

@@ -310,7 +310,8 @@ class _Search:
         if problem is None:
             return None
         out = problems.dtype_of(output.meta["val"])
-        epilogue = Epilogue(out=out if out != problem.out else None, gated=True)
+        stored = out if out != problem.out else None
+        epilogue = Epilogue(out=stored, gated=True, activation=activation)
         operation: Operation = problem.operation
         if biases:
             operation = "addmm"

@@ -6,12 +6,12 @@ epilogue as plain torch operations. Its inputs are, in this order: a; the factor
 part; inputs of the prologue (the weights of a normalisation; scales and zero points); the ends of
 the groups of a grouped product; inputs of the epilogue, one for each part where they run along N.
 
-What a problem does not tell is chosen here, and costs the same whatever it is: SiLU for a gate,
-rows and matrices are added, columns and scalars multiplied, and so is the first row where weights
-are dequantised without scales, which it is then; the rest of the pointwise operations are erf and
-sigmoid as long as they count as many, then cheap ones. Of a problem that has
-a tree (`Epilogue.tree`) it is the tree that is computed, with the product's own operator as far as
-that goes, so that the same tree is read in a program's graph.
+What a problem does not tell is chosen here, and costs the same whatever it is: rows and matrices
+are added, columns and scalars multiplied, and so is the first row where weights are dequantised
+without scales, which it is then; the rest of the pointwise operations are erf and sigmoid as long
+as they count as many, then cheap ones. Of a problem that has a tree (`Epilogue.tree`) it is the
+tree that is computed, with the product's own operator as far as that goes, so that the same tree is
+read in a program's graph.
 
 Needs torch, no Inductor.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from inductor_ext.templates.problem import (
     size_of,
 )
 
-__all__ = ["Input", "Program", "precision", "program", "select", "unpack_int4"]
+__all__ = ["ACTIVATIONS", "Input", "Program", "precision", "program", "select", "unpack_int4"]
 
 
 @dataclass(frozen=True)
@@ -672,7 +673,7 @@ def _evaluate(
             products.append(numbers.product(a, named[f"b{part}"], bias, own))
     if problem.epilogue.gated:
         gate, up = products
-        products = [torch.nn.functional.silu(gate) * up]
+        products = [ACTIVATIONS[problem.epilogue.activation](gate) * up]
     results = [_epilogue(problem, each, part, named) for part, each in enumerate(products)]
     stored = [numbers.narrow(each, _dtype(problem.kernel_stores)) for each in results]
     reduced = [
@@ -845,6 +846,17 @@ def _epilogue(
         operand = _of_part(named, index, part)
         value = value + operand if _is_added(problem, index, each) else value * operand
     return _pointwise(value, problem.epilogue.pointwise - len(problem.epilogue.inputs))
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+"""What gates, by the names that `Epilogue.activation` has."""
 
 
 def _pointwise(value: torch.Tensor, count: int) -> torch.Tensor:

@@ -383,7 +383,10 @@ class Epilogue:
     reductions: int = 0
     """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
     gated: bool = False
-    """Whether the two parts are combined to one output of N / 2 columns: silu(gate) * up."""
+    """Whether the two parts are combined to one output of N / 2 columns: act(gate) * up."""
+    activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})
+    """What gates, of `templates.triton.shared.ACTIVATIONS`. Kernels are tuned with it, so that they
+    need not be compiled again; it tells no problem from another, as products take far longer."""
     tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
     a product that is to have no such kernels. It may be less than all of the epilogue: what is left
