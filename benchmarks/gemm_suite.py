@@ -450,7 +450,9 @@ def _geglu_problem(case: Case) -> GemmProblem:
         2 * case.n,
         case.k,
         parts=(case.n, case.n),
-        epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
+        epilogue=Epilogue(
+            (EpilogueInput("bfloat16", "row"),), 1, gated=True, activation="gelu", halves="up"
+        ),
     )
 
 

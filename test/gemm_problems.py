@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from inductor_ext.selection.programs import ACTIVATIONS
 from inductor_ext.templates.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import (
@@ -118,6 +120,12 @@ def problems(
             draw(st.sampled_from((None, "bfloat16", "float8_e4m3fn"))),
             draw(st.integers(0, 1)),
             gated,
+        )
+    if gated:
+        epilogue = dataclasses.replace(
+            epilogue,
+            activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
+            halves=draw(st.sampled_from((None, "gate", "up"))),
         )
     a_batch = 1 if operation == "grouped" else batch
     return GemmProblem(

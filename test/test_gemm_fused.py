@@ -162,6 +162,18 @@ def test_gates_are_tuned_with_what_gates(name: str) -> None:
     assert tuned == kernel
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gate", [0, 1])
+def test_gates_by_halves_are_tuned_by_halves(gate: int, bias: bool) -> None:
+    def function(x: Tensor, w: Tensor, *b: Tensor) -> Tensor:
+        parts = F.linear(x, w, *b).chunk(2, dim=-1)
+        return F.silu(parts[gate]) * parts[1 - gate]
+
+    tuned, kernel = tuned_and_compiled(function, [(18, 64), W, *[BIAS][:bias]])
+    assert ("arg_B1 + " in kernel) != ("arg_B0 + " in kernel)
+    assert tuned == kernel
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     function, shapes, _ = FUNCTIONS[name]

@@ -238,6 +238,11 @@ class TestProblem:
                 {"parts": (256, 256), "epilogue": Epilogue(gated=True)},
                 {"parts": (256, 256), "epilogue": Epilogue(gated=True, activation="gelu")},
             ),
+            (
+                "halves",
+                {"parts": (256, 256), "epilogue": Epilogue(gated=True)},
+                {"parts": (256, 256), "epilogue": Epilogue(gated=True, halves="up")},
+            ),
         ],
     )
     def test_what_tells_no_problem_from_another(

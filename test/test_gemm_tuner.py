@@ -9,7 +9,7 @@ import io
 import json
 import re
 import statistics
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -48,6 +48,7 @@ def inputs_of(*kinds: str, dtype: str = "bfloat16") -> tuple[EpilogueInput, ...]
 
 
 GATED = Epilogue(gated=True)
+HALVES = Epilogue(gated=True, activation="gelu", halves="up")
 SCALES = inputs_of("column", "row", dtype="float32")
 
 COVERED = [
@@ -83,6 +84,7 @@ FUSED = [
     contiguous("mm", 16, 512, 256, epilogue=Epilogue(inputs_of("column", "row"), 2, "float32")),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED, prologue=NORM),
+    contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=HALVES),
     contiguous(
         "addmm",
         16,
@@ -181,6 +183,17 @@ class TestPrograms:
         expected = torch.nn.functional.silu(normalized @ gate) * (normalized @ up)
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(largest, expected.abs().amax(1))
+
+    @pytest.mark.parametrize("first", ["gate", "up"])
+    def test_gates_by_halves_of_one_weight(self, first: Literal["gate", "up"]) -> None:
+        bias = inputs_of("row", dtype="float32")
+        epilogue = Epilogue(bias, 1, gated=True, activation="gelu", halves=first)
+        problem = contiguous("addmm", 8, 48, 32, "float32", parts=(24, 24), epilogue=epilogue)
+        a, weight, added = programs.program(problem).make_inputs("cpu")
+        (out,) = programs.program(problem).function(a, weight, added)
+        parts = torch.addmm(added, a, weight).split(24, 1)
+        gate, up = parts if first == "gate" else reversed(parts)
+        torch.testing.assert_close(out, torch.nn.functional.gelu(gate) * up)
 
     def test_a_layer_norm_is_torchs(self) -> None:
         prologue = Prologue("standardize", scale_dtype="float32", vectors=2)

@@ -24,7 +24,7 @@ import math
 import operator
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 
@@ -312,6 +312,9 @@ class _Search:
         out = problems.dtype_of(output.meta["val"])
         stored = out if out != problem.out else None
         epilogue = Epilogue(out=stored, gated=True, activation=activation)
+        if halves:
+            first: Literal["gate", "up"] = "gate" if one.begin == 0 else "up"
+            epilogue = dataclasses.replace(epilogue, halves=first)
         operation: Operation = problem.operation
         if biases:
             operation = "addmm"

@@ -3,8 +3,9 @@
 With it a problem can be compiled, checked and timed anywhere, without the model that it came from.
 `program(problem)` has the operator that Inductor meets in a graph and, around it, prologue and
 epilogue as plain torch operations. Its inputs are, in this order: a; the factors b, one for each
-part; inputs of the prologue (the weights of a normalisation; scales and zero points); the ends of
-the groups of a grouped product; inputs of the epilogue, one for each part where they run along N.
+part, or for both halves; inputs of the prologue (the weights of a normalisation; scales and zero
+points); the ends of the groups of a grouped product; inputs of the epilogue, one for each part
+where they run along N.
 
 What a problem does not tell is chosen here, and costs the same whatever it is: rows and matrices
 are added, columns and scalars multiplied, and so is the first row where weights are dequantised
@@ -382,7 +383,8 @@ def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
 
 
 def _columns(problem: GemmProblem) -> tuple[int, ...]:
-    return problem.parts or (problem.n,)
+    """Of each factor."""
+    return (problem.n,) if problem.epilogue.halves else problem.parts or (problem.n,)
 
 
 def _operand(
@@ -460,7 +462,7 @@ def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
     a, b = ((shape, (*shape[1:], 1)[: len(shape)]) for shape in shapes)
     rows = by_row and not groups
     yield Input("scale_a", *a, "float32", 0.5 * bound, 1.5 * bound, rows=rows)
-    for index, columns in enumerate(problem.parts):
+    for index, columns in enumerate(_columns(problem) if problem.parts else ()):
         shape, strides = ((1, columns), (columns, 1)) if by_row else ((), ())
         yield Input(f"scale_b{index}", shape, strides, "float32", 0.5, 1.5)
     if not problem.parts:
@@ -672,7 +674,7 @@ def _evaluate(
             own = {**named, "scale_b": named[f"scale_b{part}"]} if "scale_b0" in named else named
             products.append(numbers.product(a, named[f"b{part}"], bias, own))
     if problem.epilogue.gated:
-        gate, up = products
+        gate, up = _gate_and_up(problem, products)
         products = [ACTIVATIONS[problem.epilogue.activation](gate) * up]
     results = [_epilogue(problem, each, part, named) for part, each in enumerate(products)]
     stored = [numbers.narrow(each, _dtype(problem.kernel_stores)) for each in results]
@@ -684,6 +686,17 @@ def _evaluate(
     if problem.quantized:
         stored = [_scaled(problem, stored[0], reduced[0], numbers)]
     return (*stored, *reduced)
+
+
+def _gate_and_up(
+    problem: GemmProblem, products: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if problem.epilogue.halves is None:
+        gate, up = products
+        return gate, up
+    (whole,) = products
+    first, second = whole.chunk(2, dim=-1)
+    return (first, second) if problem.epilogue.halves == "gate" else (second, first)
 
 
 def _adds_bias(problem: GemmProblem, tree: Tree, own: _Own) -> bool:

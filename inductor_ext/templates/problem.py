@@ -387,6 +387,12 @@ class Epilogue:
     activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})
     """What gates, of `templates.triton.shared.ACTIVATIONS`. Kernels are tuned with it, so that they
     need not be compiled again; it tells no problem from another, as products take far longer."""
+    halves: Literal["gate", "up"] | None = dataclasses.field(
+        default=None, compare=False, metadata={UNSTORED: True}
+    )
+    """Which comes first, where the parts are halves of one factor (and of one bias). Then this is
+    what kernels are tuned with, and stock's path is one product; it tells no problem from another
+    either."""
     tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
     a product that is to have no such kernels. It may be less than all of the epilogue: what is left
