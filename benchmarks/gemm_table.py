@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gemm_suite import CASES
 from inductor_ext import activation, config
 from inductor_ext.selection import entries, tuner, variants
 from inductor_ext.selection.entries import Entry, Environment
@@ -45,6 +46,8 @@ def problems(
 ) -> list[GemmProblem]:
     """A share of a table's products without CUTLASS, in an order that mixes large with small.
 
+    Those of the suite are as it has them, with what gates and how, of which tables do not tell.
+
     Args:
         table: entries.
         part: from 1 to `parts`; all parts together are the whole table.
@@ -52,8 +55,9 @@ def problems(
         known: what need not be measured again.
     """
     done = {entry.problem for entry in known}
+    suite = {case.problem: case.problem for case in CASES.values()}
     found = {
-        entry.problem
+        suite.get(entry.problem, entry.problem)
         for entry in table
         if "+" not in entry.environment.templates and entry.problem not in done
     }

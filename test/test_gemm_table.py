@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from benchmarks import gemm_table
+from benchmarks.gemm_suite import CASES
 from inductor_ext.selection import entries
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.selection.entries import Entry, Environment
@@ -37,6 +38,14 @@ def test_parts_are_the_whole_table_and_each_has_large_and_small_products() -> No
 def test_what_is_known_and_what_cutlass_took_part_in_is_not_measured() -> None:
     table = [entry(PROBLEMS[0]), entry(PROBLEMS[1], templates="old+cutlass"), entry(PROBLEMS[2])]
     assert gemm_table.problems(table, 1, 1, known=table[:1]) == [PROBLEMS[2]]
+
+
+def test_the_suite_s_are_measured_with_what_gates_there() -> None:
+    problem = CASES["GEGLU 2048x5120x1280"].problem
+    stored = GemmProblem.from_json(problem.to_json())
+    (found,) = gemm_table.problems([entry(stored)], 1, 1)
+    assert stored.epilogue.activation == "silu"
+    assert (found.epilogue.activation, found.epilogue.halves) == ("gelu", "up")
 
 
 def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:
