@@ -202,6 +202,7 @@ def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem
     """The problems of a function's product that a CUTLASS kernel could be for, each once."""
     asked: dict[GemmProblem, None] = {}
 
+    # Remembers each, and chooses nothing.
     with choose.forced(asked.setdefault):
         compiled(function, inputs)
     return [each for each in asked if each.epilogue.tree is not None]

@@ -384,7 +384,8 @@ def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
 
 def _columns(problem: GemmProblem) -> tuple[int, ...]:
     """Of each factor."""
-    return (problem.n,) if problem.epilogue.halves else problem.parts or (problem.n,)
+    one = problem.epilogue.gated and problem.epilogue.halves
+    return (problem.n,) if one else problem.parts or (problem.n,)
 
 
 def _operand(

@@ -384,6 +384,10 @@ class Epilogue:
     """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
     gated: bool = False
     """Whether the two parts are combined to one output of N / 2 columns: act(gate) * up."""
+    tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
+    a product that is to have no such kernels. It may be less than all of the epilogue: what is left
+    then is done behind the kernel."""
     activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})
     """What gates, of `templates.triton.shared.ACTIVATIONS`. Kernels are tuned with it, so that they
     need not be compiled again; it tells no problem from another, as products take far longer."""
@@ -393,10 +397,6 @@ class Epilogue:
     """Which comes first, where the parts are halves of one factor (and of one bias). Then this is
     what kernels are tuned with, and stock's path is one product; it tells no problem from another
     either."""
-    tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
-    a product that is to have no such kernels. It may be less than all of the epilogue: what is left
-    then is done behind the kernel."""
 
     def __post_init__(self) -> None:
         if self.out is not None:
