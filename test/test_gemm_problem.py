@@ -254,6 +254,8 @@ class TestProblem:
         assert (first, hash(first), first.key) == (second, hash(second), second.key)
         assert name not in first.key
         assert GemmProblem.from_json(second.to_json()) == second
+        whole = GemmProblem.from_json(json.loads(json.dumps(second.to_json(whole=True))))
+        assert dataclasses.asdict(whole) == dataclasses.asdict(second)
 
     def test_what_an_epilogue_reads_and_writes(self) -> None:
         epilogue = Epilogue(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ import pytest
 
 from inductor_ext.selection import trial, worker
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.problem import Epilogue, GemmProblem
 from test import tuning_bench
 from test.tuning_bench import STOCK, candidate
 
@@ -120,3 +122,12 @@ def test_it_ends_with_the_process_that_started_it() -> None:
             return
         time.sleep(0.1)
     pytest.fail("the worker outlives its parent")
+
+
+def test_a_worker_gets_all_of_a_problem() -> None:
+    problem = GemmProblem.contiguous(
+        "mm", 16, 64, 32, parts=(32, 32), epilogue=Epilogue(gated=True, activation="relu")
+    )
+    sent = json.dumps(worker._job_to_json(trial.Job(problem, ())))
+    found = worker._job_from_json(json.loads(sent)).problem
+    assert dataclasses.asdict(found) == dataclasses.asdict(problem)

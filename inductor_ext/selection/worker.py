@@ -277,7 +277,7 @@ def _context() -> dict[str, Any] | None:
 
 def _job_to_json(job: Job) -> dict[str, Any]:
     return {
-        "problem": job.problem.to_json(),
+        "problem": job.problem.to_json(whole=True),
         "configs": [each.to_json() for each in job.configs],
         "dropped": [_timing_to_json(each) for each in job.dropped],
     }

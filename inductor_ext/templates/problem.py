@@ -80,22 +80,29 @@ OPTIONAL = "optional"
 """In the metadata of a field that a record lacks in JSON where it is None."""
 
 UNSTORED = "unstored"
-"""In the metadata of a field that JSON never has: records that differ in it alone are equal."""
+"""In the metadata of a field that what is stored lacks: records that differ in it alone are equal.
+Where JSON has it, it is read."""
 
 
-def plain(value: Any) -> Any:
-    """A record as what JSON has; `read` is the way back."""
+def plain(value: Any, whole: bool = False) -> Any:
+    """A record as what JSON has; `read` is the way back.
+
+    Args:
+        value: a record, or what it has.
+        whole: whether with fields that are not stored, for a process that goes on with it.
+    """
     if dataclasses.is_dataclass(value):
         cls = typing.cast(type, type(value))
-        optional = _optional(cls)
-        fields = {name: getattr(value, name) for name in _names(cls)}
+        optional, unstored = _named(cls, OPTIONAL), _named(cls, UNSTORED)
+        names = [name for name in _hints(cls) if whole or name not in unstored]
+        fields = {name: getattr(value, name) for name in names}
         return {
-            name: plain(each)
+            name: plain(each, whole)
             for name, each in fields.items()
             if each is not None or name not in optional
         }
     if isinstance(value, tuple):
-        return [plain(each) for each in value]
+        return [plain(each, whole) for each in value]
     return value
 
 
@@ -120,7 +127,8 @@ def read(cls: type[_R], value: object, where: str) -> _R:
 def _has_keys(cls: type, value: object) -> bool:
     """Whether a value has the keys of a record, be they right otherwise or not."""
     names = _hints(cls).keys()
-    return isinstance(value, Mapping) and names - _optional(cls) <= value.keys() <= names
+    required = names - _named(cls, OPTIONAL) - _named(cls, UNSTORED)
+    return isinstance(value, Mapping) and required <= value.keys() <= names
 
 
 def typed(hint: Any, value: Any, where: str) -> Any:
@@ -160,19 +168,14 @@ def _is_record(hint: Any) -> bool:
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
-    return {name: hints[name] for name in _names(cls)}
+    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
 @functools.cache
-def _names(cls: type) -> tuple[str, ...]:
+def _named(cls: type, kind: str) -> frozenset[str]:
+    """The fields that have a word in their metadata."""
     fields = dataclasses.fields(cls)
-    return tuple(each.name for each in fields if UNSTORED not in each.metadata)
-
-
-@functools.cache
-def _optional(cls: type) -> frozenset[str]:
-    fields = dataclasses.fields(cls)
-    return frozenset(each.name for each in fields if OPTIONAL in each.metadata)
+    return frozenset(each.name for each in fields if kind in each.metadata)
 
 
 def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
@@ -604,9 +607,13 @@ class GemmProblem:
             **rest,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes; `from_json` reads it."""
-        value: dict[str, Any] = plain(self)
+    def to_json(self, whole: bool = False) -> dict[str, Any]:
+        """What `json.dumps` takes; `from_json` reads it.
+
+        Args:
+            whole: see `plain`.
+        """
+        value: dict[str, Any] = plain(self, whole)
         return value
 
     @classmethod
