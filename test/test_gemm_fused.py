@@ -17,6 +17,7 @@ from inductor_ext.selection import choose, variants
 from inductor_ext.selection.programs import ACTIVATIONS
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import shared
 from test import fake_cuda, kernel_util
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -152,7 +153,7 @@ def test_norms_are_tuned_with_the_model_s_epsilon(epsilon: float) -> None:
     assert tuned == kernel
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", shared.ACTIVATIONS)
 def test_gates_are_tuned_with_what_gates(name: str) -> None:
     def function(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
         return ACTIVATIONS[name](F.linear(x, g)) * F.linear(x, u)

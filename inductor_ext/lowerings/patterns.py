@@ -310,11 +310,13 @@ class _Search:
         if problem is None:
             return None
         out = problems.dtype_of(output.meta["val"])
-        stored = out if out != problem.out else None
-        epilogue = Epilogue(out=stored, gated=True, activation=activation)
-        if halves:
-            first: Literal["gate", "up"] = "gate" if one.begin == 0 else "up"
-            epilogue = dataclasses.replace(epilogue, halves=first)
+        first: Literal["gate", "up"] = "gate" if one.begin == 0 else "up"
+        epilogue = Epilogue(
+            out=out if out != problem.out else None,
+            gated=True,
+            activation=activation,
+            halves=first if halves else None,
+        )
         operation: Operation = problem.operation
         if biases:
             operation = "addmm"

@@ -541,38 +541,31 @@ def rank(
     worth = [each for each in _distinct(found) if each[1].total <= _WORTH * found[0][1].total]
     counts: dict[object, int] = {}
     chosen: list[int] = []
-    shares = [_shares(config, limit) for config, _ in worth]
     # All bounds first; then the least important one is dropped, and the next.
-    for bounds in range(len(shares[0]), -1, -1):
+    for bounds in range(4, -1, -1):
         for index, (config, prediction) in enumerate(worth):
             if len(chosen) == limit or math.isinf(prediction.total):
                 break
             if index in chosen:
                 continue
-            kept = shares[index][:bounds]
+            # Of what the model knows nothing by measurements.
+            new = config.one_launch or config.stream_k or config.tma_store or config.realign
+            shares: list[tuple[object, int]] = [
+                # Whether a pipeline is deeper by one stage is the least that there is to try.
+                (dataclasses.replace(config, stages=1), 1),
+                (("template", config.template), max(1, limit - 1)),
+                ((config.block_m, config.block_n), limit - limit // 3),
+                (("new", bool(new)), max(1, limit // 2) if new else limit),
+            ]
+            kept = shares[:bounds]
             if per_template is not None:
                 kept.append((("template", config.template), per_template))
             if any(counts.get(key, 0) >= most for key, most in kept):
                 continue
             chosen.append(index)
-            for key, _ in shares[index]:
+            for key, _ in shares:
                 counts[key] = counts.get(key, 0) + 1
     return [worth[index] for index in sorted(chosen)]
-
-
-def _shares(config: GemmConfig, limit: int) -> list[tuple[object, int]]:
-    """What a configuration has in common with others, and how many of those may have places of
-    `limit`; the most important first.
-    """
-    # Of what the model knows nothing by measurements.
-    new = config.one_launch or config.stream_k or config.tma_store or config.realign
-    return [
-        # Whether a pipeline is deeper by one stage is the least that there is to try.
-        (dataclasses.replace(config, stages=1), 1),
-        (("template", config.template), max(1, limit - 1)),
-        ((config.block_m, config.block_n), limit - limit // 3),
-        (("new", bool(new)), max(1, limit // 2) if new else limit),
-    ]
 
 
 def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = DEFAULT) -> bool:
