@@ -385,20 +385,26 @@ def triton_gemm_tile_128x64x64(arg_A, arg_B0, out_ptr0):
     stride_bk = 1
     stride_bn = 96
     first = 0
-    rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    start_n = pid_n * COLUMNS
+    rn = start_n + tl.arange(0, COLUMNS)
+    start_m = pid_m * BLOCK_M
+    rm = start_m + tl.arange(0, BLOCK_M)
     rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
     begin = 0
     end = K
-    a_at = A + rm[:, None] * stride_am + (begin + rk)[None, :] * stride_ak
-    b_at = B + (begin + rk)[:, None] * stride_bk + rn[None, :] * stride_bn
+    tile_m = tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    tile_n = tl.arange(0, COLUMNS).to(INDEX_DTYPE)
+    a_from = A + start_m * stride_am + begin * stride_ak
+    a_at = tile_m[:, None] * stride_am + rk[None, :] * stride_ak
+    b_from = B + start_n * stride_bn + begin * stride_bk
+    b_at = rk[:, None] * stride_bk + tile_n[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
     for k in tl.range(begin, end, BLOCK_K):
-        a = tl.load(a_at, mask=(rm[:, None] < M) & (rk[None, :] < end - k), other=0)
-        b = tl.load(b_at, mask=(rk[:, None] < end - k), other=0)
+        a = tl.load(a_from + a_at, mask=(rm[:, None] < M) & (rk[None, :] < end - k), other=0)
+        b = tl.load(b_from + b_at, mask=(rk[:, None] < end - k), other=0)
         acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
-        a_at += BLOCK_K * stride_ak
-        b_at += BLOCK_K * stride_bk
+        a_from += BLOCK_K * stride_ak
+        b_from += BLOCK_K * stride_bk
     idx_m = rm[:, None]
     idx_n = (first + rn)[None, :]
     mask = (rm[:, None] < M) & (rn[None, :] < N)
@@ -431,7 +437,8 @@ def triton_gemm_gemv_1x4x1024(arg_A, arg_B0, out_ptr0):
     stride_bk = 1
     stride_bn = 2048
     first = 0
-    rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+    start_n = pid_n * COLUMNS
+    rn = start_n + tl.arange(0, COLUMNS)
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
     begin = 0

@@ -92,7 +92,7 @@ largest = largest ^ ({{flip}})
 tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask=rm < M)
 {%- endmacro %}
 {#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
-    output, and the tile's columns rn in the factor. #}
+    output, and the tile's columns rn in the factor, of which the first is `start_n`. #}
 {%- macro columns() %}
     B = B0
     N = {{size("B0", -1)}}
@@ -115,10 +115,11 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     {%- endif %}
     {%- endfor %}
     {%- endfor %}
-    rn = (pid_n - tile) * COLUMNS + tl.arange(0, COLUMNS)
+    start_n = (pid_n - tile) * COLUMNS
     {%- else %}
-    rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+    start_n = pid_n * COLUMNS
     {%- endif %}
+    rn = start_n + tl.arange(0, COLUMNS)
 {%- endmacro %}
 {#- The arguments of a name, of which every factor has one: a number follows where they are several.
     Factors that gate each other are read together; of others `of_tile` takes that of the tile. #}

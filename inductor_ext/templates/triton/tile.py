@@ -73,10 +73,12 @@ SOURCE = (
     pid_m = group * GROUP_M + (pid % width) % group_rows
     pid_n = (pid % width) // group_rows
 {{columns()}}
+    {%- set half = " // 2" if packed else "" %}
     {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
     {%- if ZEROS %}{{of_tile("Z")}}{% endif %}
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rk = tl.arange(0, BLOCK_K{{" // 2" if packed else ""}}).to(INDEX_DTYPE)
+    start_m = pid_m * BLOCK_M
+    rm = start_m + tl.arange(0, BLOCK_M)
+    rk = tl.arange(0, BLOCK_K{{half}}).to(INDEX_DTYPE)
 
     {%- if SPLIT_K > 1 %}
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
@@ -109,17 +111,23 @@ SOURCE = (
     A = A + q * {{stride("A", 0)}}
     B = B + q * {{stride("B0", 0)}}
     {%- endif %}
+    {#- Scalars that walk along K, and offsets within a tile that stay: addresses that walk take two
+        registers, and instructions, for each load of a thread. #}
+    tile_m = tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    tile_n = tl.arange(0, COLUMNS).to(INDEX_DTYPE)
     {%- if packed %}
-    a_at = A.to(tl.pointer_type(tl.int32)) + rm{{m}} * (stride_am // 2) + (begin // 2 + rk){{a_k}}
-    b_at = B + (begin // 2 + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    a_from = A.to(tl.pointer_type(tl.int32)) + start_m * (stride_am // 2) + begin // 2
+    a_at = tile_m{{m}} * (stride_am // 2) + rk{{a_k}}
     {%- else %}
-    a_at = A + rm{{m}} * stride_am + (begin + rk){{a_k}} * stride_ak
-    b_at = B + (begin + rk){{b_k}} * stride_bk + rn{{n}} * stride_bn
+    a_from = A + start_m * stride_am + begin * stride_ak
+    a_at = tile_m{{m}} * stride_am + rk{{a_k}} * stride_ak
     {%- endif %}
+    b_from = B + start_n * stride_bn + begin{{half}} * stride_bk
+    b_at = rk{{b_k}} * stride_bk + tile_n{{n}} * stride_bn
     acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- if GATED %}
-    {%- set first_k = "(begin // 2 + rk)" if packed else "(begin + rk)" %}
-    c_at = B1 + {{first_k}}{{b_k}} * {{stride("B1", -2)}} + rn{{n}} * {{stride("B1", -1)}}
+    c_from = B1 + start_n * {{stride("B1", -1)}} + begin{{half}} * {{stride("B1", -2)}}
+    c_at = rk{{b_k}} * {{stride("B1", -2)}} + tile_n{{n}} * {{stride("B1", -1)}}
     up = tl.zeros({{shape}}, dtype=ACC_TYPE)
     {%- endif %}
     {%- if WEIGHTED and packed %}
@@ -140,10 +148,10 @@ SOURCE = (
     {%- if STANDARDIZE %}{{statistics()}}{% endif %}
     {%- set k_mask = "" if EVEN_K else ", mask=rk < end - k, other=0" %}
     for k in tl.range(begin, end, BLOCK_K):
-        a = tl.load(a_at{{a_mask}})
-        b = tl.load(b_at{{b_mask}}{{once}})
+        a = tl.load(a_from + a_at{{a_mask}})
+        b = tl.load(b_from + b_at{{b_mask}}{{once}})
         {%- if GATED %}
-        c = tl.load(c_at{{b_mask}}{{once}})
+        c = tl.load(c_from + c_at{{b_mask}}{{once}})
         {%- endif %}
         {%- if NORMALIZE and packed %}{{halves("a", "even", "odd", "A")}}{% endif %}
         {%- if NORMALIZE %}
@@ -205,15 +213,10 @@ SOURCE = (
         {%- else %}
         up = tl.dot(a, c, up, {{options}})
         {%- endif %}
-        c_at += BLOCK_K{{" // 2" if packed}} * {{stride("B1", -2)}}
+        c_from += BLOCK_K{{half}} * {{stride("B1", -2)}}
         {%- endif %}
-        {%- if packed %}
-        a_at += BLOCK_K // 2
-        b_at += BLOCK_K // 2 * stride_bk
-        {%- else %}
-        a_at += BLOCK_K * stride_ak
-        b_at += BLOCK_K * stride_bk
-        {%- endif %}
+        a_from += BLOCK_K{{half}} * {{"1" if packed else "stride_ak"}}
+        b_from += BLOCK_K{{half}} * stride_bk
 
     {%- if NORMALIZE %}
     diagonal = tl.arange(0, BLOCK_M)[:, None] == tl.arange(0, BLOCK_M)[None, :]
