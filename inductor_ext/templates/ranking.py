@@ -92,9 +92,9 @@ class Constants:
     operands from shared memory, and the less of b a row of a is multiplied by, the more of it."""
     warps: float = 0.0275
     """Warps' worth of multiplications that an SM loses to waiting and issuing."""
-    plain_loads: float = 0.857
-    """Share of the rate where threads compute the addresses of loads, beside warpgroup
-    instructions; TMA leaves all of it."""
+    changed: float = 0.857
+    """Share of the rate of warpgroup instructions where threads change an operand before. That
+    they load operands costs nothing, since addresses within a tile stay while scalars walk."""
     old_mma: float = 0.474
     """mma.sync over warpgroup instructions, on devices that have both."""
     fma: float = 1.0
@@ -139,7 +139,7 @@ DEFAULT = Constants()
 
 _SHARES = (
     "stream",
-    "plain_loads",
+    "changed",
     "old_mma",
     "fma",
     "specialized",
@@ -335,10 +335,9 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
     if case.problem.arithmetic == "fma":
         old_rate = rate * c.fma
     if warpgroup_mma(case.problem, config, case.device):
-        columns = config.product_n(case.problem)
-        multiplied = m * n * (1 + c.edge / columns) / rate
-        if not config.tma:
-            multiplied /= c.plain_loads
+        multiplied = m * n * (1 + c.edge / config.product_n(case.problem)) / rate
+        if case.problem.prologue is not None:
+            multiplied /= c.changed
     else:
         # A gate and what it gates are two products.
         products = 2 if case.problem.epilogue.gated else 1
@@ -450,6 +449,13 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
     matrix = problem.n * problem.k * case.b_bits / 8
     sweeps = min(-(-along_m // group), max(1.0, along_m * along_n * config.split_k / slots))
     b_again = (sweeps - 1) * max(0.0, 1 - kept / matrix)
+    if config.stream_k:
+        # Its shares begin anywhere along K: CTAs of one row or column of tiles do not meet.
+        tiles = config.tiles(problem)
+        apart = 1 - max(0, tiles // device.sms - 1) * device.sms / tiles
+        apart *= max(0.0, 1 - kept / (problem.a_bytes + problem.b_bytes))
+        a_again = max(a_again, apart * (min(along_n, device.sms) - 1))
+        b_again = max(b_again, apart * (min(along_m, device.sms) - 1))
     a = problem.a_bytes * case.a_waste * (1 + a_again)
     b = problem.b_bytes * case.b_waste * (1 + b_again)
     return a + b + case.rest_bytes
@@ -517,7 +523,7 @@ def rank(
     predicted to take half as long again as the first. The list is not filled by one idea: of
     `limit` places what differs in its number of stages gets one, what the model knows nothing of by
     measurements half, a tile's shape two thirds, and a template all but one, unless nothing else is
-    left.
+    left. What takes seconds to compile is left out where TMA does as well by prediction.
 
     Warp-specialised kernels are not among them: what Triton 3.6.0 made of each that was measured
     gave NaN. `candidates` has them.
@@ -539,6 +545,7 @@ def rank(
         return []
     found.sort(key=lambda each: each[1].total)
     worth = [each for each in _distinct(found) if each[1].total <= _WORTH * found[0][1].total]
+    worth = list(_quickly_built(problem, worth))
     counts: dict[object, int] = {}
     chosen: list[int] = []
     # All bounds first; then the least important one is dropped, and the next.
@@ -625,6 +632,39 @@ def _distinct(
         if identity not in seen:
             seen.add(identity)
             yield config, prediction
+
+
+def _quickly_built(
+    problem: GemmProblem, found: Iterable[tuple[GemmConfig, Prediction]]
+) -> Iterator[tuple[GemmConfig, Prediction]]:
+    """All but those that ptxas unrolls for seconds behind one whose tile TMA loads, which it does
+    not unroll.
+    """
+    by_tma = set()
+    for config, prediction in found:
+        tile = config.block_m, config.block_n
+        if config.tma:
+            by_tma.add(tile)
+        elif tile in by_tma and _unrolled(problem, config):
+            continue
+        yield config, prediction
+
+
+def _unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether ptxas takes more than a second to unroll a kernel's loop over K.
+
+    It does so for up to some 23 turns of 64 elements where threads load, and takes seconds in
+    proportion to instructions along K times the registers that hold accumulators: 1.4, 1.9, 2.9 and
+    3.5 s for bfloat16 tiles of 128x256 and K of 768, 1024, 1280 and 1408; 0.3 s for 2048, not
+    unrolled (Triton 3.6.0, one core of an EPYC). Shares of split-K have bounds that it cannot know.
+    """
+    registers = config.accumulator_registers
+    along_k = problem.k * DTYPE_BITS[problem.a.dtype] // _INSTRUCTION_BITS
+    return config.split_k == 1 and registers >= 128 and 6000 < registers * along_k < 12000
+
+
+_INSTRUCTION_BITS = 256
+"""Of a row of a that one instruction multiplies (PTX ISA, wgmma)."""
 
 
 @dataclass(frozen=True)
