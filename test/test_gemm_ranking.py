@@ -240,10 +240,11 @@ class TestRank:
         for config, prediction in found:
             assert prediction == predict(problem, config, on)
         if found:
-            assert totals[0] == min(
+            best = min(
                 predict(problem, config, on).total for config in space if not config.warp_specialize
             )
-            assert totals[-1] <= 1.5 * totals[0]
+            # The best may take seconds to compile.
+            assert best <= totals[0] <= totals[-1] <= 1.5 * best
 
     @pytest.mark.parametrize("sizes", [sizes for sizes, _, _ in MEASURED])
     def test_the_list_is_not_filled_by_one_idea(self, sizes: tuple[int, int, int]) -> None:
@@ -360,7 +361,8 @@ class Measured:
     """Kernels of one problem that were timed on an H200 with torch 2.11 and Triton 3.6.0.
 
     Operands in DRAM, medians; of the 28 to 118 that were timed, the fastest twelve and those that
-    `rank` names.
+    `rank` names. Those of 256 rows without a gate, and of 1024x1024x1024, were timed with loops
+    whose addresses stay, others before.
     """
 
     FIELDS = (
@@ -401,12 +403,12 @@ class Measured:
             self.microseconds.setdefault(config, microseconds)
 
     def best_of(self, ranked: Iterable[GemmConfig]) -> float:
-        """What was not timed is taken for slow; no CTAs added up sums in the launch then, and none
-        stored by TMA, which is taken to be as fast as without.
+        """What was not timed is taken for slow. Of most problems none was timed that adds up sums
+        in the launch or stores by TMA, which is taken to be as fast as without.
         """
         new = {"one_launch": False, "stream_k": False, "tma_store": False}
-        twins = (but(config, **new) for config in ranked)
-        return min(self.microseconds.get(config, math.inf) for config in twins)
+        known = self.microseconds
+        return min(known.get(each, known.get(but(each, **new), math.inf)) for each in ranked)
 
 
 TIMED = [

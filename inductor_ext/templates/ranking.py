@@ -545,7 +545,7 @@ def rank(
         return []
     found.sort(key=lambda each: each[1].total)
     worth = [each for each in _distinct(found) if each[1].total <= _WORTH * found[0][1].total]
-    worth = list(_quickly_built(problem, worth))
+    worth = _quickly_built(problem, worth)
     counts: dict[object, int] = {}
     chosen: list[int] = []
     # All bounds first; then the least important one is dropped, and the next.
@@ -635,19 +635,23 @@ def _distinct(
 
 
 def _quickly_built(
-    problem: GemmProblem, found: Iterable[tuple[GemmConfig, Prediction]]
-) -> Iterator[tuple[GemmConfig, Prediction]]:
-    """All but those that ptxas unrolls for seconds behind one whose tile TMA loads, which it does
-    not unroll.
+    problem: GemmProblem, found: Sequence[tuple[GemmConfig, Prediction]]
+) -> list[tuple[GemmConfig, Prediction]]:
+    """All but those that ptxas unrolls for seconds where TMA, which it does not unroll, can load
+    the same tile and takes no more than 1 % longer.
     """
-    by_tma = set()
-    for config, prediction in found:
-        tile = config.block_m, config.block_n
-        if config.tma:
-            by_tma.add(tile)
-        elif tile in by_tma and _unrolled(problem, config):
-            continue
-        yield config, prediction
+    by_tma = {
+        (config.block_m, config.block_n): prediction.total
+        for config, prediction in reversed(found)
+        if config.tma
+    }
+    return [
+        (config, prediction)
+        for config, prediction in found
+        if config.tma
+        or by_tma.get((config.block_m, config.block_n), math.inf) > 1.01 * prediction.total
+        or not _unrolled(problem, config)
+    ]
 
 
 def _unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
