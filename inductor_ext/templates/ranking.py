@@ -655,16 +655,17 @@ def _quickly_built(
 
 
 def _unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
-    """Whether ptxas takes more than a second to unroll a kernel's loop over K.
+    """Whether ptxas takes most of a second, or several, to unroll a kernel's loop over K.
 
-    It does so for up to some 23 turns of 64 elements where threads load, and takes seconds in
-    proportion to instructions along K times the registers that hold accumulators: 1.4, 1.9, 2.9 and
-    3.5 s for bfloat16 tiles of 128x256 and K of 768, 1024, 1280 and 1408; 0.3 s for 2048, not
-    unrolled (Triton 3.6.0, one core of an EPYC). Shares of split-K have bounds that it cannot know.
+    It does so for up to some 23 turns of 64 elements, or 32 of small tiles, where threads load, and
+    takes seconds in proportion to instructions along K times the registers that hold accumulators:
+    1.4, 1.9, 2.9 and 3.5 s for bfloat16 tiles of 128x256 and K of 768, 1024, 1280 and 1408, and
+    0.3 s for 2048, not unrolled; 0.9 and 2.8 s for 128x128 and K of 1280 and 2048 (Triton 3.6.0,
+    one core of an EPYC). Shares of split-K have bounds that it cannot know.
     """
-    registers = config.accumulator_registers
     along_k = problem.k * DTYPE_BITS[problem.a.dtype] // _INSTRUCTION_BITS
-    return config.split_k == 1 and registers >= 128 and 6000 < registers * along_k < 12000
+    unrolled = config.split_k == 1 and along_k <= 128
+    return unrolled and 5000 < along_k * config.accumulator_registers < 12000
 
 
 _INSTRUCTION_BITS = 256
