@@ -451,11 +451,9 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
     b_again = (sweeps - 1) * max(0.0, 1 - kept / matrix)
     if config.stream_k:
         # Its shares begin anywhere along K: CTAs of one row or column of tiles do not meet.
-        tiles = config.tiles(problem)
-        apart = 1 - max(0, tiles // device.sms - 1) * device.sms / tiles
-        apart *= max(0.0, 1 - kept / (problem.a_bytes + problem.b_bytes))
-        a_again = max(a_again, apart * (min(along_n, device.sms) - 1))
-        b_again = max(b_again, apart * (min(along_m, device.sms) - 1))
+        missed = max(0.0, 1 - kept / (problem.a_bytes + problem.b_bytes))
+        a_again = max(a_again, missed * (along_n - 1))
+        b_again = max(b_again, missed * (along_m - 1))
     a = problem.a_bytes * case.a_waste * (1 + a_again)
     b = problem.b_bytes * case.b_waste * (1 + b_again)
     return a + b + case.rest_bytes
