@@ -506,12 +506,10 @@ class TestMeasured:
 
         problem = linear(2176, 4096, 4096)
         before, _ = rank(linear(2048, 4096, 4096), H200)[0]
-        ranked = [config for config, _ in rank(problem, H200)]
-        best = next(config for config in ranked if not config.stream_k)
+        # 117 microseconds; 122 where CTAs share large tiles, and nothing is idle.
+        best, _ = rank(problem, H200)[0]
         assert best.block_m * best.block_n < before.block_m * before.block_n
         assert idle(best, problem) < idle(before, problem) - 0.05
-        # Where CTAs share tiles nothing is idle, and large ones are best.
-        assert ranked[0] == but(before, stream_k=True, flatten=False)
 
     @pytest.mark.parametrize(
         ("problem", "stock", "floor"),
