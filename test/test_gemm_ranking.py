@@ -406,7 +406,7 @@ class Measured:
         """What was not timed is taken for slow. Of most problems none was timed that adds up sums
         in the launch or stores by TMA, which is taken to be as fast as without.
         """
-        new = {"one_launch": False, "stream_k": False, "tma_store": False}
+        new = {"one_launch": False, "tma_store": False}
         known = self.microseconds
         return min(known.get(each, known.get(but(each, **new), math.inf)) for each in ranked)
 
