@@ -183,3 +183,55 @@ def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     assert results[name].dtype == function(*inputs(shapes)).dtype
     error = (results[name].double() - expected.double()).abs().max()
     assert error < 5e-3 * expected.abs().max()
+
+
+def test_scales_and_biases_of_fp8() -> None:
+    fp8, bf16 = torch.float8_e4m3fn, torch.bfloat16
+    generator = torch.Generator().manual_seed(0)
+    # Rows and columns that are no whole tiles.
+    m, k, parts = 17, 64, (48, 32)
+
+    def product(x: Tensor, w: Tensor, s: Tensor, t: Tensor, bias: Tensor | None) -> Tensor:
+        return torch._scaled_mm(x, w.t(), s, t, bias=bias, out_dtype=bf16, use_fast_accum=True)
+
+    def function(x: Tensor, s: Tensor, *rest: Tensor) -> Tensor:
+        groups = list(zip(*[iter(rest)] * 3, strict=True))
+        return torch.cat([product(x, w, s, t, b) for w, t, b in groups], -1)
+
+    def unbiased(x: Tensor, s: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        return product(x, w, s, t, None)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) + 0.5
+
+    work: dict[str, tuple[str, list[Tensor]]] = {}
+    expected: dict[str, Tensor] = {}
+    for rows in (False, True):
+        x = (random(m, k) - 1).to(fp8)
+        s = random(m, 1) if rows else random()
+        factors = [
+            ((random(n, k) - 1).to(fp8), random(1, n) if rows else random(), random(n).to(bf16))
+            for n in parts
+        ]
+        for count in (1, 2):
+            given = [x, s, *(each for factor in factors[:count] for each in factor)]
+            products = [
+                (x.double() @ w.double().t()) * s.double() * t.double() + b.double()
+                for w, t, b in factors[:count]
+            ]
+            work[f"{rows} {count}"] = _scaled_module(function, given), given
+            expected[f"{rows} {count}"] = torch.cat(products, -1)
+        given = given[:4]
+        work[f"{rows} unbiased"] = _scaled_module(unbiased, given), given
+        expected[f"{rows} unbiased"] = products[0] - factors[0][2].double()
+    found = kernel_util.interpret_modules(work)
+    for name, exact in expected.items():
+        # The interpreter cuts off what bfloat16 has no bits for.
+        assert (found[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name
+
+
+def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
+    with activation._scope(config.snapshot({})), choose.forced(lambda _: TILE):
+        code = fake_cuda.lower(function, *(each.to("meta") for each in given)).code
+    assert "RESCALED : tl.constexpr = True" in code
+    return code

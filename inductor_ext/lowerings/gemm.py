@@ -126,7 +126,10 @@ def addmm(
         from torch._inductor.kernel.mm_common import mm_args
 
         *_, layout, a, b, bias = mm_args(mat1, mat2, inp)
-        node = _product(plan, [a, b], layout, bias=bias, alpha=alpha, beta=beta)
+        if list(inp.get_size()) == layout.size[-1:] and alpha == beta == 1 and _finishes(plan):
+            node = _product(plan, [a, b], layout, biases=[inp])
+        else:
+            node = _product(plan, [a, b], layout, bias=bias, alpha=alpha, beta=beta)
         if node is not None:
             return node
     return _stock(stock, inp, mat1, mat2, alpha=alpha, beta=beta, **kwargs)
@@ -163,15 +166,22 @@ def scaled_mm(
         from torch._inductor.kernel.mm_common import mm_args
         from torch._inductor.lowering import lowerings, to_dtype
 
+        dtype = getattr(torch, plan.problem.out)
+        biases = [] if bias is None else [bias]
+        if _finishes(plan):
+            *_, layout, a, b = mm_args(mat1, mat2, out_dtype=dtype)
+            node = _product(plan, [a, b], layout, scales=[scale_a, scale_b], biases=biases)
+            if node is not None:
+                return node
         *_, layout, a, b = mm_args(mat1, mat2, out_dtype=torch.float32)
         node = _product(plan, [a, b], layout)
         if node is not None:
             # The scheduler fuses them behind the product, whose sums are never stored as such.
             for scale in (scale_a, scale_b):
                 node = lowerings[aten.mul.Tensor](node, scale)
-            if bias is not None:
-                node = lowerings[aten.add.Tensor](node, to_dtype(bias, torch.float32))
-            return to_dtype(node, getattr(torch, plan.problem.out))
+            for each in biases:
+                node = lowerings[aten.add.Tensor](node, to_dtype(each, torch.float32))
+            return to_dtype(node, dtype)
     rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
     return _stock(stock, mat1, mat2, *rest, **kwargs)
 
@@ -256,21 +266,25 @@ def fused(*inputs: Any) -> Any:
     a = operands[0]
     value = call.meta["val"]
     dtype = (value[0] if several else value).dtype
-    scaled = problem.operation == "scaled"
+    scaled = 1 + len(problem.parts) if problem.operation == "scaled" else 0
+    scales, biases = behind[:scaled], behind[scaled:]
+    finishes = bool(behind) and _finishes(plan)
     layout = FixedLayout(
         a.get_device_or_error(),
-        torch.float32 if scaled else dtype,
+        torch.float32 if scaled and not finishes else dtype,
         [a.get_size()[0], problem.columns],
     )
-    node = _product(plan, operands, layout)
+    if finishes:
+        node = _product(plan, operands, layout, scales=scales, biases=biases)
+        scales, biases = (), ()
+    else:
+        node = _product(plan, operands, layout)
     assert node is not None
-    biases = behind
-    if scaled:
-        scale, *scales = behind[: 1 + len(problem.parts)]
-        biases = behind[1 + len(problem.parts) :]
+    if scales:
+        scale, *others = scales
         rows = [
             lowerings[aten.expand.default](lowerings[aten.view.default](each, [1, -1]), [1, part])
-            for each, part in zip(scales, problem.parts, strict=True)
+            for each, part in zip(others, problem.parts, strict=True)
         ]
         node = lowerings[aten.mul.Tensor](node, scale)
         node = lowerings[aten.mul.Tensor](node, pointwise_cat(rows, 1))
@@ -391,6 +405,16 @@ def cutlass(*arguments: Any) -> Any:
 cutlass._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
+def _finishes(plan: Plan) -> bool:
+    """Whether the kernel itself multiplies by scales and adds biases: elsewhere several CTAs have
+    sums of a tile.
+    """
+    config = plan.decision.config
+    assert isinstance(config, GemmConfig)
+    alone = config.split_k == 1 and not config.stream_k
+    return alone and plan.problem.operation in ("addmm", "scaled")
+
+
 def _size(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
@@ -425,13 +449,22 @@ def _product(
     bias: Any = None,
     alpha: Any = 1,
     beta: Any = 1,
+    scales: Sequence[Any] = (),
+    biases: Sequence[Any] = (),
 ) -> Any:
-    """The output of a planned kernel; None if what stands here is not what was planned."""
+    """The output of a planned kernel; None if what stands here is not what was planned.
+
+    `bias`, with `alpha` and `beta`, is that of `addmm`, of any shape. `scales`, of a and of each
+    factor, and `biases`, one for each factor, are what a kernel of which `_finishes` holds applies.
+    """
     plan, operands = _realigned(plan, operands)
     problem, config = _as_it_lies(plan, operands), _launched(plan)
     if problem is None:
         return None
     options = _constants(plan)
+    if scales or biases:
+        operands = [*operands, *_contiguous(scales), *_contiguous(biases)]
+        options = {**options, **_behind(scales, biases)}
     if config.split_k > 1 and not config.one_launch:
         return _split(problem, config, operands, layout, options, bias, alpha, beta)
     rest: dict[str, Any] = {}
@@ -452,6 +485,32 @@ def _product(
         return None
     node = choice.output_node()
     return node if bias is not None or alpha == 1 else _scaled(node, alpha)
+
+
+def _contiguous(nodes: Sequence[Any]) -> list[Any]:
+    from torch._inductor.ir import ExternKernel
+
+    return [ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for each in nodes]
+
+
+def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
+    """The constants of a kernel that tell what it does to complete sums."""
+    from torch._inductor.utils import sympy_product
+    from torch._inductor.virtualized import V
+
+    if not scales:
+        return {"BIASED": True}
+    whole = [
+        V.graph.sizevars.statically_known_equals(sympy_product(each.get_size()), 1)
+        for each in scales
+    ]
+    row, *columns = (not each for each in whole)
+    return {
+        "RESCALED": True,
+        "ROW_SCALES": row,
+        "COLUMN_SCALES": any(columns),
+        "BIASED": bool(biases),
+    }
 
 
 def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:

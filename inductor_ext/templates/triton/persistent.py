@@ -81,8 +81,7 @@ SOURCE = (
 {%- endmacro %}
 {%- set factors = [] %}
 {%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{%- set biases = ["BIAS0", "BIAS1"] if BIASED else [] %}
-{{def_kernel(*(["A"] + factors + biases + maxima))}}
+{{def_kernel(*(["A"] + factors + behind + maxima))}}
     M = {{size("A", -2)}}
     {{- tiles_along_n()}}
     {{- along_k()}}
@@ -176,7 +175,7 @@ SOURCE = (
         {%- endif %}
         {%- set m = "[None, :]" if SWAP else "[:, None]" %}
         {%- set n = "[:, None]" if SWAP else "[None, :]" %}
-        {%- if BIASED %}
+        {%- if BIASED and GATED %}
         rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
         {{- add_biases(n, "        ")}}
         {%- endif %}
@@ -202,6 +201,8 @@ SOURCE = (
         rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
         idx_n = rn{{n}}
         {%- endif %}
+        {%- if RESCALED %}{{rescale(m, n, "        ")}}{% endif %}
+        {%- if BIASED and not GATED %}{{add_biases(n, "        ")}}{% endif %}
         idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm{{m}}
         mask = (rm{{m}} < M) & (rn{{n}} < N)
         {%- if ONE_LAUNCH %}

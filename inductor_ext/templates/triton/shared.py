@@ -41,12 +41,31 @@ tl.sigmoid({{x}}) * {{up}}
     TILES_N = tl.cdiv({{size("B0", -1)}}, COLUMNS)
     {%- endif %}
 {%- endmacro %}
-{#- Add to both products, before one gates the other, what their columns rn have. #}
+{#- Add what columns rn have: to both products before one gates the other, else what the tile's
+    factor has. If Inductor adds a row to a tile, it loads the row for each element, and all sums
+    change places for that, in float32. #}
 {%- macro add_biases(n, indent) %}
+{%- if GATED %}
 {%- for sums, name in (("acc", "BIAS0"), ("up", "BIAS1")) %}
 {{indent}}at = {{name}} + rn * {{stride(name, 0)}}
 {{indent}}{{sums}} += tl.load(at, mask=rn < {{size(name, 0)}}, other=0).to(tl.float32){{n}}
 {%- endfor %}
+{%- else %}
+{{- own("BIAS", indent)}}
+{{indent}}bias = tl.load(BIAS + rn, mask=rn < N, other=0)
+{{indent}}acc += bias.to(tl.float32){{n}}
+{%- endif %}
+{%- endmacro %}
+{#- Multiply sums by what their rows have, or all of a, and what their columns have, or all of the
+    tile's factor. #}
+{%- macro rescale(m, n, indent) %}
+{{- own("SCALE_B", indent)}}
+{%- set rows = " + rm, mask=rm < M, other=0" if ROW_SCALES else "" %}
+{{indent}}scale = tl.load(SCALE_A{{rows}})
+{{indent}}acc *= scale{{m if ROW_SCALES}}
+{%- set columns = " + rn, mask=rn < N, other=0" if COLUMN_SCALES else "" %}
+{{indent}}scale = tl.load(SCALE_B{{columns}})
+{{indent}}acc *= scale{{n if COLUMN_SCALES}}
 {%- endmacro %}
 {#- Mean and reciprocal deviation of the rows rm over all of K, [BLOCK_M] each. Every place of a
     tile has a mean and a sum of squares of its own (Welford 1962), of which those of the row follow
@@ -73,6 +92,11 @@ tl.sigmoid({{x}}) * {{up}}
     rstd = tl.rsqrt(tl.sum(squares + counts * away * away, 1) / K + EPSILON)
 {%- endmacro %}
 {%- set maxima = ["ROW_MAXIMA"] if ABSOLUTE is defined else [] %}
+{#- What is read when the sums are complete. #}
+{%- set behind = ["SCALE_A"] if RESCALED else [] %}
+{%- for name in (["SCALE_B"] if RESCALED else []) + (["BIAS"] if BIASED else []) %}
+{%- for i in range(PARTS) %}{% set _ = behind.append(name ~ i) %}{% endfor %}
+{%- endfor %}
 {#- The largest elements, or absolute values, of a tile's rows: what column `pid_n` of tiles has is
     row `pid_n` of an array with M columns. `final`, which the epilogue leaves, is the tile as it is
     stored, in float32. Of floats without a sign bit the bits are in the same order as the numbers,
@@ -121,16 +145,18 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     {%- endif %}
     rn = start_n + tl.arange(0, COLUMNS)
 {%- endmacro %}
-{#- The arguments of a name, of which every factor has one: a number follows where they are several.
-    Factors that gate each other are read together; of others `of_tile` takes that of the tile. #}
-{%- macro of_tile(name) %}
-    {%- if PARTS > 1 and not GATED %}
-    {{name}} = {{name}}0
+{#- The argument of a name, each with a number, that the tile's factor has. #}
+{%- macro own(name, indent="    ") %}
+{{indent}}{{name}} = {{name}}0
     {%- for i in range(1, PARTS) %}
-    if pid_n >= FIRST_TILE_{{i}}:
-        {{name}} = {{name}}{{i}}
+{{indent}}if pid_n >= FIRST_TILE_{{i}}:
+{{indent}}    {{name}} = {{name}}{{i}}
     {%- endfor %}
-    {%- endif %}
+{%- endmacro %}
+{#- The same of names that have numbers where factors are several. Those of factors that gate each
+    other are read together. #}
+{%- macro of_tile(name) %}
+{%- if PARTS > 1 and not GATED %}{{own(name)}}{% endif %}
 {%- endmacro %}
 {#- Products of one scale or of one for each column, both with what they are multiplied by. #}
 {%- macro scaled(n) %}
@@ -202,8 +228,8 @@ tl.load({{first}} + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
 {#- What follows the sums `acc` (and `up`) of a tile, [BLOCK_M, COLUMNS], up to its stores. #}
 {%- macro finish() %}
     {{- scaled("[None, :]")}}
-    {%- if GATED %}
     {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
+    {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
     idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]
@@ -251,7 +277,7 @@ ARGUMENTS = r"""
 {%- endfor %}
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
 {%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
-{%- if BIASED %}{% set _ = extra.extend(["BIAS0", "BIAS1"]) %}{% endif %}
+{%- set _ = extra.extend(behind) %}
 """
 """Names of arguments of kernels with plain loads: `factors`, and what else they read in `extra`."""
 
@@ -321,6 +347,7 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "TILES_N": tiles[0] if gated else tiles_along_n(problem, config.block_n),
         "GATED": gated,
         "BIASED": gated and problem.operation == "addmm",
+        "RESCALED": False,
         "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
         "ALLOW_TF32": problem.tf32,
     }

@@ -227,8 +227,9 @@ SOURCE = (
     {%- endif %}
     {%- endif %}
     {{- scaled(n)}}
-    {%- if GATED %}
+    {%- if RESCALED %}{{rescale(m, n, "    ")}}{% endif %}
     {%- if BIASED %}{{add_biases(n, "    ")}}{% endif %}
+    {%- if GATED %}
     acc = {{gate("acc", "up")}}
     {%- endif %}
     idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm{{m}}
