@@ -39,6 +39,7 @@ from inductor_ext import (
     lowerings,
     memory_plans,
     padding,
+    reductions,
 )
 from inductor_ext.settings import Settings
 
@@ -128,6 +129,20 @@ class ExtChoices:
         templates = gemm.sole_candidates(templates)
         stock: Any = super()
         return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
+
+    def should_use_persistent_reduction(self, features: Any, cooperative_reduction: bool) -> bool:
+        """Whether a kernel holds its rows: where stock's do, and where more pays."""
+        from torch._inductor import config as inductor_config
+
+        stock: Any = super()
+        if stock.should_use_persistent_reduction(features, cooperative_reduction):
+            return True
+        return (
+            self.settings.persistent_rows
+            and inductor_config.triton.persistent_reductions
+            and not cooperative_reduction
+            and reductions.keeps_rows(features)
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_choices, (*_stock_part(self), self.settings)

@@ -168,6 +168,12 @@ class Settings:
         "for all. Without effect where CUDA graphs are recorded, each for its own size.",
         reads=parse_rows,
     )
+    persistent_rows: bool = _setting(
+        True,
+        "Whether Triton kernels that need a row more than once, as norms and softmax do, hold rows "
+        "of up to 8192 elements in registers. Inductor's hold up to 1024, and read longer ones "
+        "again.",
+    )
     memory_arenas: Literal["auto", "always", "never"] = _setting(
         "auto",
         "Whether buffers are placed in arenas, one allocation each. auto: where the simulated peak "

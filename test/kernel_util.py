@@ -346,8 +346,10 @@ class _Kernel:
 
     def run(self, *arguments: Any, stream: Any) -> None:
         if "r0_numel" in self.function.arg_names:
-            blocks = {"R0_BLOCK": 64} if "R0_BLOCK" in self.function.arg_names else {}
-            self.function[(-(-arguments[-2] // 64),)](*arguments, XBLOCK=64, **blocks)
+            # Rows that are held may be long.
+            looped = "R0_BLOCK" in self.function.arg_names
+            blocks = {"XBLOCK": 64, "R0_BLOCK": 64} if looped else {"XBLOCK": 8}
+            self.function[(-(-arguments[-2] // blocks["XBLOCK"]),)](*arguments, **blocks)
             return
         if "XBLOCK" in self.function.arg_names:
             # Pointwise code and no template: Inductor's launcher would choose block and grid for

@@ -33,6 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "options",
             "padding",
             "planning",
+            "reductions",
             "templates",
             "toolchain",
         }
