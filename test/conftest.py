@@ -8,11 +8,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _made_cache = pytest.StashKey[str]()
 
 
@@ -28,6 +30,18 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in ("artifacts", "tuning"):
             folder = os.path.join(os.environ[_CACHE_VARIABLE], "inductor_ext", name)
             shutil.rmtree(folder, ignore_errors=True)
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    given = os.environ.get(_DEVICES_VARIABLE)
+    devices = given.split(",") if given is not None else _devices()
+    if worker.isdigit() and len(devices) > 1:
+        # Each worker has all GPUs, and another one first: most tests use but that.
+        first = int(worker) % len(devices)
+        os.environ[_DEVICES_VARIABLE] = ",".join(devices[first:] + devices[:first])
+
+
+def _devices() -> list[str]:
+    """Indices of NVIDIA's GPUs, without asking CUDA, which would choose among them at once."""
+    return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

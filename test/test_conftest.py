@@ -19,6 +19,7 @@ def test_cache_folder():
     folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     assert os.path.isdir(folder)
     print("cache folder:", folder)
+    print("devices:", os.environ["CUDA_VISIBLE_DEVICES"])
 """
 
 ACTIVATION_SUITE = """
@@ -97,8 +98,9 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run_pytest(suite: Path, *arguments: str, **environment: str) -> str:
-    """What pytest prints, run without a GPU and without a cache folder from outside."""
-    inherited = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    """What pytest prints, run without a GPU, and as no worker with a cache folder from outside."""
+    outside = ("TORCHINDUCTOR_CACHE_DIR", "PYTEST_XDIST_WORKER")
+    inherited = {key: value for key, value in os.environ.items() if key not in outside}
     process = subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-s", *arguments],
         cwd=suite,
@@ -153,3 +155,10 @@ def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("loadgroup", default=False):
         pytest.skip("not run with --dist loadgroup")
     assert request.node.nodeid.endswith("@test/test_conftest.py")
+
+
+def test_each_worker_begins_with_another_gpu(suite: Path) -> None:
+    for worker, order in ((None, "4,7,5"), ("gw0", "4,7,5"), ("gw1", "7,5,4"), ("gw5", "5,4,7")):
+        of = {} if worker is None else {"PYTEST_XDIST_WORKER": worker}
+        told = run_pytest(suite, "test_cache.py", CUDA_VISIBLE_DEVICES="4,7,5", **of)
+        assert f"devices: {order}\n" in told
