@@ -107,6 +107,20 @@ def _staged(
     yield from itertools.islice(fit, count)
 
 
+def _crowded(
+    config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
+) -> Iterator[GemmConfig]:
+    """What `_staged` gives, and for each further CTA that an SM can hold the deepest pipeline with
+    which it does: where K is short, others multiply while one begins or ends.
+    """
+    held = 0
+    for staged in _staged(config, problem, device, most, most):
+        resident = staged.occupancy(problem, device)
+        if count > 0 or resident > held:
+            yield staged
+        count, held = count - 1, max(held, resident)
+
+
 def _stored(
     config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
 ) -> Iterator[GemmConfig]:
@@ -373,7 +387,7 @@ def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
         for k in _k_blocks(problem, (1,) if m * n > 64 * 128 else (1, 2)):
             for warps in _warps(m, n, rows=64):
                 shape = _shape(name, problem, m, n, k, warps=warps)
-                yield from _staged(shape, problem, device, 5, 2)
+                yield from _crowded(shape, problem, device, 5, 2)
 
 
 _SPACES: Mapping[str, Callable[[TemplateName, GemmProblem, Device], Iterator[GemmConfig]]] = {
