@@ -21,6 +21,7 @@ __all__ = [
     "USUAL",
     "Compiled",
     "Contender",
+    "Tuned",
     "chosen",
     "compile_and_call",
     "families",
@@ -28,7 +29,7 @@ __all__ = [
     "row",
     "start_workers",
     "synchronize",
-    "tuning_seconds",
+    "tuning",
     "unrecorded",
 ]
 
@@ -148,22 +149,36 @@ def unrecorded() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def tuning_seconds() -> Iterator[list[float]]:
-    """Of each GEMM that the extension measures within, the seconds that tuning took: of several
-    that are tuned at the same time each has an equal share.
-    """
-    from inductor_ext.selection import tuner
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A GEMM that the extension has measured."""
 
-    found: list[float] = []
+    seconds: float
+    """That tuning took: of several that are tuned at the same time each has an equal share."""
+    choice: str
+    """What was chosen, in words, with its microseconds and stock's."""
+
+
+@contextlib.contextmanager
+def tuning() -> Iterator[list[Tuned]]:
+    """The GEMMs that the extension measures within."""
+    from inductor_ext.selection import tuner
+    from inductor_ext.selection.wording import config_words, problem_words
+
+    found: list[Tuned] = []
     tune = tuner.tune
 
     def timed(problems: Iterable[Any], *given: Any, **named: Any) -> Any:
         start = time.perf_counter()
         decisions = tune(problems, *given, **named)
-        measured = [each for each in decisions.values() if each.origin == "measured"]
+        measured = {key: each for key, each in decisions.items() if each.origin == "measured"}
         spent = time.perf_counter() - start
-        found.extend(spent / len(measured) for _ in measured)
+        for problem, decision in measured.items():
+            took = [decision.microseconds(config) for config in (decision.config, None)]
+            own, stock = ("-" if each is None else f"{each:.1f}" for each in took)
+            words = f"{problem_words(problem)}: {config_words(decision.config)}, {own} us"
+            choice = words if decision.config is None else f"{words}, stock {stock}"
+            found.append(Tuned(spent / len(measured), choice))
         return decisions
 
     with mock.patch.object(tuner, "tune", timed):

@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -43,7 +43,17 @@ from benchmarks.gpu_timing import Mode, Timer
 from inductor_ext.selection import store
 from inductor_ext.templates.device import Device
 
-__all__ = ["ROUNDING", "WORSE", "Measured", "error", "floor", "main", "measure_case", "rows"]
+__all__ = [
+    "ROUNDING",
+    "WORSE",
+    "HasProgram",
+    "Measured",
+    "error",
+    "floor",
+    "main",
+    "measure_case",
+    "rows",
+]
 
 MODES: tuple[Mode, ...] = ("call", "graph")
 """In the order in which they are compiled: only what comes first finds empty caches."""
@@ -71,6 +81,8 @@ class Measured:
     """Why there are no times."""
     tuning: float | None = None
     """Seconds of `compile` for a GEMM that was measured, where there was one."""
+    choices: tuple[str, ...] = ()
+    """What was chosen of each that was measured."""
 
 
 _Ready = dict[Mode, dict[str, Compiled]]
@@ -96,8 +108,15 @@ def floor(case: Case, device: str) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
+class HasProgram(Protocol):
+    """A case, as far as it is compiled and run."""
+
+    def program(self, device: str | torch.device, seed: int = 0) -> Program:
+        """See `gemm_suite.Case.program`."""
+
+
 def measure_case(
-    case: Case,
+    case: HasProgram,
     ways: Sequence[Contender],
     timer: Timer,
     *,
@@ -107,7 +126,7 @@ def measure_case(
     """Compile, check and time one case.
 
     Args:
-        case: of the suite.
+        case: of the suite, or another one.
         ways: who takes part; eager mode always does.
         timer: of the device to measure on.
         rounds: see `Timer.measure`.
@@ -187,13 +206,14 @@ def _compile(
     if mode == "graph":
         with contenders.unrecorded():
             return compiled(**{"triton.cudagraphs": True})
-    with contenders.tuning_seconds() as tuning:
+    with contenders.tuning() as tuned:
         found = compiled()
     if way.backend is not None:
         # Stock with TMA finds in the caches what stock without it has compiled.
         if way.name != "stock-max-tma":
             measured.compile = found.seconds
-            measured.tuning = max(tuning, default=None)
+            measured.tuning = max((each.seconds for each in tuned), default=None)
+            measured.choices = tuple(each.choice for each in tuned)
         if warm:
             measured.again = compiled().seconds
     return found
@@ -247,7 +267,8 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
                 made.append(contenders.row(case, f"{metric}, {way.title}", unit, values, way.name))
     tuning = found["ours"].tuning if "ours" in found else None
     if tuning is not None:
-        made.append(contenders.row(case, "tuning", "s", {"ours": tuning}, "stock"))
+        note = "; ".join(found["ours"].choices) or None
+        made.append(contenders.row(case, "tuning", "s", {"ours": tuning}, "stock", note=note))
     return made
 
 

@@ -26,13 +26,16 @@ from benchmarks import (
     gemm_models,
     gemm_suite,
     gpu_timing,
+    reductions,
     results,
     slices,
     turns,
 )
 from benchmarks.contenders import Compiled, Contender
 from inductor_ext.selection import timing, tuner
-from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.decision import Decision, Timing
+from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import GemmProblem
 
 HEADER: results.Header = {
     "suite": "gemm",
@@ -149,15 +152,27 @@ def test_what_is_compiled_for_graphs_is_left_to_be_captured() -> None:
 
 
 def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tune(problems: Sequence[str]) -> dict[str, Decision]:
+    problems = [GemmProblem.contiguous("mm", m, 64, 64) for m in (1, 16, 32)]
+    config = GemmConfig("cp_async", 64, 64, 64, 2, 4)
+
+    def tune(problems: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         time.sleep(0.02)
-        return {each: Decision(None, "measured" if each != "c" else "unknown") for each in problems}
+        one, two, three = problems
+        timings = Timing(None, 9.0), Timing(config, 7.25)
+        return {
+            one: Decision(config, "measured", timings),
+            two: Decision(None, "measured", timings),
+            three: Decision(None, "unknown"),
+        }
 
     monkeypatch.setattr(tuner, "tune", tune)
-    with contenders.tuning_seconds() as found:
-        assert list(tuner.tune(["a", "b", "c"])) == ["a", "b", "c"]  # type: ignore[arg-type, call-arg, list-item]
-    assert len(found) == 2
-    assert found[0] == found[1] >= 0.01
+    with contenders.tuning() as found:
+        assert list(tuner.tune(problems)) == problems  # type: ignore[call-arg]
+    assert [each.choice for each in found] == [
+        "mm 1x64x64 bf16 rc: cp_async 64x64x64, 2 stages, 4 warps, 7.2 us, stock 9.0",
+        "mm 16x64x64 bf16 rc: stock, 9.0 us",
+    ]
+    assert found[0].seconds == found[1].seconds >= 0.01
     assert tuner.tune is tune
 
 
@@ -454,3 +469,31 @@ def test_other_processes_have_the_table(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         gemm.main(["--no-table", "--processes", "2"])
     assert "--no-table needs --processes 1" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("compiled")
+def test_norms_are_measured_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ("LayerNorm", "residual + RMSNorm", "softmax")
+    toys = [reductions.Case(kind, 4, 40) for kind in kinds]
+    monkeypatch.setattr(reductions, "CASES", {case.name: case for case in toys})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        results, "collect_header", lambda suite, command, commit: {**HEADER, "suite": suite}
+    )
+    common = ["--rounds", "2", "--json-out", str(tmp_path)]
+    # One of stock's settings is wrong here, and is reported.
+    assert reductions.main(["--case", toys[0].name, *common]) == 1
+    (path,) = tmp_path.iterdir()
+    assert reductions.main(["--case", *reductions.CASES, *common, "--resume", str(path)]) == 1
+    assert "2 of 2 measured" in capsys.readouterr().out
+    document = results.read(path)
+    assert {row["case"] for row in document["rows"]} == set(reductions.CASES)
+    assert all(row["ours"] for row in document["rows"])
+
+
+def test_a_norm_s_floor_is_what_it_moves() -> None:
+    # Two matrices of 2 bytes an element are read and two written, and one row is read.
+    bound = reductions.Case("residual + RMSNorm", 100, 10).floor(1e6)
+    assert bound == pytest.approx((4 * 1000 + 10) * 2)

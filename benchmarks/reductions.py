@@ -1,0 +1,161 @@
+"""Norms and softmax on a GPU: eager mode, stock Inductor in its settings, and ours.
+
+What is measured, and how, is as for products (`benchmarks.gemm`): by a call, and in a CUDA graph,
+with inputs in DRAM. The floor is the time to read what is read and to write what is written.
+
+    python -m benchmarks.reductions --json-out benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks import contenders, gemm, measure, results, slices
+from benchmarks.gemm_suite import Program
+from benchmarks.gpu_timing import Timer
+from inductor_ext.templates.device import Device
+
+__all__ = ["CASES", "Case", "main"]
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def _residual_norm(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    z = x + y
+    return z, F.rms_norm(z, z.shape[-1:], weight)
+
+
+KINDS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
+    "LayerNorm": (_layer_norm, 1, 2),
+    "RMSNorm": (_rms_norm, 1, 1),
+    "softmax": (_softmax, 1, 0),
+    "residual + RMSNorm": (_residual_norm, 2, 1),
+}
+"""A function, and how many matrices and how many rows it takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One function of matrices in bfloat16."""
+
+    kind: str
+    """A key of `KINDS`."""
+    rows: int
+    columns: int
+
+    @property
+    def name(self) -> str:
+        """Unique among `CASES`."""
+        return f"{self.kind} {self.rows}x{self.columns}"
+
+    def program(self, device: str | torch.device, seed: int = 0) -> Program:
+        """The function, with random inputs."""
+        generator = torch.Generator(device).manual_seed(seed)
+        function, matrices, vectors = KINDS[self.kind]
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator)
+
+        inputs = (
+            *(normal(self.rows, self.columns) for _ in range(matrices)),
+            *(normal(self.columns) for _ in range(vectors)),
+        )
+
+        def reference() -> tuple[Tensor, ...]:
+            found = function(*(each.double() for each in inputs))
+            return found if isinstance(found, tuple) else (found,)
+
+        return Program(function, inputs, reference, {})
+
+    def floor(self, bandwidth: float) -> float:
+        """Microseconds to move what has to be moved, at so many bytes/s."""
+        _, matrices, vectors = KINDS[self.kind]
+        # As many matrices are written as are read.
+        elements = 2 * matrices * self.rows * self.columns + vectors * self.columns
+        return 2 * elements / bandwidth * 1e6
+
+
+CASES: Mapping[str, Case] = {
+    case.name: case
+    for case in (
+        *(
+            Case(kind, rows, columns)
+            for kind in ("LayerNorm", "RMSNorm", "softmax")
+            for rows, columns in (
+                (16, 4096),
+                (2048, 1024),
+                (2048, 3072),
+                (2048, 4096),
+                (2048, 8192),
+                (8192, 4096),
+                (2048, 16384),
+            )
+        ),
+        Case("residual + RMSNorm", 2048, 4096),
+        Case("residual + RMSNorm", 2048, 8192),
+    )
+}
+"""By name."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when a contender failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
+    slices.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    header = results.collect_header("reductions", results.command_line(), commit=options.commit)
+    ledger = slices.Ledger(header, options.json_out, options.resume)
+    timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
+    ways = contenders.chosen(["eager", "stock", "stock-max", "ours"])
+    contenders.start_workers(ways, timer.device)
+
+    def outcome(case: Case) -> slices.Outcome:
+        found = gemm.measure_case(case, ways, timer, rounds=options.rounds)
+        bound = None
+        if timer.device == "cuda":
+            properties = torch.cuda.get_device_properties(0)
+            bound = case.floor(Device.described(properties).bandwidth)
+        times = {
+            name: measure.summarize(each.times.get("graph") or each.times["call"]).median
+            for name, each in found.items()
+            if each.times
+        }
+        text = ", ".join(f"{name} {taken:.1f}" for name, taken in times.items())
+        return slices.Outcome(
+            gemm.rows(case.name, found, bound),
+            f"{case.name}: {text}",
+            failed=any(each.failure for each in found.values()),
+        )
+
+    todo = [CASES[name] for name in options.case if name not in ledger.done]
+    count, failed = ledger.take(
+        outcome(case) for case in slices.within(todo, options.budget_seconds)
+    )
+    print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
