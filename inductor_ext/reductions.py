@@ -20,6 +20,10 @@ __all__ = ["MOST_ELEMENTS", "keeps_rows", "passes"]
 MOST_ELEMENTS = 8192
 """Of all rows that one CTA holds at the same time."""
 
+_MOST_TILED = 4096
+"""Of a row where rows may be numbered by two indices: beyond that Inductor's heuristics for Triton
+have no configuration of such a kernel."""
+
 
 def passes(schedule: Iterable[Any]) -> int:
     """Loops over a row of a kernel that does not hold it.
@@ -60,9 +64,17 @@ def keeps_rows(features: Any) -> bool:
         return False
     whole = features.numel * length
     sizes = V.graph.sizevars
-    rows = sum(
-        sizes.statically_known_equals(V.graph.get_numel(name), whole)
-        for name in features.buffer_read_counts()
-    )
+
+    def is_whole(name: str) -> bool:
+        return bool(sizes.statically_known_equals(V.graph.get_numel(name), whole))
+
+    rows = sum(map(is_whole, features.buffer_read_counts()))
     held = 1 << (int(length) - 1).bit_length()
-    return 0 < rows <= MOST_ELEMENTS // held
+    if not 0 < rows <= MOST_ELEMENTS // held:
+        return False
+    return held <= _MOST_TILED or all(
+        dependence.is_contiguous()
+        for node in features.scheduler_nodes()
+        for dependence in (*node.read_writes.reads, *node.read_writes.writes)
+        if is_whole(dependence.name)
+    )

@@ -76,6 +76,18 @@ def test_all_rows_of_a_kernel_count() -> None:
 
 
 @without_gpu
+def test_long_rows_in_another_order_are_not() -> None:
+    """Inductor may number them by two indices, and then has no configuration for long ones."""
+
+    def centred(x: Tensor, y: Tensor) -> Tensor:
+        wide = x.transpose(0, 1).float()
+        return torch.cat([wide - wide.mean(-1, keepdim=True), y])
+
+    for length, kind in ((4096, "per"), (8192, "red")):
+        assert kind in kinds(lowered(centred, (64, 4, length), (1, 64, length)))
+
+
+@without_gpu
 @pytest.mark.parametrize(
     "function",
     [
