@@ -834,6 +834,18 @@ class TestCandidates:
         deterministic = but(DECODE, deterministic=True)
         assert templates(deterministic, H200) == templates(DECODE, H200)
 
+    def test_as_many_ctas_as_an_sm_can_hold_are_tried(self) -> None:
+        problem = GemmProblem.contiguous("mm", 4096, 768, 768)
+        held: dict[tuple[int, int, int, int], dict[int, int]] = {}
+        for each in candidates(problem, H200):
+            if each.template == "cp_async":
+                tile = (each.block_m, each.block_n, each.block_k, each.warps)
+                held.setdefault(tile, {})[each.stages] = each.occupancy(problem, H200)
+        # The two deepest pipelines, and those that make room for another CTA.
+        assert held[128, 128, 64, 8] == {5: 1, 4: 1, 3: 2}
+        assert held[64, 128, 64, 4] == {5: 1, 4: 2, 3: 3, 2: 4}
+        assert held[128, 256, 64, 8] == {4: 1, 3: 1}
+
     def test_wide_indices_where_tensors_need_them(self) -> None:
         assert all(config.index64 for config in candidates(HUGE, H200))
         assert not any(config.index64 for config in candidates(LINEAR, H200))
