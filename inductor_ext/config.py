@@ -28,6 +28,7 @@ if _typing.TYPE_CHECKING:
     gemm_fuse_shared_input: bool
     gemm_templates: bool
     gemm_rows: str
+    persistent_rows: bool
     memory_arenas: _typing.Literal["auto", "always", "never"]
     memory_reorder: bool
     memory_replan: bool
