@@ -131,14 +131,19 @@ class ExtChoices:
         return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
 
     def should_use_persistent_reduction(self, features: Any, cooperative_reduction: bool) -> bool:
-        """Whether a kernel holds its rows: where stock's do, and where more pays."""
+        """Whether a kernel holds its rows: where stock's do, and where more pays; or as a user's
+        own class says.
+        """
         from torch._inductor import config as inductor_config
+        from torch._inductor.choices import InductorChoices
 
         stock: Any = super()
         if stock.should_use_persistent_reduction(features, cooperative_reduction):
             return True
+        decided = _stock_part(self)[0].should_use_persistent_reduction
         return (
             self.settings.persistent_rows
+            and decided is InductorChoices.should_use_persistent_reduction
             and inductor_config.triton.persistent_reductions
             and not cooperative_reduction
             and reductions.keeps_rows(features)

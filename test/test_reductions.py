@@ -13,9 +13,10 @@ pytest.importorskip("triton")
 
 from torch import Tensor
 from torch._inductor import config as inductor_config
+from torch._inductor.choices import InductorChoices
 from torch.nn import functional as F
 
-from inductor_ext import activation, config
+from inductor_ext import activation, compat, config
 from test import fake_cuda, kernel_util
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="lowers as for a GPU")
@@ -119,6 +120,19 @@ def test_it_can_be_switched_off() -> None:
     assert lowered(layer_norm, shape, persistent_rows=False).kernels() == stock.kernels()
     with inductor_config.patch({"triton.persistent_reductions": False}):
         assert kinds(lowered(layer_norm, shape)) == ["red"]
+
+
+@without_gpu
+def test_a_users_own_decision_holds() -> None:
+    class Looping(InductorChoices):
+        @staticmethod
+        def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
+            return False
+
+    with compat.choices_handler(Looping()):
+        assert kinds(lowered(layer_norm, (16, 4096))) == ["red"]
+    with compat.choices_handler(InductorChoices()):
+        assert kinds(lowered(layer_norm, (16, 4096))) == ["per"]
 
 
 @without_gpu
