@@ -28,7 +28,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -46,6 +46,7 @@ from inductor_ext.templates.device import Device
 __all__ = [
     "ROUNDING",
     "WORSE",
+    "Bench",
     "HasProgram",
     "Measured",
     "error",
@@ -110,6 +111,10 @@ def floor(case: Case, device: str) -> float | None:
 
 class HasProgram(Protocol):
     """A case, as far as it is compiled and run."""
+
+    @property
+    def name(self) -> str:
+        """Of its results."""
 
     def program(self, device: str | torch.device, seed: int = 0) -> Program:
         """See `gemm_suite.Case.program`."""
@@ -272,7 +277,7 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
     return made
 
 
-class _Bench:
+class Bench:
     """Measures cases, one after the other.
 
     Args:
@@ -280,17 +285,23 @@ class _Bench:
         rounds: see `measure_case`.
         warm: likewise.
         seconds: whether how long compiles take is a result.
+        bound: as `floor`, of the cases that are measured.
     """
 
     def __init__(
-        self, names: Sequence[str], rounds: int | None, warm: bool, seconds: bool = True
+        self,
+        names: Sequence[str],
+        rounds: int | None,
+        warm: bool,
+        seconds: bool = True,
+        bound: Callable[[Any, str], float | None] = floor,
     ) -> None:
         self.ways = contenders.chosen(names)
-        self.rounds, self.warm, self.seconds = rounds, warm, seconds
+        self.rounds, self.warm, self.seconds, self.bound = rounds, warm, seconds, bound
         self.timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
         contenders.start_workers(self.ways, self.timer.device)
 
-    def __call__(self, case: Case) -> slices.Outcome:
+    def __call__(self, case: HasProgram) -> slices.Outcome:
         """Measure a case; whatever fails is part of what came of it."""
         start = time.monotonic()
         try:
@@ -304,13 +315,13 @@ class _Bench:
         if self.timer.device == "cuda":
             torch.cuda.empty_cache()
         return slices.Outcome(
-            rows(case.name, found, floor(case, self.timer.device)),
+            rows(case.name, found, self.bound(case, self.timer.device)),
             _line(case, found, time.monotonic() - start),
             failed=any(each.failure for each in found.values()),
         )
 
 
-def _line(case: Case, found: Mapping[str, Measured], seconds: float) -> str:
+def _line(case: HasProgram, found: Mapping[str, Measured], seconds: float) -> str:
     shown = []
     for name, each in found.items():
         values = each.times.get("graph") or each.times.get("call")
@@ -361,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ledger = slices.Ledger(header, options.json_out, options.resume)
     todo = [case for case in cases if case.name not in ledger.done]
     names = ["eager", *options.contenders]
-    make = functools.partial(_Bench, names, options.rounds, options.warm)
+    make = functools.partial(Bench, names, options.rounds, options.warm)
     with contextlib.ExitStack() as stack:
         if options.no_table:
             nothing = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import contenders, gemm, measure, results, slices
+from benchmarks import gemm, results, slices
 from benchmarks.gemm_suite import Program
-from benchmarks.gpu_timing import Timer
 from inductor_ext.templates.device import Device
 
-__all__ = ["CASES", "Case", "main"]
+__all__ = ["CASES", "Case", "floor", "main"]
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ class Case:
 
         return Program(function, inputs, reference, {})
 
-    def floor(self, bandwidth: float) -> float:
+    def bound(self, bandwidth: float) -> float:
         """Microseconds to move what has to be moved, at so many bytes/s."""
         _, matrices, vectors = KINDS[self.kind]
         # As many matrices are written as are read.
@@ -117,6 +116,13 @@ CASES: Mapping[str, Case] = {
 """By name."""
 
 
+def floor(case: Case, device: str) -> float | None:
+    """As `gemm.floor`."""
+    if device == "cpu":
+        return None
+    return case.bound(Device.described(torch.cuda.get_device_properties(0)).bandwidth)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when a contender failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -127,32 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     header = results.collect_header("reductions", results.command_line(), commit=options.commit)
     ledger = slices.Ledger(header, options.json_out, options.resume)
-    timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
-    ways = contenders.chosen(["eager", "stock", "stock-max", "ours"])
-    contenders.start_workers(ways, timer.device)
-
-    def outcome(case: Case) -> slices.Outcome:
-        found = gemm.measure_case(case, ways, timer, rounds=options.rounds)
-        bound = None
-        if timer.device == "cuda":
-            properties = torch.cuda.get_device_properties(0)
-            bound = case.floor(Device.described(properties).bandwidth)
-        times = {
-            name: measure.summarize(each.times.get("graph") or each.times["call"]).median
-            for name, each in found.items()
-            if each.times
-        }
-        text = ", ".join(f"{name} {taken:.1f}" for name, taken in times.items())
-        return slices.Outcome(
-            gemm.rows(case.name, found, bound),
-            f"{case.name}: {text}",
-            failed=any(each.failure for each in found.values()),
-        )
-
+    bench = gemm.Bench(["eager", "stock", "stock-max", "ours"], options.rounds, False, bound=floor)
     todo = [CASES[name] for name in options.case if name not in ledger.done]
-    count, failed = ledger.take(
-        outcome(case) for case in slices.within(todo, options.budget_seconds)
-    )
+    count, failed = ledger.take(map(bench, slices.within(todo, options.budget_seconds)))
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

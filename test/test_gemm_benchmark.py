@@ -495,5 +495,5 @@ def test_norms_are_measured_and_gone_on_with(
 
 def test_a_norm_s_floor_is_what_it_moves() -> None:
     # Two matrices of 2 bytes an element are read and two written, and one row is read.
-    bound = reductions.Case("residual + RMSNorm", 100, 10).floor(1e6)
+    bound = reductions.Case("residual + RMSNorm", 100, 10).bound(1e6)
     assert bound == pytest.approx((4 * 1000 + 10) * 2)
