@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from inductor_ext.templates.problem import next_power_of_two
+
 __all__ = ["MOST_ELEMENTS", "keeps_rows", "passes"]
 
 MOST_ELEMENTS = 8192
@@ -69,7 +71,7 @@ def keeps_rows(features: Any) -> bool:
         return bool(sizes.statically_known_equals(V.graph.get_numel(name), whole))
 
     rows = sum(map(is_whole, features.buffer_read_counts()))
-    held = 1 << (int(length) - 1).bit_length()
+    held = next_power_of_two(int(length))
     if not 0 < rows <= MOST_ELEMENTS // held:
         return False
     return held <= _MOST_TILED or all(
