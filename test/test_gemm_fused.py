@@ -185,6 +185,32 @@ def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     assert error < 5e-3 * expected.abs().max()
 
 
+def test_halves_in_both_orders_are_one_product_by_tma() -> None:
+    config_ = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
+
+    def gate_last(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        a, g = F.linear(x, w, b).chunk(2, dim=-1)
+        return a * F.gelu(g)
+
+    def gate_first(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        g, a = F.linear(x, w, b).chunk(2, dim=-1)
+        return F.silu(g) * a
+
+    given = inputs([(90, 64), (80, 64), (80,)])
+    work: dict[str, tuple[str, list[Tensor]]] = {}
+    for function in (gate_last, gate_first):
+        shapes = ((tuple(each.shape), each.dtype) for each in given)
+        with activation._scope(config.snapshot({})), choose.forced(lambda _: config_):
+            code = fake_cuda.lower(function, *shapes).code
+        assert "JOINED : tl.constexpr = True" in code
+        work[function.__name__] = code, given
+    found = kernel_util.interpret_modules(work)
+    wide = [each.double() for each in given]
+    for function in (gate_last, gate_first):
+        exact = function(*wide)
+        assert (found[function.__name__].double() - exact).abs().max() < 5e-3 * exact.abs().max()
+
+
 def test_scales_and_biases_of_fp8() -> None:
     fp8, bf16 = torch.float8_e4m3fn, torch.bfloat16
     generator = torch.Generator().manual_seed(0)

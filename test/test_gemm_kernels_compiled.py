@@ -80,6 +80,15 @@ def count(pattern: str, found: Compiled) -> int:
     return len(re.findall(pattern, found.ptx))
 
 
+@pytest.mark.parametrize("problem", [GATED, BIASED])
+def test_a_gate_and_what_it_gates_are_one_product(problem: GemmProblem) -> None:
+    found = compiled(Case(problem, but(WIDE, stages=4), {"ACTIVATION": "'silu'"}))
+    assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", found.ptx)) == {"m64n256k16"}
+    # Both tiles come at once, and are parted in registers: nothing but the result is in shared
+    # memory, on its way out.
+    assert count(r"ld\.shared", found) == 0
+
+
 @pytest.mark.parametrize(
     "case",
     [

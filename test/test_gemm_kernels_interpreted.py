@@ -208,6 +208,8 @@ CASES: dict[str, Case] = {
     "tile, gated and exchanged": Case(gated(5, 43, 61), but(TILE, block_n=128, swap=True), SILU),
     "gemv, gated": Case(gated(3, 43, 61), GEMV, {"ACTIVATION": "'gelu'"}),
     "tma, gated": Case(gated(70, 40, 64), TMA, {"ACTIVATION": "'gelu_tanh'"}),
+    "tma, gated in two loops": Case(gated(150, 104, 64), but(TMA, flatten=False), SILU),
+    "tma, gated in rows": Case(gated(70, 40, 64, layouts="rr"), TMA, SILU),
     "tma, gated and exchanged": Case(
         gated(5, 72, 64), but(TMA, **{**SWAPPED, "block_n": 128}), {"ACTIVATION": "'relu'"}
     ),

@@ -316,9 +316,16 @@ class GemmConfig:
         """
         return self.mma_m // 2 if self.swap and problem.epilogue.gated else self.mma_m
 
+    def joins(self, problem: GemmProblem) -> bool:
+        """Whether a gate and what it gates are one product: TMA loads a tile of both factors at
+        once, wherever they lie, and side by side along N if K is contiguous in them.
+        """
+        joined = self.tma and not self.swap and problem.b.layout == "column"
+        return problem.epilogue.gated and joined
+
     def product_n(self, problem: GemmProblem) -> int:
         """Columns of one product as the tensor cores see it."""
-        halved = problem.epilogue.gated and not self.swap
+        halved = problem.epilogue.gated and not self.swap and not self.joins(problem)
         return self.mma_n // 2 if halved else self.mma_n
 
     @property

@@ -213,7 +213,8 @@ def _flattens(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
     Where every CTA has one tile there is nothing to go on to. Two products that gate each other
     took up to twice as long on an H200: their loop is not pipelined as one.
     """
-    return config.tiles(problem) > device.sms and not problem.epilogue.gated
+    one = not problem.epilogue.gated or config.joins(problem)
+    return one and config.tiles(problem) > device.sms
 
 
 def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[int]:

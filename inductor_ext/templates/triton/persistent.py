@@ -16,9 +16,11 @@ The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persi
   that is done first writes its sums to a workspace and counts; the other one reads them, adds them
   to its own and goes on. What `shared.MACROS` says of `add_splits` holds here, too; and a sum of
   two is the same in both orders;
-- two factors can gate each other (`GATED`), operands can be exchanged (`SWAP`), tiles can give the
-  largest elements of their rows (`ABSOLUTE`), and K can be divided (`SPLIT_K`), as in `tile`; then
-  a CTA takes one piece of work (`splitk`).
+- two factors can gate each other (`GATED`). If K is contiguous in them, one descriptor has both, in
+  whatever order they lie in memory, and a tile of both is one factor of one product (`JOINED`);
+- operands can be exchanged (`SWAP`), tiles can give the largest elements of their rows
+  (`ABSOLUTE`), and K can be divided (`SPLIT_K`), as in `tile`; then a CTA takes one piece of work
+  (`splitk`).
 
 Sizes are known when it is compiled or when it is launched. Addresses of the output have the index
 type that Inductor chooses; coordinates of TMA have 32 bits.
@@ -89,9 +91,28 @@ SOURCE = (
     SHARE = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
     {%- endif %}
     {{- a_descriptor("A", size("A", 0))}}
+    {%- if JOINED %}
+    # The outermost of three dimensions leads from one factor to the other.
+    apart = B1.to(tl.int64) - B0.to(tl.int64)
+    flipped = apart < 0
+    first_factor = B0
+    if flipped:
+        first_factor = B1
+    b_desc = tl.make_tensor_descriptor(
+        first_factor,
+        shape=[2, {{size("B0", -1)}}, K],
+        strides=[
+            tl.abs(apart) // (B0.dtype.element_ty.primitive_bitwidth // 8),
+            {{B_LEADING or stride("B0", -1)}},
+            1,
+        ],
+        block_shape=[2, COLUMNS, BLOCK_K],
+    )
+    {%- else %}
     {%- for name in factors %}
     {{- b_descriptor(name, size(name, 0), loop.index0)}}
     {%- endfor %}
+    {%- endif %}
 
     tiles_m = tl.cdiv(M, BLOCK_M)
     width = GROUP_M * TILES_N
@@ -149,9 +170,10 @@ SOURCE = (
         {%- if BATCHED %}
         q = q.to(tl.int32)
         {%- endif %}
-        {%- set shape = "(COLUMNS, BLOCK_M)" if SWAP else "(BLOCK_M, COLUMNS)" %}
+        {%- set columns = "2 * COLUMNS" if JOINED else "COLUMNS" %}
+        {%- set shape = "(COLUMNS, BLOCK_M)" if SWAP else "(BLOCK_M, %s)" % columns %}
         acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
-        {%- if GATED %}
+        {%- if GATED and not JOINED %}
         up = tl.zeros({{shape}}, dtype=ACC_TYPE)
         {%- endif %}
         {%- if SPLIT_K > 1 %}
@@ -163,9 +185,13 @@ SOURCE = (
         for k in tl.range(0, K, BLOCK_K):
         {%- endif %}
             a = {{fetch_a("q", "row", "k")}}
+            {%- if JOINED %}
+            b = b_desc.load([0, column, k]).reshape(2 * COLUMNS, BLOCK_K).T
+            {%- else %}
             b = {{fetch_b("b_desc" if PARTS > 1 and not GATED else "b0_desc", "q", "column", "k")}}
+            {%- endif %}
             acc = {{multiply("a", "b", "acc")}}
-            {%- if GATED %}
+            {%- if GATED and not JOINED %}
             c = {{fetch_b("b1_desc", "q", "column", "k")}}
             up = {{multiply("a", "c", "up")}}
             {%- endif %}
@@ -175,6 +201,12 @@ SOURCE = (
         {%- endif %}
         {%- set m = "[None, :]" if SWAP else "[:, None]" %}
         {%- set n = "[:, None]" if SWAP else "[None, :]" %}
+        {%- if JOINED %}
+        pair = tl.permute(tl.reshape(acc, (BLOCK_M, 2, COLUMNS)), (0, 2, 1))
+        lower, upper = tl.split(pair)
+        acc = tl.where(flipped, upper, lower)
+        up = tl.where(flipped, lower, upper)
+        {%- endif %}
         {%- if BIASED and GATED %}
         rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
         {{- add_biases(n, "        ")}}
@@ -227,6 +259,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     return {
         **shared.tiling(problem, config),
         **shared.by_tma(problem, config),
+        "JOINED": config.joins(problem),
         "FLATTEN": config.flatten,
         "WARP_SPECIALIZE": config.warp_specialize,
         **shared.splits(config),
