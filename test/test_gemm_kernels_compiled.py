@@ -124,7 +124,9 @@ def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     assert count(r"wgmma\.mma_async", found) >= case.config.block_k // 32
     assert count(FROM_REGISTERS, found) == 0
     # What a launcher has to allocate for each CTA, see test_gemm_cpp.
-    assert found.scratch == 128 * (1 + max(1, len(case.problem.parts)))
+    joined = case.config.joins(case.problem)
+    factors = 1 if joined else max(1, len(case.problem.parts))
+    assert found.scratch == 128 * (1 + factors)
 
 
 def test_only_the_masked_step_of_groups_along_k_passes_through_registers() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, warpgroup_mma
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
 from inductor_ext.templates.ranking import (
     DEFAULT,
     Constants,
@@ -331,7 +331,12 @@ class TestSpace:
             assert flat
             assert all(config.tiles(problem) > H200.sms for config in flat)
         gated = linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
-        assert not any(config.flatten for config in candidates(gated, H200))
+        # Of two products the loop would not be pipelined as one.
+        flat = [config for config in candidates(gated, H200) if config.flatten]
+        assert flat
+        assert all(config.joins(gated) for config in flat)
+        in_rows = but(gated, b=Operand.of("bfloat16", (4096, 28672), (28672, 1)))
+        assert not any(config.flatten for config in candidates(in_rows, H200))
 
     def test_warps_have_columns_of_their_own_of_both_products(self) -> None:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
