@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from inductor_ext.selection import choose, variants
 from inductor_ext.selection.programs import ACTIVATIONS
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import shared
+from inductor_ext.templates.triton import persistent, shared
 from test import fake_cuda, kernel_util
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -185,7 +186,9 @@ def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     assert error < 5e-3 * expected.abs().max()
 
 
-def test_halves_in_both_orders_are_one_product_by_tma() -> None:
+@pytest.mark.parametrize("reach", [persistent.REACH, 1025])
+def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
+    """However far they lie from each other: the lesser reach ends at 16 KB."""
     config_ = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
 
     def gate_last(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -196,13 +199,18 @@ def test_halves_in_both_orders_are_one_product_by_tma() -> None:
         g, a = F.linear(x, w, b).chunk(2, dim=-1)
         return F.silu(g) * a
 
-    given = inputs([(90, 64), (80, 64), (80,)])
+    given = inputs([(90, 72), (256, 72), (256,)])
     work: dict[str, tuple[str, list[Tensor]]] = {}
     for function in (gate_last, gate_first):
         shapes = ((tuple(each.shape), each.dtype) for each in given)
-        with activation._scope(config.snapshot({})), choose.forced(lambda _: config_):
+        with (
+            activation._scope(config.snapshot({})),
+            choose.forced(lambda _: config_),
+            mock.patch.object(persistent, "REACH", reach),
+        ):
             code = fake_cuda.lower(function, *shapes).code
         assert "JOINED : tl.constexpr = True" in code
+        assert f"REACH : tl.constexpr = {reach}\n" in code
         work[function.__name__] = code, given
     found = kernel_util.interpret_modules(work)
     wide = [each.double() for each in given]

@@ -36,6 +36,9 @@ from inductor_ext.templates.triton import shared
 
 __all__ = ["SOURCE", "constants"]
 
+REACH = 2**36
+"""Units of 16 bytes below which strides of a TMA descriptor are."""
+
 SOURCE = (
     shared.MACROS
     + shared.TMA
@@ -92,22 +95,31 @@ SOURCE = (
     {%- endif %}
     {{- a_descriptor("A", size("A", 0))}}
     {%- if JOINED %}
-    # The outermost of three dimensions leads from one factor to the other.
-    apart = B1.to(tl.int64) - B0.to(tl.int64)
+    # From the factor that lies first to the other one, in units of 16 bytes. Tiles of both come at
+    # once, unless no stride reaches from one to the other. Then all of the first one is multiplied
+    # before the other one, each beside zeros: the third dimension has one element, and a tile
+    # begins at it or one before. The other one lies a stride times 1024, and another one, away.
+    apart = (B1.to(tl.int64) - B0.to(tl.int64)) // 16
     flipped = apart < 0
-    first_factor = B0
+    lower_factor = B0
     if flipped:
-        first_factor = B1
+        lower_factor = B1
+    apart = tl.abs(apart)
+    far = apart >= REACH
+    UNIT: tl.constexpr = 128 // B0.dtype.element_ty.primitive_bitwidth
     b_desc = tl.make_tensor_descriptor(
-        first_factor,
-        shape=[2, {{size("B0", -1)}}, K],
+        lower_factor,
+        shape=[1025, 2, tl.where(far, 1, 2), {{size("B0", -1)}}, K],
         strides=[
-            tl.abs(apart) // (B0.dtype.element_ty.primitive_bitwidth // 8),
+            tl.maximum((apart - 1) // 1024, 1) * UNIT,
+            ((apart - 1) % 1024 + 1) * UNIT,
+            tl.where(far, 1, apart) * UNIT,
             {{B_LEADING or stride("B0", -1)}},
             1,
         ],
-        block_shape=[2, COLUMNS, BLOCK_K],
+        block_shape=[1, 1, 2, COLUMNS, BLOCK_K],
     )
+    ALONG_K = tl.cdiv(K, BLOCK_K) * BLOCK_K
     {%- else %}
     {%- for name in factors %}
     {{- b_descriptor(name, size(name, 0), loop.index0)}}
@@ -181,12 +193,17 @@ SOURCE = (
         for k in tl.range(first_k, min(first_k + SHARE, K), BLOCK_K):
         {%- elif STREAM_K %}
         for k in tl.range(first_k.to(tl.int32), last_k.to(tl.int32), BLOCK_K):
+        {%- elif JOINED %}
+        for past in tl.range(0, tl.where(far, 2 * ALONG_K, ALONG_K), BLOCK_K):
+            second = (past >= ALONG_K).to(tl.int32)
+            k = past - second * ALONG_K
         {%- else %}
         for k in tl.range(0, K, BLOCK_K):
         {%- endif %}
             a = {{fetch_a("q", "row", "k")}}
             {%- if JOINED %}
-            b = b_desc.load([0, column, k]).reshape(2 * COLUMNS, BLOCK_K).T
+            b = b_desc.load([second * 1024, second, -second, column, k])
+            b = b.reshape(2 * COLUMNS, BLOCK_K).T
             {%- else %}
             b = {{fetch_b("b_desc" if PARTS > 1 and not GATED else "b0_desc", "q", "column", "k")}}
             {%- endif %}
@@ -260,6 +277,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         **shared.tiling(problem, config),
         **shared.by_tma(problem, config),
         "JOINED": config.joins(problem),
+        "REACH": REACH,
         "FLATTEN": config.flatten,
         "WARP_SPECIALIZE": config.warp_specialize,
         **shared.splits(config),
