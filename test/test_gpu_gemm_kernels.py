@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
+from inductor_ext.templates.triton import persistent
 from test import gpu_util, kernel_util
 from test.gpu_util import device
 from test.kernel_util import Case
@@ -64,12 +66,15 @@ def mm(m: int, n: int, k: int, dtype: str = "bfloat16", **rest: Any) -> GemmProb
     return GemmProblem.contiguous(rest.pop("operation", "mm"), m, n, k, name, **rest)
 
 
-def error(case: Case) -> float:
-    """The relative error of a case's kernel; skipped where the GPU cannot run it."""
+def error(case: Case, values: list[torch.Tensor] | None = None) -> float:
+    """The relative error of a case's kernel; skipped where the GPU cannot run it.
+
+    Its operands are `values`, where they are given.
+    """
     if case.config.tma and device().capability < (9, 0):
         pytest.skip("TMA needs compute capability 9.0")
     assert legal(case.problem, case.config, device())
-    values = kernel_util.inputs(case, "cuda")
+    values = kernel_util.inputs(case, "cuda") if values is None else values
     with kernel_util.lowering_of(case) as function:
         found = torch.compile(function, fullgraph=True)(*values)
     if case.config.split_k > 1 and not case.config.one_launch:
@@ -271,6 +276,22 @@ def test_gates(config: GemmConfig, activation: str) -> None:
     problem = mm(m, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
     options = {"ACTIVATION": repr(activation)}
     assert error(Case(problem, config, options)) < TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("reach", [persistent.REACH, 1025])
+def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
+    problem = mm(264, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
+    case = Case(problem, TMA, {"ACTIVATION": "'silu'"})
+    assert TMA.joins(problem)
+    a, *factors = kernel_util.inputs(case, "cuda")
+    space = torch.empty(2**30, dtype=torch.float16, device="cuda")
+    begins = [8, 2**30 - factors[1].numel()]
+    for i, begin in enumerate(reversed(begins) if flipped else begins):
+        moved = space.as_strided(factors[i].shape, factors[i].stride(), begin)
+        factors[i] = moved.copy_(factors[i])
+    with mock.patch.object(persistent, "REACH", reach):
+        assert error(case, [a, *factors]) < TOLERANCE["float16"]
 
 
 @pytest.mark.parametrize(

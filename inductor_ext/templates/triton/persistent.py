@@ -37,7 +37,7 @@ from inductor_ext.templates.triton import shared
 __all__ = ["SOURCE", "constants"]
 
 REACH = 2**36
-"""Units of 16 bytes below which strides of a TMA descriptor are."""
+"""Units of 16 bytes below which strides of a TMA descriptor are; no less than 1025, see below."""
 
 SOURCE = (
     shared.MACROS
