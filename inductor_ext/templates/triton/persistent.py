@@ -224,13 +224,6 @@ SOURCE = (
         acc = tl.where(flipped, upper, lower)
         up = tl.where(flipped, lower, upper)
         {%- endif %}
-        {%- if BIASED and GATED %}
-        rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
-        {{- add_biases(n, "        ")}}
-        {%- endif %}
-        {%- if GATED %}
-        acc = {{gate("acc", "up")}}
-        {%- endif %}
         rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
         {%- if PARTS > 1 and not GATED %}
         first_tile = 0
@@ -249,6 +242,10 @@ SOURCE = (
         N = {{size("B0", -1)}}
         rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
         idx_n = rn{{n}}
+        {%- endif %}
+        {%- if GATED %}
+        {%- if BIASED %}{{add_biases(n, "        ")}}{% endif %}
+        acc = {{gate("acc", "up")}}
         {%- endif %}
         {%- if RESCALED %}{{rescale(m, n, "        ")}}{% endif %}
         {%- if BIASED and not GATED %}{{add_biases(n, "        ")}}{% endif %}
