@@ -28,7 +28,17 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem, Operand
 from inductor_ext.templates.triton import instances
 
-__all__ = ["PLAN", "Plan", "cutlass", "fused", "plan_of", "sole_candidates", "with_row_maxima"]
+__all__ = [
+    "PLAN",
+    "Plan",
+    "cutlass",
+    "finishes",
+    "fused",
+    "plan_of",
+    "scaled_int_mm",
+    "sole_candidates",
+    "with_row_maxima",
+]
 
 aten = torch.ops.aten
 
@@ -51,6 +61,15 @@ def plan_of(node: Any) -> Plan | None:
     """The plan that was left on a node of the graph, if any; there may be no node at all."""
     plan: Plan | None = getattr(node, "meta", {}).get(PLAN)
     return plan
+
+
+def finishes(plan: Plan) -> bool:
+    """Whether the kernel itself multiplies by scales and adds biases: elsewhere several CTAs have
+    sums of a tile.
+    """
+    config = plan.decision.config
+    alone = isinstance(config, GemmConfig) and config.split_k == 1 and not config.stream_k
+    return alone and plan.problem.operation in ("addmm", "scaled", "int_mm")
 
 
 def sole_candidates(templates: Sequence[Any]) -> list[Any]:
@@ -126,7 +145,7 @@ def addmm(
         from torch._inductor.kernel.mm_common import mm_args
 
         *_, layout, a, b, bias = mm_args(mat1, mat2, inp)
-        if list(inp.get_size()) == layout.size[-1:] and alpha == beta == 1 and _finishes(plan):
+        if list(inp.get_size()) == layout.size[-1:] and alpha == beta == 1 and finishes(plan):
             node = _product(plan, [a, b], layout, biases=[inp])
         else:
             node = _product(plan, [a, b], layout, bias=bias, alpha=alpha, beta=beta)
@@ -146,6 +165,43 @@ def int_mm(stock: Callable[..., Any], mat1: Any, mat2: Any, **kwargs: Any) -> An
         if node is not None:
             return node
     return _stock(stock, mat1, mat2, **kwargs)
+
+
+def scaled_int_mm(a: Any, b: Any, row_scales: Any, column_scales: Any, bias: Any = None) -> Any:
+    """The lowering of a call by which `int_scales` has replaced a product of integers and what
+    follows it: float32 in between.
+
+    Args:
+        a: int8 [M, K].
+        b: int8 [K, N].
+        row_scales: [M, 1] or one number, of any dtype of floats.
+        column_scales: [1, N], [N] or one number, likewise.
+        bias: [1, N] or [N], likewise, if there are any.
+    """
+    from torch._inductor.kernel.mm_common import mm_args
+    from torch._inductor.lowering import lowerings, to_dtype
+    from torch._inductor.virtualized import V
+
+    call = V.current_node
+    plan = plan_of(call)
+    assert plan is not None
+    dtype = call.meta["val"].dtype
+    biases = [] if bias is None else [bias]
+    *_, layout, left, right = mm_args(a, b, out_dtype=dtype)
+    scales = [row_scales, column_scales]
+    node = _product(plan, [left, right], layout, scales=scales, biases=biases)
+    if node is None:
+        # What stands here is not what was planned.
+        node = lowerings[aten._int_mm.default](a, b)
+        for each in scales:
+            node = lowerings[aten.mul.Tensor](node, each)
+        for each in biases:
+            node = lowerings[aten.add.Tensor](node, each)
+        node = to_dtype(node, dtype)
+    return node
+
+
+scaled_int_mm._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
 @register_lowering(aten._scaled_mm.default)
@@ -168,7 +224,7 @@ def scaled_mm(
 
         dtype = getattr(torch, plan.problem.out)
         biases = [] if bias is None else [bias]
-        if _finishes(plan):
+        if finishes(plan):
             *_, layout, a, b = mm_args(mat1, mat2, out_dtype=dtype)
             node = _product(plan, [a, b], layout, scales=[scale_a, scale_b], biases=biases)
             if node is not None:
@@ -268,13 +324,13 @@ def fused(*inputs: Any) -> Any:
     dtype = (value[0] if several else value).dtype
     scaled = 1 + len(problem.parts) if problem.operation == "scaled" else 0
     scales, biases = behind[:scaled], behind[scaled:]
-    finishes = bool(behind) and _finishes(plan)
+    applied = bool(behind) and finishes(plan)
     layout = FixedLayout(
         a.get_device_or_error(),
-        torch.float32 if scaled and not finishes else dtype,
+        torch.float32 if scaled and not applied else dtype,
         [a.get_size()[0], problem.columns],
     )
-    if finishes:
+    if applied:
         node = _product(plan, operands, layout, scales=scales, biases=biases)
         scales, biases = (), ()
     else:
@@ -405,16 +461,6 @@ def cutlass(*arguments: Any) -> Any:
 cutlass._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
-def _finishes(plan: Plan) -> bool:
-    """Whether the kernel itself multiplies by scales and adds biases: elsewhere several CTAs have
-    sums of a tile.
-    """
-    config = plan.decision.config
-    assert isinstance(config, GemmConfig)
-    alone = config.split_k == 1 and not config.stream_k
-    return alone and plan.problem.operation in ("addmm", "scaled")
-
-
 def _size(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
@@ -455,7 +501,7 @@ def _product(
     """The output of a planned kernel; None if what stands here is not what was planned.
 
     `bias`, with `alpha` and `beta`, is that of `addmm`, of any shape. `scales`, of a and of each
-    factor, and `biases`, one for each factor, are what a kernel of which `_finishes` holds applies.
+    factor, and `biases`, one for each factor, are what a kernel of which `finishes` holds applies.
     """
     plan, operands = _realigned(plan, operands)
     problem, config = _as_it_lies(plan, operands), _launched(plan)

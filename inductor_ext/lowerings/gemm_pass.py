@@ -33,6 +33,7 @@ from inductor_ext.lowerings import (
     epilogues,
     gemm,
     gemm_records,
+    int_scales,
     mixed,
     patterns,
     problems,
@@ -232,6 +233,19 @@ class _Planner:
                 continue
             if value.dim() == 2:
                 epilogues.flatten(graph, node)
+                self._take_scales(node)
+
+    def _take_scales(self, node: fx.Node) -> None:
+        """Let the kernel of a planned product of integers multiply by the scales that follow it."""
+        plan = gemm.plan_of(node)
+        assert plan is not None
+        if node.target is not torch.ops.aten._int_mm.default or not gemm.finishes(plan):
+            return
+        call, replaced = int_scales.take(self.gm.graph, node, gemm.scaled_int_mm)
+        if replaced:
+            call.meta[gemm.PLAN] = plan
+            inside = (each for each in (*replaced[1:], call) if not is_cast(each))
+            call.meta[gemm_records.FUSED] = gemm_records.operators(inside)
 
     def _fused_site(self, fusion: Fusion) -> _Site:
         problem = fusion.problem

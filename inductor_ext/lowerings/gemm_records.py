@@ -16,7 +16,14 @@ import torch
 from inductor_ext import events
 from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.lowerings import problems
-from inductor_ext.lowerings.gemm import Plan, cutlass, fused, plan_of, with_row_maxima
+from inductor_ext.lowerings.gemm import (
+    Plan,
+    cutlass,
+    fused,
+    plan_of,
+    scaled_int_mm,
+    with_row_maxima,
+)
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
@@ -163,7 +170,7 @@ def reason(decision: Decision) -> str:
 
 
 def _operator(node: torch.fx.Node) -> str:
-    if node.target in (cutlass, fused, with_row_maxima):
+    if node.target in (cutlass, fused, scaled_int_mm, with_row_maxima):
         return "fused"
     return str(getattr(node.target, "_overloadpacket", node.target))
 

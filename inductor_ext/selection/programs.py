@@ -497,6 +497,10 @@ def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
     """Whether an input of the epilogue, scales of fp8 not counted, is added; else it multiplies."""
     if _is_bias(problem, index):
         return True
+    if problem.operation == "int_mm":
+        # The first row of numbers are scales of the columns.
+        before = [other.broadcast for other in problem.epilogue.inputs[:index]]
+        return each.broadcast == "matrix" or (each.broadcast == "row" and "row" in before)
     prologue = problem.prologue
     if index == 0 and each.broadcast == "row" and prologue is not None and prologue.dequantizes:
         return prologue.scales != "none"
@@ -510,6 +514,10 @@ def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> It
     if each.broadcast in ("column", "scalar"):
         parts = parts[:1]
     low, high = (-1.0, 1.0) if _is_added(problem, index, each) else (0.5, 1.5)
+    if problem.operation == "int_mm" and index == 0 and low > 0:
+        # Sums of products of bytes leave the range of float16.
+        unit = 3 / math.sqrt(problem.k) / 127**2
+        low, high = low * unit, high * unit
     batch = (problem.batch,) if problem.operation in BATCHED else ()
     for part, columns in enumerate(parts):
         shape: tuple[int, ...] = {
@@ -854,6 +862,8 @@ def _epilogue(
     problem: GemmProblem, value: torch.Tensor, part: int, named: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     inputs = _epilogue_inputs(problem)
+    if inputs and problem.operation == "int_mm":
+        value = value.to(torch.promote_types(value.dtype, torch.float32))
     for index, each in enumerate(inputs):
         if _is_bias(problem, index):
             continue

@@ -208,7 +208,12 @@ def _kernel_type(template: str) -> Any:
             return render
 
         def store_output(self, *args: Any, **kwargs: Any) -> Any:
+            meta = self.meta
+            if meta.get("RESCALED"):
+                # Of integers as well: Inductor would round them to what they are multiplied as.
+                self.meta = {**meta, "ACC_TYPE": "tl.float32"}
             found = super().store_output(*args, **kwargs)
+            self.meta = meta
             if self.meta.get("TMA_STORE"):
                 stored = self.render_hooks[found]
                 self.render_hooks[found] = lambda: self._by_tma(stored())

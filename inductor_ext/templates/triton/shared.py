@@ -56,16 +56,16 @@ tl.sigmoid({{x}}) * {{up}}
 {{indent}}acc += bias.to(tl.float32){{n}}
 {%- endif %}
 {%- endmacro %}
-{#- Multiply sums by what their rows have, or all of a, and what their columns have, or all of the
-    tile's factor. #}
+{#- Multiply sums, which are float32 then, by what their rows have, or all of a, and what their
+    columns have, or all of the tile's factor. #}
 {%- macro rescale(m, n, indent) %}
 {{- own("SCALE_B", indent)}}
 {%- set rows = " + rm, mask=rm < M, other=0" if ROW_SCALES else "" %}
 {{indent}}scale = tl.load(SCALE_A{{rows}})
-{{indent}}acc *= scale{{m if ROW_SCALES}}
+{{indent}}acc = acc.to(tl.float32) * scale.to(tl.float32){{m if ROW_SCALES}}
 {%- set columns = " + rn, mask=rn < N, other=0" if COLUMN_SCALES else "" %}
 {{indent}}scale = tl.load(SCALE_B{{columns}})
-{{indent}}acc *= scale{{n if COLUMN_SCALES}}
+{{indent}}acc *= scale.to(tl.float32){{n if COLUMN_SCALES}}
 {%- endmacro %}
 {#- Mean and reciprocal deviation of the rows rm over all of K, [BLOCK_M] each. Every place of a
     tile has a mean and a sum of squares of its own (Welford 1962), of which those of the row follow

@@ -1,0 +1,140 @@
+"""Products of integers with the scales and biases that follow them: what is taken, what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torch import Tensor
+
+from inductor_ext import activation, config
+from inductor_ext.selection import choose
+from inductor_ext.templates.config import GemmConfig
+from test import fake_cuda, kernel_util
+
+TILE = GemmConfig("cp_async", 32, 32, 32, 2, 4)
+TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True)
+EXCHANGED = GemmConfig("splitk", 16, 64, 32, 2, 4, swap=True)
+M, N, K = 40, 48, 64
+F32, F16 = torch.float32, torch.float16
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """In float64 where operands are."""
+    return x @ w.t() if x.dtype == torch.float64 else torch._int_mm(x, w.t())
+
+
+def dynamic(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    return product(x, w).to(s.dtype) * s * t
+
+
+def biased(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
+    """Of three dimensions, as behind a layer, and followed by what Inductor fuses."""
+    scaled = (t * (product(x, w).to(s.dtype) * s)).to(b.dtype).view(2, M // 2, N)
+    return torch.relu(scaled + b)
+
+
+def static(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """One scale for all activations, and that of the weights first."""
+    return (product(x, w).to(t.dtype) * t * s).to(t.dtype)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...], ...]]] = {
+    "dynamic": (dynamic, TILE, ((M, 1), (N,))),
+    "dynamic, TMA": (dynamic, TMA, ((M, 1), (1, N))),
+    "dynamic, exchanged": (dynamic, EXCHANGED, ((M, 1), (N,))),
+    "biased": (biased, TILE, ((M, 1), (N,), (N,))),
+    "biased, TMA": (biased, TMA, ((M, 1), (N,), (N,))),
+    "static": (static, TILE, ((), (N,))),
+    "of tensors": (dynamic, TILE, ((1,), ())),
+}
+
+
+def lowered(function: Callable[..., Tensor], given: list[Tensor], asked: GemmConfig) -> str:
+    with activation._scope(config.snapshot({})), choose.forced(lambda _: asked):
+        return fake_cuda.lower(function, *(each.to("meta") for each in given)).code
+
+
+def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    bytes_ = [
+        torch.randint(-127, 128, size, generator=generator, dtype=torch.int8)
+        for size in ((M, K), (N, K))
+    ]
+    # Of 64 products of bytes the sum is some 40,000.
+    scales = [(0.5 + torch.rand(size, generator=generator)) * 0.01 for size in shapes]
+    return [*bytes_, *(each.to(dtype) for each in scales)]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each case what its kernel computes, and float64."""
+    work, exact = {}, {}
+    for name, (function, asked, shapes) in CASES.items():
+        for dtype in (F32, F16):
+            given = operands(*shapes, dtype=dtype)
+            code = lowered(function, given, asked)
+            assert "RESCALED : tl.constexpr = True" in code, name
+            assert code.count("'''") == 2, f"{name}: more than one kernel"
+            work[f"{name}, {dtype}"] = code, given
+            exact[f"{name}, {dtype}"] = function(*(each.double() for each in given))
+    results = kernel_util.interpret_modules(work)
+    return {name: (results[name], exact[name]) for name in work}
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_float64(
+    found: dict[str, tuple[Tensor, Tensor]], name: str, dtype: torch.dtype
+) -> None:
+    result, exact = found[f"{name}, {dtype}"]
+    assert result.dtype == dtype
+    assert result.shape == exact.shape
+    error = (result.double() - exact).abs().max() / exact.abs().max()
+    assert error < (2e-6 if dtype == F32 else 2e-3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, s, t: product(x, w).to(s.dtype) * s,
+        lambda x, w, s, t: product(x, w).to(s.dtype) * s * s,
+        lambda x, w, s, t: (product(x, w).to(s.dtype) + t) * s,
+        lambda x, w, s, t: product(x, w).to(s.dtype) * s * (s + t),
+        lambda x, w, s, t: (product(x, w) * 3).to(s.dtype) * s * t,
+    ],
+    ids=["one", "twice", "biases first", "a matrix", "of integers"],
+)
+def test_what_no_kernel_multiplies_by_is_left_to_inductor(function: Callable[..., Tensor]) -> None:
+    code = lowered(function, operands((M, 1), (N,)), TILE)
+    assert "ACC_TYPE : tl.constexpr = tl.int32" in code
+    assert "RESCALED : tl.constexpr = False" in code
+
+
+def test_sums_that_are_used_as_well_are_left_to_inductor() -> None:
+    def function(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        sums = product(x, w)
+        return sums, sums.to(s.dtype) * s * t
+
+    code = lowered(function, operands((M, 1), (N,)), TILE)  # type: ignore[arg-type]
+    assert "RESCALED : tl.constexpr = False" in code
+
+
+@pytest.mark.parametrize("asked", [dict(split_k=2, one_launch=True), dict(split_k=2)], ids=str)
+def test_divided_sums_are_left_to_inductor(asked: dict[str, object]) -> None:
+    split = GemmConfig("splitk", 32, 32, 32, 2, 4, **asked)  # type: ignore[arg-type]
+    code = lowered(dynamic, operands((M, 1), (N,)), split)
+    assert "RESCALED : tl.constexpr = False" in code
+    assert "SPLIT_K : tl.constexpr = 2" in code
+
+
+def test_rounding_as_in_eager_mode_leaves_it_to_inductor() -> None:
+    from torch._inductor import config as inductor_config
+
+    with inductor_config.patch(emulate_precision_casts=True):
+        code = lowered(dynamic, operands((M, 1), (N,)), TILE)
+    assert "RESCALED : tl.constexpr = False" in code
