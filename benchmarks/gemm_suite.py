@@ -311,6 +311,35 @@ def _fp8(case: Case, source: _Source) -> Program:
     return Program(_fp8_linear, inputs, reference, {})
 
 
+def _int8_by_int8_problem(case: Case) -> GemmProblem:
+    inputs = (EpilogueInput("float32", "column"), EpilogueInput("bfloat16", "row"))
+    # A cast and two products.
+    epilogue = Epilogue(inputs, 3, out="bfloat16")
+    return GemmProblem.contiguous("int_mm", case.m, case.n, case.k, "int8", epilogue=epilogue)
+
+
+def _int8_by_int8_linear(
+    x: Tensor, weight: Tensor, x_scales: Tensor, weight_scales: Tensor
+) -> Tensor:
+    return (torch._int_mm(x, weight.t()).float() * x_scales * weight_scales).to(torch.bfloat16)
+
+
+def _int8_by_int8(case: Case, source: _Source) -> Program:
+    """Both quantised: what torchao's dynamic quantisation multiplies."""
+    x = source.integers(-127, 128, case.m, case.k, dtype=torch.int8)
+    weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
+    # Uniform integers have a deviation of 73.
+    x_scales = source.scales(case.m, 1, around=1 / 73, dtype=torch.float32)
+    weight_scales = source.scales(case.n, around=case.k**-0.5 / 73)
+    inputs = (x, weight, x_scales, weight_scales)
+
+    def reference() -> tuple[Tensor, ...]:
+        wide, wide_weight, rows, columns = (each.double() for each in inputs)
+        return ((wide @ wide_weight.t()) * rows * columns,)
+
+    return Program(_int8_by_int8_linear, inputs, reference, {})
+
+
 def _several_problem(case: Case) -> GemmProblem:
     """Two weights that gate each other, or those of `parts`, quantised as the kind says."""
     weights, _, what = case.kind.partition("_")
@@ -554,6 +583,7 @@ KINDS: Mapping[str, Kind] = {
     "int8_torchao": Kind(_int8_problem, _int8),
     "int4": Kind(_int4_problem, _int4),
     "fp8": Kind(_fp8_problem, _fp8),
+    "int8_by_int8": Kind(_int8_by_int8_problem, _int8_by_int8),
     **{
         f"{weights}_{what}": Kind(_several_problem, _several)
         for weights, what in (
@@ -651,6 +681,9 @@ def _quantised_layers() -> Iterator[Case]:
             )
     for m in DECODE_AND_PREFILL[1:]:
         yield Case("quantised", "fp8 QKV", "fp8_qkv", m, 6144, 4096, parts=QKV, quick=m == 16)
+    # cuBLAS has none of up to 16 rows.
+    for m in (64, 2048):
+        yield Case("quantised", "int8 by int8", "int8_by_int8", m, 14336, 4096, quick=m > 64)
 
 
 _SELDOM = ("geglu", "layernorm", "layernorm_qkv")

@@ -1,4 +1,4 @@
-"""Products of integers with the scales and biases that follow them: what is taken, what comes out."""
+"""Products of integers with scales and biases behind them: what is taken, what comes out."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ def test_sums_that_are_used_as_well_are_left_to_inductor() -> None:
     assert "RESCALED : tl.constexpr = False" in code
 
 
-@pytest.mark.parametrize("asked", [dict(split_k=2, one_launch=True), dict(split_k=2)], ids=str)
-def test_divided_sums_are_left_to_inductor(asked: dict[str, object]) -> None:
-    split = GemmConfig("splitk", 32, 32, 32, 2, 4, **asked)  # type: ignore[arg-type]
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_divided_sums_are_left_to_inductor(one_launch: bool) -> None:
+    split = GemmConfig("splitk", 32, 32, 32, 2, 4, split_k=2, one_launch=one_launch)
     code = lowered(dynamic, operands((M, 1), (N,)), split)
     assert "RESCALED : tl.constexpr = False" in code
     assert "SPLIT_K : tl.constexpr = 2" in code
@@ -138,3 +138,23 @@ def test_rounding_as_in_eager_mode_leaves_it_to_inductor() -> None:
     with inductor_config.patch(emulate_precision_casts=True):
         code = lowered(dynamic, operands((M, 1), (N,)), TILE)
     assert "RESCALED : tl.constexpr = False" in code
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_large_tiles_stay_in_registers(flatten: bool) -> None:
+    asked = GemmConfig("persistent_tma", 128, 256, 128, 4, 8, tma=True, flatten=flatten)
+    given = [
+        torch.empty(size, dtype=dtype, device="meta")
+        for size, dtype in (
+            ((2048, 4096), torch.int8),
+            ((14336, 4096), torch.int8),
+            ((2048, 1), F32),
+            ((14336,), torch.bfloat16),
+        )
+    ]
+    with activation._scope(config.snapshot({})), choose.forced(lambda _: asked):
+        module = fake_cuda.lower(lambda *each: dynamic(*each).to(torch.bfloat16), *given)
+    made = kernel_util.compiled_module(module, asked)
+    assert made.spills == 0
+    assert "wgmma.mma_async" in made.ptx
+    assert ".s32.s8.s8" in made.ptx

@@ -41,7 +41,7 @@ def check(problem: GemmProblem, template: str, count: int = 3) -> None:
         assert taken == [config]
         for result, exact in zip(results, expected, strict=True):
             difference = torch.linalg.vector_norm(result.double() - exact)
-            limit = ERROR.get(problem.out, 1e-6) * torch.linalg.vector_norm(exact)
+            limit = ERROR.get(problem.stored, 1e-6) * torch.linalg.vector_norm(exact)
             assert difference <= limit, config
 
 
@@ -199,6 +199,20 @@ def test_pairs_without_scales_and_a_tail_of_k() -> None:
 def test_integers(m: int) -> None:
     problem = GemmProblem.contiguous("int_mm", m, 128, 256, "int8")
     check(problem, "splitk" if m == 32 else "cp_async")
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("biases", [0, 1], ids=["", "biases"])
+@pytest.mark.parametrize(("m", "n", "k"), [(32, 128, 256), (300, 200, 336), (1000, 1304, 528)])
+def test_integers_with_scales(m: int, n: int, k: int, biases: int, dtype: str) -> None:
+    """Of columns, in the result's dtype, and of rows, in float32; with biases behind them."""
+    scales = (EpilogueInput("float32", "column"), EpilogueInput(dtype, "row"))
+    inputs = (*scales, *(EpilogueInput(dtype, "row"),) * biases)
+    epilogue = Epilogue(inputs, 3 + biases, out=dtype)
+    problem = GemmProblem.contiguous("int_mm", m, n, k, "int8", epilogue=epilogue)
+    check(problem, "splitk" if m == 32 else "cp_async", 2)
+    if m > 32 and device().capability >= (9, 0):
+        check(problem, "persistent_tma", 4)
 
 
 @pytest.mark.parametrize("fast", [False, True])

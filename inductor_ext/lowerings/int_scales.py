@@ -118,8 +118,9 @@ def _spread(value: torch.Tensor, columns: Any) -> str:
     """How what is an operand beside sums spreads over them: "matrix" if it has as many elements."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    *rows, last = (1, 1, *value.shape)
-    row = all(statically_known_true(size == 1) for size in rows)
+    sizes: list[Any] = [1, 1, *value.shape]
+    last = sizes.pop()
+    row = all(statically_known_true(size == 1) for size in sizes)
     if statically_known_true(last == 1):
         return "scalar" if row else "column"
     return "row" if row and statically_known_true(last == columns) else "matrix"
