@@ -132,7 +132,6 @@ def test_a_host_that_falls_behind_is_given_a_longer_lead() -> None:
     small = torch.randn(256, 256, device="cuda", dtype=torch.half)
     calls = [lambda: small @ small] * 4
     with timing.CudaStopwatch(calls, 0) as stopwatch:
-        alone = [each.microseconds for each in timing.measure(stopwatch, len(calls), 100)]
         first = stopwatch.lead
 
         def late(run: Any) -> Any:
@@ -141,8 +140,9 @@ def test_a_host_that_falls_behind_is_given_a_longer_lead() -> None:
         stopwatch._runs = [late(run) for run in stopwatch._runs]
         behind = [each.microseconds for each in timing.measure(stopwatch, len(calls), 100)]
     assert stopwatch.lead > first
-    # Other tests keep the host as well: it can be late once more, for one of four.
-    assert statistics.median(behind) == pytest.approx(statistics.median(alone), rel=0.5, abs=3)
+    # Other tests keep the host as well: it can be late once more, for one of four. Where the lead
+    # is too short, a product takes as long as the host sleeps.
+    assert statistics.median(behind) < 150
 
 
 def test_operands_come_from_memory() -> None:
