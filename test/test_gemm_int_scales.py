@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from torch import Tensor
+from torch._higher_order_ops.out_dtype import out_dtype
 
 from inductor_ext import activation, config
 from inductor_ext.selection import choose
@@ -38,6 +39,17 @@ def biased(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
     return torch.relu(scaled + b)
 
 
+def torchao(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
+    """As its dynamic quantisation multiplies: through an operator of higher order, scales of rows
+    spread over the sums."""
+    if x.dtype == torch.float64:
+        sums = product(x, w)
+    else:
+        sums = out_dtype(torch.ops.aten.mm.default, torch.int32, x, w.t())
+    scaled = (sums * s.expand(M, N)).to(b.dtype)
+    return (scaled * t.flatten()).reshape(4, M // 4, N) + b
+
+
 def static(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """One scale for all activations, and that of the weights first."""
     return (product(x, w).to(t.dtype) * t * s).to(t.dtype)
@@ -49,6 +61,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...],
     "dynamic, exchanged": (dynamic, EXCHANGED, ((M, 1), (N,))),
     "biased": (biased, TILE, ((M, 1), (N,), (N,))),
     "biased, TMA": (biased, TMA, ((M, 1), (N,), (N,))),
+    "torchao": (torchao, TILE, ((M, 1), (N, 1), (N,))),
     "static": (static, TILE, ((), (N,))),
     "of tensors": (dynamic, TILE, ((1,), ())),
 }

@@ -40,6 +40,7 @@ def take(
         The call, which is the last of what it replaces and has the metadata of that, and the others
         that it replaces; the node itself, unchanged, and none where scales of both do not follow.
     """
+    import torch
     from torch._inductor import config
 
     if config.emulate_precision_casts:
@@ -61,11 +62,15 @@ def take(
     if last is node:
         return node, []
     replaced = nodes[: nodes.index(last)]
+    read = {given for each in (*replaced, last) for given in each.all_input_nodes}
     kinds = [kind for kind in ("rows", "columns", "biases") if kind in found]
     become(last, target, (*node.args, *(found[kind] for kind in kinds)))
     last.meta.pop("eager_input_vals", None)
     for each in reversed(replaced):
         graph.erase_node(each)
+    for given in read.difference(replaced):
+        if given.target is torch.ops.aten.expand.default and not given.users:
+            graph.erase_node(given)
     return last, replaced
 
 
@@ -101,6 +106,9 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
     given = second if first is value else first
     if node.kwargs or not isinstance(given, torch.fx.Node):
         return None
+    if given.target is aten.expand.default:
+        # torchao spreads scales over the sums, which is what multiplying by them does anyway.
+        given = given.all_input_nodes[0]
     other = given.meta.get("val")
     if not isinstance(other, torch.Tensor) or not _is_float(other):
         return None
