@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,9 @@ from torch._higher_order_ops.out_dtype import out_dtype
 
 from inductor_ext import activation, config
 from inductor_ext.selection import choose
+from inductor_ext.selection.programs import program
 from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
 from test import fake_cuda, kernel_util
 
 TILE = GemmConfig("cp_async", 32, 32, 32, 2, 4)
@@ -171,3 +174,36 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
     assert made.spills == 0
     assert "wgmma.mma_async" in made.ptx
     assert ".s32.s8.s8" in made.ptx
+
+
+@pytest.mark.parametrize("count", [2, 3], ids=["", "biases"])
+def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
+    def model(x: Tensor, w: Tensor, s: Tensor, *rest: Tensor) -> Tensor:
+        scaled = product(x, w).float() * s * rest[0]
+        return (scaled + rest[1] if rest[1:] else scaled).to(F16)
+
+    def kernels(function: Callable[..., object], given: list[Tensor]) -> set[str]:
+        asked: list[GemmProblem] = []
+
+        def rule(found: GemmProblem) -> GemmConfig:
+            asked.append(found)
+            return TILE
+
+        with activation._scope(config.snapshot({})), choose.forced(rule):
+            module = fake_cuda.lower(function, *given)
+        assert asked == [problem]
+        return {re.sub(r"triton_\w+", "", each) for each in module.kernels().values()}
+
+    inputs = (
+        EpilogueInput("float32", "column"),
+        *(EpilogueInput("float16", "row") for _ in range(count - 1)),
+    )
+    problem = GemmProblem.contiguous(
+        "int_mm", M, N, K, "int8", epilogue=Epilogue(inputs, count, out="float16")
+    )
+    scales, *rest = operands((M, 1), *[(N,)] * (count - 1))[2:]
+    given = [*operands()[:2], scales.float(), *rest]
+    canonical = program(problem)
+    (kernel,) = kernels(model, [each.to("meta") for each in given])
+    assert kernels(canonical.function, canonical.empty_inputs("meta")) == {kernel}
+    assert "RESCALED : tl.constexpr = True" in kernel

@@ -208,7 +208,7 @@ def test_integers_with_scales(m: int, n: int, k: int, biases: int, dtype: str) -
     """Of columns, in the result's dtype, and of rows, in float32; with biases behind them."""
     scales = (EpilogueInput("float32", "column"), EpilogueInput(dtype, "row"))
     inputs = (*scales, *(EpilogueInput(dtype, "row"),) * biases)
-    epilogue = Epilogue(inputs, 3 + biases, out=dtype)
+    epilogue = Epilogue(inputs, len(inputs), out=dtype)
     problem = GemmProblem.contiguous("int_mm", m, n, k, "int8", epilogue=epilogue)
     check(problem, "splitk" if m == 32 else "cp_async", 2)
     if m > 32 and device().capability >= (9, 0):

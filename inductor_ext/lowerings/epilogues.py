@@ -124,10 +124,22 @@ def counted(
 
 def _cost(node: fx.Node) -> int:
     """Cheap operations that a pointwise node takes as long as."""
-    if is_view(node) or is_cast(node):
+    if is_view(node) or is_cast(node) or _widens_sums(node):
         return 0
     target: Any = node.target
     return _COSTS.get(getattr(target, "overloadpacket", target).__name__, 1)
+
+
+def _widens_sums(node: fx.Node) -> bool:
+    """Whether a node is the cast of sums of integers, written by some and left out by others who
+    multiply these by floats.
+    """
+    import torch
+
+    if node.target is not torch.ops.prims.convert_element_type.default:
+        return False
+    (given,) = node.all_input_nodes
+    return given.target is torch.ops.aten._int_mm.default
 
 
 _COSTS = {
