@@ -114,6 +114,24 @@ def test_as_in_float64(
     assert error < (2e-6 if dtype == F32 else 2e-3)
 
 
+def test_rows_known_only_at_run_time() -> None:
+    def function(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return product(x, w) * s.expand(x.shape[0], N) * t
+
+    work, exact = {}, {}
+    x, w, s, t = operands((M, 1), (N,), dtype=F32)
+    for asked in (TILE, TMA):
+        with activation._scope(config.snapshot({})), choose.forced(lambda _, asked=asked: asked):
+            module = fake_cuda.lower(
+                function, (("m", K), torch.int8), ((N, K), torch.int8), (("m", 1), F32), ((N,), F32)
+            )
+        assert "RESCALED : tl.constexpr = True" in module.code
+        work[asked.template] = module.code, [x, w, s, t]
+        exact[asked.template] = function(*(each.double() for each in (x, w, s, t)))
+    for name, result in kernel_util.interpret_modules(work).items():
+        assert (result.double() - exact[name]).abs().max() < 2e-6 * exact[name].abs().max()
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -17,6 +17,7 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings import epilogues
+from inductor_ext.lowerings.expressions import call
 from inductor_ext.lowerings.fusion import become
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def take(
         The call, which is the last of what it replaces and has the metadata of that, and the others
         that it replaces; the node itself, unchanged, and none where scales of both do not follow.
     """
-    import torch
     from torch._inductor import config
 
     if config.emulate_precision_casts:
@@ -62,15 +62,14 @@ def take(
     if last is node:
         return node, []
     replaced = nodes[: nodes.index(last)]
-    read = {given for each in (*replaced, last) for given in each.all_input_nodes}
-    kinds = [kind for kind in ("rows", "columns", "biases") if kind in found]
-    become(last, target, (*node.args, *(found[kind] for kind in kinds)))
+    with graph.inserting_before(last):
+        operands = [
+            _narrow(graph, found[kind]) for kind in ("rows", "columns", "biases") if kind in found
+        ]
+    become(last, target, (*node.args, *operands))
     last.meta.pop("eager_input_vals", None)
     for each in reversed(replaced):
         graph.erase_node(each)
-    for given in read.difference(replaced):
-        if given.target is torch.ops.aten.expand.default and not given.users:
-            graph.erase_node(given)
     return last, replaced
 
 
@@ -106,9 +105,6 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
     given = second if first is value else first
     if node.kwargs or not isinstance(given, torch.fx.Node):
         return None
-    if given.target is aten.expand.default:
-        # torchao spreads scales over the sums, which is what multiplying by them does anyway.
-        given = given.all_input_nodes[0]
     other = given.meta.get("val")
     if not isinstance(other, torch.Tensor) or not _is_float(other):
         return None
@@ -126,9 +122,27 @@ def _spread(value: torch.Tensor, columns: Any) -> str:
     """How what is an operand beside sums spreads over them: "matrix" if it has as many elements."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    sizes: list[Any] = [1, 1, *value.shape]
+    expanded = _expanded(value)
+    sizes: list[Any] = [1, 1]
+    sizes += [1 if axis in expanded else size for axis, size in enumerate(value.shape)]
     last = sizes.pop()
     row = all(statically_known_true(size == 1) for size in sizes)
     if statically_known_true(last == 1):
         return "scalar" if row else "column"
     return "row" if row and statically_known_true(last == columns) else "matrix"
+
+
+def _expanded(value: torch.Tensor) -> list[int]:
+    """Dimensions with one element, which has the place of several: torchao spreads scales over the
+    sums that they are for.
+    """
+    return [axis for axis, stride in enumerate(value.stride()) if stride == 0]
+
+
+def _narrow(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """What is spread out, as it was before: a view of it, in the graph."""
+    import torch
+
+    for axis in _expanded(node.meta["val"]):
+        node = call(graph, node, torch.ops.aten.slice.Tensor, node, axis, 0, 1)
+    return node
