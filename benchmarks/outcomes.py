@@ -3,17 +3,28 @@
     python -m pytest -p benchmarks.outcomes --outcomes FILE
 
 FILE gets a line of JSON for each test, or two where it failed after it had passed: so what is known
-outlives a pytest that is killed. `read` makes of it one outcome for each test.
+outlives a pytest that is killed. `read` makes of it one outcome for each test. With `--passed FILE`
+the tests that passed in such a file are left out.
 """
 
 from __future__ import annotations
 
 import json
 import signal
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Outcome", "pytest_addoption", "pytest_configure", "read"]
+__all__ = [
+    "Outcome",
+    "passed",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "read",
+    "write",
+]
 
 Outcome = Literal["passed", "skipped", "failed"]
 
@@ -33,9 +44,41 @@ def read(file: Path) -> dict[str, Outcome]:
     return found
 
 
+def write(file: Path, found: Mapping[str, Outcome]) -> None:
+    """Make a file that has these outcomes."""
+    text = "".join(_line(test, what) for test, what in found.items())
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as made:
+        made.write(text)
+    Path(made.name).replace(file)
+
+
+def _line(test: str, outcome: str) -> str:
+    return json.dumps({"test": test, "outcome": outcome}) + "\n"
+
+
+def passed(file: Path) -> dict[str, Outcome]:
+    """Of the outcomes in a file those of tests that passed."""
+    return {test: what for test, what in read(file).items() if what == "passed"}
+
+
 def pytest_addoption(parser: Any) -> None:
     """See pytest."""
     parser.addoption("--outcomes", metavar="FILE", help="what became of each test, as JSON lines")
+    parser.addoption("--passed", metavar="FILE", help="outcomes; what passed there is left out")
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """See pytest; each of xdist's workers leaves out the same."""
+    if config.getoption("--passed"):
+        known = {_without_group(test) for test in passed(Path(config.getoption("--passed")))}
+        left_out = [item for item in items if _without_group(item.nodeid) in known]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _without_group(item.nodeid) not in known]
+
+
+def _without_group(test: str) -> str:
+    """A node id as it is without xdist, whose groups are no parameters."""
+    return test if test.endswith("]") else test.rpartition("@")[0] or test
 
 
 def pytest_configure(config: Any) -> None:
@@ -54,7 +97,7 @@ class _Writer:
 
     def _write(self, test: str, outcome: str) -> None:
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"test": test, "outcome": outcome}) + "\n")
+            file.write(_line(test, outcome))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """See pytest; that it could be set up and torn down is nothing to tell."""

@@ -4,7 +4,11 @@
 
 For the tests that CI cannot run: those marked `gpu`, and the whole suite on another machine. The
 exit code is pytest's. On a machine that is lent for a time `--budget-seconds` has pytest end before
-that is over, and say what has failed; each row notes it then.
+that is over, and say what has failed; each row notes it then. What is left of the same tree can be
+run later if `--keep` names a file of outcomes: a run that finds it leaves out what passed, and
+reports all of it.
+
+    python -m benchmarks.suite_report gpu-tests --budget-seconds 400 --keep outcomes -- -m gpu test
 """
 
 from __future__ import annotations
@@ -75,12 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.suite_report",
         usage="%(prog)s SUITE [--commit REV] [--budget-seconds SECONDS] [--json-out DIR] "
-        "[-- PYTEST_ARGUMENTS]",
+        "[--keep FILE] [-- PYTEST_ARGUMENTS]",
     )
     parser.add_argument("suite", help="name of the result, a slug")
     parser.add_argument("--commit", help="of the tree, where it is no checkout")
     parser.add_argument("--budget-seconds", type=float, help="after which pytest is to end")
     parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="outcomes to go on from")
     own = list(sys.argv[1:] if arguments is None else arguments)
     # argparse's own reading of "--" differs between Python versions when options precede it.
     own, pytest = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
@@ -88,8 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = f"python -m benchmarks.suite_report {given.suite} -- {shlex.join(pytest)}"
     header = results.collect_header(given.suite, command, commit=given.commit)
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "outcomes"
-        plugin = ["-p", outcomes.__name__, "--outcomes", str(told)]
+        told, known = given.keep or Path(folder) / "outcomes", Path(folder) / "known"
+        before = outcomes.passed(told)
+        # xdist's workers have to see the same all the time.
+        for file in (told, known):
+            outcomes.write(file, before)
+        plugin = ["-p", outcomes.__name__, "--outcomes", str(told), "--passed", str(known)]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *plugin, *pytest],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

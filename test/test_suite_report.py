@@ -145,3 +145,34 @@ def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> 
 
 def test_a_file_that_nobody_wrote_has_no_outcomes(tmp_path: Path) -> None:
     assert outcomes.read(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadgroup")], ids=["", "xdist"])
+def test_a_run_goes_on_where_another_has_ended(
+    workers: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest.ini").touch()
+    ran = tmp_path / "ran"
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        TESTS + f"\n@pytest.fixture(autouse=True)\ndef told(request):\n"
+        f"    open({str(ran)!r}, 'a').write(request.node.originalname + ' ')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    asked = ["gpu-tests", "--json-out", ".", "--keep", "kept", "--"]
+    # The first one without xdist, which gives some tests other names.
+    assert suite_report.main([*asked, "-k", "test_passes or test_fails", file.name]) == 1
+    assert ran.read_text() == "test_passes test_fails test_fails "
+    file.write_text(file.read_text().replace('assert x == "a"', "pass"))
+    ran.unlink()
+    assert suite_report.main([*asked, *workers, file.name]) == 1
+    assert sorted(ran.read_text().split()) == [
+        "test_breaks_at_the_end",
+        "test_fails",
+        "test_is_expected_to_fail",
+        "test_skips",
+    ]
+    (path,) = tmp_path.glob("gpu-tests-*.json")
+    found = {row["metric"]: row["ours"] for row in results.read(path)["rows"]}
+    # What was expected to fail counts as skipped, and what failed at first has passed.
+    assert found == {"passed": 3, "failed": 1, "skipped": 2}
