@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import sympy  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
+    import torch
     from torch import fx
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "canonical",
     "flat",
     "is_cast",
+    "is_computed_in_float32",
     "is_view",
     "mean",
     "mean_of",
@@ -114,8 +116,14 @@ def is_cast(node: fx.Node) -> bool:
 
     if node.target is not torch.ops.prims.convert_element_type.default:
         return False
-    computed = (torch.float32, torch.bfloat16, torch.float16)
-    return all(each.meta["val"].dtype in computed for each in (node, *node.all_input_nodes))
+    return all(is_computed_in_float32(each.meta["val"]) for each in (node, *node.all_input_nodes))
+
+
+def is_computed_in_float32(value: torch.Tensor) -> bool:
+    """Whether a tensor has one of the dtypes that kernels compute in float32."""
+    import torch
+
+    return value.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings import epilogues
-from inductor_ext.lowerings.expressions import call
+from inductor_ext.lowerings import epilogues, problems
+from inductor_ext.lowerings.expressions import call, is_computed_in_float32
 from inductor_ext.lowerings.fusion import become
 
 if TYPE_CHECKING:
@@ -74,17 +74,11 @@ def take(
 
 
 def _is_cast(node: fx.Node) -> bool:
-    """Whether a node gives sums another dtype of those that kernels compute in float32."""
+    """Whether a node gives sums, of integers as well, a dtype that kernels compute in float32."""
     import torch
 
     cast = node.target is torch.ops.prims.convert_element_type.default
-    return cast and _is_float(node.meta["val"])
-
-
-def _is_float(value: torch.Tensor) -> bool:
-    import torch
-
-    return value.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return cast and is_computed_in_float32(node.meta["val"])
 
 
 def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx.Node] | None:
@@ -106,9 +100,12 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
     if node.kwargs or not isinstance(given, torch.fx.Node):
         return None
     other = given.meta.get("val")
-    if not isinstance(other, torch.Tensor) or not _is_float(other):
+    if not isinstance(other, torch.Tensor) or not is_computed_in_float32(other):
         return None
-    spread = _spread(other, value.meta["val"].shape[-1])
+    try:
+        spread = problems.broadcast(other, problems.sizes(problems.value_of(value).shape))
+    except problems.NotCovered:
+        return None
     if node.target is aten.mul.Tensor:
         kinds = {"scalar": ("rows", "columns"), "column": ("rows",), "row": ("columns",)}
     elif node.target is aten.add.Tensor and "rows" in known and "columns" in known:
@@ -116,20 +113,6 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
     else:
         return None
     return next(((kind, given) for kind in kinds.get(spread, ()) if kind not in known), None)
-
-
-def _spread(value: torch.Tensor, columns: Any) -> str:
-    """How what is an operand beside sums spreads over them: "matrix" if it has as many elements."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    expanded = _expanded(value)
-    sizes: list[Any] = [1, 1]
-    sizes += [1 if axis in expanded else size for axis, size in enumerate(value.shape)]
-    last = sizes.pop()
-    row = all(statically_known_true(size == 1) for size in sizes)
-    if statically_known_true(last == 1):
-        return "scalar" if row else "column"
-    return "row" if row and statically_known_true(last == columns) else "matrix"
 
 
 def _expanded(value: torch.Tensor) -> list[int]:
