@@ -278,6 +278,16 @@ def _int4(case: Case, source: _Source) -> Program:
     return _program(int4_linear, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
 
 
+def _scaled(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
+    """Of x and weights with scales of rows and of columns behind their product."""
+
+    def reference() -> tuple[Tensor, ...]:
+        wide, wide_weight, rows, columns = (each.double() for each in inputs)
+        return ((wide @ wide_weight.t()) * rows * columns,)
+
+    return Program(function, inputs, reference, {})
+
+
 def _fp8_problem(case: Case) -> GemmProblem:
     inputs = (EpilogueInput("float32", "column"), EpilogueInput("float32", "row"))
     return GemmProblem.contiguous(
@@ -302,13 +312,7 @@ def _fp8(case: Case, source: _Source) -> Program:
     weight = source.normal(case.n, case.k).to(torch.float8_e4m3fn)
     x_scales = source.scales(case.m, 1, around=1.0, dtype=torch.float32)
     weight_scales = source.scales(1, case.n, around=case.k**-0.5, dtype=torch.float32)
-    inputs = (x, weight, x_scales, weight_scales)
-
-    def reference() -> tuple[Tensor, ...]:
-        wide, wide_weight, rows, columns = (each.double() for each in inputs)
-        return ((wide @ wide_weight.t()) * rows * columns,)
-
-    return Program(_fp8_linear, inputs, reference, {})
+    return _scaled(_fp8_linear, x, weight, x_scales, weight_scales)
 
 
 def _int8_by_int8_problem(case: Case) -> GemmProblem:
@@ -330,13 +334,7 @@ def _int8_by_int8(case: Case, source: _Source) -> Program:
     # Uniform integers have a deviation of 73.
     x_scales = source.scales(case.m, 1, around=1 / 73, dtype=torch.float32)
     weight_scales = source.scales(case.n, around=case.k**-0.5 / 73)
-    inputs = (x, weight, x_scales, weight_scales)
-
-    def reference() -> tuple[Tensor, ...]:
-        wide, wide_weight, rows, columns = (each.double() for each in inputs)
-        return ((wide @ wide_weight.t()) * rows * columns,)
-
-    return Program(_int8_by_int8_linear, inputs, reference, {})
+    return _scaled(_int8_by_int8_linear, x, weight, x_scales, weight_scales)
 
 
 def _several_problem(case: Case) -> GemmProblem:

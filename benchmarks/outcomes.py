@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -45,11 +44,13 @@ def read(file: Path) -> dict[str, Outcome]:
 
 
 def write(file: Path, found: Mapping[str, Outcome]) -> None:
-    """Make a file that has these outcomes."""
+    """Make a file that has these outcomes, wholly or not at all."""
+    # Not where pytest loads this plugin, which is before anything of the project.
+    from inductor_ext import cache
+
     text = "".join(_line(test, what) for test, what in found.items())
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as made:
-        made.write(text)
-    Path(made.name).replace(file)
+    with cache.publish(file) as temporary:
+        Path(temporary).write_text(text, encoding="utf-8")
 
 
 def _line(test: str, outcome: str) -> str:
@@ -73,7 +74,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         known = {_without_group(test) for test in passed(Path(config.getoption("--passed")))}
         left_out = [item for item in items if _without_group(item.nodeid) in known]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _without_group(item.nodeid) not in known]
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _without_group(test: str) -> str:
