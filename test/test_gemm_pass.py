@@ -24,6 +24,7 @@ from benchmarks.gemm_models import int8_linear
 from test import fake_cuda
 
 F = torch.nn.functional
+aten = torch.ops.aten
 HALF = torch.bfloat16
 TILE = GemmConfig("splitk", 16, 32, 64, 2, 2)
 
@@ -100,17 +101,44 @@ def test_stock_s_path_takes_a_bias_as_eager_mode_does() -> None:
     assert "extern_kernels.addmm(arg2_1, arg0_1, " in lowered.code
 
 
-def test_stock_s_path_is_taken_where_that_is_the_decision() -> None:
-    lowered, _ = lower(
-        lambda _: None,
-        lambda x, w: torch.relu(x @ w.t()),
-        matrix(8, 64),
-        matrix(64, 64),
-        max_autotune=True,
+def scaled_groups(a: Any, b: Any, scale_a: Any, scale_b: Any, ends: Any) -> Any:
+    return aten._scaled_grouped_mm.default(
+        a, b, scale_a, scale_b, ends, None, None, torch.bfloat16, True
     )
-    assert "extern_kernels.mm(" in lowered.code
+
+
+@pytest.mark.parametrize(
+    "function, inputs, operator",
+    [
+        (lambda x, w: torch.relu(x @ w.t()), (matrix(8, 64), matrix(64, 64)), "mm"),
+        (
+            lambda a, b, ends: torch.relu(aten._grouped_mm.default(a, b, ends)),
+            (matrix(64, 64), matrix(4, 64, 96), ((4,), torch.int32)),
+            "_grouped_mm",
+        ),
+        (
+            scaled_groups,
+            (
+                ((64, 64), torch.float8_e4m3fn),
+                torch.empty((4, 96, 64), dtype=torch.float8_e4m3fn, device="meta").mT,
+                ((64,), torch.float32),
+                ((4, 96), torch.float32),
+                ((4,), torch.int32),
+            ),
+            "_scaled_grouped_mm",
+        ),
+    ],
+    ids=["product", "groups", "groups in float8"],
+)
+def test_stock_s_path_is_taken_where_that_is_the_decision(
+    function: Any, inputs: Any, operator: str
+) -> None:
+    lowered, asked = lower(lambda _: None, function, *inputs, max_autotune=True)
+    assert asked
+    assert f"{operator}(" in lowered.code or f"{operator}.default(" in lowered.code
     # Nothing is measured again, and none of stock's Triton candidates is made.
     assert all("triton" not in name for names in lowered.choices for name in names)
+    assert "tl.dot" not in "".join(lowered.kernels().values())
 
 
 def test_a_configuration_that_is_not_legal_is_not_used() -> None:

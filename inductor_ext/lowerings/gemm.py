@@ -254,7 +254,9 @@ def grouped_mm(
 ) -> Any:
     plan = _planned(aten._grouped_mm.default)
     node = _grouped(plan, [mat_a, mat_b, offs]) if plan is not None and not kwargs else None
-    return stock(mat_a, mat_b, offs, bias, out_dtype, **kwargs) if node is None else node
+    if node is not None:
+        return node
+    return _stock(stock, mat_a, mat_b, offs, bias, out_dtype, **kwargs)
 
 
 @register_lowering(aten._scaled_grouped_mm.default)
@@ -277,7 +279,7 @@ def scaled_grouped_mm(
     if node is not None:
         return node
     rest = (offs, bias, scale_result, out_dtype, use_fast_accum)
-    return stock(mat_a, mat_b, scale_a, scale_b, *rest, **kwargs)
+    return _stock(stock, mat_a, mat_b, scale_a, scale_b, *rest, **kwargs)
 
 
 def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
