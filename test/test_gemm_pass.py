@@ -108,7 +108,7 @@ def scaled_groups(a: Any, b: Any, scale_a: Any, scale_b: Any, ends: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "function, inputs, operator",
+    ("function", "inputs", "operator"),
     [
         (lambda x, w: torch.relu(x @ w.t()), (matrix(8, 64), matrix(64, 64)), "mm"),
         (
