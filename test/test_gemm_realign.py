@@ -178,3 +178,17 @@ def test_rows_that_are_known_only_at_run_time() -> None:
         }
     )
     assert all(bool((each == 37).all()) for each in results.values())
+
+
+@pytest.mark.parametrize("unknown", [0, 1, 2], ids=["m", "k", "n"])
+def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
+    sizes: list[int | str] = [67, 37, 23]
+    sizes[unknown] = "size"
+    m, k, n = sizes
+    with activation._scope(config.snapshot({})), choose.forced(lambda _: BATCHED):
+        found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
+    m, k, n = (each if isinstance(each, int) else 41 for each in sizes)
+    inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]
+    (result,) = kernel_util.interpret_modules({"all": (found.code, inputs)}).values()
+    assert result.shape == (3, m, n)
+    assert bool((result == k).all())

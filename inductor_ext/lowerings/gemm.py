@@ -589,7 +589,7 @@ def _strides(node: Any, lies: Operand) -> list[Any]:
     inner, outer = (rows, columns) if by_column else (columns, rows)
     leading = _aligned(inner, lies.alignment)
     matrix = [1, leading] if by_column else [leading, 1]
-    return [*(leading * outer * bool(lies.batch_stride) for _ in batch), *matrix]
+    return [*(leading * outer if lies.batch_stride else 0 for _ in batch), *matrix]
 
 
 def _aligned(size: Any, unit: int) -> Any:
