@@ -278,6 +278,13 @@ def test_halves_that_begin_anywhere_are_less_aligned() -> None:
     assert found.problem.b == Operand("bfloat16", (40, 1), 4)
 
 
+PAIR = tensor(96, 64)
+
+
+def half_and_middle(h: Tensor) -> Tensor:
+    return F.silu(h.narrow(-1, 0, 48)) * h.split([24, 48, 24], -1)[1]
+
+
 def quarter(h: Tensor) -> Tensor:
     a, b, c, d = h.chunk(4, dim=-1)
     return F.silu(a) * b + c + d
@@ -328,6 +335,16 @@ def quarter(h: Tensor) -> Tensor:
             lambda x, g, u: F.silu(F.linear(x, g)).view(48, 32) * F.linear(x, u).view(48, 32),
             (X, W, W),
         ),
+        # One whole product and half of another; a part that is no half, of the size of one.
+        (lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u).chunk(2, -1)[1], (X, W, PAIR)),
+        (lambda x, w: half_and_middle(F.linear(x, w)), (X, PAIR)),
+        # A product of one number, seen as one; powers that are none of any formula.
+        (
+            lambda x, w, c: (F.linear(x, w).reshape(()) + c) * c,
+            (tensor(1, 64), tensor(1, 64), tensor()),
+        ),
+        (lambda x, g, u: F.linear(x, g).pow(math.inf) * F.linear(x, u), (X, W, W)),
+        (lambda x, g, u: F.linear(x, g).pow(math.nan) * F.linear(x, u), (X, W, W)),
         # Rounded on the way on purpose.
         (
             lambda x, g, u: (
@@ -621,6 +638,19 @@ def test_the_input_of_a_norm_may_be_used_again() -> None:
             (X, NORM, W),
         ),
         (lambda x, n, w: F.linear(rms_norm(x, n).relu(), w), (X, NORM, W)),
+        # Means of squares of what is shifted by a number, on either side, and not by a mean.
+        (
+            lambda x, n, w: F.linear(n * (x - (x - 1.0).square().mean(0, keepdim=True)), w),
+            (X, NORM, W),
+        ),
+        (
+            lambda x, n, w: F.linear(n * x * ((x - 0.5) ** 2).mean(-1, True).rsqrt(), w),
+            (X, NORM, W),
+        ),
+        (
+            lambda x, n, w: F.linear(n * x * ((1 - x.mean(-1, True)) ** 2).mean(-1, True), w),
+            (X, NORM, W),
+        ),
         (lambda x, n, w: F.linear(rms_norm(x.t(), n), w), (tensor(64, 32), NORM, W)),
         (lambda x, n, w: F.linear(rms_norm(x, n).to(torch.bfloat16), w), (X.to(F32), NORM, W)),
     ],

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from benchmarks.gemm_models import LlamaLayer, int4_linear, int8_linear, quantize_int8
 from inductor_ext import activation, config
-from inductor_ext.lowerings import mixed, patterns, weight_only
+from inductor_ext.lowerings import mixed, patterns, problems, weight_only
 from inductor_ext.lowerings.fusion import Fusion, View, apply
 from inductor_ext.selection import choose
 from inductor_ext.selection.programs import program
@@ -209,6 +209,48 @@ class TestBytes:
             ROWS,
         )
         assert found.problem.prologue == Prologue("dequantize", "group", K, True)
+
+    @pytest.mark.parametrize("steps", [(torch.int16,), (I8, U8), (torch.int32,)], ids=str)
+    def test_zero_points_that_are_truncated_or_wrap_stay_so(self, steps: Any) -> None:
+        def function(x: Tensor, w: Tensor, s: Tensor, z: Tensor) -> Tensor:
+            for each in steps:
+                z = z.to(each)
+            return F.linear(x, in_groups(w.to(BF16), s, z.to(BF16).unsqueeze(-1)))
+
+        zeros = tensor(N, K // G, dtype=I8 if steps[0] is I8 else BF16)
+        found = check(function, X, BYTES, SCALES, zeros)
+        # What the kernel reads is what they have become.
+        assert problems.dtype_of(found.inputs[3].meta["val"]) == str(steps[-1])[6:]
+
+    @pytest.mark.parametrize("kind", [torch.int32, torch.float8_e4m3fn], ids=str)
+    def test_scales_that_are_rounded_stay_so(self, kind: torch.dtype) -> None:
+        found = check(
+            lambda x, w, s: F.linear(x, in_groups(w.to(BF16), (s * 4).to(kind).to(BF16))),
+            X,
+            BYTES,
+            SCALES,
+        )
+        assert found.inputs[2].name != "arg2_1"
+
+    @pytest.mark.parametrize(
+        ("function", "inputs"),
+        [
+            # Weights that are masked, and less than a number.
+            (lambda x, m, w: F.linear(x, (1 - m) * w), (tensor(N, K), tensor(N, K))),
+            (lambda x, w, s: F.linear(x, (8 - w.to(BF16)) * s.unsqueeze(-1)), (BYTES, ROWS)),
+            # A part of a larger weight, and scales, that are no matrices without a copy.
+            (
+                lambda x, w: F.linear(x, w.reshape(N, K).to(BF16)),
+                (tensor(N, 4, 16, dtype=I8, strides=(128, 32, 1)),),
+            ),
+            (
+                lambda x, w, s: F.linear(x, w.to(BF16) * s.permute(1, 0).reshape(N, 1)),
+                (BYTES, tensor(6, 8, dtype=BF16)),
+            ),
+        ],
+    )
+    def test_what_is_not_found(self, function: Any, inputs: Any) -> None:
+        assert find(function, X, *inputs) == []
 
     def test_what_inductor_has_replaced_and_gets_back(self) -> None:
         x = tensor(2, 3, K)

@@ -392,6 +392,40 @@ class TestUnknownRows:
         assert {each.m for each in asked} == {64}
         assert len(lowered.kernels()) == 1
 
+    @pytest.mark.parametrize(
+        ("function", "inputs"),
+        [
+            (torch.bmm, [matrix(8, "rows", 512), matrix(8, 512, 256)]),
+            (lambda x, w: x.t() @ w, [matrix(512, "rows"), matrix(512, 256)]),
+            (lambda x, w: x.transpose(1, 2) @ w, [matrix(8, 512, "rows"), matrix(8, 512, 256)]),
+        ],
+        ids=["batches", "columns", "batches of columns"],
+    )
+    def test_strides_follow_the_size_that_is_asked_about(self, function: Any, inputs: Any) -> None:
+        _, asked = lower(lambda _: None, function, *inputs)
+        found = {each.m: each for each in asked}
+        assert sorted(found) == [2, 16, 64, 256, 2048]
+        for rows, problem in found.items():
+            known = [
+                (tuple(rows if size == "rows" else size for size in shape), dtype)
+                for shape, dtype in inputs
+            ]
+            _, (static, *_) = lower(lambda _: None, function, *known)
+            # Only alignment is not what it may happen to be.
+            a = dataclasses.replace(static.a, alignment=problem.a.alignment)
+            assert problem == dataclasses.replace(static, a=a)
+
+    def test_sizes_of_which_no_bound_is_known(self) -> None:
+        # How many rows are left is a difference.
+        lowered, asked = lower(
+            lambda problem: TILE if problem.m <= 64 else None,
+            lambda x, y, w: aten.slice(torch.cat([x, x]), 0, y.shape[0], 2**63 - 1) @ w,
+            *(matrix("more", 64), matrix("fewer", 1), matrix(64, 64)),
+        )
+        assert {each.m for each in asked} >= {64, 2048}
+        assert "extern_kernels.mm(" in lowered.code
+        assert any("tl.dot" in each for each in lowered.kernels().values())
+
 
 def test_groups_of_rows_are_one_kernel() -> None:
     def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

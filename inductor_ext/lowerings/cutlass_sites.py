@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext.lowerings import cutlass_epilogues, epilogues, problems
 from inductor_ext.lowerings.cutlass_epilogues import Fused
 from inductor_ext.lowerings.expressions import is_view, shape
-from inductor_ext.lowerings.fusion import Fusion, as_matrix, become, call_inputs, hoist
+from inductor_ext.lowerings.fusion import (
+    Fusion,
+    as_matrix,
+    become,
+    call_inputs,
+    hoist,
+    is_written_between,
+)
 from inductor_ext.templates.cutlass.epilogue import NotExpressible, obstacle
 from inductor_ext.templates.problem import Epilogue, GemmProblem
 
@@ -103,6 +110,8 @@ def readings(
     needed = set(_used_outside(whole))
     for end in range(len(whole), 0, -1):
         nodes = whole[:end]
+        if fusion is not None and is_written_between((*fusion.nodes, *nodes)):
+            continue
         outputs = _used_outside(nodes)
         if len(outputs) > 1 and not needed.issuperset(outputs):
             # What is only on the way to something else is not stored besides.

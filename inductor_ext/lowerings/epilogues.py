@@ -22,7 +22,7 @@ from inductor_ext.lowerings.expressions import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.fusion import as_matrix, become
+from inductor_ext.lowerings.fusion import as_matrix, become, is_written_between
 from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 
 if TYPE_CHECKING:
@@ -158,12 +158,16 @@ _COSTS = {
 """By the name of an operator: instructions of what CUDA's library makes of it, about."""
 
 
-def region(node: fx.Node, without: Container[fx.Node] = ()) -> list[fx.Node]:
-    """A node and the longest run of pointwise ones behind it of which only the last is used.
+def region(
+    node: fx.Node, without: Container[fx.Node] = (), own: Sequence[fx.Node] = ()
+) -> list[fx.Node]:
+    """A node and the longest run of pointwise ones behind it of which only the last is used, and
+    which can be computed in the place of the last.
 
     Args:
         node: a product, or the only output of a fusion.
         without: what does not belong to it.
+        own: what the node is computed by, if that is to be computed in the same place.
     """
     size = flat(node)
     nodes, found = [node], 1
@@ -172,6 +176,8 @@ def region(node: fx.Node, without: Container[fx.Node] = ()) -> list[fx.Node]:
         # The first of them is computed from nothing else that comes from the region.
         following = min(users, default=None)
         if following is None or following in without or not _is_fused(following, size, nodes):
+            break
+        if is_written_between((*own, *nodes, following)):
             break
         nodes.append(following)
         if all(set(each.users) <= set(nodes) for each in nodes[:-1]):
@@ -193,7 +199,11 @@ def spread(node: fx.Node) -> list[fx.Node]:
     while each.op != "output" and len(nodes) < MOST_NODES:
         inputs = set(each.all_input_nodes)
         if inputs & (found | behind):
-            if inputs.isdisjoint(behind) and _is_fused(each, size, found):
+            if (
+                inputs.isdisjoint(behind)
+                and _is_fused(each, size, found)
+                and not is_written_between((*nodes, each))
+            ):
                 nodes.append(each)
                 found.add(each)
             else:

@@ -11,6 +11,7 @@ float32. Where the user wants them (`emulate_precision_casts`), nothing may be r
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ def _operators() -> Mapping[Any, Callable[..., Any]]:
         return 1 / (1 + sympy.exp(-a))
 
     def power(a: Any, exponent: Any) -> Any:
-        if 2 * exponent != int(2 * exponent):
+        if not math.isfinite(exponent) or 2 * exponent != int(2 * exponent):
             raise Unreadable
         return a ** (sympy.Integer(int(2 * exponent)) / 2)
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.expressions import is_view, shape
-from inductor_ext.lowerings.problems import value_of
+from inductor_ext.lowerings.problems import NotCovered, is_product, value_of
 from inductor_ext.templates.problem import GemmProblem
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fusion", "View", "apply", "as_matrix", "become", "call_inputs", "hoist", "later"]
+__all__ = [
+    "Fusion",
+    "View",
+    "apply",
+    "as_matrix",
+    "become",
+    "call_inputs",
+    "hoist",
+    "is_closed",
+    "is_written_between",
+    "later",
+]
 
 
 @dataclass(frozen=True)
@@ -31,9 +42,12 @@ class View:
         """The view of a tensor.
 
         Raises:
-            RuntimeError: it cannot be had without a copy.
+            NotCovered: it cannot be had without a copy.
         """
-        found = value.view(self.sizes)
+        try:
+            found = value.view(self.sizes)
+        except (RuntimeError, ValueError):
+            raise NotCovered(f"no view of {tuple(value.shape)} as {self.sizes}") from None
         return found.t() if self.transposed else found
 
 
@@ -65,6 +79,83 @@ class Fusion:
     Where something is dequantised, there is one for each factor, scale and zero point."""
 
 
+def is_closed(
+    nodes: Collection[fx.Node], outputs: Collection[fx.Node], inputs: Iterable[fx.Node] = ()
+) -> bool:
+    """Whether one call can take the place of nodes: what is between is used by nothing else, and
+    nothing that they read is written between them.
+
+    Args:
+        nodes: pure ones, of one graph.
+        outputs: those whose values the call gives.
+        inputs: what the call gets.
+    """
+    own = set(nodes)
+    return (
+        own.isdisjoint(inputs)
+        and all(set(node.users) <= own for node in own.difference(outputs))
+        and not is_written_between(own)
+    )
+
+
+def is_written_between(nodes: Collection[fx.Node]) -> bool:
+    """Whether something is written, between the first and the last of some nodes, that one of them
+    reads: then they cannot all be computed in one place.
+
+    What is written elsewhere does not count, as keys and values that are put into a cache.
+    """
+    from torch._inductor.fx_utils import get_node_storage
+
+    read = {get_node_storage(each) for node in nodes for each in node.all_input_nodes}
+    node, last = min(nodes), max(nodes)
+    while node is not last:
+        node = node.next
+        written = _written(node)
+        if written is None or not written.isdisjoint(read):
+            return True
+    return False
+
+
+def _written(node: fx.Node) -> frozenset[int] | None:
+    """The storages that a node writes into; None where that is not known."""
+    import torch
+    from torch._inductor.fx_utils import get_node_storage
+    from torch._inductor.pattern_matcher import is_mutation_op
+
+    if node.op != "call_function":
+        return frozenset()
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        graphs = list(_subgraphs(node))
+        pure = graphs and all(_written(each) == frozenset() for one in graphs for each in one.nodes)
+        return frozenset() if pure else None
+    if not is_mutation_op(node):
+        return frozenset()
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    arguments = target._schema.arguments
+    given = {**dict(zip((each.name for each in arguments), node.args, strict=False)), **node.kwargs}
+    found = set()
+    for each in arguments:
+        if each.alias_info is not None and each.alias_info.is_write:
+            value = given.get(each.name)
+            found.add(get_node_storage(value) if isinstance(value, torch.fx.Node) else None)
+    return None if None in found or not found else frozenset(found)
+
+
+def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
+    """The graphs that a higher-order operator is called with."""
+    import torch
+
+    for each in node.all_input_nodes:
+        if each.op == "get_attr":
+            module: Any = node.graph.owning_module
+            for name in str(each.target).split("."):
+                module = getattr(module, name, None)
+            if isinstance(module, torch.fx.GraphModule):
+                yield module.graph
+
+
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
     """Replace the nodes of a fusion by one call.
 
@@ -86,7 +177,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(fusion.outputs, key=order.__getitem__)
     hoist(anchor, fusion.inputs, order)
-    product = next(node for node in fusion.nodes if "mm" in str(node.target))
+    product = next(filter(is_product, fusion.nodes))
     with graph.inserting_before(anchor):
         arguments = call_inputs(graph, fusion, product)
         (first, *others) = fusion.outputs

@@ -41,7 +41,7 @@ from inductor_ext.lowerings import (
     weight_only,
 )
 from inductor_ext.lowerings.expressions import is_cast, is_view
-from inductor_ext.lowerings.fusion import Fusion, apply
+from inductor_ext.lowerings.fusion import Fusion, apply, is_written_between
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options, store
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import config_words, problem_words
@@ -103,7 +103,9 @@ class _Site:
         return {each for size in sizes for each in sympy.sympify(size).free_symbols}
 
     def at(self, rows: int) -> GemmProblem:
-        """The problem for a number of rows; other sizes follow it where they have its symbol."""
+        """The problem for a number of rows; other sizes, and strides, follow it where they have its
+        symbol.
+        """
         found = self._at(rows)
         if self.reading is None:
             return found
@@ -113,7 +115,8 @@ class _Site:
     def _at(self, rows: int) -> GemmProblem:
         if self.fusion is None and not isinstance(self.rows, int):
             symbol = self.rows.node.expr
-            if symbol in self.others:
+            strides = (sympy.sympify(each) for each in self.a.meta["val"].stride())
+            if symbol in self.others or any(each.has(symbol) for each in strides):
                 hints = {symbol: rows}
                 problem = problems.problem_of(self.nodes[0], hints)
                 if problem is not None:
@@ -324,7 +327,7 @@ class _Planner:
         if sizes and site.reading is not None:
             # Below the threshold nothing is CUTLASS's.
             edge = self.options.threshold(site.problem) - 1
-            if int(_bounds(rows).lower) <= edge < sizes[-1]:
+            if _bounds(rows)[0] <= edge < sizes[-1]:
                 sizes = sorted({*sizes, max(1, edge)})
         return sizes or [site.problem.m]
 
@@ -578,11 +581,12 @@ class _Planner:
             assert site.reading is not None
             nodes, outputs = site.reading.replaced, site.reading.outputs
         elif isinstance(site.fusion, row_maxima.RowMaxima):
-            nodes = (*nodes, *site.fusion.behind)
-            inside = set(nodes)
-            outputs = tuple(node for node in nodes if not set(node.users) <= inside)
+            together = {*nodes, *site.fusion.behind}
+            if not is_written_between(together):
+                nodes = tuple(sorted(together))
+                outputs = tuple(node for node in nodes if not set(node.users) <= together)
         elif len(outputs) == 1:
-            behind = epilogues.region(outputs[0], self.fused.difference(nodes))
+            behind = epilogues.region(outputs[0], self.fused.difference(nodes), nodes)
             nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
         ranges = [(limit, self._planner(limit)) for limit in limits]
         dispatch.by_rows(self.gm, nodes, outputs, (site.a, site.axes), ranges)
@@ -642,8 +646,13 @@ def cache_key(settings: Settings) -> str:
     return f"{known}-{cutlass_kernels.generation(settings)}"
 
 
-def _bounds(rows: Any) -> Any:
-    return rows.node.shape_env.bound_sympy(rows.node.expr)
+def _bounds(rows: Any) -> tuple[int, int | None]:
+    """The least and the largest number of rows that there can be, 0 left out; None: any."""
+    known = rows.node.shape_env.bound_sympy(rows.node.expr)
+    lower, upper = (
+        int(each) if isinstance(each, sympy.Integer) else None for each in (known.lower, known.upper)
+    )
+    return max(1, lower or 1), upper
 
 
 def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
@@ -654,8 +663,7 @@ def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
         # Each size is recorded by itself, and a comparison would split the recording.
         return []
     asked = parse_rows(settings.gemm_rows)
-    bounds = _bounds(rows)
-    lower = max(1, int(bounds.lower))
-    bounded = isinstance(bounds.upper, sympy.Integer)
-    upper = int(bounds.upper) if bounded else max(lower, *asked)
+    lower, upper = _bounds(rows)
+    if upper is None:
+        upper = max(lower, *asked)
     return sorted({min(max(each, lower), upper) for each in asked})

@@ -27,8 +27,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext.lowerings import patterns, problems
-from inductor_ext.lowerings.expressions import Unreadable, is_cast, is_contiguous, is_view, shape
-from inductor_ext.lowerings.fusion import Fusion, View
+from inductor_ext.lowerings.expressions import (
+    Unreadable,
+    is_cast,
+    is_computed_in_float32,
+    is_contiguous,
+    is_view,
+    shape,
+)
+from inductor_ext.lowerings.fusion import Fusion, View, is_closed
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     FP8,
@@ -64,8 +71,6 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
     if not settings.gemm_fuse_dequantize or config.emulate_precision_casts:
         return []
     patterns.tidy(graph)
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    regions = patterns.regions(graph)
     found = []
     for node in graph.nodes:
         if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
@@ -74,12 +79,8 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
             fusion = _product(node)
         except problems.NotCovered:
             continue
-        own = set(fusion.nodes)
-        used_outside = any(not set(each.users) <= own for each in own - {node})
-        if used_outside or len({regions[each] for each in own}) > 1:
-            continue
-        nodes = tuple(sorted(own, key=order.__getitem__))
-        found.append(dataclasses.replace(fusion, nodes=nodes))
+        if is_closed(fusion.nodes, fusion.outputs):
+            found.append(dataclasses.replace(fusion, nodes=tuple(sorted({*fusion.nodes}))))
     return found
 
 
@@ -432,14 +433,14 @@ class _Reader:
         return left, _broadcast(dims, _shape(left))
 
     def _shared(self, node: Any, dims: Dims) -> _Stored:
-        """What several elements of b share, before views and conversions, which kernels do."""
-        import torch
-
+        """What several elements of b share, before views and conversions that change no number,
+        which kernels do.
+        """
         dims = _broadcast(dims, _shape(node))
         visited: list[fx.Node] = []
         while True:
             moved = _through_view(node, dims)
-            if moved is None and node.target is torch.ops.prims.convert_element_type.default:
+            if moved is None and _keeps_numbers(node):
                 moved = node.args[0], dims
             if moved is None or len(visited) == MOST_NODES:
                 break
@@ -612,4 +613,22 @@ def _is_quantized(node: Any) -> bool:
         if node.target not in steps and _view_source(node) is None:
             break
         node = node.args[0]
+        if not isinstance(node, torch.fx.Node):
+            return False
     return _dtype(node) in _BYTES
+
+
+def _keeps_numbers(node: fx.Node) -> bool:
+    """Whether a node is a conversion that neither truncates nor wraps. Between floats of 16 and 32
+    bits, and from integers to these, it may round, as elsewhere.
+    """
+    import torch
+
+    if node.target is not torch.ops.prims.convert_element_type.default:
+        return False
+    if _dtype(node.args[0]) not in _INTEGERS:
+        return is_cast(node)
+    if _dtype(node) not in _INTEGERS:
+        return is_computed_in_float32(node.meta["val"])
+    before, after = (torch.iinfo(each.meta["val"].dtype) for each in (*node.all_input_nodes, node))
+    return bool(after.min <= before.min and before.max <= after.max)

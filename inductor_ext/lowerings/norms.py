@@ -133,9 +133,11 @@ def _averaged(root: fx.Node) -> fx.Node | None:
             continue
         x: Any = node.args[0]
         if x.target in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
-            x = x.args[0]
-            if x.target is aten.sub.Tensor and _uncast(x.args[1]).target is aten.mean.dim:
-                x = x.args[0]
+            x = x.all_input_nodes[0]
+            left, right = (*x.all_input_nodes, None, None)[:2]
+            # With a number on either side it is no mean that is subtracted.
+            if x.target is aten.sub.Tensor and right and _uncast(right).target is aten.mean.dim:
+                x = left
         while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):
             x = x.all_input_nodes[0]
         return x  # type: ignore[no-any-return]

@@ -41,7 +41,13 @@ from inductor_ext.lowerings.expressions import (
     shape,
     symbol,
 )
-from inductor_ext.lowerings.fusion import Fusion, as_matrix, later
+from inductor_ext.lowerings.fusion import (
+    Fusion,
+    as_matrix,
+    is_closed,
+    is_written_between,
+    later,
+)
 from inductor_ext.lowerings.norms import Norm, norm_of
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
@@ -58,7 +64,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["find", "regions", "tidy"]
+__all__ = ["find", "tidy"]
 
 MOST_PARTS = 8
 """Of one launch: every tile selects its factor among them."""
@@ -124,56 +130,6 @@ def _is_pure(node: fx.Node) -> bool:
     )
 
 
-Region = tuple[int, frozenset[tuple[int, int]]]
-
-
-def regions(graph: fx.Graph) -> dict[fx.Node, Region]:
-    """For each node, between which writes into what it reads it stands.
-
-    Pure nodes of equal regions can change places, also across a write into memory that none of them
-    reads, such as that of a cache of keys. What a higher-order operator writes is not known, so
-    that nothing crosses one.
-    """
-    import torch
-    from torch._inductor.fx_utils import get_node_storage
-    from torch._inductor.pattern_matcher import is_mutation_op
-
-    found: dict[fx.Node, Region] = {}
-    writes: dict[int, int] = {}
-    barriers = 0
-    for node in graph.nodes:
-        if node.op == "call_function":
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
-                barriers += 1
-            elif is_mutation_op(node):
-                written = [get_node_storage(each) for each in _written(node)]
-                barriers += not written or None in written
-                for storage in written:
-                    if storage is not None:
-                        writes[storage] = writes.get(storage, 0) + 1
-        read = {get_node_storage(each) for each in node.all_input_nodes}
-        found[node] = barriers, frozenset((each, writes[each]) for each in read if each in writes)
-    return found
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a call of an operator writes into; none where its schema does not say."""
-    import torch
-    from torch import fx
-
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return []
-    arguments = node.target._schema.arguments
-    given = {**dict(zip((each.name for each in arguments), node.args, strict=False)), **node.kwargs}
-    found = [
-        given.get(each.name)
-        for each in arguments
-        if each.alias_info is not None and each.alias_info.is_write
-    ]
-    nodes = [each for each in found if isinstance(each, fx.Node)]
-    return nodes if len(nodes) == len(found) else []
-
-
 @dataclass(frozen=True)
 class _Part:
     """One of the two that gate each other."""
@@ -205,13 +161,12 @@ class _Search:
 
         aten = torch.ops.aten
         self.order = {node: index for index, node in enumerate(graph.nodes)}
-        self.regions = regions(graph)
         self.graph = graph
         self.products: dict[fx.Node, Fusion] = {}
         """Those that can be fused, by their outputs: of the graph, or those given instead."""
         if dequantized:
             for each in sorted(dequantized, key=lambda each: self.order[each.outputs[0]]):
-                if self.closed(each):
+                if is_closed(each.nodes, each.outputs, each.inputs):
                     self.products[each.outputs[0]] = each
             return
         for node in graph.nodes:
@@ -251,15 +206,6 @@ class _Search:
     def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         return tuple(sorted(set(nodes), key=self.order.__getitem__))
 
-    def closed(self, fusion: Fusion) -> bool:
-        """Whether nodes can be replaced: by one call, and nothing is written between them."""
-        own = set(fusion.nodes)
-        return (
-            len({self.regions[node] for node in own}) == 1
-            and own.isdisjoint(fusion.inputs)
-            and all(set(node.users) <= own for node in own - set(fusion.outputs))
-        )
-
     # Gates
 
     def gated(self) -> Iterator[Fusion]:
@@ -297,6 +243,8 @@ class _Search:
         one, two = leaves[gate], leaves[up]
         halves = None if one.begin is None or two.begin is None else (one.begin, two.begin)
         parts = list(dict.fromkeys((one.product, two.product)))
+        if halves is None and one.begin is not two.begin:
+            return None
         if (halves is None) == (len(parts) == 1) or (halves and one.begin == two.begin):
             return None
         if (one.bias is None) != (two.bias is None) or (halves and one.bias is not two.bias):
@@ -331,7 +279,7 @@ class _Search:
         found = dataclasses.replace(
             found, nodes=nodes, outputs=(output,), inputs=(*inputs, *biases), options=options
         )
-        return found if self.closed(found) else None
+        return found if is_closed(found.nodes, found.outputs, found.inputs) else None
 
     def part(self, node: fx.Node) -> _Part | None:
         """The product, with its bias or without, that a node is, or is a half of."""
@@ -369,7 +317,7 @@ class _Search:
             if (
                 problem is not None
                 and problem.operation == "mm"
-                and shape(added)[-1] == problem.n
+                and flat(added)[1] == problem.n
                 and shape(bias) == (problem.n,)
                 and node.meta["val"].dtype == product.meta["val"].dtype == bias.meta["val"].dtype
             ):
@@ -385,12 +333,7 @@ class _Search:
             if node not in taken:
                 product = self.products[node]
                 a = product.inputs[0]
-                key = (
-                    (_source(a), shape(a)),
-                    _kind(product),
-                    self.regions[node],
-                )
-                groups.setdefault(key, []).append(node)
+                groups.setdefault((_source(a), shape(a), _kind(product)), []).append(node)
         found: list[Fusion] = []
         for group in groups.values():
             while group:
@@ -411,7 +354,12 @@ class _Search:
         chosen = [group[0]]
         for node in group[1:]:
             together = [*chosen, node]
-            if len(together) <= MOST_PARTS and not self.cyclic(together, fusions):
+            own = {each for one in together for each in self.products[one].nodes}
+            if (
+                len(together) <= MOST_PARTS
+                and not is_written_between(own)
+                and not self.cyclic(together, fusions)
+            ):
                 chosen = together
         return chosen
 
@@ -489,7 +437,7 @@ class _Search:
 
     def movable(self, node: fx.Node, place: fx.Node) -> bool:
         """Whether a node can stand where another does."""
-        return _is_pure(node) and self.regions[node] == self.regions[place]
+        return _is_pure(node) and not is_written_between((node, place))
 
     def together(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
         """The problem of products of one first factor; None where they cannot share a kernel.
@@ -598,7 +546,7 @@ class _Search:
                 "operands": fusion.options["operands"] + len(vectors),
             },
         )
-        return found if self.closed(found) else None
+        return found if is_closed(found.nodes, found.outputs, found.inputs) else None
 
 
 # What nodes are
@@ -657,8 +605,9 @@ def _half(node: fx.Node) -> tuple[fx.Node, int, set[fx.Node]] | None:
         index: Any = node.args[1]
         if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
             return None
-        source, _, *axis = split.args
-        begin, between = index * shape(node)[-1], {node, split}
+        source, sizes, *axis = split.args
+        begin = index * sizes if isinstance(sizes, int) else sum(sizes[:index])
+        between = {node, split}
     elif node.target is aten.slice.Tensor and len(node.args) == 4:
         source, *axis, begin, _ = node.args
         between = {node}

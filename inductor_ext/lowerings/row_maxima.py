@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings import epilogues, patterns, problems
+from inductor_ext.lowerings import epilogues, problems
 from inductor_ext.lowerings.expressions import (
     Unreadable,
     flat,
@@ -30,7 +30,7 @@ from inductor_ext.lowerings.expressions import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.fusion import Fusion, become, call_inputs, hoist
+from inductor_ext.lowerings.fusion import Fusion, become, call_inputs, hoist, is_closed
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import QUANTIZED, GemmProblem
 
@@ -138,7 +138,6 @@ class _Search:
         aten = torch.ops.aten
         self.graph = graph
         self.order = {node: index for index, node in enumerate(graph.nodes)}
-        self.regions = patterns.regions(graph)
         self.following: dict[fx.Node, list[fx.Node]] = {}
         """What is pointwise behind a product."""
         self.bases = [each for each in fusions if len(each.outputs) == 1]
@@ -215,17 +214,8 @@ class _Search:
             plain=base.outputs[0] if base in self.plain else None,
             behind=behind,
         )
-        return found if self.closed(found) else None
-
-    def closed(self, found: RowMaxima) -> bool:
-        """Whether nodes can be replaced by one call, and nothing is written between them."""
-        own = set(found.nodes)
-        return (
-            len({self.regions[node] for node in own}) == 1
-            and own.isdisjoint(found.inputs)
-            and own.isdisjoint(found.chain_inputs)
-            and all(set(node.users) <= own for node in own - set(found.outputs))
-        )
+        inputs = (*found.inputs, *found.chain_inputs)
+        return found if is_closed(found.nodes, found.outputs, inputs) else None
 
     def readers(self, y: fx.Node) -> set[fx.Node]:
         """What reads y in the graph, views of it and the graph's output apart."""
@@ -285,8 +275,7 @@ def _same_size(node: fx.Node, other: fx.Node) -> bool:
 
 def _plain(node: fx.Node, problem: GemmProblem) -> Fusion:
     """A product by itself."""
-    given = problems.call_arguments(node)
-    a, b = (given[each] for each in (("mat1", "mat2") if "mat1" in given else ("self", "mat2")))
+    a, b = problems.inputs(node)[:2]
     return Fusion(problem, (node,), (node,), (a, b), {"operands": 2})
 
 
