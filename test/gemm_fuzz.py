@@ -2,11 +2,11 @@
 
 A program is the text of a function that does what models do around products: norms before them,
 several of one input, gates, biases, residuals, casts, weights of 8 and 4 bits, batches, maxima of
-rows; in an order, with sizes, strides and other uses of values that nobody would think of. Some
-have a symbol for the number of rows, of some the gradients are computed. It is lowered as for a GPU
-(`fake_cuda`), each product that the extension asks about gets any legal configuration or none, and
-the module that Inductor generates is interpreted. Its results are held against float64; they may be
-wrong by a few times what eager mode's are.
+rows, writes into what has been read; in an order, with sizes, strides and other uses of values that
+nobody would think of. Some have a symbol for the number of rows, of some the gradients are
+computed. It is lowered as for a GPU (`fake_cuda`), each product that the extension asks about gets
+any legal configuration or none, and the module that Inductor generates is interpreted. Its results
+are held against float64; they may be wrong by a few times what eager mode's are.
 
 A failure is printed with its inputs; with `--reduce` it is cut down to the lines that it needs.
 
@@ -335,6 +335,30 @@ class _Draw:
         v = self.pick()
         return self.add(f"{v}.unflatten(-1, (-1, 8)).transpose(-3, -2)")
 
+    def written(self) -> str | None:
+        """A write into an input, which what is computed before it must not see."""
+        # Gradients ask for what was read before.
+        floats = [each.name for each in self.inputs if each.dtype is self.dtype]
+        if self.backward:
+            return None
+        return self.add(f"{self.random.choice(['x0', self.random.choice(floats)])}.{_WRITE}")
+
+    def rounded(self) -> str | None:
+        """A product by a weight whose scales are no numbers of the program's dtype."""
+        v = self.pick()
+        k, n = self.values[v].shape[-1], self.width()
+        self.input("q", (n, k), dtype=torch.int8)
+        q = self.last()
+        self.input("s", (n, 1), scale=20.0)
+        scale = f"({self.last()}.to(torch.int32).to(x0.dtype) / 256)"
+        return self.add(f"F.linear({v}, ({q}.to(x0.dtype) * {scale}) * {1 / (16 * k**0.5)})")
+
+    def masked(self) -> str | None:
+        v = self.pick()
+        k, n = self.values[v].shape[-1], self.width()
+        m, w = self.matrix(n, k), self.matrix(n, k)
+        return self.add(f"F.linear({v}, (1 - {m}) * {w})")
+
     def batched(self) -> str | None:
         v = self.pick()
         if self.values[v].ndim != 3:
@@ -354,6 +378,8 @@ class _Draw:
         return self.add(f"torch.baddbmm({self.last()}, {v}, {u}, beta=0.5, alpha=2)")
 
 
+_WRITE = "mul_(0.5)"
+
 _STEPS: Mapping[str, int] = types.MappingProxyType(
     {
         "norm": 2,
@@ -367,6 +393,9 @@ _STEPS: Mapping[str, int] = types.MappingProxyType(
         "joined": 1,
         "heads": 1,
         "batched": 4,
+        "written": 2,
+        "rounded": 1,
+        "masked": 1,
     }
 )
 """How often each is drawn."""
@@ -401,7 +430,7 @@ def _pruned(program: Program) -> Program:
     lines = []
     for line in reversed(program.lines):
         name, _, text = line.partition(" = ")
-        if name in needed:
+        if name in needed or text.endswith(_WRITE):
             lines.append(line)
             needed |= set(re.findall(r"[a-z]\d+", text))
     inputs = tuple(each for each in program.inputs if each.name in needed)
