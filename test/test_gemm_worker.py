@@ -21,6 +21,7 @@ from test.tuning_bench import STOCK, candidate
 
 PROBLEM = GemmProblem.contiguous("mm", 24, 48, 64, "float32")
 OTHER = GemmProblem.contiguous("mm", 24, 48, 32, "float32")
+THIRD = GemmProblem.contiguous("mm", 24, 48, 16, "float32")
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,15 @@ def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
     report = reports(trial.Job(PROBLEM, (candidate(10),)))[PROBLEM]
     assert report.chosen is None
     assert "no_such_bench" in report.reason
+
+
+def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
+    good = candidate(80)
+    jobs = [trial.Job(PROBLEM, (good,)), trial.Job(OTHER, (good,))]
+    found = worker.run(jobs, tuning_bench.cpu_bench, 0, 50, 120.0)
+    assert next(found).problem == PROBLEM
+    found.close()
+    assert set(reports(trial.Job(THIRD, (good,)))) == {THIRD}
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:

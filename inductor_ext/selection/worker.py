@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import compat, exc
@@ -48,7 +48,7 @@ def run(
     device: int,
     budget: float,
     deadline: float,
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """Try jobs in the worker of a device.
 
     Args:
@@ -175,7 +175,12 @@ class _Worker:
             _WorkerError: it is gone; also killed, if it said nothing for `deadline` seconds.
         """
         with self._asking:
-            yield from self._answers(request, deadline)
+            try:
+                yield from self._answers(request, deadline)
+            except BaseException:
+                # Whoever stops early leaves answers in the pipe that the next would take for its.
+                self.close()
+                raise
 
     def _answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
         try:
