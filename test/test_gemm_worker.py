@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -113,6 +114,21 @@ def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
     assert next(found).problem == PROBLEM
     found.close()
     assert set(reports(trial.Job(THIRD, (good,)))) == {THIRD}
+
+
+def test_a_process_may_have_many_files_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+        while not opened or opened[-1] < 1100:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        assert reports(trial.Job(PROBLEM, (candidate(80),)))[PROBLEM].chosen == candidate(80)
+    finally:
+        worker._end()
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:

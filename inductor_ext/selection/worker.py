@@ -202,9 +202,11 @@ class _Worker:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         end = time.monotonic() + deadline
+        # Not select: it takes no descriptor above 1023.
+        waiting = select.poll()
+        waiting.register(self._answer, select.POLLIN)
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answer], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not waiting.poll(1e3 * max(0.0, end - time.monotonic())):
                 self.close()
                 raise _WorkerError(f"no result within {deadline:g} s")
             piece = os.read(self._answer, 1 << 16)
