@@ -392,6 +392,16 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     assert found(store) == ("measured", 90.0)
 
 
+def test_a_damaged_token_is_as_good_as_any(store: Store) -> None:
+    store.put({problem(): decision()}, H200, here)
+    assert store.folder is not None
+    (store.folder / "measured.token").write_bytes(b"\0\xff\xd8")
+    damaged = store.generation(tuning=False)
+    tuned = store.settle([problem(1)], H200, lambda batch: {problem(1): decision()}, here)
+    assert tuned == {problem(1): decision()}
+    assert store.generation(tuning=False) != damaged
+
+
 def test_a_folder_that_cannot_be_used_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -463,7 +463,7 @@ class Store:
         """Random text that is replaced with each change of a source; empty before the first."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
-                return (self.folder / f"{source}.token").read_text()
+                return (self.folder / f"{source}.token").read_text("utf-8", "replace")
         return ""
 
     def _renew(self, source: Source) -> None:
