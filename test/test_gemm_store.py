@@ -356,6 +356,18 @@ def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
     assert generations() == seen[-1]
 
 
+def test_a_compile_that_tunes_leaves_its_measurements_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = (tmp_path / "a", tmp_path / "b", None, stores.folder())
+    keys = [Store(place).generation(tuning=True) for place in places]
+    assert len(set(keys)) == 4
+    assert Store(tmp_path / "a").generation(tuning=True) == keys[0]
+    # Packed with Inductor's caches, graphs are found where these are unpacked.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert Store(stores.folder()).generation(tuning=True) == keys[3]
+
+
 def test_the_oldest_go_first(tmp_path: Path) -> None:
     store = Store(tmp_path, max_entries=20, tables=tmp_path / "none")
     for index in range(21):

@@ -204,17 +204,25 @@ class Store:
         return merged(found)
 
     def generation(self, *, tuning: bool) -> str:
-        """Text that changes when a compile may find something else than before; for cache keys.
+        """Text that changes when a compile may find something else than before, or has to keep what
+        it measures in another folder; for cache keys.
 
         It costs two small files. Of what is shipped the package's source key tells.
 
         Args:
             tuning: whether the compile measures what it does not know. Then what is measured
                 meanwhile makes no difference, and only imports and removals count: a graph whose
-                GEMMs were tuned is found again under the same key.
+                GEMMs were tuned is found again under the same key. With another folder it is not,
+                for that one would stay without its measurements. The default folder has no name
+                here: it lies with Inductor's own caches, and moves with them.
         """
-        sources: tuple[Source, ...] = ("imported",) if tuning else KEPT
-        return "-".join(self._token(source) for source in sources)
+        if not tuning:
+            return "-".join(self._token(source) for source in KEPT)
+        if self.folder is None:
+            place = "none"
+        else:
+            place = "" if self.folder == folder() else _hash(str(self.folder))
+        return f"{place}-{self._token('imported')}"
 
     # --- what is added and removed ---
 
