@@ -309,7 +309,7 @@ def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
     assert found(store) is None
     assert (store.generation(tuning=False), store.clear(), store.entries("measured")) == (
         "-",
-        0,
+        {},
         [],
     )
     write_table(tmp_path / "h200.json", [entry(1)])
@@ -354,6 +354,47 @@ def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
     assert len({second for _, second in seen}) == 3
     store.lookup(problem(), H200, here)
     assert generations() == seen[-1]
+
+
+def test_what_is_known_already_changes_no_generation(store: Store) -> None:
+    store.add([entry()])
+    before = store.generation(tuning=True)
+    assert store.add([entry()]) == {"ignored": 1}
+    assert store.generation(tuning=True) == before
+
+
+def test_an_import_that_was_killed_is_mended_by_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = [store.generation(tuning=True)]
+    with monkeypatch.context() as killing:
+        renew = Store._renew
+        killing.setattr(Store, "_renew", lambda *given: renew(*given) if len(given) == 3 else None)
+        store.add([entry()])
+    seen.append(store.generation(tuning=True))
+    for _ in range(2):
+        assert store.add([entry()]) == {"ignored": 1}
+        seen.append(store.generation(tuning=True))
+    assert len(set(seen)) == 3
+    assert seen[2] == seen[3]
+
+
+def test_what_could_not_be_written_or_removed_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", tables=tmp_path / "none")
+    seen = [store.generation(tuning=True)]
+    # Its file cannot be replaced.
+    blocked = store._path("imported", problem(2))
+    blocked.mkdir(parents=True)
+    assert store.add([entry(index) for index in range(5)]) == {"new": 2}
+    seen.append(store.generation(tuning=True))
+    assert [each.problem for each in store.entries("imported")] == [problem(0), problem(1)]
+    count = store.clear()
+    assert count["left"] > 0
+    assert count.total() == 3
+    seen.append(store.generation(tuning=True))
+    blocked.rmdir()
+    assert store.clear() == {"removed": count["left"] - 1, "left": 0}
+    assert len(set(seen)) == 3
 
 
 def test_a_compile_that_tunes_leaves_its_measurements_in_every_folder(

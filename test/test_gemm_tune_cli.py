@@ -157,6 +157,23 @@ def test_import_into_a_folder_that_cannot_be_written_fails(
     assert "the folder cannot be written" in capsys.readouterr().err
 
 
+def test_what_is_done_in_part_fails_and_says_what_was_done(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The file of the fourth can neither be replaced nor removed.
+    store._path("imported", problem(3)).mkdir()
+    write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
+    assert cli.main(["tune", "import", str(tmp_path / "table.json")]) == 2
+    said = capsys.readouterr().err
+    assert "2 measurements could not be added. Added: 3 measurements: 3 new, 0 updated" in said
+    assert len(store.entries("imported")) == 4
+    assert cli.main(["tune", "clear", "--source", "imported"]) == 2
+    said = capsys.readouterr().err
+    left = len(store._files("imported"))
+    assert f"removed what was known of {4 - left} GEMM" in said
+    assert f"what is known of {left} GEMM" in said
+
+
 def test_clear_forgets_one_source_or_both(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

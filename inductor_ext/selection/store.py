@@ -74,6 +74,11 @@ TABLES = pathlib.Path(__file__).parent / "tables"
 _ENVIRONMENTS = 16
 """Entries of one problem that are kept: the newest. Each upgrade of Triton makes a new one."""
 
+_UNFINISHED = "+"
+"""Ends the token of a source while it is written to, and stays where the writer was killed. Then the
+next addition renews the token even if nothing in it is new: what was written may have come after a
+graph that has this token in its key."""
+
 _POLL = 0.05
 """Seconds between two looks at what others are tuning."""
 
@@ -246,25 +251,31 @@ class Store:
 
         Returns:
             How many were `new`, `updated` (an older one was known) and `ignored` (this one or a
-            newer one was known). Empty if the folder cannot be written.
+            newer one was known). Those that could not be written are missing.
         """
         return self._merge("imported", merged(entries))
 
-    def clear(self, sources: Iterable[Source] = KEPT) -> int:
-        """Remove what was measured, imported or both; returns the number of problems removed."""
-        removed = 0
-        with self._degrading("emptied"):
-            if self.folder is None or not self.folder.is_dir():
-                return 0
-            with self._writing():
-                for source in sources:
-                    for path in self._files(source):
-                        path.unlink()
-                        removed += 1
+    def clear(self, sources: Iterable[Source] = KEPT) -> Counter[str]:
+        """Remove what was measured, imported or both.
+
+        Returns:
+            How many problems were `removed`, and how many are `left` since they cannot be.
+        """
+        count: Counter[str] = Counter()
+        if self.folder is None or not self.folder.is_dir():
+            return count
+        paths = [path for source in sources for path in self._files(source)]
+        count["left"] = len(paths)
+        with self._degrading("emptied"), self._writing():
+            try:
+                for path in paths:
+                    path.unlink(missing_ok=True)
+                    count.update(removed=1, left=-1)
+            finally:
                 for source in KEPT:
                     # Also a compile that tunes must not be served what was tuned before.
                     self._renew(source)
-        return removed
+        return count
 
     # --- who finds out more ---
 
@@ -414,17 +425,33 @@ class Store:
             by_problem.setdefault(entry.problem, []).append(entry)
         with self._degrading("written"), self._writing():
             self._make(source)
+            changes = {}
             for problem, added in by_problem.items():
-                count += self._merge_problem(self._path(source, problem), added)
-            # Looking at all names costs more than adding one.
-            self._until_collected[source] -= len(by_problem)
-            if self._until_collected[source] < 0:
-                self._collect(source)
-                self._until_collected[source] = self.max_entries // 50
-            self._renew(source)
+                path = self._path(source, problem)
+                newest, became = self._merged(path, added)
+                if became["new"] or became["updated"]:
+                    changes[path] = newest, became
+                else:
+                    count += became
+            if changes or self._token(source).endswith(_UNFINISHED):
+                self._renew(source, _UNFINISHED)
+                try:
+                    for path, (newest, became) in changes.items():
+                        self._write(path, newest)
+                        count += became
+                    # Looking at all names costs more than adding one.
+                    self._until_collected[source] -= len(changes)
+                    if self._until_collected[source] < 0:
+                        self._collect(source)
+                        self._until_collected[source] = self.max_entries // 50
+                finally:
+                    self._renew(source)
         return count
 
-    def _merge_problem(self, path: pathlib.Path, added: Sequence[Entry]) -> Counter[str]:
+    def _merged(
+        self, path: pathlib.Path, added: Sequence[Entry]
+    ) -> tuple[list[Entry], Counter[str]]:
+        """The entries that a problem's file is to hold, and what becomes of those added."""
         before = []
         for value in self._load(path):
             with contextlib.suppress(exc.BadGemmError):
@@ -439,11 +466,12 @@ class Store:
                 count["ignored"] += 1
             else:
                 count["updated" if entry.environment in known else "new"] += 1
-        if count["new"] or count["updated"]:
-            text = ("[" + ",\n".join(entry.line for entry in newest) + "]\n").encode()
-            with cache.publish(path) as temporary:
-                pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
-        return count
+        return newest, count
+
+    def _write(self, path: pathlib.Path, entries: Iterable[Entry]) -> None:
+        text = ("[" + ",\n".join(entry.line for entry in entries) + "]\n").encode()
+        with cache.publish(path) as temporary:
+            pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
 
     def _collect(self, source: Source) -> None:
         """Remove the oldest files beyond the limit, and what killed processes have left behind."""
@@ -474,10 +502,10 @@ class Store:
                 return (self.folder / f"{source}.token").read_text("utf-8", "replace")
         return ""
 
-    def _renew(self, source: Source) -> None:
+    def _renew(self, source: Source, mark: str = "") -> None:
         assert self.folder is not None
         with cache.publish(self.folder / f"{source}.token") as temporary:
-            pathlib.Path(temporary).write_text(secrets.token_hex(8))
+            pathlib.Path(temporary).write_text(secrets.token_hex(8) + mark)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
