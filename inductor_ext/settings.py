@@ -267,7 +267,7 @@ class Settings:
     tuning_cache_entries: int = _setting(
         20_000,
         "GEMMs of which that folder keeps measurements at most, and likewise for imported ones: 2 "
-        "to 4 KB each. Beyond it the oldest go.",
+        "to 4 KB each. Beyond it the oldest go; what was added last stays.",
         in_cache_key=False,
         reads=_positive,
     )

@@ -420,6 +420,20 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
     assert known == list(range(3, 21))
 
 
+@pytest.mark.parametrize("most", [1, 5])
+def test_what_was_added_last_stays(tmp_path: Path, most: int) -> None:
+    store = Store(tmp_path, max_entries=most, tables=tmp_path / "none")
+    for index in range(3):
+        store.put({problem(index): decision()}, H200, here)
+        assert found(store, index)
+    assert len(store.entries("measured")) == min(most, 3)
+    assert store.add([entry(index) for index in range(8)]) == {"new": 8}
+    assert len(store.entries("imported")) == 8
+    store.add([entry(8)])
+    assert len(store.entries("imported")) == max(1, most * 9 // 10)
+    assert entry(8) in store.entries("imported")
+
+
 # --- what may happen ---
 
 

@@ -36,7 +36,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -154,7 +154,8 @@ class Store:
         Args:
             folder: made when it is first written to; with None nothing is kept, and only what is
                 shipped is known.
-            max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go.
+            max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go,
+                until a tenth less is left. What was added last stays, however much it is.
             wait: seconds without a result after which nobody waits any longer for others who tune.
             tables: the folder of what is shipped, by default `TABLES`.
         """
@@ -442,7 +443,7 @@ class Store:
                     # Looking at all names costs more than adding one.
                     self._until_collected[source] -= len(changes)
                     if self._until_collected[source] < 0:
-                        self._collect(source)
+                        self._collect(source, changes)
                         self._until_collected[source] = self.max_entries // 50
                 finally:
                     self._renew(source)
@@ -473,8 +474,10 @@ class Store:
         with cache.publish(path) as temporary:
             pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
 
-    def _collect(self, source: Source) -> None:
-        """Remove the oldest files beyond the limit, and what killed processes have left behind."""
+    def _collect(self, source: Source, added: Collection[pathlib.Path]) -> None:
+        """Remove the oldest files beyond the limit, but for those added just now, and what killed
+        processes have left behind.
+        """
         place = self._make(source)
         names = os.listdir(place)
         for name in names:
@@ -483,9 +486,10 @@ class Store:
                 shutil.rmtree(place / name, ignore_errors=True)
         paths = [place / name for name in names if name.endswith(".json")]
         if len(paths) > self.max_entries:
-            paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+            old = [path for path in paths if path not in added]
+            old.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
             # Some more than needed, so that not every addition has to look at all files.
-            for path in paths[: len(paths) - self.max_entries * 9 // 10]:
+            for path in old[: len(paths) - self.max_entries * 9 // 10]:
                 path.unlink()
         for lock in self._make("locks").iterdir():
             # Somebody may be about to take it; the worst is that a problem is measured twice.
