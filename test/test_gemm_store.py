@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -505,6 +506,18 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     assert [
         each.name for each in (store.folder / "measured").iterdir() if each.suffix != ".json"
     ] == []
+
+
+def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store) -> None:
+    assert store.folder is not None
+    old, young = (store.folder / f".inductor_ext-{name}" for name in ("old", "young"))
+    for each in (old, young):
+        each.mkdir(parents=True)
+        (each / "measured.token").write_text("")
+    yesterday = time.time() - 2 * 86400
+    os.utime(old, (yesterday, yesterday))
+    store.put({problem(): decision()}, H200, here)
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 # --- who tunes ---

@@ -494,8 +494,13 @@ class Store:
         for lock in self._make("locks").iterdir():
             # Somebody may be about to take it; the worst is that a problem is measured twice.
             with contextlib.suppress(OSError):
-                if lock.stat().st_mtime < time.time() - _DAY:
+                if _is_old(lock):
                     lock.unlink()
+        # Of tokens; young ones may be of somebody else, whose files lie here, too.
+        for path in self._make(".").glob(f"{cache.TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                if _is_old(path):
+                    shutil.rmtree(path)
 
     # --- the folder ---
 
@@ -561,6 +566,11 @@ def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
         except (exc.BadTuningFileError, KeyError, TypeError) as error:
             events.warn_once(f"tuning_table:{path}", f"{path} is damaged and not used: {error}")
     return found
+
+
+def _is_old(path: pathlib.Path) -> bool:
+    """Whether it has not been changed for a day."""
+    return path.stat().st_mtime < time.time() - _DAY
 
 
 def _hash(*texts: str) -> str:
