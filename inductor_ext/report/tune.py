@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -84,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _clear(store, [arguments.source] if arguments.source else stores.KEPT)
     if not values.tuning_cache:
-        print(f"The folder is not used: {settings.environment_variable('tuning_cache')} is off.")
+        # Not among what a program may read.
+        note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is off."
+        print(note, file=sys.stderr)
     return 0
 
 
