@@ -502,7 +502,7 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     assert child("kill", store.folder, "25", "0") == "25\n"
     assert all(found(store, index) for index in range(5))
     assert len(store.entries("measured")) > 5
-    store.put({problem(): decision()}, H200, here)
+    store.put({problem(5): decision()}, H200, here)
     assert [
         each.name for each in (store.folder / "measured").iterdir() if each.suffix != ".json"
     ] == []
