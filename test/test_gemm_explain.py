@@ -270,7 +270,7 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
     with torch.no_grad():
         expected = compiled(x)
         # It is compiled already, and its graph lies in the cache.
-        for target in (module, compiled):
+        for target in (module, module.forward, compiled):
             with events.capture(events.CompileRecord) as compiles:
                 report = inductor_ext.explain(target, x)
             assert [each.cache for each in compiles] == ["off"]
@@ -282,6 +282,26 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
         with events.capture(events.CompileRecord) as compiles:
             torch.testing.assert_close(compiled(x), expected)
         assert not compiles
+
+
+def test_it_counts_for_no_recompile_limit() -> None:
+    def sequential(size: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, size, bias=False), nn.Sequential(nn.Linear(size, 8)))
+
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        # All of them are called by the same code object of dynamo's.
+        for size in range(1, 13):
+            report = inductor_ext.explain(sequential(size), x)
+            assert [each.modules for each in report.gemms] == [("0",), ("1.0",)]
+        graphs = []
+
+        def backend(gm: Any, inputs: Any) -> Any:
+            graphs.append(gm)
+            return gm.forward
+
+        torch.compile(sequential(13), backend=backend)(x)
+    assert len(graphs) == 1
 
 
 def test_wrong_options_are_refused_before_anything_is_compiled() -> None:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import activation, events, exc
+from inductor_ext import activation, compat, events, exc
 from inductor_ext.events import ProductRecord
 from inductor_ext.lowerings.gemm_records import FUSED, RECORD, operators
 from inductor_ext.selection.wording import config_words, problem_words
@@ -181,13 +181,12 @@ def explain(
         exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: before anything else.
         Exception: what compiling or calling `fn` raises.
     """
-    import torch
     from torch._dynamo.backends.registry import lookup_backend
 
     from inductor_ext import options as option_names
 
     option_names.split(mode, options)
-    target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
+    target = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
     ours: Any = lookup_backend("inductor_ext")
 
     # A callable of its own: dynamo reuses what it has compiled by an equal one.
@@ -195,7 +194,7 @@ def explain(
         return ours(gm, inputs, mode=mode, options=options)
 
     with listen() as found:
-        torch.compile(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
+        compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
     return GemmReport(_name(target), found())
 
 
