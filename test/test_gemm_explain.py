@@ -339,3 +339,41 @@ def test_command_runs_a_program_as_it_is(
     assert len(json.loads(out.read_text())["gemms"]) == 1
     assert cli.main(["explain", str(tmp_path / "absent.py")]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+PRODUCT = "import torch; torch.compile(lambda a: a @ a)(torch.ones(3, 3))\n"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, absent = tmp_path / "script.py", tmp_path / "absent" / "report.json"
+    script.write_text("print('it runs')\n")
+    for out in (absent, tmp_path):
+        assert cli.main(["explain", "--json", str(out), str(script)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"{out}: cannot be written: " in said.err
+
+
+def test_what_a_program_exits_with_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PRODUCT + "import sys; sys.exit('an input is missing')\n")
+    assert cli.main(["explain", str(script)]) == 1
+    said = capsys.readouterr()
+    assert said.err == "an input is missing\n"
+    assert f"GEMMs of {script}: 1," in said.out
+
+
+def test_a_program_that_fails_is_reported_until_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(PRODUCT + "import os; os.chdir('/'); raise KeyError('of the program')\n")
+    with pytest.raises(KeyError, match="of the program"):
+        cli.main(["explain", "--json", "report.json", str(script)])
+    assert f"GEMMs of {script}: 1," in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "report.json").read_text())["gemms"]) == 1

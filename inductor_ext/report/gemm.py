@@ -413,10 +413,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program with the extension at work, and print the report after it has ended.
+    """Run the program with the extension at work, and print the report after it has ended, be it
+    with an error.
 
     Returns:
         The program's exit code.
+
+    Raises:
+        exc.BadReportFileError: there is no such program, or the file for JSON cannot be written,
+            which is found out before the program runs.
+        BaseException: what the program raises.
     """
     if not os.path.isfile(arguments.script):
         raise exc.BadReportFileError(
@@ -425,14 +431,31 @@ def run(arguments: argparse.Namespace) -> int:
             why="there is no such file",
             mend="Give the path of a Python program.",
         )
+    # The program may go to another folder.
+    out = None if arguments.json is None else os.path.abspath(arguments.json)
+    if out is not None:
+        _write(out, "", "a")
     with listen() as found:
-        code = _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
-    report = GemmReport(arguments.script, found())
-    print(report.table(candidates=arguments.candidates))
-    if arguments.json is not None:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            file.write(report.to_json())
-    return code
+        try:
+            return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+        finally:
+            report = GemmReport(arguments.script, found())
+            print(report.table(candidates=arguments.candidates))
+            if out is not None:
+                _write(out, report.to_json(), "w")
+
+
+def _write(path: str, text: str, mode: str) -> None:
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why=f"cannot be written: {error.strerror}",
+            mend="Give a path in an existing writable folder.",
+        ) from None
 
 
 def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
@@ -446,7 +469,11 @@ def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> i
         with activation.activate(), patch:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        # As Python ends with anything else.
+        print(ended.code, file=sys.stderr)
+        return 1
     finally:
         sys.argv, sys.path[0] = before
     return 0
