@@ -16,7 +16,7 @@ import pytest
 
 from inductor_ext.selection import trial, worker
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import Epilogue, GemmProblem
+from inductor_ext.templates.problem import Epilogue, GemmProblem, read
 from test import tuning_bench
 from test.tuning_bench import STOCK, candidate
 
@@ -154,6 +154,6 @@ def test_a_worker_gets_all_of_a_problem() -> None:
     problem = GemmProblem.contiguous(
         "mm", 16, 64, 32, parts=(32, 32), epilogue=Epilogue(gated=True, activation="relu")
     )
-    sent = json.dumps(worker._job_to_json(trial.Job(problem, ())))
-    found = worker._job_from_json(json.loads(sent)).problem
+    request = worker._request([trial.Job(problem, ())], tuning_bench.cpu_bench, 0, 50)
+    found = read(trial.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
     assert dataclasses.asdict(found) == dataclasses.asdict(problem)

@@ -102,10 +102,11 @@ def tune(
     progress = _Progress(len(jobs))
     begun = time.perf_counter()
     reports: list[Generator[Report, None, None]] = []
-    apart = [job for job in jobs if isolated or _has_cutlass(job)]
+    apart = {job.problem for job in jobs if isolated or _has_cutlass(job)}
     if apart:
-        reports.append(worker.run(apart, make_bench, index, settings.tuning_budget, deadline))
-    here = [job for job in jobs if job not in apart]
+        told = [job for job in jobs if job.problem in apart]
+        reports.append(worker.run(told, make_bench, index, settings.tuning_budget, deadline))
+    here = [job for job in jobs if job.problem not in apart]
     if here:
         reports.append(trial.run(here, make_bench(index), settings.tuning_budget, progress.at))
     finished: list[Report] = []
@@ -114,8 +115,7 @@ def tune(
             decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
             finished.append(report)
             progress.finished(report)
-            separate = any(job.problem == report.problem for job in apart)
-            _print_table(report, time.perf_counter() - begun, separate)
+            _print_table(report, time.perf_counter() - begun, report.problem in apart)
             begun = time.perf_counter()
     finally:
         progress.close()

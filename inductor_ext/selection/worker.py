@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -34,7 +33,7 @@ from inductor_ext.selection import trial
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.trial import Bench, Job, Report
 from inductor_ext.templates.families import Config, config_from_json
-from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.problem import plain, read
 
 __all__ = ["run", "warm_up"]
 
@@ -72,7 +71,7 @@ def run(
                     index, config = message["at"]
                     at = index, config and config_from_json(config)
                 else:
-                    report = _report_from_json(message["report"])
+                    report = read(Report, message["report"], "report")
                     done.add(report.problem)
                     yield report
             return
@@ -126,7 +125,7 @@ def _request(
     jobs: Sequence[Job], make_bench: Callable[[int], Bench], device: int, budget: float
 ) -> dict[str, Any]:
     return {
-        "jobs": [_job_to_json(job) for job in jobs],
+        "jobs": [plain(job, whole=True) for job in jobs],
         "bench": [make_bench.__module__, make_bench.__qualname__],
         "device": device,
         "budget": budget,
@@ -282,51 +281,6 @@ def _context() -> dict[str, Any] | None:
     return {"options": options, "choices": choices}
 
 
-def _job_to_json(job: Job) -> dict[str, Any]:
-    return {
-        "problem": job.problem.to_json(whole=True),
-        "configs": [each.to_json() for each in job.configs],
-        "dropped": [_timing_to_json(each) for each in job.dropped],
-    }
-
-
-def _job_from_json(value: Mapping[str, Any]) -> Job:
-    return Job(
-        GemmProblem.from_json(value["problem"]),
-        tuple(config_from_json(each) for each in value["configs"]),
-        tuple(_timing_from_json(each) for each in value["dropped"]),
-    )
-
-
-def _timing_to_json(timing: Timing) -> dict[str, Any]:
-    return dataclasses.asdict(timing)
-
-
-def _timing_from_json(value: Mapping[str, Any]) -> Timing:
-    config = value["config"] and config_from_json(value["config"])
-    return Timing(config, value["microseconds"], value["failure"])
-
-
-def _report_to_json(report: Report) -> dict[str, Any]:
-    return {
-        "problem": report.problem.to_json(),
-        "chosen": report.chosen and report.chosen.to_json(),
-        "timings": [_timing_to_json(each) for each in report.timings],
-        "reason": report.reason,
-        "seconds": report.seconds,
-    }
-
-
-def _report_from_json(value: Mapping[str, Any]) -> Report:
-    return Report(
-        GemmProblem.from_json(value["problem"]),
-        value["chosen"] and config_from_json(value["chosen"]),
-        tuple(_timing_from_json(each) for each in value["timings"]),
-        value["reason"],
-        value["seconds"],
-    )
-
-
 # --- the worker ---------------------------------------------------------------------------------
 
 
@@ -357,7 +311,7 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
     module, name = request["bench"]
     bench = getattr(importlib.import_module(module), name)(request["device"])
-    jobs = [_job_from_json(each) for each in request["jobs"]]
+    jobs = [read(Job, each, "job") for each in request["jobs"]]
     say(begun=True)
 
     def notify(index: int, config: Config | None) -> None:
@@ -367,7 +321,7 @@ def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
         if not jobs:
             bench.warm_up()
         for report in trial.run(jobs, bench, request["budget"], notify):
-            say(report=_report_to_json(report))
+            say(report=plain(report))
 
 
 @contextlib.contextmanager
