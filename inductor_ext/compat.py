@@ -81,7 +81,8 @@ def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., A
     import torch
 
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        return torch.compile(target, isolate_recompiles=True, **options)
+        options["isolate_recompiles"] = True
+        return torch.compile(target, **options)
 
     # torch 2.11: what is called is compiled as part of this. Only behind a graph break it is
     # compiled by its own code object, and counts there.

@@ -165,7 +165,7 @@ def test_what_is_done_in_part_fails_and_says_what_was_done(
     write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
     assert cli.main(["tune", "import", str(tmp_path / "table.json")]) == 2
     said = capsys.readouterr().err
-    assert "2 measurements could not be added. Added: 3 measurements: 3 new, 0 updated" in said
+    assert "2 measurements are missing. Added: 3 measurements: 3 new, 0 updated" in said
     assert len(store.entries("imported")) == 4
     assert cli.main(["tune", "clear", "--source", "imported"]) == 2
     said = capsys.readouterr().err

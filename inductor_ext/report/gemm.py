@@ -186,7 +186,7 @@ def explain(
     from inductor_ext import options as option_names
 
     option_names.split(mode, options)
-    target = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
+    target: Any = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
     ours: Any = lookup_backend("inductor_ext")
 
     # A callable of its own: dynamo reuses what it has compiled by an equal one.

@@ -103,7 +103,7 @@ def _import(store: stores.Store, files: Iterable[str]) -> None:
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be written: {_count(missing)} could not be added. Added: {said}",
+            why=f"the folder cannot be written: {_count(missing)} are missing. Added: {said}",
             mend="Make room there, or give another folder by the setting tuning_cache_dir, and "
             "import again",
         )

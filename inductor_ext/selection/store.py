@@ -75,9 +75,9 @@ _ENVIRONMENTS = 16
 """Entries of one problem that are kept: the newest. Each upgrade of Triton makes a new one."""
 
 _UNFINISHED = "+"
-"""Ends the token of a source while it is written to, and stays where the writer was killed. Then the
-next addition renews the token even if nothing in it is new: what was written may have come after a
-graph that has this token in its key."""
+"""Ends the token of a source while it is written to, and stays where the writer was killed. Then
+the next addition renews the token even if nothing in it is new: what was written may have come
+after a graph that has this token in its key."""
 
 _POLL = 0.05
 """Seconds between two looks at what others are tuning."""
