@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = [
+    "TEMPORARY",
     "Store",
     "Usage",
     "artifact_folder",
@@ -39,6 +40,9 @@ __all__ = [
     "publish",
     "source_key",
 ]
+
+TEMPORARY = ".inductor_ext-"
+"""How the names of the folders begin that `publish` makes; a process that is killed leaves one."""
 
 _PACKAGE = pathlib.Path(__file__).parent
 
@@ -74,7 +78,7 @@ def publish(target: str | os.PathLike[str]) -> Iterator[str]:
     exception inside leaves `target` as it was.
     """
     target = os.path.abspath(os.fspath(target))
-    folder = tempfile.mkdtemp(prefix=".inductor_ext-", dir=os.path.dirname(target))
+    folder = tempfile.mkdtemp(prefix=TEMPORARY, dir=os.path.dirname(target))
     try:
         temporary = os.path.join(folder, os.path.basename(target))
         yield temporary

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ __all__ = [
     "SUPPORTED",
     "check_torch",
     "choices_handler",
+    "compile_apart",
     "in_range",
     "peek_choices",
     "scratch_covers_grid",
@@ -62,6 +65,34 @@ def check_torch(*, override: bool) -> None:
             highest=SUPPORTED[1],
             variable=settings.environment_variable("allow_unsupported_torch"),
         )
+
+
+def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`torch.compile` that counts for no other's recompile limit, nor others for its own.
+
+    Dynamo keeps what it has compiled by code object, and all `nn.Sequential` share one: with a
+    backend of its own, each call would bring all others nearer to the limit, beyond which they run
+    in eager mode.
+
+    Args:
+        target: a function or module.
+        options: the arguments of torch.compile.
+    """
+    import torch
+
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+        return torch.compile(target, **options)
+
+    # torch 2.11: what is called is compiled as part of this. Only behind a graph break it is
+    # compiled by its own code object, and counts there.
+    def program(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    own = types.FunctionType(
+        program.__code__.replace(), program.__globals__, closure=program.__closure__
+    )
+    return torch.compile(own, **options)
 
 
 def peek_choices() -> InductorChoices | None:

@@ -389,8 +389,9 @@ def _append(path: str, text: str) -> None:
         warn_once(f"event_log:{path}", f"the event log {path} cannot be written: {error}")
 
 
-_ROOT = re.compile(r"^L\['\w+'\]\.?|^L__self___?|^self\.?")
-"""What dynamo and export write before the path of a module: the variable that holds the model."""
+_ROOT = re.compile(r"^L\['\w+'\](?:\.__self__)?\.?|^L__self___?|^self\.?")
+"""What dynamo and export write before the path of a module: the variable that holds the model, or a
+method of it."""
 
 
 def module_path(meta: Mapping[str, Any]) -> str:

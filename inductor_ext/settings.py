@@ -15,6 +15,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import math
 import os
 import re
 import types
@@ -79,10 +80,10 @@ def parse_bytes(value: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", str(value))
     if match is None or (match[2] or "B") not in _UNITS:
         raise ValueError(allowed)
-    size = int(float(match[1]) * _UNITS[match[2] or "B"])
-    if size <= 0:
+    size = float(match[1]) * _UNITS[match[2] or "B"]
+    if not 1 <= size < math.inf:
         raise ValueError(allowed)
-    return size
+    return int(size)
 
 
 def parse_rows(value: str) -> tuple[int, ...]:
@@ -267,7 +268,7 @@ class Settings:
     tuning_cache_entries: int = _setting(
         20_000,
         "GEMMs of which that folder keeps measurements at most, and likewise for imported ones: 2 "
-        "to 4 KB each. Beyond it the oldest go.",
+        "to 4 KB each. Beyond it the oldest go; what was added last stays.",
         in_cache_key=False,
         reads=_positive,
     )

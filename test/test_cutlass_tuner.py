@@ -30,7 +30,7 @@ from inductor_ext.templates import families
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, plain, read
 from test import tuning_bench
 from test.gemm_problems import device
 from test.tuning_bench import candidate, cutlass_candidate
@@ -51,10 +51,10 @@ def in_a_process(
     jobs: Sequence[trial.Job], make_bench: Any, index: int, budget: float, deadline: float
 ) -> Iterator[trial.Report]:
     """A worker's part, with all that is said to and by it as JSON."""
-    told = [worker._job_from_json(json.loads(json.dumps(worker._job_to_json(j)))) for j in jobs]
+    told = [read(trial.Job, json.loads(json.dumps(plain(job))), "job") for job in jobs]
     assert told == list(jobs)
     for report in trial.run(told, make_bench(index), budget, lambda *_: None):
-        yield worker._report_from_json(json.loads(json.dumps(worker._report_to_json(report))))
+        yield read(trial.Report, json.loads(json.dumps(plain(report))), "report")
 
 
 def tune(

@@ -270,7 +270,7 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
     with torch.no_grad():
         expected = compiled(x)
         # It is compiled already, and its graph lies in the cache.
-        for target in (module, compiled):
+        for target in (module, module.forward, compiled):
             with events.capture(events.CompileRecord) as compiles:
                 report = inductor_ext.explain(target, x)
             assert [each.cache for each in compiles] == ["off"]
@@ -282,6 +282,26 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
         with events.capture(events.CompileRecord) as compiles:
             torch.testing.assert_close(compiled(x), expected)
         assert not compiles
+
+
+def test_it_counts_for_no_recompile_limit() -> None:
+    def sequential(size: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, size, bias=False), nn.Sequential(nn.Linear(size, 8)))
+
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        # All of them are called by the same code object of dynamo's.
+        for size in range(1, 13):
+            report = inductor_ext.explain(sequential(size), x)
+            assert [each.modules for each in report.gemms] == [("0",), ("1.0",)]
+        graphs = []
+
+        def backend(gm: Any, inputs: Any) -> Any:
+            graphs.append(gm)
+            return gm.forward
+
+        torch.compile(sequential(13), backend=backend)(x)
+    assert len(graphs) == 1
 
 
 def test_wrong_options_are_refused_before_anything_is_compiled() -> None:
@@ -319,3 +339,41 @@ def test_command_runs_a_program_as_it_is(
     assert len(json.loads(out.read_text())["gemms"]) == 1
     assert cli.main(["explain", str(tmp_path / "absent.py")]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+PRODUCT = "import torch; torch.compile(lambda a: a @ a)(torch.ones(3, 3))\n"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, absent = tmp_path / "script.py", tmp_path / "absent" / "report.json"
+    script.write_text("print('it runs')\n")
+    for out in (absent, tmp_path):
+        assert cli.main(["explain", "--json", str(out), str(script)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"{out}: cannot be written: " in said.err
+
+
+def test_what_a_program_exits_with_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PRODUCT + "import sys; sys.exit('an input is missing')\n")
+    assert cli.main(["explain", str(script)]) == 1
+    said = capsys.readouterr()
+    assert said.err == "an input is missing\n"
+    assert f"GEMMs of {script}: 1," in said.out
+
+
+def test_a_program_that_fails_is_reported_until_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(PRODUCT + "import os; os.chdir('/'); raise KeyError('of the program')\n")
+    with pytest.raises(KeyError, match="of the program"):
+        cli.main(["explain", "--json", "report.json", str(script)])
+    assert f"GEMMs of {script}: 1," in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "report.json").read_text())["gemms"]) == 1

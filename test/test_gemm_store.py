@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -309,7 +310,7 @@ def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
     assert found(store) is None
     assert (store.generation(tuning=False), store.clear(), store.entries("measured")) == (
         "-",
-        0,
+        {},
         [],
     )
     write_table(tmp_path / "h200.json", [entry(1)])
@@ -356,6 +357,59 @@ def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
     assert generations() == seen[-1]
 
 
+def test_what_is_known_already_changes_no_generation(store: Store) -> None:
+    store.add([entry()])
+    before = store.generation(tuning=True)
+    assert store.add([entry()]) == {"ignored": 1}
+    assert store.generation(tuning=True) == before
+
+
+def test_an_import_that_was_killed_is_mended_by_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = [store.generation(tuning=True)]
+    with monkeypatch.context() as killing:
+        renew = Store._renew
+        killing.setattr(Store, "_renew", lambda *given: renew(*given) if len(given) == 3 else None)
+        store.add([entry()])
+    seen.append(store.generation(tuning=True))
+    for _ in range(2):
+        assert store.add([entry()]) == {"ignored": 1}
+        seen.append(store.generation(tuning=True))
+    assert len(set(seen)) == 3
+    assert seen[2] == seen[3]
+
+
+def test_what_could_not_be_written_or_removed_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", tables=tmp_path / "none")
+    seen = [store.generation(tuning=True)]
+    # Its file cannot be replaced.
+    blocked = store._path("imported", problem(2))
+    blocked.mkdir(parents=True)
+    assert store.add([entry(index) for index in range(5)]) == {"new": 2}
+    seen.append(store.generation(tuning=True))
+    assert [each.problem for each in store.entries("imported")] == [problem(0), problem(1)]
+    count = store.clear()
+    assert count["left"] > 0
+    assert count.total() == 3
+    seen.append(store.generation(tuning=True))
+    blocked.rmdir()
+    assert store.clear() == {"removed": count["left"] - 1, "left": 0}
+    assert len(set(seen)) == 3
+
+
+def test_a_compile_that_tunes_leaves_its_measurements_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = (tmp_path / "a", tmp_path / "b", None, stores.folder())
+    keys = [Store(place).generation(tuning=True) for place in places]
+    assert len(set(keys)) == 4
+    assert Store(tmp_path / "a").generation(tuning=True) == keys[0]
+    # Packed with Inductor's caches, graphs are found where these are unpacked.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert Store(stores.folder()).generation(tuning=True) == keys[3]
+
+
 def test_the_oldest_go_first(tmp_path: Path) -> None:
     store = Store(tmp_path, max_entries=20, tables=tmp_path / "none")
     for index in range(21):
@@ -365,6 +419,20 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
     known = [index for index in range(21) if found(store, index)]
     # The last one put finds one too many and leaves nine tenths.
     assert known == list(range(3, 21))
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_what_was_added_last_stays(tmp_path: Path, most: int) -> None:
+    store = Store(tmp_path, max_entries=most, tables=tmp_path / "none")
+    for index in range(3):
+        store.put({problem(index): decision()}, H200, here)
+        assert found(store, index)
+    assert len(store.entries("measured")) == min(most, 3)
+    assert store.add([entry(index) for index in range(8)]) == {"new": 8}
+    assert len(store.entries("imported")) == 8
+    store.add([entry(8)])
+    assert len(store.entries("imported")) == max(1, most * 9 // 10)
+    assert entry(8) in store.entries("imported")
 
 
 # --- what may happen ---
@@ -390,6 +458,16 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     assert [message.split(" is damaged")[0] for message in caplog.messages] == [str(path)]
     store.put({problem(): decision()}, H200, here)
     assert found(store) == ("measured", 90.0)
+
+
+def test_a_damaged_token_is_as_good_as_any(store: Store) -> None:
+    store.put({problem(): decision()}, H200, here)
+    assert store.folder is not None
+    (store.folder / "measured.token").write_bytes(b"\0\xff\xd8")
+    damaged = store.generation(tuning=False)
+    tuned = store.settle([problem(1)], H200, lambda batch: {problem(1): decision()}, here)
+    assert tuned == {problem(1): decision()}
+    assert store.generation(tuning=False) != damaged
 
 
 def test_a_folder_that_cannot_be_used_is_said_once(
@@ -424,10 +502,22 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     assert child("kill", store.folder, "25", "0") == "25\n"
     assert all(found(store, index) for index in range(5))
     assert len(store.entries("measured")) > 5
-    store.put({problem(): decision()}, H200, here)
+    store.put({problem(5): decision()}, H200, here)
     assert [
         each.name for each in (store.folder / "measured").iterdir() if each.suffix != ".json"
     ] == []
+
+
+def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store) -> None:
+    assert store.folder is not None
+    old, young = (store.folder / f".inductor_ext-{name}" for name in ("old", "young"))
+    for each in (old, young):
+        each.mkdir(parents=True)
+        (each / "measured.token").write_text("")
+    yesterday = time.time() - 2 * 86400
+    os.utime(old, (yesterday, yesterday))
+    store.put({problem(): decision()}, H200, here)
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 # --- who tunes ---

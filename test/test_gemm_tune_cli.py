@@ -157,15 +157,38 @@ def test_import_into_a_folder_that_cannot_be_written_fails(
     assert "the folder cannot be written" in capsys.readouterr().err
 
 
-def test_clear_forgets_one_source_or_both(
-    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_done_in_part_fails_and_says_what_was_done(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # The file of the fourth can neither be replaced nor removed.
+    store._path("imported", problem(3)).mkdir()
+    write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
+    assert cli.main(["tune", "import", str(tmp_path / "table.json")]) == 2
+    said = capsys.readouterr().err
+    assert "2 measurements are missing. Added: 3 measurements: 3 new, 0 updated" in said
+    assert len(store.entries("imported")) == 4
+    assert cli.main(["tune", "clear", "--source", "imported"]) == 2
+    said = capsys.readouterr().err
+    left = len(store._files("imported"))
+    assert f"removed what was known of {4 - left} GEMM" in said
+    assert f"what is known of {left} GEMM" in said
+
+
+def test_clear_forgets_one_source_or_both(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert "known of 1 GEMM from" in tune("clear", "--source", "imported", capsys=capsys)
     assert [len(store.entries(source)) for source in ("measured", "imported")] == [1, 0]
-    monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE", "0")
-    said = tune("clear", capsys=capsys)
-    assert said.splitlines()[1] == "The folder is not used: INDUCTOR_EXT_TUNING_CACHE is off."
+    tune("clear", capsys=capsys)
     assert store.entries("measured") == []
+
+
+def test_that_the_folder_is_not_used_is_said_beside_what_programs_read(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE", "0")
+    assert cli.main(["tune", "show", "--json"]) == 0
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)["entries"]) == 2
+    assert said.err == "The folder is not used: INDUCTOR_EXT_TUNING_CACHE is off.\n"
 
 
 def test_it_needs_no_torch_and_makes_no_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import statistics
+from collections.abc import Generator, Sequence
 from typing import Any, Literal
 from unittest import mock
 
@@ -455,6 +456,17 @@ def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any)
     return found[LINEAR]
 
 
+class NoReports:
+    """What tells of no job that it was given."""
+
+    def __init__(self) -> None:
+        self.jobs: list[trial.Job] = []
+
+    def __call__(self, jobs: Sequence[trial.Job], *_: Any) -> Generator[trial.Report, None, None]:
+        self.jobs.extend(jobs)
+        yield from ()
+
+
 class TestTuner:
     def test_decides_and_records(self, tmp_path: Any) -> None:
         log = tmp_path / "events.jsonl"
@@ -484,15 +496,15 @@ class TestTuner:
     def test_what_is_predicted_to_lose_is_not_measured(self, exhaustive: bool) -> None:
         normalized = contiguous("mm", 2048, 4096, 4096, prologue=Prologue("normalize", vectors=1))
         plain = contiguous("mm", 2048, 4096, 4096)
-        tried = []
+        tried = NoReports()
         search = "EXHAUSTIVE" if exhaustive else "DEFAULT"
         with (
             inductor_config.patch(max_autotune_gemm_search_space=search),
-            mock.patch.object(tuner.trial, "run", lambda jobs, *_: tried.extend(jobs) or []),
+            mock.patch.object(tuner.trial, "run", tried),
         ):
             found = tuner.tune([normalized, plain], H200, tuning_bench.cpu_bench, Settings())
         measured = [normalized, plain] if exhaustive else [plain]
-        assert [job.problem for job in tried] == measured
+        assert [job.problem for job in tried.jobs] == measured
         assert found[normalized] == Decision(None, "unknown" if exhaustive else "predicted")
 
     def test_cutlass_kernels_are_tried_all_the_same(self) -> None:
@@ -510,13 +522,35 @@ class TestTuner:
         assert "mm 24x48x64" in warnings[0].getMessage()
 
     def test_exhaustive_search_tries_the_whole_space(self) -> None:
-        seen = []
+        seen = NoReports()
         with (
             inductor_config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"),
-            mock.patch.object(tuner.trial, "run", lambda jobs, *_: seen.extend(jobs) or []),
+            mock.patch.object(tuner.trial, "run", seen),
         ):
             tuner.tune([contiguous("mm", 16, 512, 256)], H200, tuning_bench.cpu_bench, Settings())
-        assert len(seen[0].configs) > tuner.CANDIDATES
+        assert len(seen.jobs[0].configs) > tuner.CANDIDATES
+
+    def test_nothing_of_a_trial_outlives_an_interrupt(self) -> None:
+        class Bench(CpuBench):
+            prepared = variants.InductorBench.prepared
+
+        ranked = [(candidate(80), mock.Mock(total=50.0))]
+        other = contiguous("mm", 24, 48, 32, "float32")
+        with (
+            mock.patch.object(tuner.ranking, "rank", return_value=ranked),
+            mock.patch.object(tuner, "_print_table", side_effect=KeyboardInterrupt),
+            events.capture(events.TuningRecord) as records,
+            pytest.raises(KeyboardInterrupt) as kept,
+        ):
+            tuner.tune([LINEAR, other], H200, lambda index: Bench(), Settings())
+        assert kept.tb is not None
+        assert torch.is_grad_enabled()
+        # What was measured until then is told: nothing is muted any longer.
+        assert [each.problem for each in records] == [LINEAR]
+
+    def test_a_process_without_stderr_has_no_table(self) -> None:
+        with inductor_config.patch(max_autotune=True), mock.patch("sys.stderr", None):
+            assert tune(candidate(80)).config == candidate(80)
 
     @pytest.mark.parametrize("asked", [False, True])
     def test_the_table_is_that_of_stock(

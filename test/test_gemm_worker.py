@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import pytest
 
 from inductor_ext.selection import trial, worker
 from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.problem import Epilogue, GemmProblem
+from inductor_ext.templates.problem import Epilogue, GemmProblem, read
 from test import tuning_bench
 from test.tuning_bench import STOCK, candidate
 
 PROBLEM = GemmProblem.contiguous("mm", 24, 48, 64, "float32")
 OTHER = GemmProblem.contiguous("mm", 24, 48, 32, "float32")
+THIRD = GemmProblem.contiguous("mm", 24, 48, 16, "float32")
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,30 @@ def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
     assert "no_such_bench" in report.reason
 
 
+def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
+    good = candidate(80)
+    jobs = [trial.Job(PROBLEM, (good,)), trial.Job(OTHER, (good,))]
+    found = worker.run(jobs, tuning_bench.cpu_bench, 0, 50, 120.0)
+    assert next(found).problem == PROBLEM
+    found.close()
+    assert set(reports(trial.Job(THIRD, (good,)))) == {THIRD}
+
+
+def test_a_process_may_have_many_files_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+        while not opened or opened[-1] < 1100:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        assert reports(trial.Job(PROBLEM, (candidate(80),)))[PROBLEM].chosen == candidate(80)
+    finally:
+        worker._end()
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_it_ends_with_the_process_that_started_it() -> None:
     parent = (
         "import sys, os, signal\n"
@@ -128,6 +154,6 @@ def test_a_worker_gets_all_of_a_problem() -> None:
     problem = GemmProblem.contiguous(
         "mm", 16, 64, 32, parts=(32, 32), epilogue=Epilogue(gated=True, activation="relu")
     )
-    sent = json.dumps(worker._job_to_json(trial.Job(problem, ())))
-    found = worker._job_from_json(json.loads(sent)).problem
+    request = worker._request([trial.Job(problem, ())], tuning_bench.cpu_bench, 0, 50)
+    found = read(trial.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
     assert dataclasses.asdict(found) == dataclasses.asdict(problem)

@@ -123,6 +123,11 @@ class TestEnvironment:
         with pytest.raises(exc.BadEnvironmentError, match=r"INDUCTOR_EXT_ENABLED='maybe'.*bool"):
             settings.from_environment({"INDUCTOR_EXT_ENABLED": "maybe"})
 
+    @pytest.mark.parametrize("text", ["9" * 400, "0.5", "1GB"])
+    def test_number_of_bytes_that_is_none(self, text: str) -> None:
+        with pytest.raises(exc.BadEnvironmentError, match="a positive number of bytes"):
+            settings.from_environment({"INDUCTOR_EXT_MEMORY_BUDGET": text})
+
     def test_unknown_variable(self) -> None:
         with pytest.raises(exc.BadEnvironmentError, match="Did you mean 'INDUCTOR_EXT_ENABLED'"):
             settings.from_environment({"INDUCTOR_EXT_ENABLE": "1"})

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import activation, events, exc
+from inductor_ext import activation, compat, events, exc
 from inductor_ext.events import ProductRecord
 from inductor_ext.lowerings.gemm_records import FUSED, RECORD, operators
 from inductor_ext.selection.wording import config_words, problem_words
@@ -181,13 +181,12 @@ def explain(
         exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: before anything else.
         Exception: what compiling or calling `fn` raises.
     """
-    import torch
     from torch._dynamo.backends.registry import lookup_backend
 
     from inductor_ext import options as option_names
 
     option_names.split(mode, options)
-    target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
+    target: Any = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
     ours: Any = lookup_backend("inductor_ext")
 
     # A callable of its own: dynamo reuses what it has compiled by an equal one.
@@ -195,7 +194,7 @@ def explain(
         return ours(gm, inputs, mode=mode, options=options)
 
     with listen() as found:
-        torch.compile(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
+        compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
     return GemmReport(_name(target), found())
 
 
@@ -414,10 +413,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program with the extension at work, and print the report after it has ended.
+    """Run the program with the extension at work, and print the report after it has ended, be it
+    with an error.
 
     Returns:
         The program's exit code.
+
+    Raises:
+        exc.BadReportFileError: there is no such program, or the file for JSON cannot be written,
+            which is found out before the program runs.
+        BaseException: what the program raises.
     """
     if not os.path.isfile(arguments.script):
         raise exc.BadReportFileError(
@@ -426,14 +431,31 @@ def run(arguments: argparse.Namespace) -> int:
             why="there is no such file",
             mend="Give the path of a Python program.",
         )
+    # The program may go to another folder.
+    out = None if arguments.json is None else os.path.abspath(arguments.json)
+    if out is not None:
+        _write(out, "", "a")
     with listen() as found:
-        code = _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
-    report = GemmReport(arguments.script, found())
-    print(report.table(candidates=arguments.candidates))
-    if arguments.json is not None:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            file.write(report.to_json())
-    return code
+        try:
+            return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+        finally:
+            report = GemmReport(arguments.script, found())
+            print(report.table(candidates=arguments.candidates))
+            if out is not None:
+                _write(out, report.to_json(), "w")
+
+
+def _write(path: str, text: str, mode: str) -> None:
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why=f"cannot be written: {error.strerror}",
+            mend="Give a path in an existing writable folder.",
+        ) from None
 
 
 def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
@@ -447,7 +469,11 @@ def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> i
         with activation.activate(), patch:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        # As Python ends with anything else.
+        print(ended.code, file=sys.stderr)
+        return 1
     finally:
         sys.argv, sys.path[0] = before
     return 0

@@ -2,7 +2,7 @@
 
 The folder is that of the setting `tuning_cache_dir`, as the environment gives it. Torch is imported
 for `--device this` alone, and looking makes no folder. The exit code is 0, also where nothing is
-known.
+known, and 2 unless all was imported or removed that was to be.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from inductor_ext import exc, settings
 from inductor_ext.selection import store as stores
-from inductor_ext.selection.entries import Entry, read_table, write_table
+from inductor_ext.selection.entries import Entry, merged, read_table, write_table
 from inductor_ext.selection.wording import config_words, problem_words
 
 __all__ = ["add_arguments", "run"]
@@ -82,28 +83,47 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "import":
         _import(store, arguments.files)
     else:
-        removed = store.clear([arguments.source] if arguments.source else stores.KEPT)
-        noun = "GEMM" if removed == 1 else "GEMMs"
-        print(f"removed what was known of {removed} {noun} from {store.folder}")
+        _clear(store, [arguments.source] if arguments.source else stores.KEPT)
     if not values.tuning_cache:
-        print(f"The folder is not used: {settings.environment_variable('tuning_cache')} is off.")
+        # Not among what a program may read.
+        note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is off."
+        print(note, file=sys.stderr)
     return 0
 
 
 def _import(store: stores.Store, files: Iterable[str]) -> None:
-    entries = [entry for file in files for entry in read_table(file)]
+    entries = merged(entry for file in files for entry in read_table(file))
     became = store.add(entries)
-    if entries and not became:
-        raise exc.BadTuningFileError(
-            file=store.folder,
-            where="",
-            why="the folder cannot be written",
-            mend="Give another one by the setting tuning_cache_dir",
-        )
-    print(
+    said = (
         f"{_count(became.total())}: {became['new']} new, {became['updated']} updated, "
         f"{became['ignored']} ignored (known as new or newer)"
     )
+    missing = len(entries) - became.total()
+    if missing:
+        raise exc.BadTuningFileError(
+            file=store.folder,
+            where="",
+            why=f"the folder cannot be written: {_count(missing)} are missing. Added: {said}",
+            mend="Make room there, or give another folder by the setting tuning_cache_dir, and "
+            "import again",
+        )
+    print(said)
+
+
+def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
+    became = store.clear(sources)
+    removed, left = (
+        f"{became[each]} {'GEMM' if became[each] == 1 else 'GEMMs'}" for each in ("removed", "left")
+    )
+    said = f"removed what was known of {removed}"
+    if became["left"]:
+        raise exc.BadTuningFileError(
+            file=store.folder,
+            where="",
+            why=f"the folder cannot be emptied: {said}, and what is known of {left} is left",
+            mend="Remove the folder",
+        )
+    print(f"{said} from {store.folder}")
 
 
 def _chosen(

@@ -36,7 +36,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,6 +73,11 @@ TABLES = pathlib.Path(__file__).parent / "tables"
 
 _ENVIRONMENTS = 16
 """Entries of one problem that are kept: the newest. Each upgrade of Triton makes a new one."""
+
+_UNFINISHED = "+"
+"""Ends the token of a source while it is written to, and stays where the writer was killed. Then
+the next addition renews the token even if nothing in it is new: what was written may have come
+after a graph that has this token in its key."""
 
 _POLL = 0.05
 """Seconds between two looks at what others are tuning."""
@@ -149,7 +154,8 @@ class Store:
         Args:
             folder: made when it is first written to; with None nothing is kept, and only what is
                 shipped is known.
-            max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go.
+            max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go,
+                until a tenth less is left. What was added last stays, however much it is.
             wait: seconds without a result after which nobody waits any longer for others who tune.
             tables: the folder of what is shipped, by default `TABLES`.
         """
@@ -204,17 +210,25 @@ class Store:
         return merged(found)
 
     def generation(self, *, tuning: bool) -> str:
-        """Text that changes when a compile may find something else than before; for cache keys.
+        """Text that changes when a compile may find something else than before, or has to keep what
+        it measures in another folder; for cache keys.
 
         It costs two small files. Of what is shipped the package's source key tells.
 
         Args:
             tuning: whether the compile measures what it does not know. Then what is measured
                 meanwhile makes no difference, and only imports and removals count: a graph whose
-                GEMMs were tuned is found again under the same key.
+                GEMMs were tuned is found again under the same key. With another folder it is not,
+                for that one would stay without its measurements. The default folder has no name
+                here: it lies with Inductor's own caches, and moves with them.
         """
-        sources: tuple[Source, ...] = ("imported",) if tuning else KEPT
-        return "-".join(self._token(source) for source in sources)
+        if not tuning:
+            return "-".join(self._token(source) for source in KEPT)
+        if self.folder is None:
+            place = "none"
+        else:
+            place = "" if self.folder == folder() else _hash(str(self.folder))
+        return f"{place}-{self._token('imported')}"
 
     # --- what is added and removed ---
 
@@ -238,25 +252,31 @@ class Store:
 
         Returns:
             How many were `new`, `updated` (an older one was known) and `ignored` (this one or a
-            newer one was known). Empty if the folder cannot be written.
+            newer one was known). Those that could not be written are missing.
         """
         return self._merge("imported", merged(entries))
 
-    def clear(self, sources: Iterable[Source] = KEPT) -> int:
-        """Remove what was measured, imported or both; returns the number of problems removed."""
-        removed = 0
-        with self._degrading("emptied"):
-            if self.folder is None or not self.folder.is_dir():
-                return 0
-            with self._writing():
-                for source in sources:
-                    for path in self._files(source):
-                        path.unlink()
-                        removed += 1
+    def clear(self, sources: Iterable[Source] = KEPT) -> Counter[str]:
+        """Remove what was measured, imported or both.
+
+        Returns:
+            How many problems were `removed`, and how many are `left` since they cannot be.
+        """
+        count: Counter[str] = Counter()
+        if self.folder is None or not self.folder.is_dir():
+            return count
+        paths = [path for source in sources for path in self._files(source)]
+        count["left"] = len(paths)
+        with self._degrading("emptied"), self._writing():
+            try:
+                for path in paths:
+                    path.unlink(missing_ok=True)
+                    count.update(removed=1, left=-1)
+            finally:
                 for source in KEPT:
                     # Also a compile that tunes must not be served what was tuned before.
                     self._renew(source)
-        return removed
+        return count
 
     # --- who finds out more ---
 
@@ -406,17 +426,33 @@ class Store:
             by_problem.setdefault(entry.problem, []).append(entry)
         with self._degrading("written"), self._writing():
             self._make(source)
+            changes = {}
             for problem, added in by_problem.items():
-                count += self._merge_problem(self._path(source, problem), added)
-            # Looking at all names costs more than adding one.
-            self._until_collected[source] -= len(by_problem)
-            if self._until_collected[source] < 0:
-                self._collect(source)
-                self._until_collected[source] = self.max_entries // 50
-            self._renew(source)
+                path = self._path(source, problem)
+                newest, became = self._merged(path, added)
+                if became["new"] or became["updated"]:
+                    changes[path] = newest, became
+                else:
+                    count += became
+            if changes or self._token(source).endswith(_UNFINISHED):
+                self._renew(source, _UNFINISHED)
+                try:
+                    for path, (newest, became) in changes.items():
+                        self._write(path, newest)
+                        count += became
+                    # Looking at all names costs more than adding one.
+                    self._until_collected[source] -= len(changes)
+                    if self._until_collected[source] < 0:
+                        self._collect(source, changes)
+                        self._until_collected[source] = self.max_entries // 50
+                finally:
+                    self._renew(source)
         return count
 
-    def _merge_problem(self, path: pathlib.Path, added: Sequence[Entry]) -> Counter[str]:
+    def _merged(
+        self, path: pathlib.Path, added: Sequence[Entry]
+    ) -> tuple[list[Entry], Counter[str]]:
+        """The entries that a problem's file is to hold, and what becomes of those added."""
         before = []
         for value in self._load(path):
             with contextlib.suppress(exc.BadGemmError):
@@ -431,14 +467,17 @@ class Store:
                 count["ignored"] += 1
             else:
                 count["updated" if entry.environment in known else "new"] += 1
-        if count["new"] or count["updated"]:
-            text = ("[" + ",\n".join(entry.line for entry in newest) + "]\n").encode()
-            with cache.publish(path) as temporary:
-                pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
-        return count
+        return newest, count
 
-    def _collect(self, source: Source) -> None:
-        """Remove the oldest files beyond the limit, and what killed processes have left behind."""
+    def _write(self, path: pathlib.Path, entries: Iterable[Entry]) -> None:
+        text = ("[" + ",\n".join(entry.line for entry in entries) + "]\n").encode()
+        with cache.publish(path) as temporary:
+            pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
+
+    def _collect(self, source: Source, added: Collection[pathlib.Path]) -> None:
+        """Remove the oldest files beyond the limit, but for those added just now, and what killed
+        processes have left behind.
+        """
         place = self._make(source)
         names = os.listdir(place)
         for name in names:
@@ -447,15 +486,21 @@ class Store:
                 shutil.rmtree(place / name, ignore_errors=True)
         paths = [place / name for name in names if name.endswith(".json")]
         if len(paths) > self.max_entries:
-            paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+            old = [path for path in paths if path not in added]
+            old.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
             # Some more than needed, so that not every addition has to look at all files.
-            for path in paths[: len(paths) - self.max_entries * 9 // 10]:
+            for path in old[: len(paths) - self.max_entries * 9 // 10]:
                 path.unlink()
         for lock in self._make("locks").iterdir():
             # Somebody may be about to take it; the worst is that a problem is measured twice.
             with contextlib.suppress(OSError):
-                if lock.stat().st_mtime < time.time() - _DAY:
+                if _is_old(lock):
                     lock.unlink()
+        # Of tokens; young ones may be of somebody else, whose files lie here, too.
+        for path in self._make(".").glob(f"{cache.TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                if _is_old(path):
+                    shutil.rmtree(path)
 
     # --- the folder ---
 
@@ -463,13 +508,13 @@ class Store:
         """Random text that is replaced with each change of a source; empty before the first."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
-                return (self.folder / f"{source}.token").read_text()
+                return (self.folder / f"{source}.token").read_text("utf-8", "replace")
         return ""
 
-    def _renew(self, source: Source) -> None:
+    def _renew(self, source: Source, mark: str = "") -> None:
         assert self.folder is not None
         with cache.publish(self.folder / f"{source}.token") as temporary:
-            pathlib.Path(temporary).write_text(secrets.token_hex(8))
+            pathlib.Path(temporary).write_text(secrets.token_hex(8) + mark)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -521,6 +566,11 @@ def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
         except (exc.BadTuningFileError, KeyError, TypeError) as error:
             events.warn_once(f"tuning_table:{path}", f"{path} is damaged and not used: {error}")
     return found
+
+
+def _is_old(path: pathlib.Path) -> bool:
+    """Whether it has not been changed for a day."""
+    return path.stat().st_mtime < time.time() - _DAY
 
 
 def _hash(*texts: str) -> str:

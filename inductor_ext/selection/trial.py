@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -103,7 +103,9 @@ class Report:
     """Wall time of verification and timing."""
 
 
-def run(jobs: Sequence[Job], bench: Bench, budget: float, notify: Notify) -> Iterator[Report]:
+def run(
+    jobs: Sequence[Job], bench: Bench, budget: float, notify: Notify
+) -> Generator[Report, None, None]:
     """Try jobs, one after the other; all their variants are compiled first.
 
     Args:

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from inductor_ext import events
@@ -101,11 +101,12 @@ def tune(
         return decisions
     progress = _Progress(len(jobs))
     begun = time.perf_counter()
-    reports: list[Iterator[Report]] = []
-    apart = [job for job in jobs if isolated or _has_cutlass(job)]
+    reports: list[Generator[Report, None, None]] = []
+    apart = {job.problem for job in jobs if isolated or _has_cutlass(job)}
     if apart:
-        reports.append(worker.run(apart, make_bench, index, settings.tuning_budget, deadline))
-    here = [job for job in jobs if job not in apart]
+        told = [job for job in jobs if job.problem in apart]
+        reports.append(worker.run(told, make_bench, index, settings.tuning_budget, deadline))
+    here = [job for job in jobs if job.problem not in apart]
     if here:
         reports.append(trial.run(here, make_bench(index), settings.tuning_budget, progress.at))
     finished: list[Report] = []
@@ -114,11 +115,13 @@ def tune(
             decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
             finished.append(report)
             progress.finished(report)
-            separate = any(job.problem == report.problem for job in apart)
-            _print_table(report, time.perf_counter() - begun, separate)
+            _print_table(report, time.perf_counter() - begun, report.problem in apart)
             begun = time.perf_counter()
     finally:
         progress.close()
+        # An error's traceback would keep them, and with them all that holds while they run.
+        for each in reports:
+            each.close()
         # Only now: while reports come, what this thread emits is muted.
         for report in finished:
             record = _record(report, device, predictions[report.problem])
@@ -229,7 +232,7 @@ def _print_table(report: Report, seconds: float, isolated: bool) -> None:
 
     asked = inductor_config.max_autotune or inductor_config.max_autotune_gemm
     shown = inductor_config.autotune_num_choices_displayed
-    if not asked or not select_algorithm.PRINT_AUTOTUNE or shown == 0:
+    if not asked or not select_algorithm.PRINT_AUTOTUNE or shown == 0 or sys.stderr is None:
         return
     problem = report.problem
     batch = f"{problem.batch}x" if problem.batch > 1 else ""

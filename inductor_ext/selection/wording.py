@@ -13,7 +13,6 @@ from inductor_ext.templates.problem import (
     VECTOR_BYTES,
     EpilogueInput,
     GemmProblem,
-    Operand,
     Prologue,
 )
 
@@ -39,7 +38,7 @@ def problem_words(problem: GemmProblem) -> str:
         if operand.vector_bytes < VECTOR_BYTES:
             pieces.append(f"{name} aligned to {operand.vector_bytes:g} B")
     if problem.batch > 1 and problem.operation != "grouped":
-        shared = [name for name in "ab" if _operand(problem, name).batch_stride == 0]
+        shared = [name for name in "ab" if getattr(problem, name).batch_stride == 0]
         pieces.extend(f"one {name} for all" for name in shared)
     if problem.divided != "m":
         pieces.append(f"groups along {problem.divided.upper()}")
@@ -104,10 +103,6 @@ def config_words(config: Config | None) -> str:
 
 def _dtype(name: str) -> str:
     return _SHORT.get(name, name.replace("float8_", "fp8_"))
-
-
-def _operand(problem: GemmProblem, name: str) -> Operand:
-    return problem.a if name == "a" else problem.b
 
 
 def _prologue(prologue: Prologue) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -26,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import compat, exc
@@ -34,7 +33,7 @@ from inductor_ext.selection import trial
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.trial import Bench, Job, Report
 from inductor_ext.templates.families import Config, config_from_json
-from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.problem import plain, read
 
 __all__ = ["run", "warm_up"]
 
@@ -48,7 +47,7 @@ def run(
     device: int,
     budget: float,
     deadline: float,
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """Try jobs in the worker of a device.
 
     Args:
@@ -72,7 +71,7 @@ def run(
                     index, config = message["at"]
                     at = index, config and config_from_json(config)
                 else:
-                    report = _report_from_json(message["report"])
+                    report = read(Report, message["report"], "report")
                     done.add(report.problem)
                     yield report
             return
@@ -126,7 +125,7 @@ def _request(
     jobs: Sequence[Job], make_bench: Callable[[int], Bench], device: int, budget: float
 ) -> dict[str, Any]:
     return {
-        "jobs": [_job_to_json(job) for job in jobs],
+        "jobs": [plain(job, whole=True) for job in jobs],
         "bench": [make_bench.__module__, make_bench.__qualname__],
         "device": device,
         "budget": budget,
@@ -175,7 +174,12 @@ class _Worker:
             _WorkerError: it is gone; also killed, if it said nothing for `deadline` seconds.
         """
         with self._asking:
-            yield from self._answers(request, deadline)
+            try:
+                yield from self._answers(request, deadline)
+            except BaseException:
+                # Whoever stops early leaves answers in the pipe that the next would take for its.
+                self.close()
+                raise
 
     def _answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
         try:
@@ -197,9 +201,11 @@ class _Worker:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         end = time.monotonic() + deadline
+        # Not select: it takes no descriptor above 1023.
+        waiting = select.poll()
+        waiting.register(self._answer, select.POLLIN)
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answer], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not waiting.poll(1e3 * max(0.0, end - time.monotonic())):
                 self.close()
                 raise _WorkerError(f"no result within {deadline:g} s")
             piece = os.read(self._answer, 1 << 16)
@@ -275,51 +281,6 @@ def _context() -> dict[str, Any] | None:
     return {"options": options, "choices": choices}
 
 
-def _job_to_json(job: Job) -> dict[str, Any]:
-    return {
-        "problem": job.problem.to_json(whole=True),
-        "configs": [each.to_json() for each in job.configs],
-        "dropped": [_timing_to_json(each) for each in job.dropped],
-    }
-
-
-def _job_from_json(value: Mapping[str, Any]) -> Job:
-    return Job(
-        GemmProblem.from_json(value["problem"]),
-        tuple(config_from_json(each) for each in value["configs"]),
-        tuple(_timing_from_json(each) for each in value["dropped"]),
-    )
-
-
-def _timing_to_json(timing: Timing) -> dict[str, Any]:
-    return dataclasses.asdict(timing)
-
-
-def _timing_from_json(value: Mapping[str, Any]) -> Timing:
-    config = value["config"] and config_from_json(value["config"])
-    return Timing(config, value["microseconds"], value["failure"])
-
-
-def _report_to_json(report: Report) -> dict[str, Any]:
-    return {
-        "problem": report.problem.to_json(),
-        "chosen": report.chosen and report.chosen.to_json(),
-        "timings": [_timing_to_json(each) for each in report.timings],
-        "reason": report.reason,
-        "seconds": report.seconds,
-    }
-
-
-def _report_from_json(value: Mapping[str, Any]) -> Report:
-    return Report(
-        GemmProblem.from_json(value["problem"]),
-        value["chosen"] and config_from_json(value["chosen"]),
-        tuple(_timing_from_json(each) for each in value["timings"]),
-        value["reason"],
-        value["seconds"],
-    )
-
-
 # --- the worker ---------------------------------------------------------------------------------
 
 
@@ -350,7 +311,7 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
     module, name = request["bench"]
     bench = getattr(importlib.import_module(module), name)(request["device"])
-    jobs = [_job_from_json(each) for each in request["jobs"]]
+    jobs = [read(Job, each, "job") for each in request["jobs"]]
     say(begun=True)
 
     def notify(index: int, config: Config | None) -> None:
@@ -360,7 +321,7 @@ def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
         if not jobs:
             bench.warm_up()
         for report in trial.run(jobs, bench, request["budget"], notify):
-            say(report=_report_to_json(report))
+            say(report=plain(report))
 
 
 @contextlib.contextmanager
