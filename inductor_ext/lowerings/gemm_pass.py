@@ -650,7 +650,8 @@ def _bounds(rows: Any) -> tuple[int, int | None]:
     """The least and the largest number of rows that there can be, 0 left out; None: any."""
     known = rows.node.shape_env.bound_sympy(rows.node.expr)
     lower, upper = (
-        int(each) if isinstance(each, sympy.Integer) else None for each in (known.lower, known.upper)
+        int(each) if isinstance(each, sympy.Integer) else None
+        for each in (known.lower, known.upper)
     )
     return max(1, lower or 1), upper
 
