@@ -135,12 +135,15 @@ def _written(node: fx.Node) -> frozenset[int] | None:
         return None
     arguments = target._schema.arguments
     given = {**dict(zip((each.name for each in arguments), node.args, strict=False)), **node.kwargs}
-    found = set()
+    found: set[int] = set()
     for each in arguments:
         if each.alias_info is not None and each.alias_info.is_write:
             value = given.get(each.name)
-            found.add(get_node_storage(value) if isinstance(value, torch.fx.Node) else None)
-    return None if None in found or not found else frozenset(found)
+            storage = get_node_storage(value) if isinstance(value, torch.fx.Node) else None
+            if storage is None:
+                return None
+            found.add(storage)
+    return frozenset(found) if found else None
 
 
 def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
