@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 from benchmarks import results
+from inductor_ext import compat
 
 __all__ = [
     "CONTENDERS",
@@ -125,7 +125,7 @@ def compile_and_call(
     if contender.backend is None:
         return Compiled(lambda: function(*inputs), 0.0)
     run = torch.compile(
-        _copy(function),
+        compat.with_own_code(function),
         backend=contender.backend,
         fullgraph=True,
         dynamic=False,
@@ -183,17 +183,6 @@ def tuning() -> Iterator[list[Tuned]]:
 
     with mock.patch.object(tuner, "tune", timed):
         yield found
-
-
-def _copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of its own code object that calls another."""
-
-    def program(*inputs: Any) -> Any:
-        return function(*inputs)
-
-    return types.FunctionType(
-        program.__code__.replace(), program.__globals__, closure=program.__closure__
-    )
 
 
 def synchronize() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "serializable",
     "symbol_hints",
     "torch_version",
+    "with_own_code",
 ]
 
 SUPPORTED = ("2.11", "2.13")
@@ -86,13 +87,18 @@ def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., A
 
     # torch 2.11: what is called is compiled as part of this. Only behind a graph break it is
     # compiled by its own code object, and counts there.
+    return torch.compile(with_own_code(target), **options)
+
+
+def with_own_code(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a code object that no other has, and that does nothing but call `target`."""
+
     def program(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
-    own = types.FunctionType(
+    return types.FunctionType(
         program.__code__.replace(), program.__globals__, closure=program.__closure__
     )
-    return torch.compile(own, **options)
 
 
 def peek_choices() -> InductorChoices | None:

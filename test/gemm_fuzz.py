@@ -25,22 +25,18 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.virtualized import ops
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from inductor_ext import activation, config
-from inductor_ext.lowerings import error_function
 from inductor_ext.selection import choose
 from inductor_ext.templates import space
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import dequantize
 from test import fake_cuda, kernel_util
 from test.gemm_problems import device
 
@@ -337,14 +333,17 @@ class _Draw:
 
     def written(self) -> str | None:
         """A write into an input, which what is computed before it must not see."""
-        # Gradients ask for what was read before.
-        floats = [each.name for each in self.inputs if each.dtype is self.dtype]
+        # Gradients need what was read before.
         if self.backward:
             return None
+        floats = [each.name for each in self.inputs if each.dtype is self.dtype]
         return self.add(f"{self.random.choice(['x0', self.random.choice(floats)])}.{_WRITE}")
 
     def rounded(self) -> str | None:
         """A product by a weight whose scales are no numbers of the program's dtype."""
+        # Integers have no gradient.
+        if self.backward:
+            return None
         v = self.pick()
         k, n = self.values[v].shape[-1], self.width()
         self.input("q", (n, k), dtype=torch.int8)
@@ -476,15 +475,9 @@ def _lowered(program: Program, rule: choose.Rule) -> str | Exception:
         else torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
         for each, made in zip(program.inputs, program.values(), strict=True)
     ]
-    plain = dequantize.constants
     try:
         with contextlib.ExitStack() as stack:
-            # The interpreter has no instructions of a GPU.
-            without = mock.patch.object(
-                dequantize, "constants", lambda p: {**plain(p), "BITS": False}
-            )
-            stack.enter_context(without)
-            stack.enter_context(mock.patch.object(error_function, "_erf", lambda _, x: ops.erf(x)))
+            stack.enter_context(kernel_util.interpretable())
             stack.enter_context(activation._scope(config.snapshot({})))
             stack.enter_context(choose.forced(rule))
             # One dimension for each pointwise kernel, as the stand-in for launchers has.

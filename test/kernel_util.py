@@ -44,6 +44,7 @@ __all__ = [
     "inputs",
     "interpret",
     "interpret_modules",
+    "interpretable",
     "reference",
     "render",
 ]
@@ -297,6 +298,22 @@ def render(case: Case, capability: tuple[int, int] = (9, 0)) -> fake_cuda.Lowere
         lowering_of(case) as function,
     ):
         return fake_cuda.lower(function, *inputs(case, "meta"), capability=capability)
+
+
+@contextlib.contextmanager
+def interpretable() -> Iterator[None]:
+    """Inside, what is lowered has none of a GPU's instructions, which the interpreter lacks."""
+    from torch._inductor.virtualized import ops
+
+    from inductor_ext.lowerings import error_function
+    from inductor_ext.templates.triton import dequantize
+
+    plain = dequantize.constants
+    with (
+        mock.patch.object(dequantize, "constants", lambda p: {**plain(p), "BITS": False}),
+        mock.patch.object(error_function, "_erf", lambda _, x: ops.erf(x)),
+    ):
+        yield
 
 
 def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:

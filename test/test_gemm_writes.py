@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from torch.nn import functional as F
 from inductor_ext.lowerings.fusion import is_closed, is_written_between
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import dequantize
 from test import kernel_util
 from test.gemm_graphs import lowered_graph, tensor
 from test.test_gemm_pass import lower
@@ -123,16 +121,13 @@ def rule(problem: GemmProblem) -> GemmConfig | None:
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     jobs = {}
-    plain = dequantize.constants
-    # Interpreted, nothing is taken from bytes by PTX.
-    portable = mock.patch.object(dequantize, "constants", lambda p: {**plain(p), "BITS": False})
     for name, (function, given, unknown) in CASES.items():
         inputs = [
             (("rows", *each.shape[1:]) if index in unknown else tuple(each.shape), each.dtype)
             for index, each in enumerate(given)
         ]
         for reorder in (False, True):
-            with portable:
+            with kernel_util.interpretable():
                 lowered, asked = lower(
                     rule, function, *inputs, reorder_for_locality=reorder, triton__max_tiles=1
                 )
@@ -149,10 +144,8 @@ def test_what_was_read_before_the_write_counts(
     function, given, _ = CASES[name]
     wide = [each.double() if each.is_floating_point() else each.clone() for each in given]
     if name == "integers":
+        # Which torch multiplies as integers only.
         expected: Any = (A.double() @ B.double().t()) * ROWS.double() * COLUMNS.double()
-    elif name == "quantized gate":
-        wide[1] = wide[1].double()
-        expected = function(*wide)
     else:
         expected = function(*wide)
     found = results[f"{name}, {reorder}"]

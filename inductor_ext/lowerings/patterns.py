@@ -243,7 +243,7 @@ class _Search:
         one, two = leaves[gate], leaves[up]
         halves = None if one.begin is None or two.begin is None else (one.begin, two.begin)
         parts = list(dict.fromkeys((one.product, two.product)))
-        if halves is None and one.begin is not two.begin:
+        if (one.begin is None) != (two.begin is None):
             return None
         if (halves is None) == (len(parts) == 1) or (halves and one.begin == two.begin):
             return None
