@@ -302,6 +302,12 @@ class TestRank:
         assert large
         assert any(not config.tma for config in large) == kept
 
+    def test_what_ptxas_unrolls_for_seconds_is_left_to_more_warps(self) -> None:
+        """8 warps instead of 4 are predicted to take as long, and compile in a fourth."""
+        found = [config for config, _ in rank(linear(2048, 1024, 1024), H200, limit=1000)]
+        threads = [c for c in found if (c.block_m, c.block_n) == (128, 128) and not c.tma]
+        assert {config.warps for config in threads if config.split_k == 1} == {8}
+
     def test_so_many_of_one_template(self) -> None:
         for problem in (linear(1, 4096, 4096), linear(8192, 8192, 8192)):
             found = rank(problem, H200, limit=6, per_template=1)

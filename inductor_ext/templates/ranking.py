@@ -522,7 +522,8 @@ def rank(
     predicted to take half as long again as the first. The list is not filled by one idea: of
     `limit` places what differs in its number of stages gets one, what the model knows nothing of by
     measurements half, a tile's shape two thirds, and a template all but one, unless nothing else is
-    left. What takes seconds to compile is left out where TMA does as well by prediction.
+    left. What takes seconds to compile is left out where another kernel of its tile is predicted to
+    do as well.
 
     Warp-specialised kernels are not among them: what Triton 3.6.0 made of each that was measured
     gave NaN. `candidates` has them.
@@ -636,34 +637,34 @@ def _distinct(
 def _quickly_built(
     problem: GemmProblem, found: Sequence[tuple[GemmConfig, Prediction]]
 ) -> list[tuple[GemmConfig, Prediction]]:
-    """All but those that ptxas unrolls for seconds where TMA, which it does not unroll, can load
-    the same tile and takes no more than 1 % longer.
+    """All but those that ptxas unrolls for seconds where another kernel of the same tile, which it
+    does not, takes no more than 1 % longer.
     """
-    by_tma = {
+    slow = [_unrolled(problem, config) for config, _ in found]
+    quick = {
         (config.block_m, config.block_n): prediction.total
-        for config, prediction in reversed(found)
-        if config.tma
+        for (config, prediction), left_out in reversed(list(zip(found, slow, strict=True)))
+        if not left_out
     }
     return [
         (config, prediction)
-        for config, prediction in found
-        if config.tma
-        or by_tma.get((config.block_m, config.block_n), math.inf) > 1.01 * prediction.total
-        or not _unrolled(problem, config)
+        for (config, prediction), left_out in zip(found, slow, strict=True)
+        if not left_out
+        or quick.get((config.block_m, config.block_n), math.inf) > 1.01 * prediction.total
     ]
 
 
 def _unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
     """Whether ptxas takes most of a second, or several, to unroll a kernel's loop over K.
 
-    It does so for up to some 23 turns of 64 elements, or 32 of small tiles, where threads load, and
-    takes seconds in proportion to instructions along K times the registers that hold accumulators:
-    1.4, 1.9, 2.9 and 3.5 s for bfloat16 tiles of 128x256 and K of 768, 1024, 1280 and 1408, and
-    0.3 s for 2048, not unrolled; 0.9 and 2.8 s for 128x128 and K of 1280 and 2048 (Triton 3.6.0,
-    one core of an EPYC). Shares of split-K have bounds that it cannot know.
+    It does so for up to some 23 turns of 64 elements, or 32 of small tiles, where threads load, not
+    TMA, and takes seconds in proportion to instructions along K times the registers that hold
+    accumulators: 1.4, 1.9, 2.9 and 3.5 s for bfloat16 tiles of 128x256 and K of 768, 1024, 1280 and
+    1408, and 0.3 s for 2048, not unrolled; 0.9 and 2.8 s for 128x128 and K of 1280 and 2048 (Triton
+    3.6.0, one core of an EPYC). Shares of split-K have bounds that it cannot know.
     """
     along_k = problem.k * DTYPE_BITS[problem.a.dtype] // _INSTRUCTION_BITS
-    unrolled = config.split_k == 1 and along_k <= 128
+    unrolled = not config.tma and config.split_k == 1 and along_k <= 128
     return unrolled and 5000 < along_k * config.accumulator_registers < 12000
 
 
