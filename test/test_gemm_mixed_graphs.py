@@ -474,6 +474,16 @@ class TestSeveralRead:
         assert found.problem.parts == (N, N)
         assert [len(each.meta["val"].shape) for each in found.outputs] == [3, 3]
 
+    @pytest.mark.parametrize("shape", [(1, 1, N), (1, 1, 1)])
+    def test_scales_that_give_results_another_dimension_follow(self, shape: Any) -> None:
+        found = check_several(
+            lambda x, w, s, v, t: (by_hand(x, w, s), by_hand(x, v, t)),
+            tensor(M, K, dtype=FP16),
+            *(BYTES, tensor(*shape, dtype=FP16)) * 2,
+        )
+        assert found.problem.prologue == Prologue("dequantize")
+        assert [len(each.meta["val"].shape) for each in found.outputs] == [2, 2]
+
     @pytest.mark.parametrize(
         ("function", "inputs"),
         [

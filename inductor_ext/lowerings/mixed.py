@@ -151,7 +151,8 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
     """A fusion with the scale or the bias of a node that reads its product.
 
     Returns:
-        None if the node does anything else. Scales come first, and then one bias.
+        None if the node does anything else, as to give the product more dimensions. Scales come
+        first, and then one bias.
     """
     import torch
 
@@ -163,6 +164,8 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
         return None
     (source,) = others
     try:
+        if shape(node) != shape(product):
+            return None
         output = problems.sizes(problems.value_of(node).shape)
         kind = problems.broadcast(problems.value_of(source), output)
         while is_view(source) or is_cast(source):
