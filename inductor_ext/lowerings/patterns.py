@@ -36,6 +36,7 @@ from inductor_ext.lowerings.expressions import (
     flat,
     is_cast,
     is_contiguous,
+    is_read_by_strides,
     is_view,
     relu,
     shape,
@@ -330,7 +331,8 @@ class _Search:
         """All products of the same first factor, those that fit together, in groups."""
         groups: dict[Any, list[fx.Node]] = {}
         for node in self.products:
-            if node not in taken:
+            # The results lie side by side.
+            if node not in taken and not is_read_by_strides(node):
                 product = self.products[node]
                 a = product.inputs[0]
                 groups.setdefault((_source(a), shape(a), _kind(product)), []).append(node)
