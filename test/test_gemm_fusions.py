@@ -431,6 +431,9 @@ def test_weights_that_are_computed_later_are_moved_before_the_call() -> None:
             ),
             (X, W, W),
         ),
+        # A column's stride to the next one is 1 here, and no number of 16 bytes.
+        (lambda x, q, k: (x @ q, x @ k), (X, tensor(64, 1), tensor(64, 1))),
+        (lambda x, q, k: F.silu(x @ q) * (x @ k), (X, tensor(64, 1), tensor(64, 1))),
     ],
 )
 def test_what_is_not_computed_side_by_side(function: Any, inputs: Any) -> None:

@@ -464,6 +464,9 @@ class _Search:
         if halves:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
+        if min(parts) == 1:
+            # The stride from one column to the next is anything, and the kernel would take it.
+            return None
         if alike[0].operation == "scaled":
             # Besides the scales, whose kinds are in the epilogue, there may be vectors as biases.
             if any(
