@@ -531,7 +531,7 @@ class _Search:
             dtype = problems.dtype_of(problems.value_of(vectors[0]))
             prologue = dataclasses.replace(prologue, scale_dtype=dtype, vectors=len(vectors))
         if problem.prologue is not None:
-            if not _is_read_like(norm, problem):
+            if not _is_read_like(norm, problem, fusion.options.get("ZERO", 0)):
                 return None
             prologue = dataclasses.replace(
                 problem.prologue, kind="both", vectors=len(vectors), epsilon=norm.epsilon
@@ -668,13 +668,14 @@ def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.
     return None
 
 
-def _is_read_like(norm: Norm, problem: GemmProblem) -> bool:
+def _is_read_like(norm: Norm, problem: GemmProblem, zero: int) -> bool:
     """Whether a kernel that dequantises b can apply a norm: by squares, with a weight in a's dtype,
-    which it reads by words of two where b has two numbers to a byte.
+    which it reads by words of two where b has two numbers to a byte. Else what it takes for
+    elements beyond K is the zero point of all of b, of a as well, and counts among the squares.
     """
-    if norm.kind != "normalize":
-        return False
     by_words = DTYPE_BITS[problem.b.dtype] == 4
+    if norm.kind != "normalize" or (zero and not by_words):
+        return False
     for value in map(problems.value_of, norm.vectors):
         offset = value.storage_offset()
         if problems.dtype_of(value) != problem.a.dtype:
