@@ -191,7 +191,7 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
         windows = F.linear(x, q).view(3, 6, 48).as_strided((17, 2, 48), (48, 48, 1))
         return windows * 2, F.linear(x, k), F.linear(x, v)
 
-    shapes = [(18, 64), W, W, NARROW]
+    shapes: list[tuple[int, ...]] = [(18, 64), W, W, NARROW]
     module = lowered(function, shapes)
     assert sum("tl.dot" in source for source in module.kernels().values()) == 2
     given = inputs(shapes)
