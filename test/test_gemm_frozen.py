@@ -63,6 +63,18 @@ class Returned(nn.Module):
         return first.relu(), second.view(2, 2, 8), third.relu()
 
 
+class Windows(nn.Module):
+    """The first of three products is read by its places in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, width) for width in (4, 8, 12))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first, second, third = (layer(x) for layer in self.layers)
+        return first.as_strided((3, 2, 4), (4, 4, 1)).relu(), second.relu(), third.relu()
+
+
 class Tied(nn.Module):
     """One weight is used twice, and three products have inputs of their own."""
 
@@ -154,6 +166,10 @@ def test_weights_keep_their_order_in_memory(model: nn.Module, stride: tuple[int,
 
 def test_what_is_returned_stays_contiguous() -> None:
     assert columns(compiled(Returned().eval(), torch.randn(4, 16))) == [8, 4 + 12]
+
+
+def test_what_is_read_by_its_places_stays_in_its_own_memory() -> None:
+    assert columns(compiled(Windows().eval(), torch.randn(4, 16))) == [4, 8 + 12]
 
 
 @pytest.mark.parametrize(

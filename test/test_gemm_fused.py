@@ -186,6 +186,20 @@ def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     assert error < 5e-3 * expected.abs().max()
 
 
+def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
+    def function(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        windows = F.linear(x, q).view(3, 6, 48).as_strided((17, 2, 48), (48, 48, 1))
+        return windows * 2, F.linear(x, k), F.linear(x, v)
+
+    shapes: list[tuple[int, ...]] = [(18, 64), W, W, NARROW]
+    module = lowered(function, shapes)
+    assert sum("tl.dot" in source for source in module.kernels().values()) == 2
+    given = inputs(shapes)
+    found = kernel_util.interpret_modules({"all": (module.code, given)})["all"]
+    for ours, exact in zip(found, function(*(each.double() for each in given)), strict=True):
+        assert (ours.double() - exact).abs().max() < 5e-3 * exact.abs().max()
+
+
 @pytest.mark.parametrize("reach", [persistent.REACH, 1025])
 def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
     """However far they lie from each other: the lesser reach ends at 16 KB."""

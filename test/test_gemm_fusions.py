@@ -423,6 +423,17 @@ def test_weights_that_are_computed_later_are_moved_before_the_call() -> None:
             lambda x, q, k, b: (F.linear(x, q, b), aten.addmm(b, x, k.t(), beta=2)),
             (X, W, W, tensor(48)),
         ),
+        # Windows over a result are read by their places in memory.
+        (
+            lambda x, q, k: (
+                F.linear(x, q).view(4, 8, 48).as_strided((31, 2, 48), (48, 48, 1)),
+                F.linear(x, k).chunk(2, -1)[1].as_strided((4, 4), (2, 1), 48),
+            ),
+            (X, W, W),
+        ),
+        # A column's stride to the next one is 1 here, and no number of 16 bytes.
+        (lambda x, q, k: (x @ q, x @ k), (X, tensor(64, 1), tensor(64, 1))),
+        (lambda x, q, k: F.silu(x @ q) * (x @ k), (X, tensor(64, 1), tensor(64, 1))),
     ],
 )
 def test_what_is_not_computed_side_by_side(function: Any, inputs: Any) -> None:

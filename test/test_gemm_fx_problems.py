@@ -182,6 +182,13 @@ def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
     assert problems.obstacle(product(graph)) == "the summed dimension may have size 0"
 
 
+def test_one_row_of_many_may_be_one_number() -> None:
+    inputs = tensor(32, 64), tensor(64, 1)
+    node = product(lowered_graph(torch.mm, *inputs, dynamic=[(0, 0)]))
+    symbol = node.meta["val"].shape[0].node.expr
+    assert problems.problem_of(node, {symbol: 1}) == GemmProblem.contiguous("mm", 1, 1, 64)
+
+
 @pytest.mark.parametrize(("offset", "alignment"), [(0, 8), (4, 1), (8, 8)])
 def test_alignment_of_a_slice(offset: int, alignment: int) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -215,6 +222,8 @@ def test_what_the_user_asks_of_results() -> None:
     ("function", "inputs", "reason"),
     [
         (torch.mm, (tensor(0, 64), tensor(64, 96)), "size 0"),
+        (torch.mm, (tensor(1, 64), tensor(64, 1)), "the product is one number"),
+        (torch.bmm, (tensor(1, 1, 64), tensor(1, 64, 1)), "the product is one number"),
         (
             torch.mm,
             (tensor(8, 8, dtype=torch.float64), tensor(8, 8, dtype=torch.float64)),

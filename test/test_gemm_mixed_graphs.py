@@ -247,6 +247,12 @@ class TestBytes:
                 lambda x, w, s: F.linear(x, w.to(BF16) * s.permute(1, 0).reshape(N, 1)),
                 (BYTES, tensor(6, 8, dtype=BF16)),
             ),
+            # Only integers without a sign have a zero point of all in kernels.
+            (
+                lambda x, w, s: F.linear(x, (w.to(BF16) - 3) * s.unsqueeze(-1)),
+                (tensor(N, K, dtype=torch.float8_e4m3fn), ROWS),
+            ),
+            (lambda x, w, s: F.linear(x, (w.to(BF16) - 3) * s.unsqueeze(-1)), (BYTES, ROWS)),
         ],
     )
     def test_what_is_not_found(self, function: Any, inputs: Any) -> None:
@@ -473,6 +479,27 @@ class TestSeveralRead:
         )
         assert found.problem.parts == (N, N)
         assert [len(each.meta["val"].shape) for each in found.outputs] == [3, 3]
+
+    def test_a_norm_is_left_where_kernels_fill_up_rows_with_a_zero_point(self) -> None:
+        def function(x: Tensor, n: Tensor, w: Tensor, s: Tensor, v: Tensor, t: Tensor) -> Any:
+            y = F.rms_norm(x, (K,), n, 1e-5)
+            return tuple(
+                F.linear(y, (q.to(BF16) - 128) * r.unsqueeze(-1)) for q, r in ((w, s), (v, t))
+            )
+
+        found = check_several(function, X, tensor(K), *(tensor(N, K, dtype=U8), ROWS) * 2)
+        assert found.options["ZERO"] == 128
+        assert found.problem.prologue == Prologue("dequantize", "column")
+
+    @pytest.mark.parametrize("shape", [(1, 1, N), (1, 1, 1)])
+    def test_scales_that_give_results_another_dimension_follow(self, shape: Any) -> None:
+        found = check_several(
+            lambda x, w, s, v, t: (by_hand(x, w, s), by_hand(x, v, t)),
+            tensor(M, K, dtype=FP16),
+            *(BYTES, tensor(*shape, dtype=FP16)) * 2,
+        )
+        assert found.problem.prologue == Prologue("dequantize")
+        assert [len(each.meta["val"].shape) for each in found.outputs] == [2, 2]
 
     @pytest.mark.parametrize(
         ("function", "inputs"),

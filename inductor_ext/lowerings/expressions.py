@@ -30,6 +30,7 @@ __all__ = [
     "flat",
     "is_cast",
     "is_computed_in_float32",
+    "is_read_by_strides",
     "is_view",
     "mean",
     "mean_of",
@@ -109,6 +110,21 @@ def is_view(node: fx.Node) -> bool:
 
     aten = torch.ops.aten
     return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+
+
+def is_read_by_strides(node: fx.Node) -> bool:
+    """Whether elements of a node, or of a view of it, are read by their places in its memory
+    (`as_strided`), where it has to lie as the graph says.
+    """
+    import torch
+
+    for user in node.users:
+        if user.target is torch.ops.aten.as_strided.default:
+            return True
+        parts = user.target is operator.getitem or getattr(user.target, "is_view", False)
+        if (parts or is_view(user)) and is_read_by_strides(user):
+            return True
+    return False
 
 
 def is_cast(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch import fx
 
-from inductor_ext.lowerings.expressions import call, is_view
+from inductor_ext.lowerings.expressions import call, is_read_by_strides, is_view
 from inductor_ext.lowerings.problems import inputs
 from inductor_ext.settings import Settings
 
@@ -55,7 +55,8 @@ def join(graph: fx.Graph) -> int:
 
     The factors and biases that are then needed are written as operators on constants, for
     `constant_fold`. Products whose results are returned stay: what is returned has to be
-    contiguous, and columns of a larger result would have to be copied.
+    contiguous, and columns of a larger result would have to be copied. So do those whose results
+    are read by their places in memory.
 
     Args:
         graph: of operators before lowering, with values in their metadata. Constants are
@@ -66,7 +67,7 @@ def join(graph: fx.Graph) -> int:
     """
     groups: dict[Hashable, list[fx.Node]] = {}
     for node in graph.nodes:
-        if _is_joinable(node) and not _is_returned(node):
+        if _is_joinable(node) and not _is_returned(node) and not is_read_by_strides(node):
             groups.setdefault(_kind(node), []).append(node)
     joined = [group for group in groups.values() if len(group) > 1]
     for group in joined:

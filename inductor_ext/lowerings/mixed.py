@@ -151,7 +151,8 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
     """A fusion with the scale or the bias of a node that reads its product.
 
     Returns:
-        None if the node does anything else. Scales come first, and then one bias.
+        None if the node does anything else, as to give the product more dimensions. Scales come
+        first, and then one bias.
     """
     import torch
 
@@ -163,6 +164,8 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
         return None
     (source,) = others
     try:
+        if shape(node) != shape(product):
+            return None
         output = problems.sizes(problems.value_of(node).shape)
         kind = problems.broadcast(problems.value_of(source), output)
         while is_view(source) or is_cast(source):
@@ -544,7 +547,8 @@ class _Reader:
         whole = {each.axis: each for each in (k, Atom(problem.n, "n", 1)) if each.size > 1}
         _require(atoms == whole, "b is a part of what is stored")
         _require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
-        _require(self.constant == 0 or self.dtype != "int8", "a zero point of signed bytes")
+        whole_numbers = self.dtype in ("uint8", "int4", "uint4")
+        _require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
         inputs, views = [self.stored.node], [self.stored.view()]
         options: dict[str, Any] = {}
         if self.scale is None:

@@ -36,6 +36,7 @@ from inductor_ext.lowerings.expressions import (
     flat,
     is_cast,
     is_contiguous,
+    is_read_by_strides,
     is_view,
     relu,
     shape,
@@ -330,7 +331,8 @@ class _Search:
         """All products of the same first factor, those that fit together, in groups."""
         groups: dict[Any, list[fx.Node]] = {}
         for node in self.products:
-            if node not in taken:
+            # The results lie side by side.
+            if node not in taken and not is_read_by_strides(node):
                 product = self.products[node]
                 a = product.inputs[0]
                 groups.setdefault((_source(a), shape(a), _kind(product)), []).append(node)
@@ -462,6 +464,9 @@ class _Search:
         if halves:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
+        if min(parts) == 1:
+            # The stride from one column to the next is anything, and the kernel would take it.
+            return None
         if alike[0].operation == "scaled":
             # Besides the scales, whose kinds are in the epilogue, there may be vectors as biases.
             if any(
@@ -526,7 +531,7 @@ class _Search:
             dtype = problems.dtype_of(problems.value_of(vectors[0]))
             prologue = dataclasses.replace(prologue, scale_dtype=dtype, vectors=len(vectors))
         if problem.prologue is not None:
-            if not _is_read_like(norm, problem):
+            if not _is_read_like(norm, problem, fusion.options.get("ZERO", 0)):
                 return None
             prologue = dataclasses.replace(
                 problem.prologue, kind="both", vectors=len(vectors), epsilon=norm.epsilon
@@ -663,13 +668,14 @@ def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.
     return None
 
 
-def _is_read_like(norm: Norm, problem: GemmProblem) -> bool:
+def _is_read_like(norm: Norm, problem: GemmProblem, zero: int) -> bool:
     """Whether a kernel that dequantises b can apply a norm: by squares, with a weight in a's dtype,
-    which it reads by words of two where b has two numbers to a byte.
+    which it reads by words of two where b has two numbers to a byte. Else what it takes for
+    elements beyond K is the zero point of all of b, of a as well, and counts among the squares.
     """
-    if norm.kind != "normalize":
-        return False
     by_words = DTYPE_BITS[problem.b.dtype] == 4
+    if norm.kind != "normalize" or (zero and not by_words):
+        return False
     for value in map(problems.value_of, norm.vectors):
         offset = value.storage_offset()
         if problems.dtype_of(value) != problem.a.dtype:
