@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import importlib.util
 import math
 import os
@@ -39,6 +40,7 @@ from test import fake_cuda
 __all__ = [
     "Case",
     "Compiled",
+    "as_bfloat16",
     "compiled",
     "cuobjdump",
     "inputs",
@@ -48,6 +50,23 @@ __all__ = [
     "reference",
     "render",
 ]
+
+
+def as_bfloat16(problem: GemmProblem) -> GemmProblem:
+    """A problem in bfloat16, for which one in float16 is interpreted."""
+    a, prologue = problem.a, problem.prologue
+    if a.dtype != "float16":
+        return problem
+    if prologue is not None and prologue.scale_dtype == "float16":
+        prologue = dataclasses.replace(prologue, scale_dtype="bfloat16")
+    b = problem.b
+    return dataclasses.replace(
+        problem,
+        a=dataclasses.replace(a, dtype="bfloat16"),
+        b=dataclasses.replace(b, dtype="bfloat16") if b.dtype == "float16" else b,
+        out="bfloat16" if problem.out == "float16" else problem.out,
+        prologue=prologue,
+    )
 
 
 @dataclass(frozen=True)

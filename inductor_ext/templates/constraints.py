@@ -459,9 +459,13 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
 
 @_constraint()
 def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Squares of rows, summed up beside the product, are a tile of accumulators of its own."""
+    """Squares of rows, summed up beside the product, are a tile of accumulators of its own. Before
+    they are all known elements are not small, and float16 does not hold them times a weight.
+    """
     if problem.prologue is None or not problem.prologue.normalizes:
         return None
+    if problem.prologue.vectors and problem.a.dtype == "float16" and config.template != "gemv":
+        return "a's elements times the norm's weight may be beyond float16"
     if config.block_m > 64:
         return (
             f"block_m is {config.block_m}, and squares of more than 64 rows need too many registers"
