@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import persistent, shared
 from test import fake_cuda, kernel_util
+from test.test_gemm_pass import lower as lower_by
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 
@@ -269,3 +271,19 @@ def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
         code = fake_cuda.lower(function, *(each.to("meta") for each in given)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code
+
+
+def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
+    """A backward takes what a forward has kept as aligned, by sizes and strides alone."""
+
+    def heads(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return x @ a.t(), x @ b.t(), x @ c.t()
+
+    narrow = GemmConfig("splitk", 16, 16, 32, 2, 2)
+    inputs = (((size, 64), torch.float16) for size in (32, 4, 16, 12))
+    lowered, asked = lower_by(lambda _: narrow, heads, *inputs)
+    assert asked[0].parts == (4, 16, 12)
+    (returned,) = re.findall(r"return \((.*)\)\n\nrunner", lowered.code)
+    # The others would begin at 8 and at 40 bytes.
+    assert re.findall(r"reinterpret_tensor\(buf0, [^)]*\), [^)]*\), (\d+)\)", returned) == ["0"]
+    assert returned.count("buf") == 3

@@ -24,6 +24,7 @@ __all__ = [
     "call_inputs",
     "hoist",
     "is_closed",
+    "is_returned",
     "is_written_between",
     "later",
 ]
@@ -96,6 +97,18 @@ def is_closed(
         and all(set(node.users) <= own for node in own.difference(outputs))
         and not is_written_between(own)
     )
+
+
+def is_returned(node: fx.Node) -> bool:
+    """Whether the graph returns a node's result, or a view of it."""
+    return any(
+        user.op == "output" or (_is_part_or_view(user) and is_returned(user)) for user in node.users
+    )
+
+
+def _is_part_or_view(node: fx.Node) -> bool:
+    part = node.target is operator.getitem or getattr(node.target, "is_view", False)
+    return part or is_view(node)
 
 
 def is_written_between(nodes: Collection[fx.Node]) -> bool:
