@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext.lowerings import chain, problems, register_lowering
+from inductor_ext.lowerings import chain, epilogues, problems, register_lowering
 from inductor_ext.lowerings.fusion import is_returned
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision
@@ -659,14 +659,32 @@ def _split(
 def _launched(plan: Plan) -> GemmConfig:
     """The configuration of a plan, as it is launched.
 
-    What is being tried says so itself; what was measured may have been for other launches.
+    What is being tried says so itself; what was measured may have been for other launches, and
+    without what Inductor lets the kernel store besides.
     """
+    from torch._inductor.virtualized import V
+
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
+    if config.tma_store and _stores_bools(V.current_node):
+        config = dataclasses.replace(config, tma_store=False)
     if choose.is_forced():
         return config
     can = TEMPLATES[config.template].pdl and plan.device.capability >= (9, 0)
     return dataclasses.replace(config, pdl=can and choose.launches_dependents())
+
+
+def _stores_bools(node: Any) -> bool:
+    """Whether bools are computed from a product and kept, as a backward wants to know of a ReLU
+    where it was 0: of them Triton makes no descriptor.
+    """
+    if not isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor):
+        return False
+    together = set(epilogues.spread(node))
+    return any(
+        each.meta["val"].dtype is torch.bool and not set(each.users) <= together
+        for each in together
+    )
 
 
 def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:
