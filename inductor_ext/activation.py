@@ -604,22 +604,37 @@ def _ensure_pass_dispatcher() -> None:
 
     # The hook at their end, config.post_grad_custom_post_pass, is the user's, and in torch 2.11 the
     # process's.
-    if not hasattr(entry.post_grad_passes, _SCOPED):
-        entry.post_grad_passes = _pass_dispatcher(entry.post_grad_passes)
+    if not hasattr(entry._recursive_post_grad_passes, _SCOPED):
+        entry._recursive_post_grad_passes = _pass_dispatcher(entry._recursive_post_grad_passes)
+
+
+_passed: ContextVar[Any] = ContextVar("inductor_ext_passed", default=None)
+"""The graph, with its subgraphs, that stock's last passes are at work on in this thread."""
 
 
 def _pass_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
+    from torch._inductor import config as inductor_config
+
     @functools.wraps(stock)
-    def post_grad_passes(gm: Any, *args: Any, **kwargs: Any) -> None:
-        stock(gm, *args, **kwargs)
+    def _recursive_post_grad_passes(gm: Any, *args: Any, **kwargs: Any) -> None:
+        outer = _passed.get()
         settings = current()
-        if settings is not None:
+        if settings is None or (outer is not None and gm in outer.modules()):
+            # The passes over a graph trace its subgraphs, which have to be of operators until then.
+            stock(gm, *args, **kwargs)
+            return
+        token = _passed.set(gm)
+        try:
+            stock(gm, *args, **kwargs)
+        finally:
+            _passed.reset(token)
+        if inductor_config.use_post_grad_passes:
             from inductor_ext.lowerings import gemm_pass
 
             gemm_pass.run(gm, settings)
 
-    setattr(post_grad_passes, _SCOPED, True)
-    return post_grad_passes
+    setattr(_recursive_post_grad_passes, _SCOPED, True)
+    return _recursive_post_grad_passes
 
 
 def _ensure_order_dispatcher() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import persistent, shared
 from test import fake_cuda, kernel_util
+from test.test_gemm_pass import lower as lower_by
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 
@@ -199,6 +201,25 @@ def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     assert error < 5e-3 * expected.abs().max()
 
 
+@pytest.mark.parametrize(("rows", "template"), [(18, "cp_async"), (3, "gemv")])
+def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str) -> None:
+    """Elements times the norm's weight are beyond float16 where rows are scaled only after that."""
+    configs = {"cp_async": TILE, "gemv": GemmConfig("gemv", 4, 8, 64, 1, 2)}
+
+    def function(x: Tensor, n: Tensor, w: Tensor) -> Tensor:
+        return F.linear(norm(x, n), w)
+
+    shapes: list[tuple[int, ...]] = [(rows, 64), NORM, W]
+    with activation._scope(config.snapshot({})), choose.forced(lambda _: configs[template]):
+        module = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
+    assert len(module.kernels()) == (1 if template == "gemv" else 2)
+    x, n, w = inputs(shapes)
+    given = [x * 5000, n.abs() + 15, w]
+    (found,) = kernel_util.interpret_modules({"": (module.code, given)}).values()
+    exact = function(*(each.double() for each in given))
+    assert (found.double() - exact).abs().max() < 5e-3 * exact.abs().max()
+
+
 def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
     def function(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         windows = F.linear(x, q).view(3, 6, 48).as_strided((17, 2, 48), (48, 48, 1))
@@ -296,3 +317,19 @@ def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
         code = fake_cuda.lower(function, *(each.to("meta") for each in given)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code
+
+
+def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
+    """A backward takes what a forward has kept as aligned, by sizes and strides alone."""
+
+    def heads(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return x @ a.t(), x @ b.t(), x @ c.t()
+
+    narrow = GemmConfig("splitk", 16, 16, 32, 2, 2)
+    inputs = (((size, 64), torch.float16) for size in (32, 4, 16, 12))
+    lowered, asked = lower_by(lambda _: narrow, heads, *inputs)
+    assert asked[0].parts == (4, 16, 12)
+    (returned,) = re.findall(r"return \((.*)\)\n\nrunner", lowered.code)
+    # The others would begin at 8 and at 40 bytes.
+    assert re.findall(r"reinterpret_tensor\(buf0, [^)]*\), [^)]*\), (\d+)\)", returned) == ["0"]
+    assert returned.count("buf") == 3

@@ -21,7 +21,7 @@ from inductor_ext.templates.problem import GemmProblem
 pytest.importorskip("triton")
 
 from benchmarks.gemm_models import int8_linear
-from test import fake_cuda
+from test import fake_cuda, kernel_util
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -500,3 +500,23 @@ def test_an_operand_that_is_stored_otherwise_than_planned() -> None:
     assert "empty_strided_cuda((384, 512), (512, 1)" in lowered.code
     (kernel,) = (text for name, text in lowered.kernels().items() if "tem" in name)
     assert re.search(r"shape=\[M, \w+\],\s+strides=\[512, 1\]", kernel), kernel
+
+
+@pytest.mark.parametrize(
+    ("follows", "stores"),
+    [
+        (lambda y: (torch.relu(y), torch.relu(y) <= 0), 0),
+        (lambda y: (torch.relu(y).sum(), y <= 0), 0),
+        (lambda y: torch.where(y > 1, y, -y), 1),
+        (torch.relu, 1),
+    ],
+    ids=["kept", "alone", "read within", "none"],
+)
+def test_bools_are_not_stored_by_tma(follows: Callable[..., Any], stores: int) -> None:
+    """Triton has no descriptors of them; a ReLU keeps some for its backward."""
+    config = GemmConfig("persistent_tma", 128, 64, 64, 3, 4, tma=True, tma_store=True)
+    lowered, _ = lower(
+        lambda _: config, lambda x, w: follows(x @ w), matrix(256, 256), matrix(256, 64)
+    )
+    assert kernel_util.compiled_module(lowered, config).spills == 0
+    assert sum(text.count("descriptor(out_ptr") for text in lowered.kernels().values()) == stores

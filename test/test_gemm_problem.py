@@ -508,6 +508,9 @@ PLAIN = but(MIXED, swap=False)
 ODD = GemmProblem.contiguous("mm", 4096, 4096, 4095)
 HUGE = GemmProblem.contiguous("mm", 1 << 20, 4096, 4096)
 NORMALIZED = but(LINEAR, prologue=Prologue("normalize"))
+WEIGHTED_HALF = GemmProblem.contiguous(
+    "mm", 1, 4096, 4096, dtype="float16", prologue=Prologue("normalize", vectors=1)
+)
 GATED = GemmProblem.contiguous("mm", 16, 64, 4096, parts=(32, 32), epilogue=Epilogue(gated=True))
 
 WIDE_ROWS = GemmProblem.contiguous(
@@ -521,6 +524,7 @@ LEGAL = [
     (but(DECODE, deterministic=True), SPLIT, H200),
     (DECODE, but(SPLIT, tma=False, swap=False), A100),
     (DECODE, GEMV, L4),
+    (WEIGHTED_HALF, GEMV, H200),
     (INT8, MIXED, H200),
     (ODD, GemmConfig("cp_async", 128, 128, 64, 3, 8), H200),
     (HUGE, but(TILE, index64=True), H200),
@@ -695,6 +699,7 @@ REFUSED = [
     ("quantized", but(INT4, a=but(INT4.a, alignment=1)), PLAIN, H200, "words of two"),
     ("dtype", but(INT8, b=but(INT8.b, dtype="float8_e5m2")), MIXED, A100, "does not convert"),
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
+    ("normalization", WEIGHTED_HALF, but(TILE, block_m=64), H200, "beyond float16"),
     ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split has them"),
     ("split_k", GATED, SPLIT, H200, "gate each other"),
     (

@@ -31,6 +31,7 @@ __all__ = [
     "is_cast",
     "is_computed_in_float32",
     "is_read_by_strides",
+    "is_returned",
     "is_view",
     "mean",
     "mean_of",
@@ -112,19 +113,29 @@ def is_view(node: fx.Node) -> bool:
     return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
 
+def is_returned(node: fx.Node) -> bool:
+    """Whether the graph returns a node's result, or a view of it."""
+    return any(
+        user.op == "output" or (_is_part_or_view(user) and is_returned(user)) for user in node.users
+    )
+
+
 def is_read_by_strides(node: fx.Node) -> bool:
     """Whether elements of a node, or of a view of it, are read by their places in its memory
     (`as_strided`), where it has to lie as the graph says.
     """
     import torch
 
-    for user in node.users:
-        if user.target is torch.ops.aten.as_strided.default:
-            return True
-        parts = user.target is operator.getitem or getattr(user.target, "is_view", False)
-        if (parts or is_view(user)) and is_read_by_strides(user):
-            return True
-    return False
+    return any(
+        user.target is torch.ops.aten.as_strided.default
+        or (_is_part_or_view(user) and is_read_by_strides(user))
+        for user in node.users
+    )
+
+
+def _is_part_or_view(node: fx.Node) -> bool:
+    part = node.target is operator.getitem or getattr(node.target, "is_view", False)
+    return part or is_view(node)
 
 
 def is_cast(node: fx.Node) -> bool:

@@ -14,13 +14,12 @@ cache, to which frozen constants are known by their names and sizes.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import fx
 
-from inductor_ext.lowerings.expressions import call, is_read_by_strides, is_view
+from inductor_ext.lowerings.expressions import call, is_read_by_strides, is_returned
 from inductor_ext.lowerings.problems import inputs
 from inductor_ext.settings import Settings
 
@@ -67,7 +66,8 @@ def join(graph: fx.Graph) -> int:
     """
     groups: dict[Hashable, list[fx.Node]] = {}
     for node in graph.nodes:
-        if _is_joinable(node) and not _is_returned(node) and not is_read_by_strides(node):
+        kept = is_returned(node) or is_read_by_strides(node)
+        if _is_joinable(node) and not kept:
             groups.setdefault(_kind(node), []).append(node)
     joined = [group for group in groups.values() if len(group) > 1]
     for group in joined:
@@ -86,18 +86,6 @@ def _is_joinable(node: fx.Node) -> bool:
     # A constant with other users would be held besides.
     constant = all(each.op == "get_attr" and len(each.users) == 1 for each in (b, *biases))
     return constant and all(each.meta["val"].shape == columns for each in biases)
-
-
-def _is_returned(node: fx.Node) -> bool:
-    """Whether the graph returns a node's result, or a view of it."""
-    return any(
-        user.op == "output" or (_is_view(user) and _is_returned(user)) for user in node.users
-    )
-
-
-def _is_view(node: fx.Node) -> bool:
-    parts = node.target is operator.getitem or getattr(node.target, "is_view", False)
-    return parts or is_view(node)
 
 
 def _kind(node: fx.Node) -> Hashable:

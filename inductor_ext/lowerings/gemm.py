@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 
-from inductor_ext.lowerings import chain, problems, register_lowering
+from inductor_ext.lowerings import chain, epilogues, problems, register_lowering
+from inductor_ext.lowerings.expressions import is_returned
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, tiles_along_n
 from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import GemmProblem, Operand
+from inductor_ext.templates.problem import VECTOR_BYTES, GemmProblem, Operand
 from inductor_ext.templates.triton import instances
 
 __all__ = [
@@ -355,10 +356,29 @@ def fused(*inputs: Any) -> Any:
     if not several:
         return node
     products, first = [], 0
-    for part in problem.parts:
-        products.append(lowerings[aten.slice.Tensor](node, 1, first, first + part))
+    for index, part in enumerate(problem.parts):
+        columns = lowerings[aten.slice.Tensor](node, 1, first, first + part)
+        if first and not _may_be_inside(call, index, first * dtype.itemsize):
+            columns = lowerings[aten.clone.default](columns)
+        products.append(columns)
         first += part
     return tuple(products)
+
+
+def _may_be_inside(call: Any, index: int, begin: int) -> bool:
+    """Whether one of the results of a call may lie inside of another tensor, from a byte on.
+
+    In the graph it is a tensor by itself, and aligned. Readers that Inductor compiles with it see
+    where it lies; but a backward takes what was kept for it as aligned, without looking. And of
+    what a subgraph returns as it lies, Inductor adds its first byte to where it begins once more.
+    """
+    from torch._inductor.graph import SubgraphLowering
+    from torch._inductor.virtualized import V
+
+    if begin % VECTOR_BYTES:
+        return False
+    results = (user for user in call.users if user.args[1] == index)
+    return not (isinstance(V.graph, SubgraphLowering) and any(map(is_returned, results)))
 
 
 fused._inductor_lowering_function = True  # type: ignore[attr-defined]
@@ -639,14 +659,32 @@ def _split(
 def _launched(plan: Plan) -> GemmConfig:
     """The configuration of a plan, as it is launched.
 
-    What is being tried says so itself; what was measured may have been for other launches.
+    What is being tried says so itself; what was measured may have been for other launches, and
+    without what Inductor lets the kernel store besides.
     """
+    from torch._inductor.virtualized import V
+
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
+    if config.tma_store and _stores_bools(V.current_node):
+        config = dataclasses.replace(config, tma_store=False)
     if choose.is_forced():
         return config
     can = TEMPLATES[config.template].pdl and plan.device.capability >= (9, 0)
     return dataclasses.replace(config, pdl=can and choose.launches_dependents())
+
+
+def _stores_bools(node: Any) -> bool:
+    """Whether bools are computed from a product and kept, as a backward wants to know of a ReLU
+    where it was 0: of them Triton makes no descriptor.
+    """
+    if not isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor):
+        return False
+    together = set(epilogues.spread(node))
+    return any(
+        each.meta["val"].dtype is torch.bool and not set(each.users) <= together
+        for each in together
+    )
 
 
 def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:

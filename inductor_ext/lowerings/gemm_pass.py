@@ -141,7 +141,23 @@ def _gains_little(site: _Site) -> bool:
 
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
-    """Plan the products of one graph, without those of its subgraphs, which get their own run."""
+    """Plan the products of a graph and of its subgraphs, on which all other passes are done."""
+    for graph in _with_subgraphs(gm):
+        _run(graph, settings)
+
+
+def _with_subgraphs(gm: fx.GraphModule) -> list[fx.GraphModule]:
+    """A graph and those that its operators are called with, each once and these before it."""
+    found: dict[fx.GraphModule, None] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        each = getattr(gm, node.target, None)
+        # A loop's passes leave the node of what it was made from.
+        if node.users and isinstance(each, fx.GraphModule):
+            found |= dict.fromkeys(_with_subgraphs(each))
+    return [*found, gm]
+
+
+def _run(gm: fx.GraphModule, settings: Settings) -> None:
     if choose.compares(settings):
         # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
