@@ -329,6 +329,7 @@ def test_a_lowering_without_source_is_never_reused() -> None:
 
 
 def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
+    activation._ensure_dispatchers()
     with activation._scope(config.snapshot()):
         inside = vars(FxGraphHashDetails(None, [], {}, []))
         tag = torch.compiler.config.cache_key_tag
