@@ -47,7 +47,7 @@ THRESHOLD = 0.01
 """The fraction of the peak that must be saved, lest neighbours be parted for next to nothing."""
 
 _PURE_NAMESPACES = frozenset(
-    {"aten", "prims", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized"}
+    {"aten", "prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized"}
 )
 """Of operators whose effects their schemas tell."""
 
@@ -192,10 +192,8 @@ def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
         if isinstance(overload, torch._ops.OpOverload):
             if torch.Tag.nondeterministic_seeded in overload.tags:
                 return True
-            if (
-                isinstance(operation, ir.FallbackKernel)
-                and overload.namespace not in _PURE_NAMESPACES
-            ):
+            # Not only of fallbacks: torch 2.13 calls the out variant of one that has it.
+            if overload.namespace not in _PURE_NAMESPACES:
                 return True
         elif isinstance(operation, ir.FallbackKernel) and overload is not None:
             return True  # a higher-order operator

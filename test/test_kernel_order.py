@@ -16,7 +16,8 @@ import torch
 import torch._inductor.config as inductor_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor import memory
+from torch import Tensor
+from torch._inductor import ir, memory
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import run_and_get_code
 
@@ -254,7 +255,9 @@ input. All four orders that stock tries hold four values of 1024 columns at once
 ROWS = 64
 
 
-def branches() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def branches(
+    multiply: Callable[..., Any] = torch.mm,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     columns = [8, *(width for _, _, width in BRANCHES)]
     weights = [torch.randn(columns[left], width) for left, _, width in BRANCHES]
     used = {index for left, added, _ in BRANCHES for index in (left, added)}
@@ -264,7 +267,7 @@ def branches() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         for (left, added, _), weight in zip(BRANCHES, weights, strict=True):
             product = (values[left], weight)
             values.append(
-                torch.mm(*product) if added is None else torch.addmm(values[added], *product)
+                multiply(*product) if added is None else torch.addmm(values[added], *product)
             )
         return [value for index, value in enumerate(values) if index not in used]
 
@@ -414,6 +417,35 @@ def test_random_numbers_are_drawn_in_stocks_order(
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     (outcome,) = reorderings
     assert outcome.moved
+
+
+@pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
+def test_custom_operators_with_an_out_variant_keep_their_turn() -> None:
+    """What an operator does beside its outputs, nobody knows; Inductor calls its out variant."""
+    calls: list[float] = []
+
+    def product(x: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
+        calls.append(weight[0, 0].item())
+        return torch.mm(x, weight, out=out)
+
+    arguments = "(Tensor x, Tensor weight"
+    with torch.library._scoped_library("inductor_ext_order", "DEF") as library:
+        library.define(f"product{arguments}) -> Tensor")
+        library.define(
+            f"product.out{arguments}, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,)
+        )
+        library.impl("product", lambda x, w: x.new_empty(len(x), w.shape[1]), "Meta")
+        library.impl("product.out", product, "CPU")
+
+        function, inputs = branches(torch.ops.inductor_ext_order.product)
+        orders = []
+        for reorder in (True, False):
+            calls.clear()
+            generated(function, inputs, memory_reorder=reorder)
+            orders.append([*calls])
+    # Two calls each.
+    assert len(orders[0]) == 2 * sum(added is None for _, added, _ in BRANCHES)
+    assert orders[0] == orders[1]
 
 
 def test_stocks_estimate_is_counted_as_stock_does(
