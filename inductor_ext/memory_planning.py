@@ -375,7 +375,7 @@ class _Reader:
         elif isinstance(line, stock_lines.ExternKernelAllocLine):
             self._read_kernel(step, line.node)
         elif isinstance(line, stock_lines.ExternKernelOutLine):
-            if _copies_operands(line.node):
+            if _copies_operands(line.node) or _is_custom(line.node):
                 self.reading.rigid.add(step)
         elif isinstance(line, _FALLBACKS) or (isinstance(line, str) and _OPERATOR.search(line)):
             self.reading.rigid.add(step)
@@ -466,10 +466,13 @@ class _Reader:
                 storage.end = self.scopes[storage.scope].end
 
 
-_FALLBACKS = (
+_FALLBACKS: tuple[type, ...] = (
     stock_lines.IndexPutFallbackLine,
     stock_lines.ScatterFallbackLine,
 )
+if hasattr(stock_lines, "ExternKernelMultiOutLine"):
+    # In torch 2.13: the out variant of a custom operator with several outputs.
+    _FALLBACKS += (stock_lines.ExternKernelMultiOutLine,)
 
 _OPERATOR = re.compile(
     r"^(?!\s*(?:assert_|#|//|del ))"
@@ -513,6 +516,12 @@ def _copies_operands(node: Any) -> bool:
         if [*stride] not in ([rows * columns, columns, 1], [rows * columns, 1, rows]):
             return True
     return False
+
+
+def _is_custom(node: Any) -> bool:
+    """Whether a kernel is the out variant of a custom operator, which torch 2.13 calls."""
+    overload = getattr(node, "op_overload", None)
+    return isinstance(overload, torch._ops.OpOverload) and overload.namespace != "aten"
 
 
 def _owns(node: Any) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch._inductor import config as inductor_config
+from torch._inductor import ir
 from torch._inductor.codegen import common
 from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
@@ -523,6 +524,51 @@ def test_the_record_tells_modules_and_operators() -> None:
     assert any("addmm" in storage.operator for storage in record.storages)
     line = record.describe()
     assert re.match(r"memory_plan: call \(inference\) peak [\d.]+ -> [\d.]+ MiB, lower bound", line)
+
+
+@pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
+@torch.no_grad()
+def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the operators themselves may: nothing is held over their steps."""
+    rigid: list[set[int]] = []
+    read = memory_planning._Planner._decide
+
+    def decide(planner: Any) -> Any:
+        rigid.append(planner.rigid)
+        return read(planner)
+
+    monkeypatch.setattr(memory_planning._Planner, "_decide", decide)
+    names = {"one": ["out"], "two": ["a", "b"]}
+    with torch.library._scoped_library("inductor_ext_rigid", "DEF") as library:
+        for name, outs in names.items():
+            returned = ["Tensor"] * len(outs)
+            library.define(f"{name}(Tensor x) -> ({', '.join(returned)})")
+            written = [f"Tensor({out}!)" for out in outs]
+            library.define(
+                f"{name}.out(Tensor x, *, "
+                + ", ".join(f"{kind} {out}" for kind, out in zip(written, outs, strict=True))
+                + f") -> ({', '.join(written)})",
+                tags=(torch.Tag.out,),
+            )
+        library.impl("one", torch.empty_like, "Meta")
+        library.impl("two", lambda x: (torch.empty_like(x), torch.empty_like(x)), "Meta")
+        library.impl("one.out", lambda x, *, out: torch.sin(x, out=out), "CPU")
+        library.impl(
+            "two.out", lambda x, *, a, b: (torch.sin(x, out=a), torch.cos(x, out=b)), "CPU"
+        )
+        operators = torch.ops.inductor_ext_rigid
+
+        def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            sine, cosine = operators.two.default(operators.one.default(x @ y) @ y)
+            return (sine @ cosine) @ y
+
+        x, y = squares(32, 2)
+        sine = (x @ y).sin() @ y
+        with planning():
+            result = compiled(function)(x, y)
+    torch.testing.assert_close(result, (sine.sin() @ sine.cos()) @ y)
+    (steps,) = rigid
+    assert len(steps) == 2
 
 
 def test_threads_do_not_share_the_planner() -> None:
