@@ -265,6 +265,15 @@ def key_value_cache() -> Case:
     return Case(Cache(), step(0), calls=tuple(step(at) for at in (1, 2, 7, 1)))
 
 
+@STATE
+def a_number_that_is_read_after_the_change() -> Case:
+    def function(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, float]:
+        count += 1
+        return x * count.item(), (count * 2 - 1).item()
+
+    return Case(Buffers(function, count=torch.tensor(4)), (torch.ones(2),))
+
+
 @pytest.fixture(scope="module")
 def state(device: str) -> Bundle:
     return STATE.compile(device)
