@@ -13,6 +13,8 @@ from torch import nn
 from torch.testing._internal.custom_tensor import CustomTensorPlainOut
 from torch.testing._internal.two_tensor import TwoTensor
 
+import inductor_ext
+from inductor_ext import exc
 from test import aot_util
 from test.aot_util import DEVICES, Artifact, Bundle, Case, Cases
 
@@ -586,6 +588,23 @@ def test_freed_inactive_set_comes_back(updated: Updated) -> None:
     updated.update(fresh(updated.active), inactive=True)
     updated.swap()
     updated.check()
+
+
+def test_update_of_expanded_constants(device: str) -> None:
+    with torch.device(device):
+        values = {"rows": torch.randn(1, 12).expand(3, 12), "other": torch.randn(12)}
+        model, x = Buffers(lambda x, rows, other: x * rows + other, **values), torch.randn(12)
+        rows, other = torch.randn(12).expand(3, 12), torch.randn(12)
+    artifact = aot_util.compile_model(model, (x,))
+    loaded = inductor_ext.load(artifact.path)
+    loaded.update_constants({"other": other}, inactive=True)
+    loaded.swap_constants()
+    torch.testing.assert_close(loaded(x), x * values["rows"] + other)
+    with pytest.raises(exc.ConstantMismatchError, match="not expanded along dimension 0"):
+        loaded.update_constants({"other": x, "rows": torch.randn(3, 12, device=device)})
+    torch.testing.assert_close(loaded(x), x * values["rows"] + other)
+    loaded.update_constants({"rows": rows})
+    torch.testing.assert_close(loaded(x), x * rows + other)
 
 
 def test_update_copies(updated: Updated) -> None:
