@@ -118,6 +118,10 @@ WRONG: dict[str, tuple[Call, str]] = {
             "rows.size(0) is 6"
         ),
     ),
+    "more than a number holds": (
+        put(3, 1 << 63),
+        "input 'n' is 9223372036854775808, which does not fit 64 bits",
+    ),
     "a number that is a tensor": (put(3, torch.tensor(4)), "input 'n' is a tensor"),
     "a size that the compile has specialised": (
         changed(lambda args, kwargs: kwargs.update(gated=torch.ones(2, 16))),
