@@ -306,6 +306,19 @@ def test_state_in_a_scalar(device: str) -> None:
         artifact.check(x)
 
 
+@pytest.mark.parametrize("option", ["freezing", "aot_inductor__use_runtime_constant_folding"])
+def test_state_is_not_folded(device: str, option: str) -> None:
+    def function(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total[1:] += 1
+        return x * (total * 2 + 1)
+
+    with torch.device(device):
+        model, x = Buffers(function, total=torch.arange(12.0)), torch.ones(12)
+    artifact = aot_util.compile_model(model, (x,), **{option: True})
+    for _ in range(3):
+        artifact.check(x)
+
+
 @pytest.mark.parametrize("dtype", F8)
 def test_a_few_numbers_of_float8(device: str, dtype: torch.dtype) -> None:
     """As few as Inductor makes part of the code."""
