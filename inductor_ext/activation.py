@@ -53,6 +53,9 @@ _installed: Overrides | None = None
 _dispatcher_lock = threading.Lock()
 _dispatched_lowerings: dict[Any, Callable[..., Any]] = {}
 
+_aot_graph: ContextVar[bool] = ContextVar("inductor_ext_aot_graph", default=False)
+"""Whether this thread compiles an artifact's graph, whose constants may change later."""
+
 _SCOPED = "_inductor_ext_scoped"
 
 
@@ -362,9 +365,13 @@ def _scoped_inner_compile(
         before = _cache_counters(counters)
         operators = _operators(gm)
         start = time.perf_counter()
-        with _scope(settings), events.capture(this_thread=True) as records:
-            frozen.run(gm, settings)
-            output = inner(gm, example_inputs, *args, **kwargs)
+        aot_graph = _aot_graph.set(kind == "aot")
+        try:
+            with _scope(settings), events.capture(this_thread=True) as records:
+                frozen.run(gm, settings)
+                output = inner(gm, example_inputs, *args, **kwargs)
+        finally:
+            _aot_graph.reset(aot_graph)
         after = _cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")
         key = getattr(output, "_fx_graph_cache_key", None)
@@ -445,10 +452,11 @@ def _wrapper_dispatcher(stock: Callable[..., None]) -> Callable[..., None]:
 
 def _ensure_artifact_dispatchers() -> None:
     """Put dispatchers before the choice of a generator of C++ and the compile of its code, and
-    before what an exported program's compile takes for its inputs."""
+    before what an exported program's compile takes for its inputs and for numbers it knows."""
     from torch._inductor import codecache
     from torch._inductor import compile_fx as entry
     from torch._inductor import graph as module
+    from torch._subclasses import fake_tensor
 
     if not hasattr(module.get_wrapper_codegen_for_device, _SCOPED):
         # Registering generators of ours would replace those of the device for the process, and the
@@ -461,6 +469,18 @@ def _ensure_artifact_dispatchers() -> None:
         entry._extract_inputs_from_exported_gm = _inputs_dispatcher(
             entry._extract_inputs_from_exported_gm
         )
+        mode = fake_tensor.FakeTensorMode
+        mode.may_turn_const = _constant_dispatcher(mode.may_turn_const)  # type: ignore[method-assign]
+
+
+def _constant_dispatcher(stock: Callable[..., bool]) -> Callable[..., bool]:
+    # The attributes of an artifact's graph are real tensors, which fake tensors compute with: what
+    # `item` reads of a buffer would be the same number in all calls, though the buffer changes.
+    @functools.wraps(stock)
+    def may_turn_const(self: Any, tensor: Any) -> bool:
+        return not _aot_graph.get() and stock(self, tensor)
+
+    return may_turn_const
 
 
 def _inputs_dispatcher(stock: Callable[..., Any]) -> Callable[..., Any]:

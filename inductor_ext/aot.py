@@ -142,11 +142,30 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
         # the code: also where the program changes them, and where the code cannot hold them.
         keeping = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
         patches = {**patches, **keeping}
+    if _folds(patches) and _changes_buffers(program):
+        # Either takes buffers for constants, also those that a call changes.
+        off = {"freezing": False, "aot_inductor.use_runtime_constant_folding": False}
+        patches = {**patches, **off}
     # Dumps a reproducer of what fails, if Inductor's settings ask for that.
     aot_inductor_minifier_wrapper(
         compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
     )
     return made
+
+
+def _folds(patches: Mapping[str, Any]) -> bool:
+    """Whether options ask for what is made of constants to be computed ahead of calls."""
+    from torch._inductor import config
+
+    options = {**config.get_config_copy(), **patches}
+    return bool(options["freezing"] or options["aot_inductor.use_runtime_constant_folding"])
+
+
+def _changes_buffers(program: ExportedProgram) -> bool:
+    """Whether a call changes a buffer: a trace, for export says it of decomposed programs."""
+    if not program.graph_signature.buffers and not program.constants:
+        return False
+    return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)
 
 
 def _has_small_state(program: ExportedProgram) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.package
+from torch._subclasses import FakeTensorMode
 
 import inductor_ext
 from inductor_ext import exc
@@ -89,6 +90,10 @@ WRONG: dict[str, tuple[Call, str]] = {
         put(0, torch.ones(4, 8).t()),
         "input 'fixed' has strides (1, 8), and the compiled code needs (4, 1)",
     ),
+    "fake": (
+        put(0, FakeTensorMode().from_tensor(torch.ones(8, 4))),
+        "input 'fixed' is a tensor that has no memory",
+    ),
     "no multiple": (
         put(1, torch.ones(7, 3)),
         "input 'rows': dimension 0 is 7, and it has to be a multiple of 2",
@@ -113,6 +118,10 @@ WRONG: dict[str, tuple[Call, str]] = {
             "rows.size(0) is 6"
         ),
     ),
+    "more than a number holds": (
+        put(3, 1 << 63),
+        "input 'n' is 9223372036854775808, which does not fit 64 bits",
+    ),
     "a number that is a tensor": (put(3, torch.tensor(4)), "input 'n' is a tensor"),
     "a size that the compile has specialised": (
         changed(lambda args, kwargs: kwargs.update(gated=torch.ones(2, 16))),
@@ -127,6 +136,27 @@ def test_a_wrong_call_is_refused_by_the_input_s_name(loaded: Callable[..., Any],
     with pytest.raises(exc.InputMismatchError) as raised:
         loaded(*args, **kwargs)
     assert message in str(raised.value)
+
+
+def test_numbers_do_not_depend_on_the_default_device(loaded: Callable[..., Any]) -> None:
+    args, kwargs = strict_call()
+    expected = loaded(*args, **kwargs)
+    with torch.device("meta"):
+        torch.testing.assert_close(loaded(*args, **kwargs), expected)
+    with FakeTensorMode(), pytest.raises(exc.InputMismatchError, match="'n' is a tensor that has"):
+        loaded(*args, **kwargs)
+
+
+def test_tensors_that_a_transformation_wraps_are_refused(loaded: Callable[..., Any]) -> None:
+    args, kwargs = strict_call()
+
+    def call(fixed: torch.Tensor) -> Any:
+        return loaded(fixed, *args[1:], **kwargs)
+
+    with pytest.raises(exc.InputMismatchError, match="is a tensor that has no"):
+        torch.func.functionalize(call)(args[0])
+    with pytest.raises(exc.InputMismatchError, match="is a tensor that has no"):
+        torch.func.vmap(call)(args[0].expand(2, 8, 4))
 
 
 def test_the_artifact_itself_refuses_it(loaded: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ from torch import nn
 from torch.testing._internal.custom_tensor import CustomTensorPlainOut
 from torch.testing._internal.two_tensor import TwoTensor
 
+import inductor_ext
+from inductor_ext import exc
 from test import aot_util
 from test.aot_util import DEVICES, Artifact, Bundle, Case, Cases
 
@@ -265,6 +267,15 @@ def key_value_cache() -> Case:
     return Case(Cache(), step(0), calls=tuple(step(at) for at in (1, 2, 7, 1)))
 
 
+@STATE
+def a_number_that_is_read_after_the_change() -> Case:
+    def function(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, float]:
+        count += 1
+        return x * count.item(), (count * 2 - 1).item()
+
+    return Case(Buffers(function, count=torch.tensor(4)), (torch.ones(2),))
+
+
 @pytest.fixture(scope="module")
 def state(device: str) -> Bundle:
     return STATE.compile(device)
@@ -291,6 +302,19 @@ def test_state_in_a_scalar(device: str) -> None:
     with torch.device(device):
         model, x = Buffers(function, count=torch.zeros(())), torch.ones(2)
     artifact = aot_util.compile_model(model, (x,))
+    for _ in range(3):
+        artifact.check(x)
+
+
+@pytest.mark.parametrize("option", ["freezing", "aot_inductor__use_runtime_constant_folding"])
+def test_state_is_not_folded(device: str, option: str) -> None:
+    def function(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total[1:] += 1
+        return x * (total * 2 + 1)
+
+    with torch.device(device):
+        model, x = Buffers(function, total=torch.arange(12.0)), torch.ones(12)
+    artifact = aot_util.compile_model(model, (x,), **{option: True})
     for _ in range(3):
         artifact.check(x)
 
@@ -577,6 +601,23 @@ def test_freed_inactive_set_comes_back(updated: Updated) -> None:
     updated.update(fresh(updated.active), inactive=True)
     updated.swap()
     updated.check()
+
+
+def test_update_of_expanded_constants(device: str) -> None:
+    with torch.device(device):
+        values = {"rows": torch.randn(1, 12).expand(3, 12), "other": torch.randn(12)}
+        model, x = Buffers(lambda x, rows, other: x * rows + other, **values), torch.randn(12)
+        rows, other = torch.randn(12).expand(3, 12), torch.randn(12)
+    artifact = aot_util.compile_model(model, (x,))
+    loaded = inductor_ext.load(artifact.path)
+    loaded.update_constants({"other": other}, inactive=True)
+    loaded.swap_constants()
+    torch.testing.assert_close(loaded(x), x * values["rows"] + other)
+    with pytest.raises(exc.ConstantMismatchError, match="not expanded along dimension 0"):
+        loaded.update_constants({"other": x, "rows": torch.randn(3, 12, device=device)})
+    torch.testing.assert_close(loaded(x), x * values["rows"] + other)
+    loaded.update_constants({"rows": rows})
+    torch.testing.assert_close(loaded(x), x * rows + other)
 
 
 def test_update_copies(updated: Updated) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch._inductor
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
@@ -545,6 +546,8 @@ def test_user_managed_constants_are_used_in_place(model: LoadedModel) -> None:
         ({"scale": torch.ones(15)}, "'scale'"),
         ({"scale": torch.ones(16, dtype=torch.float64)}, "float64"),
         ({"scale": 3}, "'scale' is of type int"),
+        ({"scale": torch.ones(16).to_sparse()}, "'scale' has another layout"),
+        ({"scale": FakeTensorMode().from_tensor(torch.ones(16))}, "'scale' is a fake tensor"),
     ],
 )
 def test_a_wrong_constant_is_named_and_nothing_changes(
@@ -553,6 +556,22 @@ def test_a_wrong_constant_is_named_and_nothing_changes(
     with pytest.raises(exc.ConstantMismatchError, match=re.escape(words)):
         model.update_constants({"linear.weight": torch.zeros(16, 8), **given})
     check(model, plain)
+
+
+def test_user_managed_constants_are_what_their_memory_holds(model: LoadedModel) -> None:
+    x = torch.randn(3, 8)
+    scale = torch.full((16,), 2.0)
+    model.load_constants({"scale": scale}, check_full_update=False, user_managed=True)
+    expected = model(x)
+    negative = torch._neg_view(torch.ones(16))
+    with pytest.raises(exc.ConstantMismatchError, match="resolve_neg"):
+        model.load_constants({"scale": negative}, check_full_update=False, user_managed=True)
+    with pytest.raises(exc.ConstantMismatchError, match="another layout"):
+        model.update_constants({"scale": torch.ones(16).to_sparse()})
+    assert model.constants()["scale"].data_ptr() == scale.data_ptr()
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    model.update_constants({"scale": negative})
+    assert model.constants()["scale"].tolist() == [-1] * 16
 
 
 def test_a_full_update_needs_all(model: LoadedModel, plain: Plain) -> None:

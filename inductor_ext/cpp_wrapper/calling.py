@@ -317,8 +317,9 @@ def _number(given: signatures.SymbolInput) -> _Flatten:
                 f"{given.type}"
             )
         try:
-            into.append(torch.tensor(value, dtype=dtype))
-        except (OverflowError, RuntimeError):
+            # The device that new tensors get by default may be another one.
+            into.append(torch.tensor(value, dtype=dtype, device="cpu"))
+        except (OverflowError, RuntimeError, ValueError):
             _mismatch(f"input '{given.name}' is {_kind(value)}, which does not fit 64 bits")
 
     return flatten

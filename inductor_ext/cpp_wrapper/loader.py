@@ -385,6 +385,13 @@ class _Model(LoadedModel):
                     f"({record.dtype}, {list(record.shape)})",
                     "",
                 )
+        if tensor.device.type != "meta" and tensor.layout == torch.strided:
+            if tensor.untyped_storage().device.type == "meta":
+                _refuse(f"{fqn!r} is a fake tensor", "Give one that has values")
+            if managed and (tensor.is_conj() or tensor.is_neg()):
+                # The model reads the memory, which holds other values.
+                kind = "conj" if tensor.is_conj() else "neg"
+                _refuse(f"{fqn!r} is lazy", f"Call .resolve_{kind}() on it")
         # A model on a GPU may have constants that stay on the CPU.
         device = self._device
         if record is not None and torch.device(record.device).type == "cpu":

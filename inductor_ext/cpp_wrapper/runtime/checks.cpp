@@ -512,6 +512,22 @@ void require(int32_t code, const Input& input, const char* what) {
   }
 }
 
+// Fake tensors say what a real one would be, and so do those that transformations wrap.
+void check_memory(const Input& input, AtenTensorHandle tensor, const int64_t* sizes) {
+  void* data = nullptr;
+  require(aoti_torch_get_data_ptr(tensor, &data), input, "data");
+  if (__builtin_expect(data != nullptr, 1)) {
+    return;
+  }
+  bool empty = false;
+  for (int32_t d = 0; d < input.rank; ++d) {
+    empty |= sizes[d] == 0;
+  }
+  if (!empty) {
+    refuse(quoted(input.name) + " is a tensor that has no memory: a fake one, or one of a transformation's");
+  }
+}
+
 // found: the size or stride that the value comes from, which it is itself unless solved for.
 void define(
     Call& call,
@@ -624,6 +640,9 @@ void check_late(const Call& call, const Input& input, const int64_t* sizes, cons
 void check_number(Call& call, const Input& input, AtenTensorHandle tensor) {
   void* data = nullptr;
   require(aoti_torch_get_data_ptr(tensor, &data), input, "data");
+  if (__builtin_expect(data == nullptr, 0)) {
+    refuse(quoted(input.name) + " is a tensor that has no memory");
+  }
   if (input.number == Number::integer) {
     const int64_t value = *static_cast<const int64_t*>(data);
     const Extent& extent = input.sizes[0];
@@ -691,6 +710,7 @@ void check_tensor(Call& call, const Input& input, AtenTensorHandle tensor) {
   }
   require(aoti_torch_get_strides(tensor, &strides), input, "strides");
   check_early(call, input, sizes, strides);
+  check_memory(input, tensor, sizes);
   check_lazy_bits(input, tensor);
 }
 

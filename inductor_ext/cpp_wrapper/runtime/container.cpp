@@ -64,6 +64,38 @@ RAIIAtenTensorHandle view_bytes(void* data, uint64_t bytes, int32_t device_type,
   return RAIIAtenTensorHandle(handle);
 }
 
+// Whether all that the constant has along a dimension is one value.
+bool expanded(const Constant& constant, int64_t dimension) {
+  return constant.opaque == nullptr && constant.shape[dimension] > 1 && constant.stride[dimension] == 0;
+}
+
+// The tensor with a single step along the dimensions in which the constant is expanded.
+RAIIAtenTensorHandle unexpanded(const Constant& constant, AtenTensorHandle tensor) {
+  std::vector<int64_t> sizes(constant.shape, constant.shape + constant.ndim);
+  for (int64_t d = 0; d < constant.ndim; ++d) {
+    sizes[d] = expanded(constant, d) ? 1 : sizes[d];
+  }
+  int64_t* strides = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  AtenTensorHandle view = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_as_strided(tensor, sizes.data(), strides, &view));
+  return RAIIAtenTensorHandle(view);
+}
+
+// torch copies nothing to where several elements share their memory.
+void copy_elements(const Constant& constant, AtenTensorHandle to, AtenTensorHandle from) {
+  bool shared = false;
+  for (int64_t d = 0; d < constant.ndim; ++d) {
+    shared = shared || expanded(constant, d);
+  }
+  if (!shared) {
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to, from, 0));
+    return;
+  }
+  AOTI_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_copy_(unexpanded(constant, to), unexpanded(constant, from), 0));
+}
+
 // "cpu", "cuda" or "cuda:1".
 void parse_device(const std::string& text, int32_t& type, int32_t& index) {
   const size_t colon = text.find(':');
@@ -294,8 +326,7 @@ uint8_t* Container::own_storage(Constants& set, const Constant& constant) {
   return static_cast<uint8_t*>(blob.data_ptr()) + constant.offset;
 }
 
-void Container::place(Constants& set, size_t index, uint8_t* storage) {
-  const Constant& constant = model_info.constants[index];
+RAIIAtenTensorHandle Container::tensor_in(const Constant& constant, uint8_t* storage) const {
   AtenTensorHandle tensor = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob_v2(
       constant.bytes == 0 ? nullptr : storage,
@@ -310,7 +341,11 @@ void Container::place(Constants& set, size_t index, uint8_t* storage) {
       constant.layout(),
       constant.opaque,
       constant.opaque_bytes));
-  put(set, index, RAIIAtenTensorHandle(tensor), /*borrowed=*/false);
+  return RAIIAtenTensorHandle(tensor);
+}
+
+void Container::place(Constants& set, size_t index, uint8_t* storage) {
+  put(set, index, tensor_in(model_info.constants[index], storage), /*borrowed=*/false);
 }
 
 void Container::put(Constants& set, size_t index, RAIIAtenTensorHandle tensor, bool borrowed) {
@@ -401,6 +436,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
   const Constant& constant = model_info.constants[index];
   int32_t dtype = 0;
   int32_t device_type = 0;
+  int32_t layout = 0;
   int64_t ndim = 0;
   int64_t* sizes = nullptr;
   int64_t* strides = nullptr;
@@ -409,6 +445,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &ndim));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor, &layout));
   if (dtype != constant.dtype()) {
     throw std::runtime_error("The new value of " + quoted(constant) + " has another dtype.");
   }
@@ -435,13 +472,28 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
         quoted(constant) + " was packed for this machine when the artifact was compiled, and cannot "
         "be given a new value.");
   }
+  if (layout != constant.layout()) {
+    throw std::runtime_error("The new value of " + quoted(constant) + " has another layout.");
+  }
+  for (int64_t d = 0; d < ndim; ++d) {
+    if (expanded(constant, d) && strides[d] != 0) {
+      throw std::runtime_error(
+          "The new value of " + quoted(constant) + " is not expanded along dimension " + std::to_string(d) +
+          ", and the artifact has one value for all of it: call .expand on it.");
+    }
+  }
 }
 
 void Container::copy_into(Constants& set, size_t index, AtenTensorHandle source) {
+  const Constant& constant = model_info.constants[index];
   if (set.tensors[index].get() == nullptr || set.borrowed[index]) {
-    place(set, index, own_storage(set, model_info.constants[index]));
+    // Into place last, for a copy may fail.
+    RAIIAtenTensorHandle own = tensor_in(constant, own_storage(set, constant));
+    copy_elements(constant, own, source);
+    put(set, index, std::move(own), /*borrowed=*/false);
+  } else {
+    copy_elements(constant, set.tensors[index], source);
   }
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(set.tensors[index], source, 0));
 }
 
 void Container::complete_from_active(Constants& set) {

@@ -102,6 +102,7 @@ class Container {
   void load(Constants& set);
   void load_from(Constants& set, const uint8_t* weights, bool in_place);
   uint8_t* own_storage(Constants& set, const Constant& constant);
+  torch::aot_inductor::RAIIAtenTensorHandle tensor_in(const Constant& constant, uint8_t* storage) const;
   void place(Constants& set, size_t index, uint8_t* storage);
   void put(Constants& set, size_t index, torch::aot_inductor::RAIIAtenTensorHandle tensor, bool borrowed);
   void copy_into(Constants& set, size_t index, AtenTensorHandle source);
