@@ -139,13 +139,19 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
 
     if _has_small_state(program) or _has_few_numbers_of_float8(program):
         # One of stock's passes folds single numbers, and the lowering writes short constants into
-        # the code: also where the program changes them, and where the code cannot hold them.
+        # the code: also where the program changes them, reads them as numbers, for which it has to
+        # have tensors, and where the code cannot hold them.
         keeping = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
         patches = {**patches, **keeping}
     if _folds(patches) and _changes_buffers(program):
         # Either takes buffers for constants, also those that a call changes.
         off = {"freezing": False, "aot_inductor.use_runtime_constant_folding": False}
         patches = {**patches, **off}
+        events.warn_once(
+            "state is not folded",
+            f"{' and '.join(off)} are left out: a call of the program changes a buffer, and they "
+            "would have it as it was exported in every call",
+        )
     # Dumps a reproducer of what fails, if Inductor's settings ask for that.
     aot_inductor_minifier_wrapper(
         compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
@@ -169,7 +175,11 @@ def _changes_buffers(program: ExportedProgram) -> bool:
 
 
 def _has_small_state(program: ExportedProgram) -> bool:
-    """Whether the program may change a buffer of so few elements that it is taken for fixed."""
+    """Whether the program may change a buffer of so few elements that it is taken for fixed, or
+    reads a number of one.
+    """
+    import torch
+
     tensors = {**program.state_dict, **program.constants}
     signature = program.graph_signature
     names = {*signature.buffers, *signature.lifted_tensor_constants}
@@ -177,8 +187,10 @@ def _has_small_state(program: ExportedProgram) -> bool:
         return False
     # Which buffer an operator in place changes, through views and subgraphs, export does not say
     # before the program is decomposed.
+    aten = torch.ops.aten
     return bool(signature.buffers_to_mutate) or any(
         getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        or node.target in (aten.item.default, aten._local_scalar_dense.default)
         for module in program.graph_module.modules()
         if hasattr(module, "graph")
         for node in module.graph.nodes

@@ -14,7 +14,7 @@ from torch.testing._internal.custom_tensor import CustomTensorPlainOut
 from torch.testing._internal.two_tensor import TwoTensor
 
 import inductor_ext
-from inductor_ext import exc
+from inductor_ext import events, exc
 from test import aot_util
 from test.aot_util import DEVICES, Artifact, Bundle, Case, Cases
 
@@ -276,6 +276,17 @@ def a_number_that_is_read_after_the_change() -> Case:
     return Case(Buffers(function, count=torch.tensor(4)), (torch.ones(2),))
 
 
+@STATE
+def a_number_that_no_call_changes() -> Case:
+    def function(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = count.item()
+        torch._check(first >= 1)
+        torch._check(first <= 5)
+        return x[:first].sum(0), x.new_ones(first)
+
+    return Case(Buffers(function, count=torch.tensor(3)), (torch.randn(5, 4),))
+
+
 @pytest.fixture(scope="module")
 def state(device: str) -> Bundle:
     return STATE.compile(device)
@@ -307,7 +318,11 @@ def test_state_in_a_scalar(device: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["freezing", "aot_inductor__use_runtime_constant_folding"])
-def test_state_is_not_folded(device: str, option: str) -> None:
+def test_state_is_not_folded(
+    device: str, option: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_warned", set())
+
     def function(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         total[1:] += 1
         return x * (total * 2 + 1)
@@ -315,6 +330,8 @@ def test_state_is_not_folded(device: str, option: str) -> None:
     with torch.device(device):
         model, x = Buffers(function, total=torch.arange(12.0)), torch.ones(12)
     artifact = aot_util.compile_model(model, (x,), **{option: True})
+    assert option.replace("__", ".") in caplog.text
+    assert "left out: a call of the program changes a buffer" in caplog.text
     for _ in range(3):
         artifact.check(x)
 
