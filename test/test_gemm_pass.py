@@ -397,7 +397,11 @@ class TestUnknownRows:
         [
             (torch.bmm, [matrix(8, "rows", 512), matrix(8, 512, 256)]),
             (lambda x, w: x.t() @ w, [matrix(512, "rows"), matrix(512, 256)]),
-            (lambda x, w: x.transpose(1, 2) @ w, [matrix(8, 512, "rows"), matrix(8, 512, 256)]),
+            # torch 2.11 gives `@` here the number of rows that it sees.
+            (
+                lambda x, w: torch.bmm(x.transpose(1, 2), w),
+                [matrix(8, 512, "rows"), matrix(8, 512, 256)],
+            ),
         ],
         ids=["batches", "columns", "batches of columns"],
     )
