@@ -51,27 +51,30 @@ class Transposed(nn.Module):
         return (x @ self.first).relu(), (x @ self.second).relu()
 
 
-class Returned(nn.Module):
-    """The second of three products is returned."""
+class Three(nn.Module):
+    """Three products of one input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, width) for width in (4, 8, 12))
 
+    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer(x) for layer in self.layers)
+
+
+class Returned(Three):
+    """The second of three products is returned."""
+
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        first, second, third = (layer(x) for layer in self.layers)
+        first, second, third = self.products(x)
         return first.relu(), second.view(2, 2, 8), third.relu()
 
 
-class Windows(nn.Module):
+class Windows(Three):
     """The first of three products is read by its places in memory."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, width) for width in (4, 8, 12))
-
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        first, second, third = (layer(x) for layer in self.layers)
+        first, second, third = self.products(x)
         return first.as_strided((3, 2, 4), (4, 4, 1)).relu(), second.relu(), third.relu()
 
 

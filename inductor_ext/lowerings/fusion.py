@@ -26,6 +26,7 @@ __all__ = [
     "is_closed",
     "is_written_between",
     "later",
+    "named_graph",
 ]
 
 
@@ -148,15 +149,23 @@ def _written(node: fx.Node) -> frozenset[int] | None:
 
 def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
     """The graphs that a higher-order operator is called with."""
-    import torch
-
     for each in node.all_input_nodes:
         if each.op == "get_attr":
-            module: Any = node.graph.owning_module
-            for name in str(each.target).split("."):
-                module = getattr(module, name, None)
-            if isinstance(module, torch.fx.GraphModule):
+            module = named_graph(node.graph.owning_module, each)
+            if module is not None:
                 yield module.graph
+
+
+def named_graph(owner: Any, node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a `get_attr` names in the module that owns its graph; None if it names
+    anything else.
+    """
+    import torch
+
+    module = owner
+    for name in str(node.target).split("."):
+        module = getattr(module, name, None)
+    return module if isinstance(module, torch.fx.GraphModule) else None
 
 
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:

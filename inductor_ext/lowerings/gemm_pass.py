@@ -41,7 +41,7 @@ from inductor_ext.lowerings import (
     weight_only,
 )
 from inductor_ext.lowerings.expressions import is_cast, is_view
-from inductor_ext.lowerings.fusion import Fusion, apply, is_written_between
+from inductor_ext.lowerings.fusion import Fusion, apply, is_written_between, named_graph
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options, store
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import config_words, problem_words
@@ -150,9 +150,9 @@ def _with_subgraphs(gm: fx.GraphModule) -> list[fx.GraphModule]:
     """A graph and those that its operators are called with, each once and these before it."""
     found: dict[fx.GraphModule, None] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
-        each = getattr(gm, node.target, None)
+        each = named_graph(gm, node)
         # A loop's passes leave the node of what it was made from.
-        if node.users and isinstance(each, fx.GraphModule):
+        if node.users and each is not None:
             found |= dict.fromkeys(_with_subgraphs(each))
     return [*found, gm]
 
