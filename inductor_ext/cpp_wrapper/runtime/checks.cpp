@@ -513,6 +513,10 @@ void require(int32_t code, const Input& input, const char* what) {
 }
 
 // Fake tensors say what a real one would be, and so do those that transformations wrap.
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_memory(const Input& input) {
+  refuse(quoted(input.name) + " is a tensor that has no memory: a fake one, or one of a transformation's");
+}
+
 void check_memory(const Input& input, AtenTensorHandle tensor, const int64_t* sizes) {
   void* data = nullptr;
   require(aoti_torch_get_data_ptr(tensor, &data), input, "data");
@@ -524,7 +528,7 @@ void check_memory(const Input& input, AtenTensorHandle tensor, const int64_t* si
     empty |= sizes[d] == 0;
   }
   if (!empty) {
-    refuse(quoted(input.name) + " is a tensor that has no memory: a fake one, or one of a transformation's");
+    refuse_memory(input);
   }
 }
 
@@ -641,7 +645,7 @@ void check_number(Call& call, const Input& input, AtenTensorHandle tensor) {
   void* data = nullptr;
   require(aoti_torch_get_data_ptr(tensor, &data), input, "data");
   if (__builtin_expect(data == nullptr, 0)) {
-    refuse(quoted(input.name) + " is a tensor that has no memory");
+    refuse_memory(input);
   }
   if (input.number == Number::integer) {
     const int64_t value = *static_cast<const int64_t*>(data);
