@@ -520,6 +520,25 @@ def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store)
     assert (old.exists(), young.exists()) == (False, True)
 
 
+def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
+    assert store.folder is not None
+    theirs = ("measured/thesis.json", "measured/raw/1.csv", "locks/key", "imported/photos/1.jpg")
+    for each in theirs:
+        path = store.folder / each
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        os.utime(path, (1, 1))
+    store.max_entries = 1
+    for index in range(2):
+        store.put({problem(index): decision()}, H200, here)
+        store.add([entry(index)])
+        # Looked through at once.
+        store._until_collected.clear()
+    assert len(store.entries("measured")) == 1
+    assert store.clear() == {"removed": 2, "left": 0}
+    assert [each for each in theirs if not (store.folder / each).exists()] == []
+
+
 # --- who tunes ---
 
 
