@@ -406,8 +406,10 @@ class Store:
                 return []
             check, _, text = data.partition(b"\n")
             if _check(text) == check:
-                values: list[Any] = json.loads(text)
-                return values
+                with contextlib.suppress(ValueError, RecursionError):
+                    values = json.loads(text)
+                    if isinstance(values, list):
+                        return values
             events.warn_once(
                 f"tuning_cache_damage:{self.folder}",
                 f"{path} is damaged, and perhaps others in that folder; what it says is ignored",
