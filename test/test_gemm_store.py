@@ -191,6 +191,21 @@ def test_a_table_that_cannot_be_read_or_written_is_an_error(tmp_path: Path) -> N
         write_table(tmp_path / "missing" / "table.json", [])
 
 
+def test_a_table_is_written_through_links_and_into_pipes(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "table.json")
+    write_table(link, [entry()])
+    assert link.is_symlink()
+    assert read_table(tmp_path / "table.json") == [entry()]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_table(pipe, [entry()])
+        assert os.read(reader, 1 << 16) == link.read_bytes()
+    finally:
+        os.close(reader)
+
+
 def test_the_digest_is_of_the_templates_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
