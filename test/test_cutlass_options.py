@@ -9,6 +9,7 @@ import torch._inductor.config as inductor_config
 
 from inductor_ext import exc
 from inductor_ext.selection.cutlass_options import Options, current
+from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.cutlass import build
 from inductor_ext.templates.cutlass.config import Filter
 from inductor_ext.templates.cutlass.epilogue import identity
@@ -125,6 +126,12 @@ def test_nvcc_is_told_what_inductor_s_settings_ask_for(section: str) -> None:
     assert other.name != made.name
     assert build.key(other) != build.key(made)
     assert len({each.circumstances for each in (plain, fast, both)}) == 3
+
+
+def test_kernels_of_triton_are_let_in_only_beside_their_backend() -> None:
+    tile = GemmConfig("splitk", 16, 32, 64, 2, 2)
+    assert not asked().allows(tile)
+    assert asked(max_autotune_gemm_backends="TRITON,CUTLASS").allows(tile)
 
 
 def test_an_epilogue_is_fused_if_the_user_says_so() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 
 import inductor_ext
 from inductor_ext import activation, cli, events, exc
@@ -172,6 +173,12 @@ def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -
 )
 def test_reasons(decision: Decision, words: str) -> None:
     assert gemm_records.reason(decision) == words
+
+
+def test_measuring_is_not_said_to_help_where_no_backend_is_ours() -> None:
+    with inductor_config.patch(max_autotune=True, max_autotune_gemm_backends="aten"):
+        words = gemm_records.reason(decided(None, "unknown"))
+    assert words == "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
 
 
 def record(**changes: Any) -> ProductRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from inductor_ext import activation, config
-from inductor_ext.selection import choose
+from inductor_ext.selection import choose, tuner
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
@@ -270,6 +271,22 @@ def test_parts_of_what_comes_near_the_roofline_are_not_measured(
     products = [source.count("tl.dot(") for source in lowered.kernels().values()]
     assert ([each for each in products if each] == [2]) == one_kernel
     assert "extern_kernels." not in lowered.code
+
+
+def test_kernels_that_are_known_need_their_backend_as_well(tmp_path: Path) -> None:
+    decision = Decision(TILE, "measured", (Timing(None, 100.0), Timing(TILE, 50.0)))
+
+    def ours(**options: Any) -> bool:
+        with activation._scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})):
+            lowered = fake_cuda.lower(torch.mm, matrix(8, 64), matrix(64, 64), **options)
+        return any("tl.dot" in each for each in lowered.kernels().values())
+
+    with mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)):
+        assert ours(max_autotune=True)
+    for tunes in (True, False):
+        for backends, expected in (("ATEN, triton", True), ("aten", False), ("ATEN,CPP", False)):
+            options = {"max_autotune": tunes, "max_autotune_gemm_backends": backends}
+            assert ours(**options) == expected
 
 
 @pytest.mark.parametrize("computed", [False, True])

@@ -191,6 +191,21 @@ def test_a_table_that_cannot_be_read_or_written_is_an_error(tmp_path: Path) -> N
         write_table(tmp_path / "missing" / "table.json", [])
 
 
+def test_a_table_is_written_through_links_and_into_pipes(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "table.json")
+    write_table(link, [entry()])
+    assert link.is_symlink()
+    assert read_table(tmp_path / "table.json") == [entry()]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_table(pipe, [entry()])
+        assert os.read(reader, 1 << 16) == link.read_bytes()
+    finally:
+        os.close(reader)
+
+
 def test_the_digest_is_of_the_templates_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +462,9 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     data = path.read_bytes()
     choose = random.Random(0)
     damaged = [b"", data[:-1], data[:70], data + b" "]
+    # What somebody else has written with the right sum.
+    for text in (b"", b"5", b"{", b"[" * 100_000):
+        damaged.append(stores._check(text) + b"\n" + text)
     for _ in range(30):
         place = choose.randrange(len(data))
         damaged.append(
@@ -518,6 +536,25 @@ def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store)
     os.utime(old, (yesterday, yesterday))
     store.put({problem(): decision()}, H200, here)
     assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
+    assert store.folder is not None
+    theirs = ("measured/thesis.json", "measured/raw/1.csv", "locks/key", "imported/photos/1.jpg")
+    for each in theirs:
+        path = store.folder / each
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        os.utime(path, (1, 1))
+    store.max_entries = 1
+    for index in range(2):
+        store.put({problem(index): decision()}, H200, here)
+        store.add([entry(index)])
+        # Looked through at once.
+        store._until_collected.clear()
+    assert len(store.entries("measured")) == 1
+    assert store.clear() == {"removed": 2, "left": 0}
+    assert [each for each in theirs if not (store.folder / each).exists()] == []
 
 
 # --- who tunes ---

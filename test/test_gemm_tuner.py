@@ -102,6 +102,25 @@ FUSED = [
 ]
 """Problems of several nodes, as our pass over the graph describes them."""
 
+INT_BIAS = inputs_of("row", dtype="int32")
+
+INTEGERS = [
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue((), 6, "int8")),
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue((), 2, "int64")),
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue((), 1, "uint8")),
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue((), 0, "bool")),
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue(inputs_of("scalar", dtype="bool"), 1)),
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue(inputs_of("column", dtype="int32"), 1)),
+    contiguous("mm", 24, 48, 64, epilogue=Epilogue(inputs_of("row", dtype="uint8"), 1)),
+    contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue(INT_BIAS, 1)),
+    contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((*INT_BIAS, *SCALES), 3, "float16")),
+    contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue(SCALES, 5, "int8")),
+    contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((), 5, "int8")),
+    contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue(SCALES[1:], 2)),
+    contiguous("int_mm", 24, 48, 4096, "int8", epilogue=Epilogue((), 1, "float16")),
+]
+"""Problems that store integers or bools, or add and multiply by some."""
+
 
 class TestPrograms:
     @examples(60)
@@ -304,6 +323,29 @@ class TestVerification:
         assert verifier.check(lambda: [out]) is None
         out[0, 0] += 1
         assert verifier.check(lambda: [out]) is not None
+
+    @pytest.mark.parametrize("problem", INTEGERS, ids=problem_words)
+    def test_integers_besides_a_product_do_not_hide_it(self, problem: GemmProblem) -> None:
+        verifier, (a, *others) = self.verifier(problem)
+        function = programs.program(problem).function
+        assert verifier.check(lambda: function(a, *others)) is None
+        reason = verifier.check(lambda: function(torch.zeros_like(a), *others))
+        assert str(reason).startswith("wrong: error")
+
+    def test_bools_are_held_to_stocks_where_no_row_is_sampled(self) -> None:
+        problem = contiguous("mm", 3 * verify.ROWS, 16, 16, epilogue=Epilogue((), 0, "bool"))
+        verifier, (a, b) = self.verifier(problem)
+        out = (a @ b) > 0
+        assert verifier.check(lambda: [out]) is None
+        row = min(set(range(problem.m)) - set(verify.sampled_rows(problem)))
+        out[row] ^= True
+        assert "against stock" in str(verifier.check(lambda: [out]))
+
+    def test_integers_of_many_operations(self) -> None:
+        problem = contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((), 24))
+        program = programs.program(problem)
+        (out,) = program.function(*program.make_inputs("cpu"))
+        assert out.dtype == torch.int32
 
     def test_different_bits_are_wrong_where_results_must_be_deterministic(self) -> None:
         for deterministic in (False, True):

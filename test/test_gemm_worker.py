@@ -107,6 +107,24 @@ def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
     assert "no_such_bench" in report.reason
 
 
+def test_a_process_that_cannot_be_started_leaves_everything_to_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    report = reports(trial.Job(PROBLEM, (candidate(10),)))[PROBLEM]
+    assert report.chosen is None
+    assert "cannot be started" in report.reason
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_what_was_reported_holds_when_the_process_dies_after_that() -> None:
+    good = candidate(80)
+    jobs = [trial.Job(PROBLEM, (good,)), trial.Job(OTHER, (good,))]
+    found = list(worker.run(jobs, tuning_bench.dying_bench, 0, 50, 120.0))
+    assert [(each.problem, each.chosen) for each in found] == [(PROBLEM, good), (OTHER, good)]
+
+
 def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
     good = candidate(80)
     jobs = [trial.Job(PROBLEM, (good,)), trial.Job(OTHER, (good,))]

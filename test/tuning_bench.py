@@ -193,6 +193,18 @@ def eager_bench(index: int) -> CpuBench:
     return _Eager()
 
 
+class _Dying(CpuBench):
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        yield
+        os._exit(3)
+
+
+def dying_bench(index: int) -> CpuBench:
+    """A bench whose process dies when all that was to be tried has been."""
+    return _Dying()
+
+
 def warm_cpu_bench(index: int) -> CpuBench:
     """The same, with all imported that a problem needs, and Inductor's configuration."""
     import torch._inductor.config  # noqa: F401

@@ -43,7 +43,7 @@ from inductor_ext.lowerings import (
 from inductor_ext.lowerings.expressions import is_cast, is_view
 from inductor_ext.lowerings.fusion import Fusion, apply, is_written_between, named_graph
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options, store
-from inductor_ext.selection.decision import Decision
+from inductor_ext.selection.decision import STOCK, Decision
 from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.config import GemmConfig
@@ -363,6 +363,9 @@ class _Planner:
         """Decisions among Triton's kernels and stock's path."""
         if not unknown:
             return {}
+        if not choose.is_asked("TRITON") and not choose.is_forced():
+            # Nor what is known of them.
+            return dict.fromkeys(unknown, STOCK)
         tune = self._tune if choose.may_tune("TRITON") else None
         return choose.decide(unknown, self.device, self.settings, tune)
 

@@ -24,6 +24,7 @@ from inductor_ext.lowerings.gemm import (
     scaled_int_mm,
     with_row_maxima,
 )
+from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
@@ -149,6 +150,8 @@ def reason(decision: Decision) -> str:
     if decision.origin == "predicted":
         return "what it does on the way is predicted to take less time by itself"
     if decision.origin == "unknown":
+        if not choose.is_asked("TRITON") and not choose.is_asked("CUTLASS"):
+            return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
         return "it has not been measured; max_autotune does that"
     stock = decision.microseconds(None)
     if decision.config is not None:

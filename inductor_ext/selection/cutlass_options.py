@@ -83,9 +83,9 @@ class Options:
         return ceiling(self.least, problem.n * problem.k)
 
     def allows(self, config: object) -> bool:
-        """Whether a configuration is none of CUTLASS, or one that the user lets in."""
+        """Whether a configuration is one that the user lets in."""
         if not isinstance(config, CutlassConfig):
-            return True
+            return not self.alone
         stores = not self.tma_only or config.epilogue == "tma"
         return self.only.passes(config.name) and stores and config.flags == self.flags
 

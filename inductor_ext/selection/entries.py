@@ -280,7 +280,7 @@ def raw_table(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write a table, atomically; entries of the same problem and environment are merged.
+    """Write a table, a file atomically; entries of the same problem and environment are merged.
 
     Returns:
         The number of entries.
@@ -291,8 +291,12 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
     lines = [entry.line for entry in merged(entries)]
     text = f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n"
     try:
-        with cache.publish(path) as temporary:
-            pathlib.Path(temporary).write_text(text, encoding="utf-8")
+        if os.path.exists(path) and not os.path.isfile(path):
+            # A pipe, or /dev/stdout, is written to and not replaced.
+            pathlib.Path(path).write_text(text, encoding="utf-8")
+        else:
+            with cache.publish(os.path.realpath(path)) as temporary:
+                pathlib.Path(temporary).write_text(text, encoding="utf-8")
     except OSError as error:
         why = f"it cannot be written: {error.strerror or error}"
         raise exc.BadTuningFileError(

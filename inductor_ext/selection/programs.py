@@ -12,7 +12,8 @@ are added, columns and scalars multiplied, and so is the first row where weights
 without scales, which it is then; the rest of the pointwise operations are erf and sigmoid as long
 as they count as many, then cheap ones. Of a problem that has a tree (`Epilogue.tree`) it is the
 tree that is computed, with the product's own operator as far as that goes, so that the same tree is
-read in a program's graph.
+read in a program's graph. What is stored as integers fills their range first, so that errors show
+there, too; as bools, it is whether it is positive.
 
 Needs torch, no Inductor.
 """
@@ -44,7 +45,17 @@ from inductor_ext.templates.problem import (
     size_of,
 )
 
-__all__ = ["ACTIVATIONS", "Input", "Program", "precision", "program", "select", "unpack_int4"]
+__all__ = [
+    "ACTIVATIONS",
+    "FILLING",
+    "Input",
+    "Program",
+    "precision",
+    "program",
+    "rounds",
+    "select",
+    "unpack_int4",
+]
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,9 @@ class Input:
             ends = [self.divided * (group + 1) // groups for group in range(groups)]
             return torch.tensor(ends, dtype=dtype, device=device)
         storage = torch.empty(self.elements, dtype=dtype, device=device)
-        if dtype is torch.bool:
+        if dtype is torch.bool and self.low > 0:
+            storage.fill_(True)
+        elif dtype is torch.bool:
             storage.random_(generator=generator)
         elif not dtype.is_floating_point:
             storage.random_(int(self.low), int(self.high) + 1, generator=generator)
@@ -176,6 +189,22 @@ class Program:
 def program(problem: GemmProblem) -> Program:
     """The canonical program of a problem."""
     return Program(problem, tuple(_inputs(problem)))
+
+
+def rounds(problem: GemmProblem) -> bool:
+    """Whether integers or bools are stored that numbers become only then."""
+    discrete = not _dtype(problem.stored).is_floating_point
+    return discrete and not problem.quantized and not _stays_integer(problem)
+
+
+def _stays_integer(problem: GemmProblem) -> bool:
+    """Whether sums of integers are stored as they are, or with integers added."""
+    integers = all(map(_is_integer, problem.epilogue.inputs))
+    return problem.operation == "int_mm" and problem.stored == problem.out and integers
+
+
+def _is_integer(each: EpilogueInput) -> bool:
+    return not _dtype(each.dtype).is_floating_point
 
 
 @contextlib.contextmanager
@@ -498,13 +527,44 @@ def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
     if _is_bias(problem, index):
         return True
     if problem.operation == "int_mm":
-        # The first row of numbers are scales of the columns.
-        before = [other.broadcast for other in problem.epilogue.inputs[:index]]
-        return each.broadcast == "matrix" or (each.broadcast == "row" and "row" in before)
+        # The first row of numbers are scales of the columns; integers are added to the sums.
+        floats = (other for other in problem.epilogue.inputs[:index] if not _is_integer(other))
+        second = each.broadcast == "row" and "row" in (other.broadcast for other in floats)
+        return each.broadcast == "matrix" or _is_integer(each) or second
     prologue = problem.prologue
     if index == 0 and each.broadcast == "row" and prologue is not None and prologue.dequantizes:
         return prologue.scales != "none"
     return each.broadcast in ("matrix", "row")
+
+
+def _first_factor(problem: GemmProblem) -> int | None:
+    """The index of the first input of the epilogue that multiplies; scales of fp8 not counted."""
+    inputs = enumerate(_epilogue_inputs(problem))
+    return next((index for index, each in inputs if not _is_added(problem, index, each)), None)
+
+
+def _sum_unit(problem: GemmProblem) -> float:
+    """What gives sums of products of bytes the variance 1: as they are, they leave the range of
+    float16.
+    """
+    return 3 / math.sqrt(problem.k) / 127**2
+
+
+def _range(problem: GemmProblem, index: int, each: EpilogueInput) -> tuple[float, float]:
+    """Between what the values of an input of the epilogue are."""
+    added = _is_added(problem, index, each)
+    low, high = (-1.0, 1.0) if added else (0.5, 1.5)
+    if problem.operation == "int_mm":
+        first = _first_factor(problem)
+        if index == first:
+            low, high = low * _sum_unit(problem), high * _sum_unit(problem)
+        elif _is_integer(each) and (first is None or index < first):
+            low, high = -127.0, 127.0
+    if _is_integer(each):
+        # What multiplies leaves of everything something.
+        low, high = (low, high) if added else (1.0, 2.0)
+        low = low if each.dtype == "bool" else max(low, torch.iinfo(_dtype(each.dtype)).min)
+    return low, high
 
 
 def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> Iterator[Input]:
@@ -513,11 +573,7 @@ def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> It
         parts = (problem.columns,)
     if each.broadcast in ("column", "scalar"):
         parts = parts[:1]
-    low, high = (-1.0, 1.0) if _is_added(problem, index, each) else (0.5, 1.5)
-    if problem.operation == "int_mm" and index == 0 and low > 0:
-        # Sums of products of bytes leave the range of float16.
-        unit = 3 / math.sqrt(problem.k) / 127**2
-        low, high = low * unit, high * unit
+    low, high = _range(problem, index, each)
     batch = (problem.batch,) if problem.operation in BATCHED else ()
     for part, columns in enumerate(parts):
         shape: tuple[int, ...] = {
@@ -551,6 +607,9 @@ class _Plain:
 
     def round(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.round()
+
+    def positive(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor > 0
 
     def product(
         self,
@@ -613,6 +672,10 @@ class _Exact:
         return tensor
 
     def round(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def positive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The number itself, which tells how far from wrong either answer is."""
         return tensor
 
     def product(
@@ -686,7 +749,7 @@ def _evaluate(
         gate, up = _gate_and_up(problem, products)
         products = [ACTIVATIONS[problem.epilogue.activation](gate) * up]
     results = [_epilogue(problem, each, part, named) for part, each in enumerate(products)]
-    stored = [numbers.narrow(each, _dtype(problem.kernel_stores)) for each in results]
+    stored = [_stored(problem, each, numbers) for each in results]
     reduced = [
         numbers.wide(reduction(each))
         for each in stored
@@ -780,6 +843,22 @@ def _unpacked(
     return weight.t()
 
 
+FILLING = 32.0
+"""What integers are of a number that is about 1, so that nearly all are within int8."""
+
+
+def _stored(problem: GemmProblem, value: torch.Tensor, numbers: _Numbers) -> torch.Tensor:
+    """What the kernel of a product stores."""
+    dtype = _dtype(problem.kernel_stores)
+    if not rounds(problem):
+        return numbers.narrow(value, dtype)
+    if dtype is torch.bool:
+        return numbers.positive(value)
+    least = max(-127, torch.iinfo(dtype).min)
+    filled = (numbers.wide(value) * FILLING).clamp(least, 127)
+    return numbers.narrow(numbers.round(filled), dtype)
+
+
 def _scaled(
     problem: GemmProblem, value: torch.Tensor, maxima: torch.Tensor, numbers: _Numbers
 ) -> torch.Tensor:
@@ -862,13 +941,16 @@ def _epilogue(
     problem: GemmProblem, value: torch.Tensor, part: int, named: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     inputs = _epilogue_inputs(problem)
-    if inputs and problem.operation == "int_mm":
+    sums = problem.operation == "int_mm" and not _stays_integer(problem)
+    if sums:
         value = value.to(torch.promote_types(value.dtype, torch.float32))
     for index, each in enumerate(inputs):
         if _is_bias(problem, index):
             continue
         operand = _of_part(named, index, part)
         value = value + operand if _is_added(problem, index, each) else value * operand
+    if sums and _first_factor(problem) is None:
+        value = value * _sum_unit(problem)
     return _pointwise(value, problem.epilogue.pointwise - len(problem.epilogue.inputs))
 
 
@@ -887,7 +969,8 @@ def _pointwise(value: torch.Tensor, count: int) -> torch.Tensor:
     """Operations that together cost as much as so many cheap ones (`GemmProblem.epilogue`)."""
     for cost, operation in _COSTLY:
         while count >= cost:
-            value = operation(value)
+            # Of integers some are not there.
+            value = operation(value if value.is_floating_point() else value.to(torch.float32))
             count -= cost
     for index in range(count):
         value = _CHEAP[index % len(_CHEAP)](value)

@@ -32,6 +32,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import time
@@ -78,6 +79,10 @@ _UNFINISHED = "+"
 """Ends the token of a source while it is written to, and stays where the writer was killed. Then
 the next addition renews the token even if nothing in it is new: what was written may have come
 after a graph that has this token in its key."""
+
+_OWN = re.compile(r"[0-9a-f]{40}")
+"""Names of problems' files, without their ending, and of locks. What is called otherwise belongs to
+somebody else, who keeps it in the same folder."""
 
 _POLL = 0.05
 """Seconds between two looks at what others are tuning."""
@@ -401,8 +406,10 @@ class Store:
                 return []
             check, _, text = data.partition(b"\n")
             if _check(text) == check:
-                values: list[Any] = json.loads(text)
-                return values
+                with contextlib.suppress(ValueError, RecursionError):
+                    values = json.loads(text)
+                    if isinstance(values, list):
+                        return values
             events.warn_once(
                 f"tuning_cache_damage:{self.folder}",
                 f"{path} is damaged, and perhaps others in that folder; what it says is ignored",
@@ -413,7 +420,8 @@ class Store:
         if self.folder is None:
             return []
         with self._degrading("read"):
-            return sorted((self.folder / source).glob("*.json"))
+            paths = sorted((self.folder / source).glob("*.json"))
+            return [path for path in paths if _OWN.fullmatch(path.stem)]
         return []
 
     def _merge(self, source: Source, entries: Sequence[Entry]) -> Counter[str]:
@@ -479,12 +487,11 @@ class Store:
         processes have left behind.
         """
         place = self._make(source)
-        names = os.listdir(place)
-        for name in names:
+        for name in os.listdir(place):
             # Only who holds the lock makes temporary folders.
-            if not name.endswith(".json"):
+            if name.startswith(cache.TEMPORARY):
                 shutil.rmtree(place / name, ignore_errors=True)
-        paths = [place / name for name in names if name.endswith(".json")]
+        paths = self._files(source)
         if len(paths) > self.max_entries:
             old = [path for path in paths if path not in added]
             old.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
@@ -494,7 +501,7 @@ class Store:
         for lock in self._make("locks").iterdir():
             # Somebody may be about to take it; the worst is that a problem is measured twice.
             with contextlib.suppress(OSError):
-                if _is_old(lock):
+                if _OWN.fullmatch(lock.name) and _is_old(lock):
                     lock.unlink()
         # Of tokens; young ones may be of somebody else, whose files lie here, too.
         for path in self._make(".").glob(f"{cache.TEMPORARY}*"):

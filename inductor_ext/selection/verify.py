@@ -20,8 +20,10 @@ Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Comput. Sci. 7, 2021),
 bits of a sum of fp8 products on Hopper (DeepSeek-V3 technical report, 2024, section 3.3.2).
 
 Infinity or NaN is wrong: no exact output has any. An integer product that is stored as such is
-exact. Of a tall output float64 is computed for some rows only, spread evenly; all of it is held to
-agree with stock's to twice what is allowed. Needs torch, no Inductor.
+exact; a number that is stored as an integer may be half of one away, and the wrong one of two bools
+is an error of what the number is away from 0. Of a tall output float64 is computed for some rows
+only, spread evenly; all of it is held to agree with stock's to twice what is allowed. Needs torch,
+no Inductor.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from inductor_ext.selection.programs import Program, select
+from inductor_ext.selection.programs import FILLING, Program, rounds, select
 from inductor_ext.templates.problem import BATCHED, GemmProblem, size_of
 
 __all__ = ["Verifier", "bound", "error"]
@@ -40,7 +42,8 @@ _DEVIATIONS = 8.0
 """The constant of the probabilistic bound."""
 
 _INT8 = 2.0**-4
-"""Half of an integer, beside rows whose largest element is 127 and root mean square 8 or more."""
+"""Half of an integer, beside rows whose largest element is 127 and root mean square 8 or more, or
+beside what programs fill a range with."""
 
 _STOCK_FACTOR = 2.0
 
@@ -62,7 +65,9 @@ def bound(problem: GemmProblem, *, reduced: bool = False, dtype: str | None = No
     dtype = dtype or (problem.kernel_stores if reduced else problem.stored)
     if getattr(torch, dtype).is_floating_point:
         stored = _roundoff(dtype)
-    elif problem.quantized:
+    elif dtype == "bool":
+        stored = 0.0
+    elif problem.quantized or rounds(problem):
         stored = _INT8
     else:
         return 0.0
@@ -85,23 +90,25 @@ def error(found: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
     """The largest |found - exact| / (|exact| + scale); infinite if something found is not finite.
 
     Args:
-        found: any dtype.
+        found: any dtype; bools are whether numbers are positive.
         exact: of the same shape, finite.
         scale: added to the size of each element; above 0.
     """
     wide = found.to(exact.dtype)
+    if found.dtype is torch.bool:
+        wide = torch.where(found == (exact > 0), exact, torch.zeros_like(exact))
     # NaN passes through abs, the division and amax.
     largest = float(((wide - exact).abs() / (exact.abs() + scale)).amax())
     return largest if math.isfinite(largest) else math.inf
 
 
-def _scale(exact: torch.Tensor) -> float:
-    """Root mean square; of a few elements, which may all be small by chance, 1 or more.
+def _scale(exact: torch.Tensor, usual: float) -> float:
+    """Root mean square; of a few elements, which may all be small by chance, what is usual or more.
 
-    Programs are made so that products have variance 1.
+    Programs are made so that products have variance 1, or fill the range of integers.
     """
     found = float(exact.square().mean().sqrt())
-    return found if exact.numel() >= 256 else max(found, 1.0)
+    return found if exact.numel() >= 256 else max(found, usual)
 
 
 def sampled_rows(problem: GemmProblem) -> list[int]:
@@ -130,7 +137,8 @@ class Verifier:
         self._all_rows = len(rows) == self._problem.m
         self._rows = torch.tensor(rows, device=inputs[0].device)
         exact = program.reference(inputs, self._rows)
-        self._scales = [_scale(each) for each in exact]
+        filled = rounds(self._problem) and self._problem.stored != "bool"
+        self._scales = [_scale(each, FILLING if filled else 1.0) for each in exact]
         # Half the memory; its roundoff is far below what any bound allows, but for integers.
         integer = not getattr(torch, self._problem.stored).is_floating_point
         self._exact = exact if integer else tuple(each.to(torch.float32) for each in exact)
@@ -203,7 +211,7 @@ class Verifier:
             allowed = 2 * self._allowed[index]
             # One after the other: a whole output in float32 may be large.
             found = max(
-                error(a, b.to(torch.float32), self._scales[index])
+                _difference(a, b, self._scales[index])
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
             )
             if found > allowed:
@@ -223,6 +231,15 @@ class Verifier:
             size = size_of(elements, self._problem.stored)
             # NaN in every format of floats, and -1.
             kept.append(torch.full((size,), 0xFF, dtype=torch.uint8, device=exact.device))
+
+
+def _difference(found: torch.Tensor, stock: torch.Tensor, scale: float) -> float:
+    """The error against stock; of bools, which do not tell how near they are, the share of those
+    that differ.
+    """
+    if found.dtype is torch.bool:
+        return float((found != stock).to(torch.float32).mean())
+    return error(found, stock.to(torch.float32), scale)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,10 @@ def run(
             return
         index, config = at
         culprit = remaining[index]
-        if config is None:
+        if culprit.problem in done:
+            # It went wrong between two jobs.
+            pass
+        elif config is None:
             yield _given_up(culprit, f"stock's path: {why}")
             done.add(culprit.problem)
         else:
@@ -147,6 +150,11 @@ class _WorkerError(Exception):
 
 class _Worker:
     def __init__(self) -> None:
+        """Start the process, and wait until it is there.
+
+        Raises:
+            _WorkerError: it cannot be started.
+        """
         request_read, self._request = os.pipe()
         self._answer, answer_write = os.pipe()
         command = [sys.executable, "-m", __name__, str(request_read), str(answer_write)]
@@ -154,15 +162,21 @@ class _Worker:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path),
         }
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(request_read, answer_write),
-        )
-        os.close(request_read)
-        os.close(answer_write)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(request_read, answer_write),
+            )
+        except OSError as error:
+            os.close(self._request)
+            os.close(self._answer)
+            raise _WorkerError(f"the process cannot be started: {error}") from error
+        finally:
+            os.close(request_read)
+            os.close(answer_write)
         self._buffer = b""
         self._asking = threading.Lock()
         self._next(_START)

@@ -166,17 +166,25 @@ def _check_warp_specialization(
     return None
 
 
+_MOST: Mapping[str, int] = types.MappingProxyType({"warps": 16, "stages": 16, "group_m": 1024})
+"""What no kernel is better with more of. Triton unrolls the beginning of a pipeline, and takes
+minutes for hundreds of stages; numbers of tiles of a larger group may leave 32 bits."""
+
+
 @_constraint()
 def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Sizes of tiles and numbers of warps are powers of two (tl.arange; Triton's num_warps)."""
+    """Sizes of tiles and numbers of warps are powers of two (tl.arange; Triton's num_warps), and
+    numbers are such as a table that is right has.
+    """
     stationary = TEMPLATES[config.template].stationary
     for name in ("block_m", "block_n", "block_k", "warps"):
         value = getattr(config, name)
         # A stationary kernel walks along N.
         if value & (value - 1) and not (stationary and name == "block_n"):
             return f"{name} is {value}, which is no power of two"
-    if config.warps > 16:
-        return f"{config.warps} warps are more than 16"
+    for name, most in _MOST.items():
+        if getattr(config, name) > most:
+            return f"{name} is {getattr(config, name)}, and more than {most}"
     return None
 
 
