@@ -49,6 +49,7 @@ __all__ = [
     "UnknownModeError",
     "UnknownNodeError",
     "UnknownOptionError",
+    "UnknownVariableError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
     "UnsupportedLevelError",
@@ -135,6 +136,13 @@ class BadEnvironmentError(InductorExtError):
 
     template = "Environment variable {variable}={value!r} cannot be read as {allowed}."
     remedy = "Unset it, or give it such a value before Python starts."
+
+
+class UnknownVariableError(BadEnvironmentError):
+    """An INDUCTOR_EXT_* environment variable that is no setting's."""
+
+    template = "Environment variable {variable}={value!r} is no setting's.{nearest}"
+    remedy = "Unset it, or name a setting by it: docs/settings.md lists their variables."
 
 
 class MissingToolchainError(InductorExtError):

@@ -132,6 +132,12 @@ class TestEnvironment:
         with pytest.raises(exc.BadEnvironmentError, match="Did you mean 'INDUCTOR_EXT_ENABLED'"):
             settings.from_environment({"INDUCTOR_EXT_ENABLE": "1"})
 
+    def test_unknown_variable_that_has_only_our_prefix_in_common(self) -> None:
+        with pytest.raises(exc.UnknownVariableError) as caught:
+            settings.from_environment({"INDUCTOR_EXT_FOO": "1"})
+        assert str(caught.value).startswith("Environment variable INDUCTOR_EXT_FOO='1' is no ")
+        assert "Did you mean" not in str(caught.value)
+
     def test_a_process_reads_it(self) -> None:
         code = "from inductor_ext import config; print(config.snapshot().non_default())"
         done = subprocess.run(
