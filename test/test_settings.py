@@ -204,6 +204,15 @@ class TestOptions:
         with pytest.raises(exc.UnknownModeError, match=r"reduce-overhead.*Did you mean 'max-auto"):
             inductor_ext.list_mode_options("max-autotun")
 
+    def test_mode_that_is_no_string(self) -> None:
+        with pytest.raises(exc.BadArgumentError, match=r"^mode is 3\. Give one of 'default', "):
+            options.split(3, None)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("wrong", ["max_autotune", ["max_autotune"]])
+    def test_options_that_are_no_dictionary(self, wrong: Any) -> None:
+        with pytest.raises(exc.BadArgumentError, match=r"Give a dictionary of options by name\.$"):
+            options.split(None, wrong)
+
     def test_split_sorts_and_normalises(self) -> None:
         ours, inductors = options.split(
             "max-autotune-no-cudagraphs",
