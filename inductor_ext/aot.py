@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import activation, cache, config, events, exc, options, toolchain
+from inductor_ext import activation, cache, config, events, exc, options, parts, toolchain
 from inductor_ext.cpp_wrapper import artifact_cache
 from inductor_ext.settings import Settings
 
@@ -55,15 +55,18 @@ def aoti_compile_and_package(
         The package's path, or the buffer.
 
     Raises:
-        exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadModelNameError,
-        exc.UnknownOptionError, exc.BadOptionError, exc.UnsupportedTorchError,
-        exc.UncheckableInputError, exc.MissingToolchainError: before anything is compiled or
-            written.
+        exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
+        exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
+        exc.UnsupportedTorchError, exc.UncheckableInputError, exc.MissingToolchainError: before
+            anything is compiled or written. The second and third also where a path turns out
+            later to be one that cannot be written, as with a disk that is full.
     """
     programs = _programs(exported_program)
     _check_path(package_path)
     ours, patches = options.split(None, inductor_configs)
     settings = config.snapshot({**(activation.requested() or {}), **ours})
+    if settings.aot_weights_file is not None and (why := _unwritable(settings.aot_weights_file)):
+        raise exc.BadWeightsFileError(path=settings.aot_weights_file, why=why)
     if not settings.enabled:
         with activation.activate(**ours):
             return _stock(programs, package_path, patches)
@@ -346,9 +349,20 @@ def _write_stock(path: str | os.PathLike[str] | IO[bytes], files: Any) -> str | 
     if not isinstance(path, (str, os.PathLike)):
         package_aoti(path, files)
         return path
-    with cache.publish(path) as temporary:
+    with _published(path) as temporary:
         package_aoti(temporary, files)
     return os.fspath(path)
+
+
+@contextlib.contextmanager
+def _published(path: str | os.PathLike[str]) -> Iterator[str]:
+    """As `cache.publish`, but that what the system refuses is an error of ours."""
+    try:
+        with cache.publish(path) as temporary:
+            yield temporary
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise exc.BadPackagePathError(path=os.fspath(path), why=why) from error
 
 
 @contextlib.contextmanager
@@ -356,7 +370,7 @@ def _opened(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
     if not isinstance(path, (str, os.PathLike)):
         yield path
         return
-    with cache.publish(path) as temporary, open(temporary, "wb") as file:
+    with _published(path) as temporary, open(temporary, "wb") as file:
         yield file
 
 
@@ -368,9 +382,10 @@ def _root(path: str | os.PathLike[str] | IO[bytes]) -> str:
 
 
 def _compiler() -> str:
-    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+    from torch._inductor.cpp_builder import get_cpp_compiler
 
-    return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
+    # What Inductor asks compilers for is answered by gcc with how it was configured.
+    return parts.probe("cxx").version or os.path.basename(get_cpp_compiler())
 
 
 def _device_types(program: ExportedProgram) -> set[str]:
@@ -385,12 +400,19 @@ def _check_path(path: str | os.PathLike[str] | IO[bytes] | None) -> None:
             raise exc.BadPackagePathError(path=path, why="it is no path and no writable buffer")
         return
     text = os.fspath(path)
-    folder = os.path.dirname(os.path.abspath(text))
     if not text.endswith(".pt2"):
         raise exc.BadPackagePathError(path=text, why="its name does not end in .pt2")
-    if os.path.isdir(text):
-        raise exc.BadPackagePathError(path=text, why="a folder stands there")
+    if why := _unwritable(text):
+        raise exc.BadPackagePathError(path=text, why=why)
+
+
+def _unwritable(path: str) -> str | None:
+    """Why a file cannot be put there, as far as that is seen before."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        return "a folder stands there"
     if not os.path.isdir(folder):
-        raise exc.BadPackagePathError(path=text, why=f"the folder {folder} does not exist")
+        return f"the folder {folder} does not exist"
     if not os.access(folder, os.W_OK):
-        raise exc.BadPackagePathError(path=text, why=f"the folder {folder} is not writable")
+        return f"the folder {folder} is not writable"
+    return None

@@ -13,6 +13,7 @@ __all__ = [
     "ArenaBoundsError",
     "ArtifactLoadError",
     "ArtifactRunError",
+    "BadArgumentError",
     "BadEnvironmentError",
     "BadExpressionError",
     "BadGemmError",
@@ -25,6 +26,7 @@ __all__ = [
     "BadReportFileError",
     "BadSignatureError",
     "BadTuningFileError",
+    "BadWeightsFileError",
     "ConstantMismatchError",
     "ForeignConstantError",
     "IncompatibleArtifactError",
@@ -36,6 +38,7 @@ __all__ = [
     "MissingKernelError",
     "MissingToolchainError",
     "ModelNotFoundError",
+    "NoModelError",
     "NotAnExportedProgramError",
     "NotReportableError",
     "NothingCompiledError",
@@ -49,6 +52,7 @@ __all__ = [
     "UnknownModeError",
     "UnknownNodeError",
     "UnknownOptionError",
+    "UnknownVariableError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
     "UnsupportedLevelError",
@@ -93,6 +97,13 @@ class SharedWeightsFileError(InductorExtError):
     remedy = "Compile the models one by one, or leave the weights in the package."
 
 
+class BadWeightsFileError(InductorExtError):
+    """An `aot_weights_file` that cannot be written."""
+
+    template = "The weights cannot be written to {path!r}: {why}."
+    remedy = "Give aot_weights_file a path in an existing writable folder."
+
+
 class ForeignConstantError(InductorExtError):
     """A constant on a device that nothing of the graph runs on."""
 
@@ -123,6 +134,13 @@ class BadOptionError(InductorExtError):
     remedy = "Its default is {default!r}."
 
 
+class BadArgumentError(BadOptionError):
+    """An argument of a function or a command that is of no use."""
+
+    template = "{name} is {given}."
+    remedy = "Give {allowed}."
+
+
 class UnknownModeError(InductorExtError):
     """A `mode=` that torch.compile does not have."""
 
@@ -135,6 +153,13 @@ class BadEnvironmentError(InductorExtError):
 
     template = "Environment variable {variable}={value!r} cannot be read as {allowed}."
     remedy = "Unset it, or give it such a value before Python starts."
+
+
+class UnknownVariableError(BadEnvironmentError):
+    """An INDUCTOR_EXT_* environment variable that is no setting's."""
+
+    template = "Environment variable {variable}={value!r} is no setting's.{nearest}"
+    remedy = "Unset it, or name a setting by it: docs/settings.md lists their variables."
 
 
 class MissingToolchainError(InductorExtError):
@@ -184,6 +209,16 @@ class ModelNotFoundError(InductorExtError):
 
     template = "The package {path} has no model {name!r}; it has {models}."
     remedy = "Give one of them as model_name."
+
+
+class NoModelError(ModelNotFoundError):
+    """A file in the format of a package in which nothing is compiled."""
+
+    template = "There is no compiled model in {path}."
+    remedy = (
+        "If torch.export.save has written it, compile what torch.export.load makes of it, "
+        "by inductor_ext.aoti_compile_and_package."
+    )
 
 
 class SourcesOnlyError(InductorExtError):

@@ -29,12 +29,17 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
 
     Raises:
         exc.UnknownModeError: torch.compile has no such mode.
+        exc.BadArgumentError: it is no string.
     """
     import torch._inductor
 
     modes: dict[str, Any] = torch._inductor.list_mode_options(None, dynamic)
     if mode is None:
         return modes
+    if not isinstance(mode, str):
+        raise exc.BadArgumentError(
+            name="mode", given=repr(mode), allowed=f"one of {', '.join(map(repr, modes))}"
+        )
     if mode not in modes:
         raise exc.UnknownModeError(
             mode=mode, allowed=", ".join(map(repr, modes)), nearest=settings.nearest(mode, modes)
@@ -53,10 +58,14 @@ def split(
     Raises:
         exc.UnknownModeError: torch.compile has no such mode.
         exc.UnknownOptionError: a name that is neither Inductor's nor ours.
-        exc.BadOptionError: a value of the wrong type.
+        exc.BadOptionError: a value of the wrong type, or options that are no dictionary.
     """
     from torch._inductor import config as inductor_config
 
+    if options is not None and not isinstance(options, Mapping):
+        raise exc.BadArgumentError(
+            name="options", given=repr(options), allowed="a dictionary of options by name"
+        )
     ours: dict[str, Any] = {}
     inductors: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
     # Copied only where it is needed: this runs for every graph.

@@ -466,12 +466,18 @@ def _parse(text: str, annotation: Any) -> object:
     return annotation(text)
 
 
+def _nearest_variable(name: str) -> str:
+    """As `nearest`, of the variables of all settings, told by what follows their prefix."""
+    match = difflib.get_close_matches(name, types_of(), n=1, cutoff=0.6)
+    return f" Did you mean {environment_variable(match[0])!r}?" if match else ""
+
+
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The settings that `INDUCTOR_EXT_*` variables give, by setting name.
 
     Raises:
-        exc.BadEnvironmentError: a variable's text cannot be read as its setting's type, or a
-            variable with our prefix names no setting.
+        exc.BadEnvironmentError: a variable's text cannot be read as its setting's type; as
+            `exc.UnknownVariableError`, a variable with our prefix names no setting.
     """
     environment = os.environ if environment is None else environment
     annotations = types_of()
@@ -482,8 +488,11 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
             continue
         name = known.get(variable)
         if name is None:
-            allowed = f"a setting: there is no such setting.{nearest(variable, known)}"
-            raise exc.BadEnvironmentError(variable=variable, value=text, allowed=allowed)
+            # The prefix, which all have, would make any two look alike.
+            wanted = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            raise exc.UnknownVariableError(
+                variable=variable, value=text, nearest=_nearest_variable(wanted)
+            )
         allowed = describe_type(annotations[name])
         try:
             values[name] = _parse(text, annotations[name])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -18,7 +20,7 @@ import torch._inductor
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import activation, cache, events, exc
+from inductor_ext import activation, aot, cache, events, exc, parts
 from inductor_ext.cpp_wrapper import package as packaging
 from test import aot_util
 
@@ -124,11 +126,27 @@ def test_a_cmake_project_loads_it(
     check_program(net, build / "run_model", package[0])
 
 
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
+def test_the_cmake_project_says_that_it_needs_the_header(tmp_path: pathlib.Path) -> None:
+    configure = ["cmake", "-S", str(EXAMPLE), "-B", str(tmp_path)]
+    done = subprocess.run(configure, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "unzip -j model.pt2 '*/model.h'" in " ".join(done.stderr.split())
+
+
 def test_records_say_what_was_made(package: tuple[str, Any]) -> None:
     path, records = package
     compiled, packaged = records
     assert (compiled.kind, compiled.settings) == ("aot", {"fallback_to_eager": False})
     assert (packaged.path, packaged.bytes) == (path, os.path.getsize(path))
+
+
+def test_manifest_names_the_compiler(package: tuple[str, Any]) -> None:
+    """gcc answers what Inductor asks it, `-v`, with how it was configured."""
+    with zipfile.ZipFile(package[0]) as archive:
+        versions = json.loads(archive.read("net/extra/inductor_ext/manifest.json"))["versions"]
+    asked = subprocess.check_output([parts.probe("cxx").path, "--version"], text=True)
+    assert versions["compiler"] == asked.splitlines()[0]
 
 
 def test_package_is_named_after_its_path(package: tuple[str, Any]) -> None:
@@ -210,6 +228,20 @@ class TestRefusals:
         tmp_path.chmod(0o500)
         with pytest.raises(exc.BadPackagePathError, match="not writable"):
             inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "net.pt2")
+
+    def test_disk_that_is_full(self, tmp_path: pathlib.Path) -> None:
+        """Also what is known only when the package is written is said by an error of ours."""
+
+        def second_half() -> bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        path = str(tmp_path / "net.pt2")
+        with (
+            pytest.raises(exc.BadPackagePathError, match=r"net\.pt2': No space left on device"),
+            aot._opened(path) as file,
+        ):
+            file.writelines(half() for half in (lambda: b"the first", second_half))
+        assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("wrong", [3, io.StringIO, b"net.pt2"])
     def test_neither_path_nor_buffer(self, program: ExportedProgram, wrong: Any) -> None:

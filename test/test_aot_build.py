@@ -22,7 +22,7 @@ import torch._inductor
 from torch._inductor.utils import run_and_get_cpp_code
 
 import inductor_ext
-from inductor_ext import activation, exc
+from inductor_ext import activation, events, exc
 from inductor_ext.cpp_wrapper import build, codegen, compiler, extern_nodes, isa, target, weights
 
 LIBRARY_BYTES = 350_000
@@ -183,6 +183,21 @@ class TestWeightsOutside:
                 package_path=tmp_path / "m.pt2",
                 inductor_configs={"aot_weights_file": str(tmp_path / "w")},
             )
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ["absent/w", "."])
+    def test_where_no_file_can_be(self, tmp_path: pathlib.Path, name: str) -> None:
+        program = torch.export.export(torch.nn.Linear(4, 3).eval(), (torch.randn(3, 4),))
+        with (
+            events.capture(events.CompileRecord) as compiles,
+            pytest.raises(exc.BadWeightsFileError, match=r"does not exist|a folder stands there"),
+        ):
+            inductor_ext.aoti_compile_and_package(
+                program,
+                package_path=tmp_path / "m.pt2",
+                inductor_configs={"aot_weights_file": str(tmp_path / name)},
+            )
+        assert not compiles
         assert list(tmp_path.iterdir()) == []
 
 

@@ -258,6 +258,20 @@ def test_verify_says_that_stocks_have_no_digests(
     assert "intact by CRC-32; stock Inductor made it" in out
 
 
+def test_an_exported_program_is_not_taken_for_a_package(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "exported.pt2"
+    with open(path, "wb") as file:
+        writer = archive.Writer(file, "exported")
+        writer.add("models/model.json", b"{}")
+        writer.finish()
+    assert run(capsys, "inspect", str(path))[1].splitlines()[0].endswith("no compiled model in it")
+    code, out = run(capsys, "verify", str(path))
+    assert code == 0
+    assert out.rstrip().endswith("intact by CRC-32; no compiled model")
+
+
 def test_verify_finds_every_damaged_file(
     package: str, stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

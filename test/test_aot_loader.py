@@ -768,6 +768,18 @@ def test_wrong_arguments_are_refused(path: str) -> None:
             inductor_ext.load(path, num_runners=number)  # type: ignore[arg-type]
     with pytest.raises(exc.BadPackageError, match="No such file"):
         inductor_ext.load(path + ".none")
+    for wrong in (None, 3):
+        with pytest.raises(exc.BadArgumentError, match="Give a path, or a readable buffer"):
+            inductor_ext.load(wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_no_package_is_told_from_a_damaged_one(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(exc.BadPackageError, match="has no file of a package in it"):
+        inductor_ext.load(tmp_path)
+    exported = tmp_path / "exported.pt2"
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), exported)
+    with pytest.raises(exc.NoModelError, match=r"no compiled model in .*exported\.pt2"):
+        inductor_ext.load(exported)
 
 
 def test_classes_that_are_not_registered_are_named(path: str) -> None:

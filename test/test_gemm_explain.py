@@ -374,6 +374,27 @@ def test_what_a_program_exits_with_is_said(
     assert f"GEMMs of {script}: 1," in said.out
 
 
+def test_why_nothing_is_reported_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert cli.main(["explain", str(script)]) == 0
+    assert "Inductor has compiled nothing" in capsys.readouterr().out
+    script.write_text(PRODUCT)
+    with inductor_ext.config.patch(enabled=False):
+        assert cli.main(["explain", str(script)]) == 0
+    assert "the setting enabled is False" in capsys.readouterr().out
+    assert cli.main(["explain", str(script)]) == 0
+    assert "compiled nothing" not in capsys.readouterr().out
+
+
+def test_a_program_needs_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["explain"])
+    assert capsys.readouterr().err.endswith("arguments are required: SCRIPT\n")
+
+
 def test_a_program_that_fails_is_reported_until_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

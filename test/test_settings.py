@@ -132,6 +132,12 @@ class TestEnvironment:
         with pytest.raises(exc.BadEnvironmentError, match="Did you mean 'INDUCTOR_EXT_ENABLED'"):
             settings.from_environment({"INDUCTOR_EXT_ENABLE": "1"})
 
+    def test_unknown_variable_that_has_only_our_prefix_in_common(self) -> None:
+        with pytest.raises(exc.UnknownVariableError) as caught:
+            settings.from_environment({"INDUCTOR_EXT_FOO": "1"})
+        assert str(caught.value).startswith("Environment variable INDUCTOR_EXT_FOO='1' is no ")
+        assert "Did you mean" not in str(caught.value)
+
     def test_a_process_reads_it(self) -> None:
         code = "from inductor_ext import config; print(config.snapshot().non_default())"
         done = subprocess.run(
@@ -197,6 +203,15 @@ class TestOptions:
     def test_unknown_mode(self) -> None:
         with pytest.raises(exc.UnknownModeError, match=r"reduce-overhead.*Did you mean 'max-auto"):
             inductor_ext.list_mode_options("max-autotun")
+
+    def test_mode_that_is_no_string(self) -> None:
+        with pytest.raises(exc.BadArgumentError, match=r"^mode is 3\. Give one of 'default', "):
+            options.split(3, None)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("wrong", ["max_autotune", ["max_autotune"]])
+    def test_options_that_are_no_dictionary(self, wrong: Any) -> None:
+        with pytest.raises(exc.BadArgumentError, match=r"Give a dictionary of options by name\.$"):
+            options.split(None, wrong)
 
     def test_split_sorts_and_normalises(self) -> None:
         ours, inductors = options.split(

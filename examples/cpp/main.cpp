@@ -5,6 +5,10 @@
 #include "model.h" // from the package: extra/inductor_ext/model.h
 
 int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: run_model PACKAGE" << std::endl;
+    return 2;
+  }
   torch::inductor::AOTIModelPackageLoader loader(argv[1], MODEL_NAME);
   std::vector<at::Tensor> inputs(MODEL_NUM_INPUTS);
   inputs[MODEL_INPUT_X] = at::ones({5, 8});

@@ -833,7 +833,7 @@ class _Folder(Package):
         self._folder = path
         self.entries = {entry.name: entry for entry in self._walk(path, "")}
         if not self.entries:
-            self._fail("it is empty")
+            self._fail("the folder has no file of a package in it")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[Entry]:
         for item in sorted(os.scandir(folder), key=lambda item: item.name):
@@ -879,6 +879,10 @@ def open_package(source: str | os.PathLike[str] | IO[bytes]) -> Package:
             are not in order.
     """
     if not isinstance(source, (str, os.PathLike)):
+        if not (hasattr(source, "read") and hasattr(source, "seek")):
+            raise exc.BadArgumentError(
+                name="the package", given=repr(source), allowed="a path, or a readable buffer"
+            )
         return _Zip(source)
     path = os.path.abspath(os.fspath(source))
     try:

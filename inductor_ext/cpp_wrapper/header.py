@@ -1,8 +1,8 @@
 """A C header that says how a model of a package is called, for programs that are not Python.
 
 It gives the inputs and outputs names instead of numbers, and says in comments what each has to be.
-C and C++ alike; it includes nothing. It lies in the package (`extra/inductor_ext/<model>.h`) and is
-printed by `python -m inductor_ext inspect --header`.
+C and C++ alike; it includes nothing. It lies in the package (`extra/inductor_ext/<model>.h`), from
+where unzip gets it.
 """
 
 from __future__ import annotations

@@ -849,9 +849,10 @@ def _load_stock(
         for entry in package.entries
         if entry.startswith(_AOTI) and entry.count("/") > 2
     }
+    if not models:
+        raise exc.NoModelError(path=where)
     if name not in models:
-        shown = ", ".join(sorted(models)) or "none"
-        raise exc.ModelNotFoundError(path=where, name=name, models=shown)
+        raise exc.ModelNotFoundError(path=where, name=name, models=", ".join(sorted(models)))
     if any(entry.startswith(_OURS) for entry in package.entries):
         why = "it is one of inductor_ext's, and its manifest is missing"
         raise exc.BadPackageError(path=where, why=why)

@@ -49,6 +49,7 @@ def write(
 
     Raises:
         exc.SharedWeightsFileError: there are weights of several models for one file.
+        exc.BadWeightsFileError: the file of the weights cannot be written.
     """
     if weights_file is not None and len(artifacts) > 1:
         raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
@@ -128,12 +129,15 @@ def _write_weights(path: str, artifact: Artifact) -> manifest.File:
     """Write the weights to a file of their own, unless it holds them already."""
     digest = _sha256(weights.parts(artifact.constants, artifact.plan))
     known = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
-    if os.path.isfile(path) and os.path.getsize(path) == known.bytes:
-        with open(path, "rb") as file:
-            if _sha256(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
-                return known
-    with cache.publish(path) as temporary, open(temporary, "wb") as file:
-        weights.write(file, artifact.constants, artifact.plan)
+    try:
+        if os.path.isfile(path) and os.path.getsize(path) == known.bytes:
+            with open(path, "rb") as file:
+                if _sha256(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
+                    return known
+        with cache.publish(path) as temporary, open(temporary, "wb") as file:
+            weights.write(file, artifact.constants, artifact.plan)
+    except OSError as error:
+        raise exc.BadWeightsFileError(path=path, why=error.strerror or str(error)) from error
     return known
 
 

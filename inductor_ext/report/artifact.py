@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import compat, exc
@@ -73,7 +73,7 @@ def read(path: str) -> Report:
         content = found[0] if found is not None else None
         metadata = {
             name: values
-            for name in _models(package)
+            for name in models(package.entries)
             if (values := _metadata(package, name, content)) is not None
         }
         misfits: dict[str, str | None] = {}
@@ -95,10 +95,11 @@ def _check_signatures(content: manifest.Manifest, where: str) -> None:
             raise exc.BadPackageError(path=where, why=why) from None
 
 
-def _models(package: archive.Package) -> list[str]:
+def models(entries: Iterable[str]) -> list[str]:
+    """Names of the compiled models that a package with these entries holds."""
     found = {
         name.split("/")[2]: None
-        for name in package.entries
+        for name in entries
         if name.startswith(_AOTI) and name.count("/") > 2
     }
     return list(found)
@@ -174,7 +175,9 @@ def text(report: Report, top: int = 10) -> str:
 
 
 def _stock(report: Report) -> Iterator[str]:
-    yield f"{report.path}: {human_bytes(report.bytes)}, made by stock Inductor: no manifest"
+    names = [entry.name for entry in report.entries]
+    whose = "made by stock Inductor: no manifest" if models(names) else "no compiled model in it"
+    yield f"{report.path}: {human_bytes(report.bytes)}, {whose}"
     for name, values in report.metadata.items():
         yield ""
         yield f'model "{name}"'

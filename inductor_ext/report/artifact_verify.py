@@ -10,6 +10,7 @@ import argparse
 
 from inductor_ext.cpp_wrapper import archive, manifest
 from inductor_ext.planning.peak import human_bytes
+from inductor_ext.report import artifact
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,6 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
             digests = found[0].digests()
         package.verify(digests)
         size = human_bytes(sum(entry.size for entry in package.entries.values()))
-        how = "SHA-256" if digests else "CRC-32; stock Inductor made it, so there is no manifest"
+        how = "SHA-256"
+        if not digests:
+            made = artifact.models(package.entries)
+            why = "stock Inductor made it, so there is no manifest" if made else "no compiled model"
+            how = f"CRC-32; {why}"
         print(f"{arguments.package}: {len(package.entries)} files, {size}, intact by {how}")
     return 0

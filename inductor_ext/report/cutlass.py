@@ -100,13 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_GEMMS,
         help=f"sizes for which kernels are ranked (default: {_GEMMS})",
     )
-    make.add_argument("--kernels", type=int, default=2, help="for each GEMM, at most (default: 2)")
+    make.add_argument(
+        "--kernels", type=_from_one, default=2, help="for each GEMM, at most (default: 2)"
+    )
     make.add_argument(
         "--tuned",
         action="store_true",
         help="instead, those that decisions in the store of tuning results name",
     )
-    make.add_argument("--jobs", type=int, help="builds at a time, at most")
+    make.add_argument("--jobs", type=_from_one, help="builds at a time, at most")
     make.add_argument("--dry-run", action="store_true", help="only list them")
     show = actions.add_parser(
         "show", help="list the kernels in the store", description="List the kernels in the store."
@@ -150,10 +152,14 @@ def run(arguments: argparse.Namespace) -> int:
 # --- which kernels ------------------------------------------------------------------------------
 
 
-def _bad(name: str, value: object, allowed: str) -> exc.BadOptionError:
-    return exc.BadOptionError(
-        name=f"--{name}", value=value, found=type(value).__name__, allowed=allowed, default=None
-    )
+def _bad(name: str, value: str, allowed: str) -> exc.BadArgumentError:
+    return exc.BadArgumentError(name=f"--{name}", given=repr(value), allowed=allowed)
+
+
+def _from_one(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
 
 
 def _capability(text: str) -> tuple[int, int]:
@@ -174,15 +180,22 @@ def _device(arguments: argparse.Namespace) -> Device:
         and capability in (None, each.capability)
     ]
     if name is None and capability is None:
-        raise _bad("arch", None, "an architecture such as sm_90a, or a device")
+        raise exc.BadArgumentError(
+            name="--arch", given="missing", allowed="an architecture such as sm_90a, or a --device"
+        )
     relatives = [each for each in KNOWN if each.capability[:1] == (capability or ())[:1]]
     if not found and name is None and relatives:
         # What fits into the least shared memory of a generation fits all of it.
         nearest = min(relatives, key=lambda each: each.shared_memory)
         fp8 = nearest.fp8 if capability >= (8, 9) else 0.0
         return dataclasses.replace(nearest, capability=capability, fp8=fp8)
+    if not found and name is None:
+        known = sorted({each.capability for each in KNOWN})
+        allowed = ", ".join(f"sm_{major}{minor}" for major, minor in known)
+        raise _bad("arch", "sm_{}{}".format(*capability), f"one of {allowed}")
     if not found:
-        raise _bad("device", name, f"part of one of {', '.join(each.name for each in KNOWN)}")
+        names = [each.name for each in KNOWN if capability in (None, each.capability)]
+        raise _bad("device", name, f"part of one of {', '.join(names)}")
     return found[0]
 
 
@@ -190,7 +203,7 @@ def _several(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...])
     found = [each.strip() for each in text.split(",")]
     for each in found:
         if each not in allowed:
-            raise _bad(name, each, f"of {', '.join(allowed)}")
+            raise _bad(name, each, f"some of {', '.join(allowed)}")
     return found
 
 
@@ -217,8 +230,8 @@ def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
     sizes = _sizes(arguments.gemm)
     epilogues = [each.strip() for each in arguments.epilogue.split(",")]
     for each in epilogues:
-        if each != "none":
-            _several("epilogue", each.replace("+", ","), _STEPS)
+        if each != "none" and not set(each.split("+")) <= set(_STEPS):
+            raise _bad("epilogue", each, f"none, or {', '.join(_STEPS)} with + between them")
     found: dict[Source, str] = {}
     for dtype in dtypes:
         for layout in layouts:

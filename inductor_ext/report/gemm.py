@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import activation, compat, events, exc
+from inductor_ext import activation, compat, config, events, exc
 from inductor_ext.events import ProductRecord
 from inductor_ext.lowerings.gemm_records import FUSED, RECORD, operators
 from inductor_ext.selection.wording import config_words, problem_words
@@ -210,15 +210,17 @@ def _name(target: Any) -> str:
 def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
     """Inside, caches of compiled code are off; yields what tells the products compiled so far."""
     from torch._functorch import config as aot_config
-    from torch._inductor import config
+    from torch._inductor import config as inductor_config
 
-    fusions = _Fusions(config._pre_fusion_custom_pass, config._post_fusion_custom_pass)
+    fusions = _Fusions(
+        inductor_config._pre_fusion_custom_pass, inductor_config._post_fusion_custom_pass
+    )
     # Not force_disable_caches: it hides what tuning has measured, too.
     off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     aot_off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
         events.capture(ProductRecord) as records,
-        config.patch({**off, **fusions.hooks()}),
+        inductor_config.patch({**off, **fusions.hooks()}),
         aot_config.patch(aot_off),
         _debugging(fusions.hear),
     ):
@@ -398,9 +400,11 @@ def _debugging(hear: Callable[[Any], None]) -> Iterator[None]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("script", metavar="SCRIPT", help="a Python program that compiles a model")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the program"
     )
+    # Python 3.11's argparse says of none that it is missing, if the script is.
+    rest.required = False
     parser.add_argument(
         "--max-autotune",
         action="store_true",
@@ -435,14 +439,25 @@ def run(arguments: argparse.Namespace) -> int:
     out = None if arguments.json is None else os.path.abspath(arguments.json)
     if out is not None:
         _write(out, "", "a")
-    with listen() as found:
+    with listen() as found, events.capture(events.CompileRecord) as compiles:
         try:
             return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
         finally:
             report = GemmReport(arguments.script, found())
             print(report.table(candidates=arguments.candidates))
+            if not compiles:
+                print(_why_nothing())
             if out is not None:
                 _write(out, report.to_json(), "w")
+
+
+def _why_nothing() -> str:
+    if not config.snapshot().enabled:
+        return "The extension was not asked: the setting enabled is False."
+    return (
+        "Inductor has compiled nothing in the program's process, and others that it started are "
+        "not looked into."
+    )
 
 
 def _write(path: str, text: str, mode: str) -> None:
@@ -459,12 +474,12 @@ def _write(path: str, text: str, mode: str) -> None:
 
 
 def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
-    from torch._inductor import config
+    from torch._inductor import config as inductor_config
 
     before = sys.argv, sys.path[0]
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    patch = config.patch(max_autotune=True) if max_autotune else contextlib.nullcontext()
+    patch = inductor_config.patch(max_autotune=True) if max_autotune else contextlib.nullcontext()
     try:
         with activation.activate(), patch:
             runpy.run_path(script, run_name="__main__")
