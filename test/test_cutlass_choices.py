@@ -303,6 +303,14 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
     assert (measured.config, measured.tree) == (used.config, used.tree)
 
 
+def test_the_ends_of_groups_are_neighbours(calls: list[Call]) -> None:
+    function, (a, b, _), _ = GRAPHS["grouped"]
+    apart = torch.empty_strided((4,), (2,), dtype=torch.int32, device="meta")
+    lower(best, function, a, b, apart)
+    (call,) = calls
+    assert [*call.ends.get_stride()] == [1]
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> None:
     if name == "grouped" or name.startswith("fp8"):

@@ -170,3 +170,24 @@ def test_what_branches_read_lies_as_they_know_it() -> None:
     found = kernel_util.interpret_modules({"module": (lowered.code, given)})["module"]
     expected = function(*(value.double() for value in given))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
+def test_branches_know_numbers_that_are_read_at_run_time(dtype: torch.dtype) -> None:
+    """The product's factor is computed of one, and what is added is one itself."""
+
+    def rule(problem: GemmProblem) -> GemmConfig:
+        return dataclasses.replace(TILE, block_m=16 if problem.m <= 64 else 32)
+
+    def function(x: Tensor, w: Tensor, n: Tensor, k: Tensor) -> Tensor:
+        return (x @ w) * (n.item() * 2 + 1) + k.item()
+
+    inputs = (("m", 64), HALF), ((64, 32), HALF), ((), dtype), ((), dtype)
+    code = lower(rule, function, *inputs)[0].code
+    assert " <= 64:" in code
+    branches = re.findall(r"^def inductor_ext_rows_\d(?:.|\n)*?\n    return", code, re.M)
+    assert len(branches) == 2
+    for branch in branches:
+        read = set(re.findall(r"\b(?:u|zuf)\d+\b", branch))
+        assert len(read) == 2
+        assert all(re.search(rf"^    {each} = ", branch, re.M) for each in read)

@@ -333,3 +333,37 @@ def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
     # The others would begin at 8 and at 40 bytes.
     assert re.findall(r"reinterpret_tensor\(buf0, [^)]*\), [^)]*\), (\d+)\)", returned) == ["0"]
     assert returned.count("buf") == 3
+
+
+def test_scales_of_groups_lie_apart() -> None:
+    """As the operator allows: those of a group are neighbours, and groups lie anywhere."""
+    fp8 = torch.float8_e4m3fn
+    chosen = GemmConfig("grouped", 32, 64, 64, 2, 4, tma=True)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) + 0.5
+
+    def function(a: Tensor, b: Tensor, s: Tensor, t: Tensor, ends: Tensor) -> Tensor:
+        call = torch.ops.aten._scaled_grouped_mm.default
+        return call(a, b, s, t, ends, None, None, torch.bfloat16, True)
+
+    a, b = (random(64, 64) - 1).to(fp8), (random(2, 64, 64) - 1).to(fp8).mT
+    s, ends = random(64), torch.tensor([[24, 0], [64, 0]], dtype=torch.int32)[:, 0]
+    scales = {"padded": random(2, 96)[:, :64], "one for all": random(1, 64).expand(2, 64)}
+    work = {}
+    for name, t in scales.items():
+        given = [a, b, s, t, ends]
+        seen = [
+            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+            for each in given
+        ]
+        lowered, _ = lower_by(lambda _: chosen, function, *seen)
+        assert "extern_kernels." not in lowered.code
+        work[name] = lowered.code, given
+    found = kernel_util.interpret_modules(work)
+    for name, t in scales.items():
+        rows = (slice(0, 24), slice(24, 64))
+        products = [a[each].double() @ b[g].double() * t[g] for g, each in enumerate(rows)]
+        exact = torch.cat(products) * s[:, None]
+        assert (found[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name

@@ -90,25 +90,28 @@ in_strides._inductor_lowering_function = True  # type: ignore[attr-defined]
 def _symbols(
     graph: fx.Graph, region: Sequence[fx.Node], inputs: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """Nodes for the symbols in a region's sizes that a branch could not read off its inputs.
+    """Nodes for the symbols in a region's sizes, and in numbers that it reads, that a branch could
+    not read off its inputs.
 
     A branch knows a symbol that is the size of an input, and none that is only part of a formula.
     """
     from torch.fx.experimental.symbolic_shapes import free_symbols
 
-    values = [node.meta["val"] for node in inputs]
-    wanted = free_symbols([*values, *(node.meta["val"] for node in region)])
-    wanted -= {size for value in values for size in _sizes(value)}
+    nodes = list(inputs)
+    wanted = free_symbols([node.meta["val"] for node in (*nodes, *region)])
+    wanted -= {size for node in nodes for size in _sizes(node)}
     found: dict[sympy.Symbol, fx.Node] = {}
     placeholders = graph.find_nodes(op="placeholder")
-    for node in placeholders:
-        value = node.meta["val"]
-        for axis, symbol in enumerate(_sizes(value)):
+    # The first that knows a symbol is an input, or what gives it a value.
+    for node in [each for each in graph.nodes if each not in region]:
+        value = node.meta.get("val")
+        for axis, symbol in enumerate(_sizes(node)):
             if symbol not in wanted or symbol in found:
                 continue
             found[symbol] = node
             if isinstance(value, torch.Tensor):
-                with graph.inserting_after(placeholders[-1]):
+                last = placeholders[-1] if node.op == "placeholder" else node
+                with graph.inserting_after(last):
                     found[symbol] = graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
                 size: Any = value.shape[axis]
                 known = size.node.shape_env
@@ -116,14 +119,15 @@ def _symbols(
     return list(found.values())
 
 
-def _sizes(value: Any) -> list[sympy.Expr]:
-    """The sizes of a tensor, or a size, as Inductor knows them of an input; nothing of anything
-    else.
-    """
+def _sizes(node: fx.Node) -> list[sympy.Expr]:
+    """The sizes of a tensor, or a number, as Inductor knows them; nothing of anything else."""
+    value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return [sympy.sympify(size) for size in value.shape]
-    # A number keeps the symbol that it had before it was found to be equal to another one.
-    return [value.node._expr] if isinstance(value, torch.SymInt) else []
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return []
+    # An input keeps the symbol that it had before it was found to be equal to another one.
+    return [value.node._expr if node.op == "placeholder" else value.node.expr]
 
 
 Inputs = Mapping[fx.Node, fx.Node]
@@ -191,7 +195,10 @@ def _branch(
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
-        copies[node].meta = {**node.meta}
+        # A symbol that a node gives a value is a value that the branch is given.
+        copies[node].meta = {
+            name: each for name, each in node.meta.items() if name != "unbacked_bindings"
+        }
     if len(ranges) > 1:
         results = _dispatch(branch, graph, copies, region, outputs, rows, ranges)
         graph.output(tuple(results))

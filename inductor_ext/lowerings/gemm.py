@@ -290,8 +290,9 @@ def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
-    operands = realize_inputs(*inputs)
-    a, b = operands[:2]
+    a, b = realize_inputs(*inputs[:2])
+    # Where the groups end, and scales, the kernel takes for neighbours.
+    operands = [a, b, *_contiguous(inputs[2:])]
     # The operator pads the rows of its output, which is what its readers were compiled for.
     value = V.current_node.meta["val"]
     size = [a.get_size()[-2], b.get_size()[-1]]
@@ -463,7 +464,8 @@ def cutlass(*arguments: Any) -> Any:
         )
         for each, given in zip(arguments[:count], node.args, strict=False)
     )
-    ends = rest.pop(0) if options["ends"] else None
+    # These it takes for neighbours, wherever they lie.
+    (ends,) = _contiguous([rest.pop(0)]) if options["ends"] else (None,)
     numbers = iter(arguments[count:])
     scalars = [next(numbers) if each is None else each for each in options["scalars"]]
     values = node.meta["val"]
