@@ -111,7 +111,7 @@ INTEGERS = [
     contiguous("mm", 24, 48, 64, epilogue=Epilogue((), 0, "bool")),
     contiguous("mm", 24, 48, 64, epilogue=Epilogue(inputs_of("scalar", dtype="bool"), 1)),
     contiguous("mm", 24, 48, 64, epilogue=Epilogue(inputs_of("column", dtype="int32"), 1)),
-    contiguous("mm", 24, 48, 64, epilogue=Epilogue(inputs_of("row", dtype="uint8"), 1)),
+    contiguous("mm", 24, 48, 64, "float32", epilogue=Epilogue(inputs_of("row", dtype="uint8"), 1)),
     contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue(INT_BIAS, 1)),
     contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((*INT_BIAS, *SCALES), 3, "float16")),
     contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue(SCALES, 5, "int8")),
