@@ -72,6 +72,9 @@ def peak(call: Callable[[], Any]) -> int:
     torch.cuda.synchronize()
     # What earlier tests have left in cycles would otherwise be freed during the call.
     gc.collect()
+    # The allocator does not split a cached block of which less than 1 MB would be left, and counts
+    # all of it.
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     call()
