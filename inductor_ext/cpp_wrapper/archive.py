@@ -30,6 +30,7 @@ from typing import IO, Any, NoReturn, TypeAlias
 from inductor_ext import exc
 
 __all__ = [
+    "AOTI",
     "BOOKKEEPING",
     "PAGE",
     "Buffer",
@@ -42,8 +43,12 @@ __all__ = [
     "check_name",
     "file_sha256",
     "identity",
+    "models",
     "open_package",
 ]
+
+AOTI = "data/aotinductor/"
+"""What the entries of compiled models begin with; the model's name follows."""
 
 PAGE = 65536
 """Alignment in bytes of the entries that are to be mapped: the largest page size in use."""
@@ -432,6 +437,16 @@ def file_sha256(path: str, offset: int = 0, size: int | None = None) -> str:
         for part in _file_parts(file.fileno(), offset, whole - offset if size is None else size):
             digest.update(part)
     return digest.hexdigest()
+
+
+def models(entries: Iterable[str]) -> list[str]:
+    """Names of the compiled models that a package with these entries holds."""
+    found = {
+        name.split("/")[2]: None
+        for name in entries
+        if name.startswith(AOTI) and name.count("/") > 2
+    }
+    return list(found)
 
 
 class Package(abc.ABC):

@@ -33,7 +33,6 @@ from inductor_ext.cpp_wrapper.signature import Signature
 
 __all__ = ["LoadedModel", "load"]
 
-_AOTI = "data/aotinductor/"
 _CONSTANTS = "data/constants/"
 _ALIGNMENT = 64
 """Bytes to which compiled code relies on weights being aligned."""
@@ -614,7 +613,7 @@ class _Loading:
     ) -> LoadedModel:
         if self._model.device not in _RUNNERS:
             self._fail(f"it runs on {self._model.device}, for which there is no runner", "")
-        if _parent(self._library) != f"{_AOTI}{self._name}":
+        if _parent(self._library) != f"{archive.AOTI}{self._name}":
             self._bad(f"its manifest names {self._library!r} as a library")
         folder = tempfile.mkdtemp(prefix="inductor_ext-")
         kept = False
@@ -666,7 +665,7 @@ class _Loading:
 
     def _extract(self, folder: str) -> None:
         """Copy what running the model needs, checked on the way, below `folder`."""
-        prefixes = (f"{_AOTI}{self._name}/", _CONSTANTS)
+        prefixes = (f"{archive.AOTI}{self._name}/", _CONSTANTS)
         needed = [
             name
             for name in self._package.entries
@@ -844,11 +843,7 @@ def _load_stock(
     num_runners: int,
     device_index: int,
 ) -> LoadedModel:
-    models = {
-        entry.split("/")[2]
-        for entry in package.entries
-        if entry.startswith(_AOTI) and entry.count("/") > 2
-    }
+    models = archive.models(package.entries)
     if not models:
         raise exc.NoModelError(path=where)
     if name not in models:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import compat, exc
@@ -20,8 +20,6 @@ from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.planning.peak import human_bytes
 
 __all__ = ["Report", "differences", "read", "text"]
-
-_AOTI = "data/aotinductor/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +71,7 @@ def read(path: str) -> Report:
         content = found[0] if found is not None else None
         metadata = {
             name: values
-            for name in models(package.entries)
+            for name in archive.models(package.entries)
             if (values := _metadata(package, name, content)) is not None
         }
         misfits: dict[str, str | None] = {}
@@ -95,16 +93,6 @@ def _check_signatures(content: manifest.Manifest, where: str) -> None:
             raise exc.BadPackageError(path=where, why=why) from None
 
 
-def models(entries: Iterable[str]) -> list[str]:
-    """Names of the compiled models that a package with these entries holds."""
-    found = {
-        name.split("/")[2]: None
-        for name in entries
-        if name.startswith(_AOTI) and name.count("/") > 2
-    }
-    return list(found)
-
-
 def _metadata(
     package: archive.Package, model: str, content: manifest.Manifest | None
 ) -> dict[str, str] | None:
@@ -115,7 +103,7 @@ def _metadata(
     for name in package.entries:
         if name == wanted or (
             wanted is None
-            and name.startswith(f"{_AOTI}{model}/")
+            and name.startswith(f"{archive.AOTI}{model}/")
             and name.endswith("wrapper_metadata.json")
         ):
             try:
@@ -176,7 +164,11 @@ def text(report: Report, top: int = 10) -> str:
 
 def _stock(report: Report) -> Iterator[str]:
     names = [entry.name for entry in report.entries]
-    whose = "made by stock Inductor: no manifest" if models(names) else "no compiled model in it"
+    whose = (
+        "made by stock Inductor: no manifest"
+        if archive.models(names)
+        else "no compiled model in it"
+    )
     yield f"{report.path}: {human_bytes(report.bytes)}, {whose}"
     for name, values in report.metadata.items():
         yield ""

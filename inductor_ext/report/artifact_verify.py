@@ -10,7 +10,6 @@ import argparse
 
 from inductor_ext.cpp_wrapper import archive, manifest
 from inductor_ext.planning.peak import human_bytes
-from inductor_ext.report import artifact
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         size = human_bytes(sum(entry.size for entry in package.entries.values()))
         how = "SHA-256"
         if not digests:
-            made = artifact.models(package.entries)
+            made = archive.models(package.entries)
             why = "stock Inductor made it, so there is no manifest" if made else "no compiled model"
             how = f"CRC-32; {why}"
         print(f"{arguments.package}: {len(package.entries)} files, {size}, intact by {how}")
