@@ -504,9 +504,8 @@ def _ensure_predicate_dispatcher() -> None:
     symbols: the code that computes u0 is then taken for dead, and the branch asks for a variable
     that nobody declares.
     """
-    from torch._inductor import ir
-
-    stock = ir.Conditional.get_free_symbol_uses
+    node_class = compat.branch_node()
+    stock = node_class.get_free_symbol_uses
     if hasattr(stock, _SCOPED):
         return
 
@@ -519,7 +518,7 @@ def _ensure_predicate_dispatcher() -> None:
         from torch.utils._sympy.symbol import SymT, symbol_is_type
 
         unbacked = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
-        symbols = getattr(getattr(self.predicate, "expr", None), "free_symbols", ())
+        symbols = getattr(getattr(compat.branch_selector(self), "expr", None), "free_symbols", ())
         return found | OrderedSet(
             symbol
             for symbol in sorted(symbols, key=str)
@@ -527,7 +526,7 @@ def _ensure_predicate_dispatcher() -> None:
         )
 
     setattr(get_free_symbol_uses, _SCOPED, True)
-    ir.Conditional.get_free_symbol_uses = get_free_symbol_uses  # type: ignore[method-assign]
+    node_class.get_free_symbol_uses = get_free_symbol_uses
 
 
 def _ensure_padding_dispatchers() -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUPPORTED",
+    "branch_node",
+    "branch_selector",
     "check_torch",
     "choices_handler",
     "compile_apart",
@@ -32,7 +34,7 @@ __all__ = [
     "with_own_code",
 ]
 
-SUPPORTED = ("2.11", "2.13")
+SUPPORTED = ("2.11", "2.15")
 """The lowest and the highest supported torch release, both included."""
 
 
@@ -148,6 +150,22 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
         return compiled
     wrapped: Callable[..., Any] = aot_compile_types.BundledAOTAutogradSerializableCallable(compiled)
     return wrapped
+
+
+def branch_node() -> Any:
+    """The IR class of `torch.cond`: `ir.Switch`, which torch 2.14 has instead of `ir.Conditional`.
+
+    `ir.Switch` also represents `torch.switch`.
+    """
+    from torch._inductor import ir
+
+    found = getattr(ir, "Switch", None)
+    return ir.Conditional if found is None else found
+
+
+def branch_selector(node: Any) -> Any:
+    """What selects the branch of a `branch_node`: a scalar tensor or a symbolic expression."""
+    return node.selector if hasattr(node, "selector") else node.predicate
 
 
 @functools.cache

@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import exc
+from inductor_ext import compat, exc
 from inductor_ext.planning.order import Buffer, OrderProblem, find_order, profile
 
 if TYPE_CHECKING:
@@ -182,9 +182,8 @@ def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
         operation: Any = leaf.node
         if not isinstance(operation, ir.ExternKernel):
             continue
-        if isinstance(
-            operation, ir.RandomSeeds | ir.Conditional | ir.WhileLoop | ir.InvokeSubgraph
-        ):
+        subgraph_calls = (compat.branch_node(), ir.WhileLoop, ir.InvokeSubgraph)
+        if isinstance(operation, (ir.RandomSeeds, *subgraph_calls)):
             return True
         if isinstance(operation, ir.InplaceBernoulliFallback):
             return True

@@ -41,7 +41,7 @@ from torch._inductor.utils import align as align64
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, Max
 
-from inductor_ext import events, exc, kernel_order
+from inductor_ext import compat, events, exc, kernel_order
 from inductor_ext.arena_lines import (
     ArenaEndLine,
     ArenaLine,
@@ -191,7 +191,7 @@ def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
 
 
 _KEEPERS: tuple[type, ...] = (
-    ir.Conditional,
+    compat.branch_node(),
     ir.WhileLoop,
     ir.InvokeSubgraph,
     ir.EffectfulKernel,
