@@ -271,6 +271,81 @@ def test_ours_extends_a_users_choices_handler() -> None:
     assert handler.calls == ["x"]
 
 
+class _Contributor:
+    """What a user registers by `register_inductor_choices` (torch 2.15)."""
+
+    calls: list[str]
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def should_use_cooperative_reduction(self, *args: Any, **kwargs: Any) -> bool:
+        self.calls.append("cooperative")
+        return False
+
+
+class _Composed(InductorChoices):
+    """As torch 2.15 composes a handler: attribute look-ups go to the contributors first."""
+
+    def __init__(self, contributors: list[Any]) -> None:
+        object.__getattribute__(self, "__dict__")["contributors"] = contributors
+
+    def __getattribute__(self, name: str) -> Any:
+        state = object.__getattribute__(self, "__dict__")
+        for contributor in state.get("contributors", ()):
+            if name in vars(type(contributor)) and not name.startswith("__"):
+                return getattr(contributor, name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("make", [CustomChoices, None], ids=["users-class", "contributors"])
+def test_a_fresh_thread_uses_the_handler_that_inductor_would(
+    monkeypatch: pytest.MonkeyPatch, sinh_lowerings: list[Any], make: Any
+) -> None:
+    contributor = _Contributor()
+    handlers: list[Any] = []
+
+    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+        handlers.append(virtualized.V.choices)
+        return stock(x)
+
+    def create(users_class: Any) -> Any:
+        return users_class() if users_class is not None else _Composed([contributor])
+
+    # Registered choices come with torch 2.15; earlier releases know the config key alone.
+    monkeypatch.setattr("torch._inductor.choices.create_inductor_choices", create, raising=False)
+    lowerings.unregister_lowering(ATEN_SINH)
+    lowerings.register_lowering(ATEN_SINH)(sinh)
+    x = torch.randn(300, 700)
+
+    def work() -> None:
+        function = eval("lambda x: torch.sinh(x).sum(-1)", {"torch": torch})
+        with uncached(), inductor_config.patch(inductor_choices_class=make):
+            found = torch.compile(function, backend="inductor_ext")(x)
+        torch.testing.assert_close(found, torch.sinh(x).sum(-1))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    (handler,) = handlers
+    assert isinstance(handler, scope.ExtChoices)
+    if make is None:
+        assert isinstance(handler, _Composed)
+        assert handler.should_use_cooperative_reduction() is False
+        assert contributor.calls[-1] == "cooperative"
+    else:
+        assert isinstance(handler, CustomChoices)
+    assert handler.settings == config.snapshot()
+
+
+def test_a_composed_handler_survives_pickling() -> None:
+    original = scope.make_choices(_Composed, {"contributors": [_Contributor()]}, config.snapshot())
+    restored = pickle.loads(pickle.dumps(original))
+    assert type(restored) is type(original)
+    assert restored.should_use_cooperative_reduction() is False
+    assert [type(each) for each in restored.contributors] == [_Contributor]
+
+
 def test_a_scope_inside_a_scope_has_its_own_settings() -> None:
     """As when a pass of the user's compiles something with other options."""
     outer, inner = config.snapshot(), config.snapshot({"fallback_to_eager": False})
