@@ -129,9 +129,12 @@ def scenario_replacements(folder: str) -> dict[str, Any]:
     inductor_ext.aoti_compile_and_package(program, package_path=path)
 
     def is_ours(value: Any) -> bool:
-        function = getattr(value, "__func__", value)
-        code = getattr(function, "__code__", None)
-        return code is not None and code.co_filename.startswith(package + os.sep)
+        # Other objects of torch may initialize a device when they are asked for an attribute.
+        if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+            value = value.__func__
+        if not isinstance(value, types.FunctionType):
+            return False
+        return value.__code__.co_filename.startswith(package + os.sep)
 
     found = set()
     for name, module in list(sys.modules.items()):

@@ -316,17 +316,18 @@ def test_a_fresh_thread_uses_the_handler_that_inductor_would(
     monkeypatch.setattr("torch._inductor.choices.create_inductor_choices", create, raising=False)
     lowerings.unregister_lowering(ATEN_SINH)
     lowerings.register_lowering(ATEN_SINH)(sinh)
-    x = torch.randn(300, 700)
+    x = torch.randn(300, 700, dtype=torch.float64)
+    results: list[torch.Tensor] = []
 
     def work() -> None:
         function = eval("lambda x: torch.sinh(x).sum(-1)", {"torch": torch})
         with uncached(), inductor_config.patch(inductor_choices_class=make):
-            found = torch.compile(function, backend="inductor_ext")(x)
-        torch.testing.assert_close(found, torch.sinh(x).sum(-1))
+            results.append(torch.compile(function, backend="inductor_ext")(x))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+    torch.testing.assert_close(results, [torch.sinh(x).sum(-1)])
     (handler,) = handlers
     assert isinstance(handler, scope.ExtChoices)
     if make is None:
