@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AotWrapper",
     "GridScratch",
+    "LoopOutputs",
     "constants_with_values",
     "generator",
     "original_name",
@@ -71,7 +72,8 @@ def supported() -> bool:
 
 
 def generator(stock: Any, settings: Settings) -> Any:
-    """What makes a generator of C++ for the graph at hand: ours over `stock`, or `stock` itself."""
+    """What makes a generator of C++ for the graph at hand: `stock` with what it gets wrong put right,
+    and with our frame where `supported`; any other generator is returned as it is."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 
@@ -81,7 +83,7 @@ def generator(stock: Any, settings: Settings) -> Any:
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not compat.scratch_covers_grid():
         mixed = (*mixed, GridScratch)
-    return _Constructor(_wrapper_class(stock, mixed), settings) if mixed else stock
+    return _Constructor(_wrapper_class(stock, (*mixed, LoopOutputs)), settings)
 
 
 @functools.cache
@@ -95,6 +97,11 @@ class _Constructor:
 
     cls: type[Any]
     settings: Settings
+
+    @property
+    def supports_caching(self) -> bool:
+        """Whether its code may be cached."""
+        return bool(self.cls.supports_caching)
 
     def create(self, *_: object) -> Any:
         """A generator; subgraphs are written into their graph's code, by the same class."""
@@ -389,6 +396,42 @@ class GridScratch:
             code, call_args, arg_types, arg_signatures, is_triton_kernel, spaces
         )
         return arguments
+
+
+class LoopOutputs:
+    """Mixed in before torch's generators: the outputs of a while_loop are tensors of their own.
+
+    Torch's C++ starts the outputs as aliases of the carried inputs. Where no iteration runs they
+    stay so, and a later change of the input, or memory of it that is reused, changes the output.
+    Torch's Python clones them then (torch 2.11 to 2.14).
+    """
+
+    def codegen_while_loop(self: Any, while_loop: Any, stack_output: bool = False) -> None:
+        """Write the loop, and clone what it has left as it was."""
+        super().codegen_while_loop(while_loop, stack_output)  # type: ignore[misc]
+        for carried, name in _carried_outputs(self, while_loop):
+            # Zero bytes have no address, and need no clone.
+            before = f"get_data_ptr_wrapper({carried.codegen_reference()})"
+            self.writeline(f"if ({name}.data_ptr() == {before}) {{")
+            self.writeline(f"    AtenTensorHandle {name}_own_handle;")
+            self.writeline(
+                "    AOTI_TORCH_ERROR_CODE_CHECK("
+                f"aoti_torch_clone_preserve_strides({name}, &{name}_own_handle));"
+            )
+            self.writeline(f"    {name} = RAIIAtenTensorHandle({name}_own_handle);")
+            self.writeline("}")
+
+
+def _carried_outputs(wrapper: Any, while_loop: Any) -> list[tuple[Any, str]]:
+    """A loop's carried inputs with the variables of their outputs, but those changed in place."""
+    find = getattr(wrapper, "_get_while_loop_carried_output_names", None)
+    if find is None:  # torch 2.11, 2.12
+        names = [output.get_name() for output in while_loop.outputs]
+    else:
+        names = find(while_loop)
+    changed = {output.get_name() for output in while_loop.mutation_outputs}
+    pairs = zip(while_loop.carried_inputs, names, strict=False)
+    return [(carried, name) for carried, name in pairs if name not in changed]
 
 
 class _OfGrid(int):
