@@ -25,7 +25,8 @@ from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from torch.testing import FileCheck
 
 import inductor_ext
-from inductor_ext import activation, arena_runtime, events, exc, memory_planning
+from inductor_ext import arena_runtime, events, exc, memory_planning
+from inductor_ext.hooks import scope
 from inductor_ext.planning import arenas
 from test import aot_util
 
@@ -631,7 +632,7 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
     square = ((64, 64), torch.float32)
     settings = inductor_ext.config.snapshot({"memory_arenas": arenas_})
     with (
-        activation._scope(settings),
+        scope.compile_scope(settings),
         events.capture(events.MemoryPlanRecord) as records,
     ):
         code = fake_cuda.lower(chain, square, square).code
@@ -643,14 +644,15 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
         depth = len(line) - len(line.lstrip())
         if text and context is not None and depth <= indent:
             context = None
-        if match := re.match(r"with torch.cuda.use_mem_pool\(get_external_object_by_index\((\d)", text):
+        if match := re.match(
+            r"with torch.cuda.use_mem_pool\(get_external_object_by_index\((\d)", text
+        ):
             context, indent = match[1], depth
         elif match := re.match(r"(\w+) = (?:empty_strided\w*|torch.empty\w*)\(", text):
             found[match[1]] = context
-        elif match := re.match(r"(\w+) = reinterpret_tensor\((\w+),", text):
-            assert found[match[2]] == context, text
-            found[match[1]] = context
-        elif match := re.match(r"(\w+) = (\w+); del \2  # reuse", text):
+        elif (match := re.match(r"(\w+) = reinterpret_tensor\((\w+),", text)) or (
+            match := re.match(r"(\w+) = (\w+); del \2  # reuse", text)
+        ):
             assert found[match[2]] == context, text
             found[match[1]] = context
     assert {"0", "1", None} <= set(found.values())

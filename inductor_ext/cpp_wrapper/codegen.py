@@ -72,8 +72,11 @@ def supported() -> bool:
 
 
 def generator(stock: Any, settings: Settings) -> Any:
-    """What makes a generator of C++ for the graph at hand: `stock` with what it gets wrong put right,
-    and with our frame where `supported`; any other generator is returned as it is."""
+    """A class that generates C++ for the graph at hand.
+
+    Torch's own generators are returned with fixes, and with the frame of this module where
+    `supported`; any other generator is returned unchanged.
+    """
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 
