@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUPPORTED",
-    "branch_node",
     "branch_selector",
     "check_torch",
     "choices_handler",
@@ -194,19 +193,12 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def branch_node() -> Any:
-    """The IR class of `torch.cond`: `ir.Switch`, which torch 2.14 has instead of `ir.Conditional`.
-
-    `ir.Switch` also represents `torch.switch`.
-    """
-    from torch._inductor import ir
-
-    found = getattr(ir, "Switch", None)
-    return ir.Conditional if found is None else found
-
-
 def branch_selector(node: Any) -> Any:
-    """What selects the branch of a `branch_node`: a scalar tensor or a symbolic expression."""
+    """What selects the branch of a `cond` or `switch`: a scalar tensor or a symbolic expression.
+
+    Args:
+        node: an `ir.Switch`, or an `ir.Conditional` before torch 2.14.
+    """
     return node.selector if hasattr(node, "selector") else node.predicate
 
 

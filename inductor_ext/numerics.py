@@ -103,9 +103,9 @@ def has_strict_reductions(features: Any = None) -> bool:
     """Whether sums are computed in upstream's order.
 
     Args:
-        features: Inductor's `SIMDKernelFeatures` of a reduction, if the question is about one. Their
-            `strict_reduction_rblock` (2.14: `strict_sum_rblock`) is the block along the row that
-            the reduction requires, or None.
+        features: Inductor's `SIMDKernelFeatures` of a reduction, if the question is about one.
+            Their `strict_reduction_rblock` (2.14: `strict_sum_rblock`) is the block along the row
+            that the reduction requires, or None.
     """
     if _mode() in _STRICT_REDUCTIONS:
         return True

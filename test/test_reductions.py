@@ -147,7 +147,7 @@ def test_under_batch_invariance_the_number_of_rows_decides_nothing() -> None:
 def test_a_required_order_of_sums_holds(
     monkeypatch: pytest.MonkeyPatch, name: str, rblock: int | None, kind: str
 ) -> None:
-    """The method is `strict_sum_rblock` in torch 2.14 and `strict_reduction_rblock` from 2.15 on."""
+    """`strict_sum_rblock` is the name in torch 2.14, `strict_reduction_rblock` from 2.15 on."""
     from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 
     monkeypatch.setattr(SIMDKernelFeatures, name, lambda _: rblock, raising=False)
