@@ -31,6 +31,8 @@ __all__ = [
     "serializable",
     "symbol_hints",
     "torch_version",
+    "triton_copies_register_operand",
+    "triton_version",
     "with_own_code",
 ]
 
@@ -41,6 +43,27 @@ SUPPORTED = ("2.11", "2.15")
 def torch_version() -> str:
     """The version of the installed torch distribution, without importing it."""
     return metadata.version("torch")
+
+
+@functools.cache
+def triton_version() -> tuple[int, int] | None:
+    """Major and minor version of the installed Triton, without importing it; None for none."""
+    for name in ("triton", "pytorch-triton"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return _minor(metadata.version(name))
+    return None
+
+
+def triton_copies_register_operand() -> bool:
+    """Whether Triton keeps the first operand of a wgmma that it reads from registers in shared
+    memory besides, while the K of a tile is multiplied in two slices.
+
+    Triton 3.8 does for an operand that is computed in the loop: one slice is converted through
+    scratch memory, and the other one is loaded from an allocation of its own. 3.6 and 3.7 take both
+    from one conversion. There is no feature to ask for.
+    """
+    version = triton_version()
+    return version is not None and version >= (3, 8)
 
 
 def _minor(version: str) -> tuple[int, int]:
