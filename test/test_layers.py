@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "kernel_order",
             "memory_planning",
             "memory_plans",
+            "numerics",
             "options",
             "padding",
             "planning",

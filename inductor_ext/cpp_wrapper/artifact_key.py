@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import cache, compat, lowerings, parts
+from inductor_ext import cache, compat, lowerings, numerics, parts
 from inductor_ext.lowerings import gemm_pass
 from inductor_ext.settings import Settings
 
@@ -651,6 +651,7 @@ def _process_state(writer: _Writer) -> Any:
         cuda.matmul.fp32_precision,
         cuda.matmul.allow_fp16_reduced_precision_reduction,
         cuda.matmul.allow_bf16_reduced_precision_reduction,
+        numerics.matmul_flags(),
         cuda.flash_sdp_enabled(),
         cuda.mem_efficient_sdp_enabled(),
         cuda.math_sdp_enabled(),
