@@ -158,7 +158,7 @@ def _modules(torch: TorchSource, path: str) -> set[str]:
 def _new_classes(old: TorchSource, new: TorchSource) -> Iterator[Finding]:
     for root in NODE_CLASSES:
         for path in new.subclasses(root) - old.subclasses(root):
-            yield Finding("class", path, f"a {root}")
+            yield Finding("class", path, f"subclass of {root}")
 
 
 def _new_names(old: TorchSource, new: TorchSource, modules: set[str]) -> Iterator[Finding]:
@@ -216,7 +216,8 @@ def render(findings: Iterable[Finding]) -> str:
             more = f" and {len(each.places) - 2} more" if len(each.places) > 2 else ""
             where = f"  [{', '.join(each.places[:2])}{more}]" if each.places else ""
             first, *rest = each.detail.splitlines() or [""]
-            lines += [f"  {each.path}: {first}{where}", *(f"    {line}" for line in rest)]
+            name = f"{each.path}: {first}" if first else each.path
+            lines += [f"  {name}{where}", *(f"    {line}" for line in rest)]
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 A use is a dotted path: an imported name, a chain of attributes on an import (`ir.Switch`), on a
 variable that stands for one (`details = codecache.FxGraphHashDetails; details.__init__`), on an
 argument annotated by a class of torch's, or on `self` in a subclass of one; a name in a string
-(`getattr`, `patch.object`, `"torch._inductor.compile_fx:compile_fx"`); a key of a torch config.
+(`getattr`, `patch.object`, `"torch._inductor.compile_fx.compile_fx"`); a key of a torch config.
 
 A use is weak if it is a guess, such as an attribute behind `isinstance`, or a string that could be
 a config's key. It counts where the older torch has that name, and is no use of torch otherwise.
@@ -70,6 +70,8 @@ class _Finder(ast.NodeVisitor):
         self.bases: tuple[str, ...] = ()
         """The bases in torch of the class whose body this is."""
         self.own_classes: dict[str, tuple[str, ...]] = {}
+        self.texts: dict[str, str] = {}
+        """Strings that the module's variables hold."""
 
     def _add(self, path: str, node: ast.AST, *, weak: bool = False, **flags: bool) -> None:
         if not path.startswith("torch."):
@@ -97,6 +99,10 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Module(self, node: ast.Module) -> None:
         self._bind(node.body)
+        for each in node.body:
+            value = getattr(each, "value", None)
+            if isinstance(each, ast.Assign) and isinstance(value, ast.Constant):
+                self.texts |= {ast.unparse(target): str(value.value) for target in each.targets}
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
@@ -219,11 +225,30 @@ class _Finder(ast.NodeVisitor):
             self._add(path, node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        text = node.value
-        if not isinstance(text, str):
-            return
-        if _PATH.fullmatch(text):
-            self._add(text.replace(":", "."), node, weak=True, patched=":" in text)
+        if isinstance(node.value, str):
+            self._text(node.value, node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        parts = [
+            str(each.value) if isinstance(each, ast.Constant) else self._constant(each)
+            for each in node.values
+        ]
+        if None not in parts:
+            self._text("".join(map(str, parts)), node)
+        self.generic_visit(node)
+
+    def _constant(self, node: ast.AST) -> str | None:
+        """The text of a variable in an f-string."""
+        name = getattr(node, "value", None)
+        return self.texts.get(name.id) if isinstance(name, ast.Name) else None
+
+    def _text(self, text: str, node: ast.AST) -> None:
+        alternatives = text.split("|")
+        if all(map(_PATH.fullmatch, alternatives)):
+            for each in alternatives:
+                # A text names what is replaced or relied on, as in the table of hooks.
+                path, guarded = each.replace(":", "."), len(alternatives) > 1
+                self._add(path, node, weak=True, guarded=guarded, patched=True)
         elif _NAME.fullmatch(text) and ("." in text or "_" in text):
             for config in CONFIGS:
                 self._add(f"{config}.{text}", node, weak=True)
@@ -240,7 +265,19 @@ class _Finder(ast.NodeVisitor):
         pairs = list(itertools.pairwise(values))
         for owner, name in pairs[:1] if function in _BY_NAME else pairs:
             self._named(function, owner, name, optional=len(values) > 2)
-        self.generic_visit(node)
+        if function.rpartition(".")[2] == "Hook":
+            self._visit_hook(node)
+        else:
+            self.generic_visit(node)
+
+    def _visit_hook(self, node: ast.Call) -> None:
+        """A declaration in the table of hooks: one of several targets has to exist."""
+        keywords = {each.arg: each.value for each in node.keywords}
+        limited = bool({"since", "until"} & set(keywords))
+        for index, each in enumerate([*node.args, *keywords.values()]):
+            target = index == 2 if index < len(node.args) else each is keywords.get("targets")
+            several = isinstance(each, ast.Tuple) and len(each.elts) > 1
+            self._visit_guarded([each], limited or (target and several))
 
     def _named(self, function: str, owner: ast.expr, name: ast.expr, optional: bool) -> None:
         """A call in which a name follows upon what has it, as in `getattr` and `patch.object`."""

@@ -167,6 +167,7 @@ GONE = replaced("_inductor/ir.py", ("ExternKernel", "ForeignKernel"))
         "from torch._inductor import ir\nmock.patch.object(ir, 'ExternKernel', f)",
         "HOOK = 'torch._inductor.ir:ExternKernel'",
         "HOOK = Hook('torch._inductor.ir', 'ExternKernel')",
+        "IR = 'torch._inductor.ir'\nHOOK = Hook('name', 'read', (f'{IR}.ExternKernel',))",
     ],
 )
 def test_a_name_that_is_gone(tmp_path: Path, ours: str) -> None:
@@ -321,6 +322,9 @@ def test_config_keys(tmp_path: Path, ours: str) -> None:
         "with contextlib.suppress(AttributeError):\n    ir.ExternKernel",
         "def f():\n    x = getattr(ir, 'Other', None)\n    return x if x else ir.ExternKernel",
         "if hasattr(ir, 'ExternKernel') and ir.ExternKernel.get_reads:\n    pass",
+        "RELIED_ON = 'torch._inductor.ir.ExternKernel|torch._inductor.ir.ForeignKernel'",
+        "IR = 'torch._inductor.ir'\nHook('a', 'read', (f'{IR}.ExternKernel', f'{IR}.Other'), why)",
+        "Hook('a', 'read', ('torch._inductor.ir.ExternKernel',), why, until='1.1')",
     ],
 )
 def test_a_guarded_name_is_listed_and_is_no_failure(tmp_path: Path, ours: str) -> None:
