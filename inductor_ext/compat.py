@@ -40,6 +40,12 @@ __all__ = [
 SUPPORTED = ("2.11", "2.15")
 """The lowest and the highest supported torch release, both included."""
 
+_NEWER = (
+    " `inductor-ext doctor` checks what of torch is relied on, and docs/upgrading_torch.md says "
+    "how to check the rest."
+)
+"""What is said about a torch that has come out later."""
+
 
 def torch_version() -> str:
     """The version of the installed torch distribution, without importing it."""
@@ -92,6 +98,7 @@ def check_torch(*, override: bool) -> None:
             lowest=SUPPORTED[0],
             highest=SUPPORTED[1],
             variable=settings.environment_variable("allow_unsupported_torch"),
+            check=_NEWER if _minor(version) > _minor(SUPPORTED[1]) else "",
         )
 
 
