@@ -27,6 +27,7 @@ __all__ = [
     "compile_apart",
     "in_range",
     "peek_choices",
+    "region_patches",
     "scratch_covers_grid",
     "serializable",
     "symbol_hints",
@@ -150,6 +151,24 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
         return compiled
     wrapped: Callable[..., Any] = aot_compile_types.BundledAOTAutogradSerializableCallable(compiled)
     return wrapped
+
+
+def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
+    """The Inductor options with which a `nested_compile_region` is compiled; empty for the caller's.
+
+    From torch 2.14 on a region has options of its own (`NestedCompileRegionOptions.
+    inductor_config_patches`). Inductor applies them around each of its passes over the region's
+    graph, its lowering and its code generation.
+
+    Args:
+        module: the region's graph module.
+        call: the node that calls it. Its metadata survives transforms that make a new module.
+    """
+    options = getattr(module, "meta", {}).get("nested_region_config")
+    if options is None and call is not None:
+        options = call.meta.get("custom", {}).get("nested_region_config")
+    patches: Mapping[str, Any] | None = getattr(options, "inductor_config_patches", None)
+    return patches or {}
 
 
 def branch_node() -> Any:
