@@ -25,6 +25,7 @@ __all__ = [
     "check_torch",
     "choices_handler",
     "compile_apart",
+    "compiles_on_one_rank",
     "in_range",
     "peek_choices",
     "region_patches",
@@ -91,6 +92,18 @@ def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., A
     # torch 2.11: what is called is compiled as part of this. Only behind a graph break it is
     # compiled by its own code object, and counts there.
     return torch.compile(with_own_code(target), **options)
+
+
+def compiles_on_one_rank() -> bool:
+    """Whether generated Python is for the current device of any rank, and so without an index.
+
+    `torch.compiler.config.compile_on_one_rank` does that from torch 2.14 on. Before, an option of
+    that name concerned only collectives.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    enabled: Callable[[], bool] | None = getattr(proxy_tensor, "_coor_enabled", None)
+    return enabled is not None and bool(enabled())
 
 
 def with_own_code(target: Callable[..., Any]) -> Callable[..., Any]:

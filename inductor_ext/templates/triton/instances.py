@@ -11,7 +11,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from inductor_ext import events
+from inductor_ext import compat, events
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, statistics_depth
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import (
@@ -236,6 +236,20 @@ def _kernel_type(template: str) -> Any:
             render.function = f"triton_gemm_{template}_{tile}"
             return render
 
+        def jit_lines(self) -> str:
+            """Inductor's decorators; for one rank's code to run on all, without a device index.
+
+            Inductor leaves the index out of kernels that are not templates: the launcher then loads
+            the kernel on the current device.
+            """
+            lines: str = super().jit_lines()
+            if self.use_jit or not compat.compiles_on_one_rank():
+                return lines
+            kernel: Any = self.triton_meta
+            properties = kernel["device"]
+            kernel["device"] = properties._replace(index=None)
+            return lines.replace(repr(properties), repr(kernel["device"]))
+
         def store_output(self, *args: Any, **kwargs: Any) -> Any:
             meta = self.meta
             if meta.get("RESCALED"):
@@ -316,14 +330,16 @@ _TMA_STORE = ".store(["
 
 
 def _in_python() -> bool:
-    """Whether nothing but Python will call kernels: elsewhere zeros are written for each launch."""
+    """Whether nothing but Python will call kernels, all on one device that is known by now:
+    elsewhere zeros are written for each launch.
+    """
     from torch._inductor import config
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.virtualized import V
 
     python = isinstance(V.graph.wrapper_code, PythonWrapperCodegen) and not V.graph.cpp_wrapper
     others = config.triton.autotune_at_compile_time or getattr(V.graph, "fx_wrapper", False)
-    return python and not others
+    return python and not others and not compat.compiles_on_one_rank()
 
 
 @functools.cache

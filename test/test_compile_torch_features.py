@@ -1,0 +1,89 @@
+"""What newer releases of torch offer beside `torch.compile`, on the torch that has it.
+
+Each feature works with the extension, or compiles by Inductor alone and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import inductor_ext
+from inductor_ext import activation, compat, config
+from inductor_ext.selection import choose
+from inductor_ext.templates.config import GemmConfig
+
+Tensor = torch.Tensor
+HALF = torch.bfloat16
+
+
+@contextlib.contextmanager
+def on_one_rank() -> Iterator[None]:
+    """Compile what any rank can run; only torch that has the option in the compiler's config."""
+    options = torch.compiler.config
+    if not hasattr(options, "compile_on_one_rank"):
+        pytest.skip("no torch.compiler.config.compile_on_one_rank")
+    with options.patch(compile_on_one_rank=True):
+        yield
+
+
+def lines_with_index(code: str) -> list[str]:
+    """Lines of generated Python that name the device of the rank that has compiled them."""
+    baked = re.compile(r"cuda:\d|index=\d|_DeviceGuard\(\d|set_device\(\d|stream\(\d|counters_\d")
+    return [line for line in code.splitlines() if baked.search(line)]
+
+
+SPLIT = GemmConfig("splitk", 16, 32, 64, 2, 2, split_k=2, one_launch=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+class TestOnOneRank:
+    """Generated code takes the device when it runs, as Inductor's does."""
+
+    CASES = (
+        (GemmConfig("splitk", 16, 32, 64, 2, 2), {}),
+        (SPLIT, {}),
+        (GemmConfig("persistent_tma", 128, 64, 64, 3, 4, tma=True, tma_store=True), {}),
+        (None, {"memory_arenas": "always"}),
+    )
+
+    def code(self, chosen: GemmConfig | None, settings: dict[str, Any]) -> str:
+        pytest.importorskip("triton")
+        from test import fake_cuda
+
+        def function(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+            return torch.relu((x @ w).sum(0) + v).cumsum(0)
+
+        inputs = [((256, 256), HALF), ((256, 64), HALF), ((64,), HALF)]
+        with (
+            activation._scope(config.snapshot(settings)),
+            choose.forced(lambda _: chosen),
+        ):
+            return fake_cuda.lower(function, *inputs).code
+
+    @pytest.mark.parametrize(
+        ("chosen", "settings"), CASES, ids=["tile", "one launch", "tma", "arenas"]
+    )
+    def test_code_has_no_device_index(
+        self, chosen: GemmConfig | None, settings: dict[str, Any]
+    ) -> None:
+        with on_one_rank():
+            code = self.code(chosen, settings)
+        assert lines_with_index(code) == []
+        assert ("tl.dot(" in code) == (chosen is not None)
+        assert "# arena of " in code or not settings
+
+    def test_code_of_one_device_has_its_index(self) -> None:
+        code = self.code(SPLIT, {})
+        assert "counters_0.take(" in code
+        assert "DeviceProperties(type='cuda', index=0" in code
+
+    def test_the_option_is_read_where_torch_has_it(self) -> None:
+        assert not compat.compiles_on_one_rank()
+        with on_one_rank():
+            assert compat.compiles_on_one_rank()
