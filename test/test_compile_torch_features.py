@@ -6,17 +6,20 @@ Each feature works with the extension, or compiles by Inductor alone and says so
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import inductor_ext
-from inductor_ext import activation, compat, config
+from inductor_ext import activation, compat, config, direct_compiles, events
 from inductor_ext.selection import choose
 from inductor_ext.templates.config import GemmConfig
+from test.compile_util import INFERENCE, compiled_graphs
 
 Tensor = torch.Tensor
 HALF = torch.bfloat16
@@ -87,3 +90,71 @@ class TestOnOneRank:
         assert not compat.compiles_on_one_rank()
         with on_one_rank():
             assert compat.compiles_on_one_rank()
+
+
+def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the adapter before the functions that the installed torch has."""
+    for (module, name), feature in direct_compiles.FUNCTIONS.items():
+        owner: Any = importlib.import_module(module)
+        stock = getattr(owner, name, None)
+        if stock is not None:
+            adapter = functools.partial(direct_compiles.compile_by_inductor, stock, feature)
+            monkeypatch.setattr(owner, name, adapter)
+    monkeypatch.setattr(events, "_warned", set())
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "precompile"), reason="no torch.compiler.precompile"
+)
+class TestPrecompile:
+    """It returns the source of a module, which has to run without this package."""
+
+    WARNING = "torch.compiler.precompile is compiled by Inductor alone"
+
+    def source(self) -> tuple[str, bytes | None]:
+        torch.manual_seed(0)
+        net, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+        with torch.no_grad():
+            found: tuple[str, bytes | None] = torch.compiler.precompile(
+                lambda net, x: torch.erf(net(x)).cumsum(0) + 1, net, x
+            )
+        return found
+
+    @pytest.mark.parametrize("by", ["activate", "install"])
+    def test_under_an_activation_it_is_inductors(
+        self, by: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        hooked(monkeypatch)
+        stock, _ = self.source()
+        assert self.WARNING not in caplog.text
+        settings: dict[str, Any] = {"memory_arenas": "always"}
+        with contextlib.ExitStack() as stack, events.capture() as records:
+            if by == "install":
+                inductor_ext.install(**settings)
+                stack.callback(inductor_ext.uninstall)
+            else:
+                stack.enter_context(inductor_ext.activate(**settings))
+            ours, _ = self.source()
+            self.source()
+        assert ours == stock
+        assert "inductor_ext" not in ours
+        assert records == []
+        assert caplog.text.count(self.WARNING) == 1
+
+    def test_its_source_computes_what_eager_mode_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hooked(monkeypatch)
+        with inductor_ext.activate():
+            code, cache = self.source()
+        loaded = torch.compiler.precompile.load(code, cache)
+        net, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(net, x), torch.erf(net(x)).cumsum(0) + 1)
+
+    def test_a_compile_beside_it_is_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hooked(monkeypatch)
+        with inductor_ext.activate(), compiled_graphs() as kinds:
+            self.source()
+            torch.compile(torch.sin)(torch.ones(3))
+        assert kinds == INFERENCE
