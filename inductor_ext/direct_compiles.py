@@ -28,9 +28,7 @@ FUNCTIONS: Mapping[tuple[str, str], str] = {
 """Module and function -> what calls it, for the warning. torch 2.11 to 2.13 lack the first two."""
 
 
-def compile_by_inductor(
-    stock: Callable[..., Any], feature: str, *args: Any, **kwargs: Any
-) -> Any:
+def compile_by_inductor(stock: Callable[..., Any], feature: str, *args: Any, **kwargs: Any) -> Any:
     """Call a compile function of Inductor's as if no activation held.
 
     Args:

@@ -610,9 +610,7 @@ class TestStoreByTma:
         assert "extern_kernels.mm(" in code
         assert "tl.dot(" not in code
 
-    def test_rows_of_unknown_length_are_stored_otherwise(
-        self, tmp_path: Path, caplog: Any
-    ) -> None:
+    def test_rows_of_unknown_length_are_stored_otherwise(self, tmp_path: Path, caplog: Any) -> None:
         stores, code = stores_by_tma(
             tmp_path, matrix(256, 256), matrix("n", 256), function=F.linear
         )

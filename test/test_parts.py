@@ -499,7 +499,7 @@ class TestTorch:
         monkeypatch.setitem(sys.modules, "torch", None)
         part = parts.probe("torch")
         assert part.why == "it is not installed for this Python"
-        assert part.install == 'pip install "torch>=2.11,<2.14"'
+        assert part.install == 'pip install "torch>=2.11,<2.16"'
         assert parts.probe("cuda").install == part.install
 
     def test_broken(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
