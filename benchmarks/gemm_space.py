@@ -35,7 +35,8 @@ from typing import Any
 
 from benchmarks import results, slices
 from benchmarks.gemm_suite import CASES
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.selection import trial, tuner
 from inductor_ext.selection.trial import Bench, Job
 from inductor_ext.selection.wording import config_words, problem_words
@@ -379,8 +380,8 @@ def _measure(options: argparse.Namespace) -> int:
     header = results.collect_header("gemm-space", results.command_line(), commit=options.commit)
     found = [one.to_json() for one in before]
     settings = config.snapshot({})
-    activation._ensure_dispatchers()
-    with activation._scope(settings):
+    compile_fx.install_hooks(activate.requested)
+    with scope.compile_scope(settings):
         bench = variants.cuda_bench(0)
         left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
         for problem in slices.within(todo, left):

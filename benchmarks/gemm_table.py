@@ -25,7 +25,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gemm_suite import CASES
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.selection import entries, tuner, variants
 from inductor_ext.selection.entries import Entry, Environment
 from inductor_ext.selection.trial import Bench
@@ -86,7 +87,7 @@ def measure(
     for start in range(0, len(wanted), AT_ONCE):
         if time.monotonic() - begun > seconds:
             break
-        with activation._scope(settings):
+        with scope.compile_scope(settings):
             decisions = tuner.tune(wanted[start : start + AT_ONCE], device, make_bench, settings)
         found += [
             Entry.of(problem, decision, Environment.of(device, problem.operation))

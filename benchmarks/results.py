@@ -94,7 +94,7 @@ class InvalidResultError(InductorExtError):
 
 CONTENDERS = ("eager", "stock", "ours", "floor")
 
-_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _ABSOLUTE_PATH = re.compile(r"""(^|[\s=:,'"])(/|~|[A-Za-z]:[\\/])""")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inductor_ext import config, events, exc
-    from inductor_ext.activation import activate, install, uninstall
     from inductor_ext.aot import aoti_compile_and_package
     from inductor_ext.cpp_wrapper.loader import load
+    from inductor_ext.hooks.activate import activate, install, uninstall
     from inductor_ext.options import list_mode_options, list_options
     from inductor_ext.report.gemm import explain
     from inductor_ext.report.memory import memory_report
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "activate": "activation",
+    "activate": "hooks.activate",
     "aoti_compile_and_package": "aot",
     "explain": "report.gemm",
-    "install": "activation",
+    "install": "hooks.activate",
     "list_mode_options": "options",
     "list_options": "options",
     "load": "cpp_wrapper.loader",
     "memory_report": "report.memory",
-    "uninstall": "activation",
+    "uninstall": "hooks.activate",
 }
 """Public functions, each with the module that defines it."""
 

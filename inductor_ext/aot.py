@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import activation, cache, config, events, exc, options, parts, toolchain
+from inductor_ext import cache, config, events, exc, options, parts, toolchain
 from inductor_ext.cpp_wrapper import artifact_cache
+from inductor_ext.hooks.activate import activate, requested
 from inductor_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ def aoti_compile_and_package(
     programs = _programs(exported_program)
     _check_path(package_path)
     ours, patches = options.split(None, inductor_configs)
-    settings = config.snapshot({**(activation.requested() or {}), **ours})
+    settings = config.snapshot({**(requested() or {}), **ours})
     if settings.aot_weights_file is not None and (why := _unwritable(settings.aot_weights_file)):
         raise exc.BadWeightsFileError(path=settings.aot_weights_file, why=why)
     if not settings.enabled:
-        with activation.activate(**ours):
+        with activate(**ours):
             return _stock(programs, package_path, patches)
 
     def compile_(path: str | os.PathLike[str] | IO[bytes] | None) -> str | IO[bytes]:
-        with activation.activate(**ours):
+        with activate(**ours):
             devices = set().union(*map(_device_types, programs.values()))
             missing = toolchain.missing("aot", devices)
             if missing is not None:

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import activation, compat, config, events, memory_plans, toolchain
+from inductor_ext import compat, config, events, memory_plans, toolchain
 from inductor_ext import options as _options
+from inductor_ext.hooks.activate import activate, requested
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +52,8 @@ def inductor_ext(
     from torch._inductor import config as inductor_config
 
     ours, patches = _options.split(mode, options)
-    with activation.activate(**ours):
-        settings = config.snapshot(activation.requested())
+    with activate(**ours):
+        settings = config.snapshot(requested())
         if settings.enabled:
             devices = toolchain.device_types(
                 [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]

@@ -26,7 +26,9 @@ __all__ = [
     "choices_handler",
     "compile_apart",
     "compiles_on_one_rank",
+    "default_choices",
     "in_range",
+    "minor",
     "peek_choices",
     "region_patches",
     "scratch_covers_grid",
@@ -45,15 +47,16 @@ def torch_version() -> str:
     return metadata.version("torch")
 
 
-def _minor(version: str) -> tuple[int, int]:
+def minor(version: str) -> tuple[int, int]:
+    """Major and minor number of a version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def in_range(version: str) -> bool:
     """Whether a torch version lies within `SUPPORTED`."""
-    lowest, highest = map(_minor, SUPPORTED)
-    return lowest <= _minor(version) <= highest
+    lowest, highest = map(minor, SUPPORTED)
+    return lowest <= minor(version) <= highest
 
 
 def check_torch(*, override: bool) -> None:
@@ -130,6 +133,22 @@ def peek_choices() -> InductorChoices | None:
     return handler
 
 
+def default_choices() -> InductorChoices:
+    """A new handler as Inductor makes it in a thread that has none.
+
+    From torch 2.15 on the handler includes what `register_inductor_choices` has registered.
+    """
+    from torch._inductor import choices
+    from torch._inductor import config as inductor_config
+
+    create = getattr(choices, "create_inductor_choices", None)
+    if create is not None:
+        created: InductorChoices = create(inductor_config.inductor_choices_class)
+        return created
+    handler: InductorChoices = (inductor_config.inductor_choices_class or choices.InductorChoices)()
+    return handler
+
+
 @contextlib.contextmanager
 def choices_handler(handler: InductorChoices) -> Iterator[None]:
     """Make `handler` this thread's InductorChoices, and leave no trace afterwards.
@@ -158,7 +177,7 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
     import torch._functorch.config
     from torch._dynamo import aot_compile_types
 
-    if _minor(torch_version()) > (2, 11) or not torch._functorch.config.force_autograd_cache:
+    if minor(torch_version()) > (2, 11) or not torch._functorch.config.force_autograd_cache:
         return compiled
     if getattr(compiled, "serialize", None) is None:
         return compiled

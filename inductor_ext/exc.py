@@ -90,6 +90,16 @@ class UnsupportedTorchError(InductorExtError):
     )
 
 
+class HookError(InductorExtError):
+    """Something that the extension replaces or relies on in torch is missing or different."""
+
+    template = "inductor_ext cannot compile with torch {torch}: hook {hook}: {why}."
+    remedy = (
+        "Install a supported torch; `inductor-ext doctor` lists every hook that does not fit this "
+        "one. INDUCTOR_EXT_ENABLED=0 compiles with Inductor (default)."
+    )
+
+
 class SharedWeightsFileError(InductorExtError):
     """One file for the weights of several models."""
 

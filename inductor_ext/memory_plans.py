@@ -24,11 +24,11 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 from inductor_ext import cache, events
 from inductor_ext.events import MemoryPlanRecord
+from inductor_ext.hooks import context
 
 __all__ = ["Compile", "Graph", "begin", "clear", "find", "linking", "load", "loaded", "parse"]
 
@@ -43,7 +43,6 @@ _CodeId = tuple[str, str, int]
 _lock = threading.Lock()
 _compiles: collections.deque[Compile] = collections.deque(maxlen=_MOST_COMPILES)
 _plans: collections.OrderedDict[str, tuple[MemoryPlanRecord, ...]] = collections.OrderedDict()
-_linking: ContextVar[Compile | None] = ContextVar("inductor_ext_linking", default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,16 +130,13 @@ def begin() -> Compile:
 @contextlib.contextmanager
 def linking(compile_: Compile) -> Iterator[None]:
     """Inside, graphs that this context takes from a cache are linked to `compile_`."""
-    token = _linking.set(compile_)
-    try:
+    with context.enter(compile_=compile_):
         yield
-    finally:
-        _linking.reset(token)
 
 
 def loaded(key: str | None) -> None:
     """Called for every compiled graph that is about to be used, whether new or from a cache."""
-    compile_ = _linking.get()
+    compile_ = context.current().compile_
     if compile_ is not None and key is not None:
         compile_.link(key)
 

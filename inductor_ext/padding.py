@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+
+from inductor_ext.hooks import context
 
 if TYPE_CHECKING:
     import torch
@@ -31,28 +32,21 @@ _STRIDES = "inductor_ext_strides"
 
 _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl"})
 
-_branches: ContextVar[bool] = ContextVar("inductor_ext_branches", default=False)
-"""Whether the graph that holds the one at hand has control flow."""
-
-_inside: ContextVar[bool] = ContextVar("inductor_ext_inside", default=False)
-"""Whether the graph at hand is part of control flow."""
-
 
 @contextlib.contextmanager
 def guarded(module: torch.fx.GraphModule) -> Iterator[None]:
     """Around the passes over a graph, which run those over its subgraphs."""
-    inside = _inside.set(_inside.get() or _branches.get())
-    branches = _branches.set(_has_control_flow(module))
-    try:
+    outer = context.current()
+    with context.enter(
+        in_control_flow=outer.in_control_flow or outer.has_control_flow,
+        has_control_flow=_has_control_flow(module),
+    ):
         yield
-    finally:
-        _branches.reset(branches)
-        _inside.reset(inside)
 
 
 def allowed() -> bool:
     """Whether products of the graph at hand may be padded."""
-    return not _inside.get()
+    return not context.current().in_control_flow
 
 
 def rows_alone(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:

@@ -10,7 +10,8 @@ import torch
 from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
-from inductor_ext import activation, lowerings
+from inductor_ext import lowerings
+from inductor_ext.hooks import scope
 
 OPERATOR = torch.ops.aten.asinh.default
 
@@ -27,7 +28,7 @@ def asinh(stock: Callable[..., Any], x: Any) -> Any:
     path = getattr(V.choices, "path", "")
     if path:
         with open(path, "a") as file:
-            file.write(f"{os.getpid()} {activation.current().non_default()}\n")
+            file.write(f"{os.getpid()} {scope.settings().non_default()}\n")
     return stock(x)
 
 

@@ -102,10 +102,11 @@ def isolated() -> Iterator[None]:
         yield
     _reset_dynamo()
     _free_cached_memory()
-    activation = sys.modules.get("inductor_ext.activation")
-    if activation is not None:
-        requested, current = activation.requested(), activation.current()
-        activation.uninstall()
+    if "inductor_ext.hooks.activate" in sys.modules:
+        from inductor_ext.hooks import activate, scope
+
+        requested, current = activate.requested(), scope.settings()
+        activate.uninstall()
         assert requested is None, f"the test leaves an activation behind: {requested}"
         assert current is None, f"the test leaves a compile's scope behind: {current}"
 

@@ -165,8 +165,9 @@ def lower_cpp(
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.virtualized import V
 
-    from inductor_ext import activation, config
+    from inductor_ext import config
     from inductor_ext.cpp_wrapper import build, codegen
+    from inductor_ext.hooks import scope
 
     compile_inner, found = compile_fx.compile_fx_inner, []
 
@@ -179,7 +180,7 @@ def lower_cpp(
         raise _Stop
 
     with (
-        activation._scope(config.snapshot({})),
+        scope.compile_scope(config.snapshot({})),
         V.set_aot_compilation(ahead),
         mock.patch.object(compile_fx, "compile_fx_inner", compile_cpp),
         mock.patch.object(

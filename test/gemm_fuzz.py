@@ -32,7 +32,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.selection import choose
 from inductor_ext.templates import space
 from inductor_ext.templates.config import GemmConfig
@@ -478,7 +479,7 @@ def _lowered(program: Program, rule: choose.Rule) -> str | Exception:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(kernel_util.interpretable())
-            stack.enter_context(activation._scope(config.snapshot({})))
+            stack.enter_context(scope.compile_scope(config.snapshot({})))
             stack.enter_context(choose.forced(rule))
             # One dimension for each pointwise kernel, as the stand-in for launchers has.
             return fake_cuda.lower(_traced(program), *inputs, triton__max_tiles=1).code

@@ -117,6 +117,40 @@ def scenario_again(folder: str) -> dict[str, Any]:
     return {"autograd": first, "fx": second}
 
 
+def scenario_replacements(folder: str) -> dict[str, Any]:
+    """Dotted paths of what stands in torch after compiles of every kind and is ours."""
+    import inductor_ext
+
+    package = os.path.dirname(inductor_ext.__file__)
+    train_once(folder, backend="inductor_ext")
+    x = torch.randn(4, 8)
+    program = torch.export.export(torch.nn.Linear(8, 8), (x,))
+    path = os.path.join(folder, "model.pt2")
+    inductor_ext.aoti_compile_and_package(program, package_path=path)
+
+    def is_ours(value: Any) -> bool:
+        # Other objects of torch may initialize a device when they are asked for an attribute.
+        if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+            value = value.__func__
+        if not isinstance(value, types.FunctionType):
+            return False
+        return value.__code__.co_filename.startswith(package + os.sep)
+
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != "torch" or not isinstance(module, types.ModuleType):
+            continue
+        for key, value in list(vars(module).items()):
+            if is_ours(value):
+                found.add(f"{name}.{key}")
+            if isinstance(value, type) and value.__module__ == name:
+                found |= {f"{name}.{key}.{part}" for part, v in vars(value).items() if is_ours(v)}
+    from torch._inductor import lowering
+
+    ours = [str(operator) for operator, entry in lowering.lowerings.items() if is_ours(entry)]
+    return {"replaced": sorted(found), "lowerings": sorted(ours)}
+
+
 def scenario_import_only(folder: str) -> dict[str, Any]:
     import torch._dynamo.backends.registry
     import torch._inductor.async_compile
@@ -144,9 +178,10 @@ def scenario_import_only(folder: str) -> dict[str, Any]:
 
     before = state()
     import inductor_ext
-    import inductor_ext.activation
     import inductor_ext.aot
     import inductor_ext.backend
+    import inductor_ext.hooks.registry
+    import inductor_ext.hooks.upstream_fixes
     import inductor_ext.options
 
     for name in inductor_ext.__all__:

@@ -20,8 +20,9 @@ import torch._inductor
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import activation, aot, cache, events, exc, parts
+from inductor_ext import aot, cache, events, exc, parts
 from inductor_ext.cpp_wrapper import package as packaging
+from inductor_ext.hooks import activate
 from test import aot_util
 
 
@@ -284,7 +285,7 @@ def test_a_failed_compile_leaves_the_old_package(
         inductor_ext.aoti_compile_and_package(program, package_path=path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    assert activation.requested() is None
+    assert activate.requested() is None
 
 
 KILLED = """

@@ -22,8 +22,9 @@ import torch._inductor
 from torch._inductor.utils import run_and_get_cpp_code
 
 import inductor_ext
-from inductor_ext import activation, events, exc
+from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper import build, codegen, compiler, extern_nodes, isa, target, weights
+from inductor_ext.hooks import activate
 
 LIBRARY_BYTES = 350_000
 """What a small model's shared object may have; stock's has 1.5 million."""
@@ -301,7 +302,7 @@ class TestOtherWaysToCompile:
         model, x = torch.nn.Linear(300, 70).eval(), torch.randn(4, 300)
         path = str(tmp_path / "model.so")
         program = torch.export.export(model, (x,))
-        with activation.activate():
+        with activate.activate():
             made = torch._inductor.aot_compile(
                 program.module(check_guards=False),
                 (x,),
@@ -328,7 +329,7 @@ class TestOtherWaysToCompile:
         for model in models:
             torch.nn.init.normal_(model.weight)
             module = torch.export.export(model, (x,)).module(check_guards=False)
-            with activation.activate():
+            with activate.activate():
                 options = {"aot_inductor.package": True}
                 files.append(torch._inductor.aot_compile(module, (x,), options=options))
         for number, (model, made) in enumerate(zip(models, files, strict=True)):
@@ -348,7 +349,7 @@ class TestOtherWaysToCompile:
     def test_line_tables_apart(self, tmp_path: pathlib.Path) -> None:
         model, x = torch.nn.ReLU(), torch.randn(9)
         path = str(tmp_path / "model.so")
-        with activation.activate(aot_debug_info=True):
+        with activate.activate(aot_debug_info=True):
             torch._inductor.aot_compile(
                 torch.export.export(model, (x,)).module(check_guards=False),
                 (x,),

@@ -26,7 +26,7 @@ ACTIVATION_SUITE = """
 import pytest
 
 import inductor_ext
-from inductor_ext import activation
+from inductor_ext.hooks import activate
 
 
 def test_that_installs_and_forgets():
@@ -34,7 +34,7 @@ def test_that_installs_and_forgets():
 
 
 def test_after_it():
-    assert activation.requested() is None
+    assert activate.requested() is None
 
 
 @pytest.mark.gpu

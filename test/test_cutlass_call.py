@@ -22,7 +22,8 @@ import torch._inductor.config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
-from inductor_ext import activation, cutlass_runtime, exc
+from inductor_ext import cutlass_runtime, exc
+from inductor_ext.hooks import scope
 from inductor_ext.memory_planning import _OPERATOR
 from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
 from inductor_ext.templates.cutlass import objects
@@ -267,7 +268,7 @@ def gpu_code(ahead: bool | None, *, splits: bool, rows: int | str = "rows") -> s
     ):
         if ahead is not None:
             return fake_cuda.lower_cpp(product, *inputs, ahead=ahead, **options)
-        with activation._scope(inductor_ext.config.snapshot({})):
+        with scope.compile_scope(inductor_ext.config.snapshot({})):
             return fake_cuda.lower(product, *inputs, **options).code
 
 

@@ -21,7 +21,8 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from benchmarks.gemm_models import int4_linear
-from inductor_ext import activation, config, cutlass_runtime, events
+from inductor_ext import config, cutlass_runtime, events
+from inductor_ext.hooks import scope
 from inductor_ext.lowerings import cutlass
 from inductor_ext.report import gemm as gemm_report
 from inductor_ext.selection import (
@@ -104,7 +105,7 @@ def lower(
         asked.append(problem)
         return rule(problem)
 
-    with activation._scope(config.snapshot({})), choose.forced(remembered):
+    with scope.compile_scope(config.snapshot({})), choose.forced(remembered):
         return fake_cuda.lower(function, *inputs, **{**FUSES, **options}), asked
 
 
@@ -292,7 +293,7 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
     bench = variants.InductorBench("cuda:0")
     with (
         fake_cuda.device(),
-        activation._scope(config.snapshot({})),
+        scope.compile_scope(config.snapshot({})),
         mock.patch.object(variants, "_load", lambda code, _: code),
         inductor_config.patch(compile_threads=1),
         variants._untraced(),
@@ -419,7 +420,7 @@ def compiled(
     """What a function becomes where what is known decides, and what is measured."""
     told = {"tuning_cache": folder is not None, "tuning_cache_dir": str(folder)}
     asked = {**FUSES, "max_autotune": True, **options}
-    with activation._scope(config.snapshot(told)):
+    with scope.compile_scope(config.snapshot(told)):
         return fake_cuda.lower(function, *inputs, **asked)
 
 

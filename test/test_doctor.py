@@ -32,6 +32,7 @@ SCHEMA = {
     "versions": dict,
     "torch": {"version": (str, type(None)), "cuda": (str, type(None))}
     | {"supported": list, "in_range": bool},
+    "hooks": {"checked": int, "fit": int, "misfits": list},
     "devices": list,
     "parts": dict,
     "features": dict,
@@ -47,6 +48,7 @@ FEATURE_KEYS = {"title", "available", "needs", "missing", "compiles_for", "why",
 DEVICE_KEYS = {"kind", "index", "name", "capability", "memory_bytes"}
 CACHE_KEYS = {"name", "path", "exists", "writable", "executable", "size_bytes", "free_bytes"}
 PROBLEM_KEYS = {"what", "why", "install"}
+MISFIT_KEYS = {"hook", "target", "why"}
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +132,14 @@ class TestReport:
     def test_the_documented_schema_is_this_one(self) -> None:
         documented = re.findall(r"^    (\w+)  ", doctor.__doc__ or "", flags=re.MULTILINE)
         assert documented == list(SCHEMA)
-        for keys in (PART_KEYS, FEATURE_KEYS, DEVICE_KEYS, CACHE_KEYS, PROBLEM_KEYS):
+        for keys in (
+            PART_KEYS,
+            FEATURE_KEYS,
+            DEVICE_KEYS,
+            CACHE_KEYS,
+            PROBLEM_KEYS,
+            MISFIT_KEYS,
+        ):
             assert any(
                 set(re.findall(r'"(\w+)"', braces)) == keys
                 for braces in re.findall(r"\{([^}]*)\}", doctor.__doc__ or "")
@@ -247,7 +256,7 @@ class TestTorchVersion:
         report = json.loads(done[0].stdout)
         assert report["torch"]["version"] is None
         assert not report["features"]["aot-load"]["available"]
-        assert 'pip install "torch>=2.11,<2.14"' in report["parts"]["torch"]["install"]
+        assert 'pip install "torch>=2.11,<2.16"' in report["parts"]["torch"]["install"]
         text = flat(done[1].stdout)
         assert "torch not installed" in text
         assert "why: it is not installed for this Python" in text

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.lowerings import error_function
 from test import fake_cuda, kernel_util
 
@@ -29,7 +30,7 @@ on_a_stand_in = pytest.mark.skipif(
 def lowered(*, ours: bool = True, dtype: torch.dtype = torch.bfloat16) -> fake_cuda.Lowered:
     if not ours:
         return fake_cuda.lower(functional.gelu, ((SIZE,), dtype))
-    with activation._scope(config.snapshot({})):
+    with scope.compile_scope(config.snapshot({})):
         return fake_cuda.lower(functional.gelu, ((SIZE,), dtype))
 
 
@@ -109,7 +110,7 @@ def test_stock_keeps_its_own() -> None:
 @on_a_stand_in
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
-    with activation._scope(config.snapshot({})):
+    with scope.compile_scope(config.snapshot({})):
         found = fake_cuda.lower(lambda x: torch.erf(x) + 1, ((SIZE,), dtype))
     ((_, source),) = found.kernels().items()
     assert "libdevice.erf(" not in source
@@ -124,7 +125,7 @@ def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
 
 @on_a_stand_in
 def test_what_is_wider_is_left_to_stock() -> None:
-    with activation._scope(config.snapshot({})):
+    with scope.compile_scope(config.snapshot({})):
         found = fake_cuda.lower(torch.erf, ((SIZE,), torch.float64))
     assert all("libdevice.erf(" in source for source in found.kernels().values())
 

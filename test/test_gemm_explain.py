@@ -15,8 +15,9 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import inductor_ext
-from inductor_ext import activation, cli, events, exc
+from inductor_ext import cli, events, exc
 from inductor_ext.events import ProductCandidate, ProductRecord
+from inductor_ext.hooks import activate, scope
 from inductor_ext.lowerings import gemm_records
 from inductor_ext.report import gemm
 from inductor_ext.selection import choose
@@ -44,8 +45,8 @@ def program(
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
     """The extension's scope of one compile, which `fake_cuda.lower` goes around."""
-    activation._ensure_code_dispatchers()
-    with activation.activate(), activation._scope(inductor_ext.config.snapshot()):
+    scope.install_hooks()
+    with activate.activate(), scope.compile_scope(inductor_ext.config.snapshot()):
         yield
 
 

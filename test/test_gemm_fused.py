@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 
 from torch.nn import functional as F
 
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.selection import choose, variants
 from inductor_ext.selection.programs import ACTIVATIONS
 from inductor_ext.templates.config import GemmConfig
@@ -110,7 +111,7 @@ def inputs(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float16) ->
 def lowered(
     function: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float16
 ) -> fake_cuda.Lowered:
-    with activation._scope(config.snapshot({})), choose.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: TILE):
         return fake_cuda.lower(function, *((shape, dtype) for shape in shapes))
 
 
@@ -150,7 +151,7 @@ def tuned_and_compiled(
         met.append(problem)
         return TILE
 
-    with activation._scope(config.snapshot({})), choose.forced(rule):
+    with scope.compile_scope(config.snapshot({})), choose.forced(rule):
         compiled = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
         with fake_cuda.device((9, 0)):
             code, _ = variants._generate(variants._trace(met[0], "cuda:0"))
@@ -210,7 +211,7 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
         return F.linear(norm(x, n), w)
 
     shapes: list[tuple[int, ...]] = [(rows, 64), NORM, W]
-    with activation._scope(config.snapshot({})), choose.forced(lambda _: configs[template]):
+    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: configs[template]):
         module = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
     assert len(module.kernels()) == (1 if template == "gemv" else 2)
     x, n, w = inputs(shapes)
@@ -252,7 +253,7 @@ def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
     for function in (gate_last, gate_first):
         shapes = ((tuple(each.shape), each.dtype) for each in given)
         with (
-            activation._scope(config.snapshot({})),
+            scope.compile_scope(config.snapshot({})),
             choose.forced(lambda _: config_),
             mock.patch.object(persistent, "REACH", reach),
         ):
@@ -313,7 +314,7 @@ def test_scales_and_biases_of_fp8() -> None:
 
 
 def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
-    with activation._scope(config.snapshot({})), choose.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: TILE):
         code = fake_cuda.lower(function, *(each.to("meta") for each in given)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code

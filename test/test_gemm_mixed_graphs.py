@@ -16,7 +16,8 @@ from torch import fx
 from torch.nn import functional as F
 
 from benchmarks.gemm_models import LlamaLayer, int4_linear, int8_linear, quantize_int8
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.lowerings import mixed, patterns, problems, weight_only
 from inductor_ext.lowerings.fusion import Fusion, View, apply
 from inductor_ext.selection import choose
@@ -643,7 +644,7 @@ class TestLowered:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             return TILE if problem.operation == "mixed" else None
 
-        with activation._scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
             return fake_cuda.lower(function, *inputs).code
 
     def test_pairs_in_groups_are_read_by_one_kernel(self) -> None:
@@ -684,7 +685,7 @@ class TestLowered:
             return tuple(int8_linear(x, weight, scales) for weight, scales in pairs)
 
         weights = [((N, K), I8), ((N,), BF16)] * 3
-        with activation._scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
             code = fake_cuda.lower(function, ((2, "rows", K), BF16), *weights).code
         assert (
             code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_gemm_", code)) == 2
@@ -712,7 +713,7 @@ class TestLowered:
 
         inputs = [tensor(2, 3, 64), tensor(3, 8), tensor(3, 8)]
         weights = [tensor(*each.shape, dtype=each.dtype) for each in tensors.values()]
-        with activation._scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
             return met, fake_cuda.lower(function, *inputs, *weights).code
 
     def test_a_layer_has_four_kernels_for_its_seven_products(
@@ -745,7 +746,7 @@ class TestLowPrecision:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             return GemmConfig("splitk", 16, 32, 64, 2, 2)
 
-        with activation._scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
             return fake_cuda.lower(function, *inputs).code
 
     def test_integers_scaled_by_rows_and_columns(self) -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from inductor_ext import activation, config, events
+from inductor_ext import config, events
+from inductor_ext.hooks import scope
 from inductor_ext.selection import choose, tuner
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
@@ -48,7 +49,7 @@ def lower(
         return rule(problem)
 
     settings = config.snapshot({})
-    with activation._scope(settings), choose.forced(remembered):
+    with scope.compile_scope(settings), choose.forced(remembered):
         return fake_cuda.lower(function, *inputs, **options), asked
 
 
@@ -279,7 +280,7 @@ def test_kernels_that_are_known_need_their_backend_as_well(tmp_path: Path) -> No
     decision = Decision(TILE, "measured", (Timing(None, 100.0), Timing(TILE, 50.0)))
 
     def ours(**options: Any) -> bool:
-        with activation._scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})):
+        with scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})):
             lowered = fake_cuda.lower(torch.mm, matrix(8, 64), matrix(64, 64), **options)
         return any("tl.dot" in each for each in lowered.kernels().values())
 
@@ -330,7 +331,7 @@ def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
     tile = dataclasses.replace(TILE, pdl=measured)
     decision = Decision(tile, "measured", (Timing(None, 100.0), Timing(tile, 50.0)))
     decided = mock.patch.object(choose, "decide", lambda found, *_: dict.fromkeys(found, decision))
-    with activation._scope(config.snapshot({})), decided:
+    with scope.compile_scope(config.snapshot({})), decided:
         lowered = fake_cuda.lower(
             lambda x, w: x @ w.t(), matrix(8, 64), matrix(64, 64), max_autotune=True, **options
         )
@@ -558,7 +559,7 @@ def stores_by_tma(
     """How many tiles are stored by TMA where that was chosen, and the code."""
     decision = Decision(chosen, "measured", (Timing(None, 9.0), Timing(chosen, 5.0)))
     with (
-        activation._scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
+        scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
         choose.forced(lambda _: chosen) if rule else contextlib.nullcontext(),
         mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)),
     ):

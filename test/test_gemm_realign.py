@@ -13,7 +13,8 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.selection import choose
 from inductor_ext.selection.wording import config_words
 from inductor_ext.templates import ranking
@@ -128,7 +129,7 @@ CASES: dict[str, tuple[GemmConfig, Callable[..., Tensor], list[Shape]]] = {
 
 def lower(name: str) -> fake_cuda.Lowered:
     wanted, function, shapes = CASES[name]
-    with activation._scope(config.snapshot({})), choose.forced(lambda _: wanted):
+    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: wanted):
         return fake_cuda.lower(function, *((shape, HALF) for shape in shapes))
 
 
@@ -169,7 +170,7 @@ def test_only_what_does_not_lie_right_is_copied(
 
 
 def test_rows_that_are_known_only_at_run_time() -> None:
-    with activation._scope(config.snapshot({})), choose.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: TILE):
         found = fake_cuda.lower(functional.linear, (("rows", 37), HALF), ((23, 37), HALF))
     results = kernel_util.interpret_modules(
         {
@@ -185,7 +186,7 @@ def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
     sizes: list[int | str] = [67, 37, 23]
     sizes[unknown] = "size"
     m, k, n = sizes
-    with activation._scope(config.snapshot({})), choose.forced(lambda _: BATCHED):
+    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: BATCHED):
         found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
     m, k, n = (each if isinstance(each, int) else 41 for each in sizes)
     inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]

@@ -15,7 +15,8 @@ pytest.importorskip("triton")
 
 from torch.nn import functional as F
 
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.lowerings import mixed, patterns, row_maxima
 from inductor_ext.selection import choose
 from inductor_ext.selection.decision import Decision, Timing
@@ -284,7 +285,7 @@ def lowered(
     def rule(problem: GemmProblem) -> GemmConfig | None:
         return chosen if problem.epilogue.reductions else None
 
-    with activation._scope(config.snapshot({})), choose.forced(rule):
+    with scope.compile_scope(config.snapshot({})), choose.forced(rule):
         return fake_cuda.lower(function, *shapes, **rest)
 
 
@@ -338,7 +339,7 @@ def test_rows_known_only_at_run_time() -> None:
         return TILE if problem.m > 64 else dataclasses.replace(TILE, group_m=4)
 
     half = torch.bfloat16
-    with activation._scope(config.snapshot({})), choose.forced(by_size):
+    with scope.compile_scope(config.snapshot({})), choose.forced(by_size):
         code = fake_cuda.lower(
             lambda *args: quantized(gate(*args)),
             (("rows", 64), half),
@@ -377,7 +378,7 @@ def test_a_kernel_of_the_product_alone_may_save_more(
 
     monkeypatch.setattr(choose, "decide", decide)
     half = torch.bfloat16
-    with activation._scope(config.snapshot({})):
+    with scope.compile_scope(config.snapshot({})):
         code = fake_cuda.lower(
             lambda x, w: quantized(F.linear(x, w)), ((32, 64), half), ((48, 64), half)
         ).code

@@ -13,7 +13,8 @@ import torch
 from torch._inductor import config as inductor_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inductor_ext import activation, config
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.selection import tuner
 from inductor_ext.selection.decision import Decision, Timing
 
@@ -161,7 +162,7 @@ class TestOptionsOfRegions:
             return dict.fromkeys(problems, Decision(TILE, "measured", timings))
 
         settings = config.snapshot({"tuning_cache_dir": str(tmp_path)})
-        with activation._scope(settings), mock.patch.object(tuner, "tune", tune):
+        with scope.compile_scope(settings), mock.patch.object(tuner, "tune", tune):
             inputs = half_of(8, 64), half_of(64, 64), half_of(64, 96)
             lowered = fake_cuda.lower(function, *inputs, **options)
         return asked, lowered.code

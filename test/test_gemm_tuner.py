@@ -21,7 +21,8 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.gemm_models import int8_linear
-from inductor_ext import activation, config, events, exc
+from inductor_ext import config, events, exc
+from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.selection import choose, programs, timing, trial, tuner, variants, verify
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.selection.wording import problem_words
@@ -693,9 +694,9 @@ def compiled_and_tuned(
         )
         yield trial.Report(job.problem, job.configs[1], timings, "it is", 0.0)
 
-    activation._ensure_dispatchers()
+    compile_fx.install_hooks(activate.requested)
     with (
-        activation._scope(config.snapshot({"tuning_cache": False})),
+        scope.compile_scope(config.snapshot({"tuning_cache": False})),
         mock.patch.object(trial, "run", run),
         mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
         mock.patch.object(torch.cuda, "init"),
@@ -787,10 +788,10 @@ class TestVariants:
     ) -> None:
         pytest.importorskip("triton")
         met: list[GemmProblem] = []
-        activation._ensure_dispatchers()
+        compile_fx.install_hooks(activate.requested)
         with (
             fake_cuda.device(),
-            activation._scope(config.snapshot()),
+            scope.compile_scope(config.snapshot()),
             choose.forced(met.append),  # type: ignore[func-returns-value]
             variants._untraced(),
         ):
@@ -804,10 +805,10 @@ class TestVariants:
         tile = GemmConfig("cp_async", 64, 64, 64, 3, 4)
         parts = dataclasses.replace(problem, parts=(256, 256), epilogue=GATED)
         bench = variants.InductorBench("cuda:0")
-        activation._ensure_dispatchers()
+        compile_fx.install_hooks(activate.requested)
         with (
             fake_cuda.device(),
-            activation._scope(config.snapshot()),
+            scope.compile_scope(config.snapshot()),
             mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
             mock.patch.object(variants, "_trace", wraps=variants._trace) as trace,
             mock.patch.object(bench, "device", "cuda:0"),

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 
-from inductor_ext import activation, config, events
+from inductor_ext import config, events
+from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.selection import programs, timing, trial, tuner, variants, verify, worker
 from inductor_ext.selection.decision import Decision
 from inductor_ext.selection.trial import Bench, Compiled
@@ -68,10 +69,10 @@ def this_device() -> Device:
 @pytest.fixture(autouse=True)
 def compiling() -> Iterator[None]:
     """The scope of a compile by the extension, without any cache."""
-    activation._ensure_dispatchers()
+    compile_fx.install_hooks(activate.requested)
     with (
         inductor_config.patch(force_disable_caches=True),
-        activation._scope(config.snapshot()),
+        scope.compile_scope(config.snapshot()),
     ):
         yield
     worker._end()

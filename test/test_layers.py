@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "inductor_ext"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cache", "compat", "config", "exc", "parts", "settings"}),
+    frozenset({"hooks.context", "hooks.hook_table", "hooks.registry", "hooks.torch_source"}),
     frozenset(
         {
             "arena_lines",
@@ -39,11 +40,12 @@ LAYERS: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"cpp_wrapper", "lowerings", "selection"}),
-    frozenset({"activation"}),
+    frozenset({"hooks"}),
     frozenset({"aot", "backend"}),
     frozenset({"__main__", "cli", "report"}),
 )
-"""The rooms (modules and subpackages directly in the package), lowest layer first.
+"""The rooms, lowest layer first: modules and subpackages directly in the package, and single
+modules of a subpackage that belong to a lower layer than the rest of it.
 
 A room imports from its own layer and from lower ones, and no two rooms import each other.
 """
@@ -55,6 +57,10 @@ IMPORTERS: dict[str, frozenset[str]] = {
 """The rooms that nothing may import but the ones named here."""
 
 PURE = (
+    "hooks.context",
+    "hooks.hook_table",
+    "hooks.registry",
+    "hooks.torch_source",
     "arena_runtime",
     "counters_runtime",
     "cutlass_runtime",
@@ -170,7 +176,10 @@ def imports(package: Path, file: Path) -> list[Import]:
 
 
 def room(name: str) -> str:
-    return name.split(".")[0]
+    """The room of a module, or of a name in it."""
+    first, *rest = name.split(".")
+    single = ".".join([first, *rest[:1]])
+    return single if any(single in layer for layer in LAYERS) else first
 
 
 def imported_room(package: Path, path: str) -> str | None:
@@ -179,7 +188,8 @@ def imported_room(package: Path, path: str) -> str | None:
     if first != package.name:
         return None
     candidate = room(rest)
-    exists = (package / candidate).is_dir() or (package / f"{candidate}.py").is_file()
+    path = package.joinpath(*candidate.split("."))
+    exists = path.is_dir() or path.with_suffix(".py").is_file()
     return candidate if candidate and exists else ""
 
 
@@ -273,8 +283,13 @@ def house(tmp_path: Path) -> Path:
     """A package with an empty module for every room."""
     package = tmp_path / "inductor_ext"
     package.mkdir()
-    for name in ["__init__", *(name for layer in LAYERS for name in layer)]:
-        (package / f"{name}.py").write_text("")
+    names = {name for layer in LAYERS for name in layer}
+    for name in ["__init__", *sorted(names)]:
+        path = package.joinpath(*name.split("."))
+        is_folder = any(other.startswith(f"{name}.") for other in names)
+        file = path / "__init__.py" if is_folder else path.with_suffix(".py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
     return package
 
 
@@ -334,9 +349,11 @@ def test_relative_imports_are_resolved_from_their_own_package(house: Path) -> No
     folder = house / "templates" / "triton"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").write_text("from . import triton")
-    (folder / "__init__.py").write_text("from .. import problem\nfrom ...activation import current")
+    (folder / "__init__.py").write_text(
+        "from .. import problem\nfrom ...hooks.activate import requested"
+    )
     (problem,) = violations(house)
-    assert "templates imports activation, a higher layer" in problem
+    assert "templates imports hooks, a higher layer" in problem
     assert problem.startswith(str(Path("inductor_ext/templates/triton/__init__.py:2")))
 
 

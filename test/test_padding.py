@@ -12,7 +12,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import pad_mm
 
 import inductor_ext
-from inductor_ext import activation, config, padding
+from inductor_ext import config, padding
+from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.selection import choose
 from test import aot_util
 
@@ -136,16 +137,16 @@ def test_strides_of_results() -> None:
 def test_rows_alone_are_not_padded_where_kernels_of_ours_are_compared(
     mat1: torch.Tensor, mat2: torch.Tensor, rows_alone: bool, padded: list[Any]
 ) -> None:
-    activation._ensure_dispatchers()
+    compile_fx.install_hooks(activate.requested)
     asked = mat1, mat2, torch.ops.aten.mm if mat1.dim() == 2 else torch.ops.aten.bmm
     assert pad_mm.can_pad(*asked)
-    with activation._scope(config.snapshot({})):
+    with scope.compile_scope(config.snapshot({})):
         assert pad_mm.can_pad(*asked)
         for comparing in (choose.forced(lambda _: None), inductor_config.patch(max_autotune=True)):
             with comparing:
                 assert pad_mm.can_pad(*asked) is not rows_alone
     with (
-        activation._scope(config.snapshot({"gemm_templates": False})),
+        scope.compile_scope(config.snapshot({"gemm_templates": False})),
         choose.forced(lambda _: None),
     ):
         assert pad_mm.can_pad(*asked)

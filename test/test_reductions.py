@@ -16,7 +16,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 from torch.nn import functional as F
 
-from inductor_ext import activation, compat, config
+from inductor_ext import compat, config
+from inductor_ext.hooks import scope
 from test import fake_cuda, kernel_util
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="lowers as for a GPU")
@@ -46,7 +47,7 @@ def lowered(
     given = [(shape, torch.float16) for shape in shapes]
     if not ours:
         return fake_cuda.lower(function, *given)
-    with activation._scope(config.snapshot(settings)):
+    with scope.compile_scope(config.snapshot(settings)):
         return fake_cuda.lower(function, *given)
 
 

@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from inductor_ext import compat
+from inductor_ext.hooks import registry
+from inductor_ext.hooks.hook_table import HOOKS
+
 
 class Scenarios:
     """Runs scenarios on demand, each once for the whole module."""
@@ -107,3 +111,20 @@ def test_importing_changes_nothing_in_torch(scenarios: Scenarios) -> None:
         "modules": True,
         "environment": [],
     }
+
+
+def test_every_replacement_is_declared(scenarios: Scenarios) -> None:
+    """What compiles leave in torch's modules and classes is what the hook table says."""
+    seen = scenarios("replacements")
+    declared = {target for hook in HOOKS if hook.kind == "replaced" for target in hook.targets}
+    assert set(seen["replaced"]) <= declared
+    # Each hook is in place, under one of its names.
+    version = compat.torch_version()
+    for hook in HOOKS:
+        if (
+            hook.kind == "replaced"
+            and hook.name != "lowerings"
+            and registry.concerns(hook, version)
+        ):
+            assert set(hook.targets) & set(seen["replaced"]), hook.name
+    assert "aten.mm.default" in seen["lowerings"]

@@ -19,12 +19,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import cache, cutlass_runtime, events, settings
 from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, sources, split, weights
 from inductor_ext.cpp_wrapper.signature import Signature
+from inductor_ext.hooks import context
 from inductor_ext.templates.cutlass import objects as cutlass_objects
 from inductor_ext.templates.cutlass.source import Source
 
@@ -59,18 +59,12 @@ class Artifact:
     metadata: dict[str, str]
 
 
-_collected: ContextVar[list[Artifact] | None] = ContextVar("inductor_ext_artifacts", default=None)
-
-
 @contextlib.contextmanager
 def collecting() -> Iterator[list[Artifact]]:
     """Collect what is compiled inside, in this thread, without writing weights to files."""
     artifacts: list[Artifact] = []
-    token = _collected.set(artifacts)
-    try:
+    with context.enter(artifacts=artifacts):
         yield artifacts
-    finally:
-        _collected.reset(token)
 
 
 def compile_artifact(
@@ -104,7 +98,7 @@ def compile_artifact(
 
     tools = compiler.Compiler(device_type, values)
     folder, name = codecache.split_aot_inductor_output_path(config.aot_inductor.output_path)
-    collected = _collected.get()
+    collected: list[Artifact] | None = context.current().artifacts
     constants = codegen.constants_with_values(graph)
     plan: weights.Plan = graph.wrapper_code.weights_plan
     only_sources = bool(config.aot_inductor.package_cpp_only)

@@ -17,12 +17,12 @@ import functools
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import compat, exc
 from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
+from inductor_ext.hooks import context
 from inductor_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,17 +39,12 @@ __all__ = [
     "weights_included",
 ]
 
-_signature: ContextVar[Signature | None] = ContextVar("inductor_ext_signature", default=None)
-
 
 @contextlib.contextmanager
 def signature_given(signature: Signature | None) -> Iterator[None]:
     """Inside, artifacts check their inputs against `signature`; None: against the graph alone."""
-    token = _signature.set(signature)
-    try:
+    with context.enter(signature=signature):
         yield
-    finally:
-        _signature.reset(token)
 
 
 def supported() -> bool:
@@ -443,7 +438,7 @@ def _signature_at_hand() -> Signature:
     """
     from torch._inductor.virtualized import V
 
-    given = _signature.get()
+    given: Signature | None = context.current().signature
     if given is not None and _fits(given, V.graph):
         # By now all code is generated, and what it has assumed of sizes is known.
         return exported.with_guards(given, V.graph.sizevars.shape_env)

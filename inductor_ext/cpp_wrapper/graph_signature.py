@@ -8,8 +8,7 @@ graph's own names, and the guards are those of the shape environment. The ranges
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import sympy  # type: ignore[import-untyped]
@@ -26,10 +25,9 @@ from inductor_ext.cpp_wrapper.signature import (
     TensorInput,
     TensorOutput,
 )
+from inductor_ext.hooks import context
 
 __all__ = ["module_given", "signature"]
-
-_ranges_given: ContextVar[Mapping[Any, Any]] = ContextVar("inductor_ext_ranges")
 
 
 @contextlib.contextmanager
@@ -39,12 +37,9 @@ def module_given(module: Any) -> Iterator[None]:
     Of a symbol the shape environment has a range that begins at 2 where the user's begins at 0, and
     that ends where a question about what is faster was answered.
     """
-    token = _ranges_given.set(dict(getattr(module, "range_constraints", None) or {}))
-    try:
-        with exported.without_preferences(module):
-            yield
-    finally:
-        _ranges_given.reset(token)
+    ranges = dict(getattr(module, "range_constraints", None) or {})
+    with context.enter(symbol_ranges=ranges), exported.without_preferences(module):
+        yield
 
 
 def signature(graph: Any) -> Signature:
@@ -79,7 +74,8 @@ def signature(graph: Any) -> Signature:
 
 
 def _ranges(graph: Any) -> Any:
-    return {**graph.sizevars.shape_env.var_to_range, **_ranges_given.get({})}.items()
+    exported_ranges = context.current().symbol_ranges or {}
+    return {**graph.sizevars.shape_env.var_to_range, **exported_ranges}.items()
 
 
 def _extent(value: Any) -> Extent:

@@ -8,7 +8,7 @@ A lowering is a function that gets stock's lowering first and the call's argumen
             return stock(mat1, mat2, layout=layout)
         ...
 
-It runs only in compiles of the extension: `activation` puts a dispatcher into Inductor's
+It runs only in compiles of the extension: `hooks.lowerings` puts a dispatcher into Inductor's
 process-wide table, which hands every other compile to `stock`. What a lowering does not cover it
 hands to `stock` unchanged. This registry is pure bookkeeping and imports no Inductor.
 """

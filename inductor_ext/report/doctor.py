@@ -15,6 +15,8 @@ The JSON object of `--json` (a key may be added within a schema number, none cha
     platform      {"system", "release", "machine", "libc"}
     versions      distribution -> its version, null if it is not installed
     torch         {"version", "cuda", "supported": [lowest, highest], "in_range"}
+    hooks         {"checked", "fit", "misfits"}: how many declared hooks were compared with the
+                  installed torch, how many fit, and the rest: [{"hook", "target", "why"}]
     devices       [{"kind", "index", "name", "capability", "memory_bytes"}], the CPU included
     parts         name -> {"title", "available", "version", "path", "detail", "why", "install"}
     features      name -> {"title", "available", "needs", "missing", "compiles_for", "why",
@@ -40,6 +42,8 @@ from importlib import metadata
 from typing import Any
 
 from inductor_ext import compat, exc, parts, settings
+from inductor_ext.hooks import registry
+from inductor_ext.hooks.hook_table import HOOKS
 from inductor_ext.parts import Feature, Part
 
 __all__ = ["Cache", "Device", "Problem", "Report", "add_arguments", "examine", "render", "run"]
@@ -117,6 +121,7 @@ class Report:
     platform: dict[str, str]
     versions: dict[str, str | None]
     torch: dict[str, Any]
+    hooks: dict[str, Any]
     devices: tuple[Device, ...]
     parts: dict[str, Part]
     features: dict[str, Feature]
@@ -143,7 +148,10 @@ def examine() -> Report:
     caches, no_cache = _caches(found["torch"])
     backend = _backend()
 
+    hooks = _hooks(found["torch"])
+
     problems = [*unreadable, *no_cache, *_version_problems(torch, values)]
+    problems += _hook_problems(hooks)
     problems += _registration_problems(backend)
     problems += [problem for cache in caches for problem in _cache_problems(cache)]
     compilers = [feature for feature in features.values() if feature.compiles_for]
@@ -183,6 +191,7 @@ def examine() -> Report:
             "torch": torch["version"],  # which, unlike the distribution's, tells the build
         },
         torch=torch,
+        hooks=hooks,
         devices=tuple(_devices(torch_available=found["torch"].available)),
         parts=found,
         features=features,
@@ -216,6 +225,34 @@ def _torch(part: Part) -> dict[str, Any]:
         "supported": list(compat.SUPPORTED),
         "in_range": part.version is not None and compat.in_range(part.version),
     }
+
+
+def _hooks(part: Part) -> dict[str, Any]:
+    """How the declared hooks fit the installed torch."""
+    if not part.available or part.path is None or part.version is None:
+        return {"checked": 0, "fit": 0, "misfits": []}
+    version = part.version
+    checked = [hook for hook in HOOKS if registry.concerns(hook, version)]
+    misfits = registry.check(part.path, version, checked)
+    return {
+        "checked": len(checked),
+        "fit": len(checked) - len(misfits),
+        "misfits": [
+            {"hook": each.hook.name, "target": each.hook.targets[0], "why": each.why}
+            for each in misfits
+        ],
+    }
+
+
+def _hook_problems(hooks: dict[str, Any]) -> list[Problem]:
+    return [
+        Problem(
+            what=f"hook {misfit['hook']} does not fit the installed torch",
+            why=misfit["why"],
+            install="install a supported torch, and report this",
+        )
+        for misfit in hooks["misfits"]
+    ]
 
 
 def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[Problem]:
@@ -504,6 +541,9 @@ def _version_rows(report: Report) -> list[_Row]:
     for name, version in report.versions.items():
         note = f" ({range_note} {lowest} to {highest})" if name == "torch" and version else ""
         rows.append((name, f"{version or 'not installed'}{note}"))
+    hooks = report.hooks
+    if hooks["checked"]:
+        rows.append(("hooks", f"{hooks['fit']} of {hooks['checked']} fit this torch"))
     python = report.python
     rows.append(
         ("Python", f"{python['version']} ({python['implementation']}), {python['executable']}")

@@ -19,8 +19,9 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import activation, compat, config, events, exc
+from inductor_ext import compat, config, events, exc
 from inductor_ext.events import ProductRecord
+from inductor_ext.hooks.activate import activate
 from inductor_ext.lowerings.gemm_records import FUSED, RECORD, operators
 from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.templates.cutlass.config import CutlassConfig
@@ -481,7 +482,7 @@ def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> i
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     patch = inductor_config.patch(max_autotune=True) if max_autotune else contextlib.nullcontext()
     try:
-        with activation.activate(), patch:
+        with activate(), patch:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 
+from inductor_ext.hooks import context
 from inductor_ext.selection import ranks, store
 from inductor_ext.selection.decision import STOCK, Decision
 from inductor_ext.selection.entries import Environment
@@ -29,8 +29,6 @@ __all__ = [
 Rule = Callable[[GemmProblem], "Config | None"]
 """A configuration for a problem, or None for stock's path."""
 
-_rule: ContextVar[Rule | None] = ContextVar("inductor_ext_forced_gemm", default=None)
-
 
 @contextlib.contextmanager
 def forced(rule: Rule) -> Iterator[None]:
@@ -38,21 +36,18 @@ def forced(rule: Rule) -> Iterator[None]:
 
     A configuration that is not legal for its problem is not used: stock's path is.
     """
-    token = _rule.set(rule)
-    try:
+    with context.enter(gemm_rule=rule):
         yield
-    finally:
-        _rule.reset(token)
 
 
 def is_forced() -> bool:
     """Whether a rule holds in this thread."""
-    return _rule.get() is not None
+    return context.current().gemm_rule is not None
 
 
 def forced_on(problem: GemmProblem) -> Config | None:
     """What the rule of this thread, which there has to be, wants for a problem, legal or not."""
-    rule = _rule.get()
+    rule: Rule | None = context.current().gemm_rule
     assert rule is not None
     return rule(problem)
 
@@ -123,7 +118,7 @@ def decide(
         allowed: whether a configuration that was measured under other circumstances may be used.
     """
     different = list(dict.fromkeys(problems))
-    rule = _rule.get()
+    rule: Rule | None = context.current().gemm_rule
     if rule is not None:
         chosen = {each: rule(each) for each in different}
         return {

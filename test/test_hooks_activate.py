@@ -18,7 +18,8 @@ from torch._inductor.codecache import FxGraphHashDetails
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_ext
-from inductor_ext import activation, cache, compat, config, events, exc, lowerings
+from inductor_ext import cache, compat, config, events, exc, lowerings
+from inductor_ext.hooks import activate, compile_fx, scope
 
 ATEN_SINH = torch.ops.aten.sinh.default
 
@@ -29,7 +30,7 @@ def sinh_lowerings() -> Iterator[list[tuple[int, Any]]]:
     calls: list[tuple[int, Any]] = []
 
     def sinh(stock: Callable[..., Any], x: Any) -> Any:
-        calls.append((threading.get_ident(), activation.current()))
+        calls.append((threading.get_ident(), scope.settings()))
         return stock(x)
 
     lowerings.register_lowering(ATEN_SINH)(sinh)
@@ -67,8 +68,8 @@ def test_activate_holds_inside_and_not_outside(sinh_lowerings: list[Any]) -> Non
         run()
         assert kinds(records) == ["inference"]
     assert len(sinh_lowerings) == 1
-    assert activation.requested() is None
-    assert activation.current() is None
+    assert activate.requested() is None
+    assert scope.settings() is None
 
 
 def test_backend_activates_itself(sinh_lowerings: list[Any]) -> None:
@@ -79,9 +80,9 @@ def test_backend_activates_itself(sinh_lowerings: list[Any]) -> None:
 def test_nested_activations_add_their_overrides() -> None:
     with inductor_ext.activate(event_log="a", fallback_to_eager=False):
         with inductor_ext.activate(event_log="b"):
-            assert activation.requested() == {"event_log": "b", "fallback_to_eager": False}
-        assert activation.requested() == {"event_log": "a", "fallback_to_eager": False}
-    assert activation.requested() is None
+            assert activate.requested() == {"event_log": "b", "fallback_to_eager": False}
+        assert activate.requested() == {"event_log": "a", "fallback_to_eager": False}
+    assert activate.requested() is None
 
 
 def test_inner_activation_can_hand_back_to_stock(sinh_lowerings: list[Any]) -> None:
@@ -126,13 +127,13 @@ def test_install_holds_in_every_thread_until_uninstall(sinh_lowerings: list[Any]
 
 def test_uninstall_without_install_does_nothing() -> None:
     inductor_ext.uninstall()
-    assert activation.requested() is None
+    assert activate.requested() is None
 
 
 def test_activation_does_not_reach_other_threads() -> None:
     seen = []
     with inductor_ext.activate():
-        thread = threading.Thread(target=lambda: seen.append(activation.requested()))
+        thread = threading.Thread(target=lambda: seen.append(activate.requested()))
         thread.start()
         thread.join()
     assert seen == [None]
@@ -161,7 +162,7 @@ def test_two_threads_do_not_see_each_other(entry: str) -> None:
         thread = threading.Thread(target=compile_by_stock)
         thread.start()
         thread.join()
-        assert activation.current() == config.snapshot()
+        assert scope.settings() == config.snapshot()
         return stock(x)
 
     without_ours = tuple(sorted(vars(FxGraphHashDetails(graph, [torch.randn(7)], {}, []))))
@@ -207,7 +208,7 @@ def test_backward_in_another_thread_is_ours() -> None:
 def test_exception_inside_the_block_deactivates() -> None:
     with pytest.raises(KeyError), inductor_ext.activate():
         raise KeyError
-    assert activation.requested() is None
+    assert activate.requested() is None
 
 
 def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any]) -> None:
@@ -220,7 +221,7 @@ def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any
     lowerings.register_lowering(ATEN_SINH)(fail)
     with pytest.raises(Exception, match="from the lowering"):
         run("inductor_ext")
-    assert activation.current() is None
+    assert scope.settings() is None
     assert compat.peek_choices() is before
     run("inductor")
     assert sinh_lowerings == []
@@ -262,7 +263,7 @@ class CustomChoices(InductorChoices):
 
 def test_ours_extends_a_users_choices_handler() -> None:
     handler = CustomChoices()
-    with virtualized.V.set_choices_handler(handler), activation._scope(config.snapshot()):
+    with virtualized.V.set_choices_handler(handler), scope.compile_scope(config.snapshot()):
         ours = virtualized.V.choices
         assert isinstance(ours, CustomChoices)
         assert ours.uuid() == "custom"
@@ -270,19 +271,95 @@ def test_ours_extends_a_users_choices_handler() -> None:
     assert handler.calls == ["x"]
 
 
+class _Contributor:
+    """What a user registers by `register_inductor_choices` (torch 2.15)."""
+
+    calls: list[str]
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def should_use_cooperative_reduction(self, *args: Any, **kwargs: Any) -> bool:
+        self.calls.append("cooperative")
+        return False
+
+
+class _Composed(InductorChoices):
+    """As torch 2.15 composes a handler: attribute look-ups go to the contributors first."""
+
+    def __init__(self, contributors: list[Any]) -> None:
+        object.__getattribute__(self, "__dict__")["contributors"] = contributors
+
+    def __getattribute__(self, name: str) -> Any:
+        state = object.__getattribute__(self, "__dict__")
+        for contributor in state.get("contributors", ()):
+            if name in vars(type(contributor)) and not name.startswith("__"):
+                return getattr(contributor, name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("make", [CustomChoices, None], ids=["users-class", "contributors"])
+def test_a_fresh_thread_uses_the_handler_that_inductor_would(
+    monkeypatch: pytest.MonkeyPatch, sinh_lowerings: list[Any], make: Any
+) -> None:
+    contributor = _Contributor()
+    handlers: list[Any] = []
+
+    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+        handlers.append(virtualized.V.choices)
+        return stock(x)
+
+    def create(users_class: Any) -> Any:
+        return users_class() if users_class is not None else _Composed([contributor])
+
+    # Registered choices come with torch 2.15; earlier releases know the config key alone.
+    monkeypatch.setattr("torch._inductor.choices.create_inductor_choices", create, raising=False)
+    lowerings.unregister_lowering(ATEN_SINH)
+    lowerings.register_lowering(ATEN_SINH)(sinh)
+    x = torch.randn(300, 700, dtype=torch.float64)
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        function = eval("lambda x: torch.sinh(x).sum(-1)", {"torch": torch})
+        with uncached(), inductor_config.patch(inductor_choices_class=make):
+            results.append(torch.compile(function, backend="inductor_ext")(x))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(results, [torch.sinh(x).sum(-1)])
+    (handler,) = handlers
+    assert isinstance(handler, scope.ExtChoices)
+    if make is None:
+        assert isinstance(handler, _Composed)
+        assert handler.should_use_cooperative_reduction() is False
+        assert contributor.calls[-1] == "cooperative"
+    else:
+        assert isinstance(handler, CustomChoices)
+    assert handler.settings == config.snapshot()
+
+
+def test_a_composed_handler_survives_pickling() -> None:
+    original = scope.make_choices(_Composed, {"contributors": [_Contributor()]}, config.snapshot())
+    restored = pickle.loads(pickle.dumps(original))
+    assert type(restored) is type(original)
+    assert restored.should_use_cooperative_reduction() is False
+    assert [type(each) for each in restored.contributors] == [_Contributor]
+
+
 def test_a_scope_inside_a_scope_has_its_own_settings() -> None:
     """As when a pass of the user's compiles something with other options."""
     outer, inner = config.snapshot(), config.snapshot({"fallback_to_eager": False})
-    with virtualized.V.set_choices_handler(CustomChoices()), activation._scope(outer):
-        with activation._scope(inner):
-            assert activation.current() == inner
+    with virtualized.V.set_choices_handler(CustomChoices()), scope.compile_scope(outer):
+        with scope.compile_scope(inner):
+            assert scope.settings() == inner
             assert isinstance(virtualized.V.choices, CustomChoices)
-        assert activation.current() == outer
+        assert scope.settings() == outer
 
 
 def test_choices_handler_survives_pickling() -> None:
     settings = config.snapshot({"fallback_to_eager": False})
-    original = activation._make_choices(CustomChoices, {"calls": ["a"]}, settings)
+    original = scope.make_choices(CustomChoices, {"calls": ["a"]}, settings)
     restored = pickle.loads(pickle.dumps(original))
     assert type(restored) is type(original)
     assert (restored.calls, restored.settings) == (["a"], settings)
@@ -329,8 +406,8 @@ def test_a_lowering_without_source_is_never_reused() -> None:
 
 
 def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
-    activation._ensure_dispatchers()
-    with activation._scope(config.snapshot()):
+    compile_fx.install_hooks(activate.requested)
+    with scope.compile_scope(config.snapshot()):
         inside = vars(FxGraphHashDetails(None, [], {}, []))
         tag = torch.compiler.config.cache_key_tag
     outside = vars(FxGraphHashDetails(None, [], {}, []))
@@ -354,10 +431,10 @@ def test_bad_overrides_are_refused_before_anything_happens() -> None:
         raise AssertionError("the block must not run")
     with pytest.raises(exc.BadOptionError, match="'enabled'"):
         inductor_ext.install(enabled="yes")
-    assert activation.requested() is None
+    assert activate.requested() is None
 
 
-@pytest.mark.parametrize("version", ["2.10.1", "2.14.0", "3.0.0+cu140"])
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0", "3.0.0+cu140"])
 def test_unsupported_torch_is_refused_with_an_override(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
@@ -365,16 +442,18 @@ def test_unsupported_torch_is_refused_with_an_override(
     with pytest.raises(exc.UnsupportedTorchError) as caught, inductor_ext.activate():
         raise AssertionError("the block must not run")
     text = str(caught.value)
-    assert "2.11 to 2.13" in text
+    assert "2.11 to 2.15" in text
     assert version in text
     assert "INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH=1" in text
     with inductor_ext.activate(enabled=False):
-        assert activation.requested() == {"enabled": False}
+        assert activate.requested() == {"enabled": False}
     with inductor_ext.activate(allow_unsupported_torch=True):
-        assert activation.requested() == {"allow_unsupported_torch": True}
+        assert activate.requested() == {"allow_unsupported_torch": True}
 
 
-@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.12.1", "2.13.0+cpu", "2.13.0a0+git1"])
+@pytest.mark.parametrize(
+    "version", ["2.11.0+cu130", "2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0a0+git1"]
+)
 def test_supported_torch_is_accepted(version: str) -> None:
     assert compat.in_range(version)
 

@@ -1,0 +1,171 @@
+"""Host time that the extension adds around compiled code: imports, activations, calls, compiles.
+
+Every figure is taken in child processes of this checkout and of another one (`--baseline`, a folder
+with an earlier version), in alternation, and the medians are compared:
+
+- importing `inductor_ext`, and what a first compile needs of it (torch is imported before);
+- entering and leaving `inductor_ext.activate()` once torch's hooks are in place;
+- a call of a small compiled function, by `backend="inductor_ext"` and by `backend="inductor"`;
+- compiling that function with Inductor's caches off.
+
+    python -m benchmarks.overhead --baseline FOLDER [--rounds N] [--json-out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks import results
+
+__all__ = ["main", "measure"]
+
+METRICS = {
+    "import of the package": "ms",
+    "import for a first compile": "ms",
+    "activation": "us",
+    "call, Inductor (default)": "us",
+    "call, inductor_ext": "us",
+    "compile, inductor_ext": "s",
+}
+"""Each with its unit."""
+
+
+def _microseconds(call: Callable[[], object], number: int) -> float:
+    """Median over 9 batches of `number` calls."""
+    batches = []
+    for _ in range(9):
+        start = time.perf_counter()
+        for _ in range(number):
+            call()
+        batches.append((time.perf_counter() - start) / number * 1e6)
+    return statistics.median(batches)
+
+
+def measure() -> dict[str, float]:
+    """The figures of the `inductor_ext` that this process finds first."""
+    import torch
+
+    start = time.perf_counter()
+    import inductor_ext
+
+    figures = {"import of the package": (time.perf_counter() - start) * 1e3}
+    import torch._inductor.compile_fx
+
+    start = time.perf_counter()
+    import inductor_ext.backend
+    import inductor_ext.memory_planning
+
+    figures["import for a first compile"] = (time.perf_counter() - start) * 1e3
+
+    def activate() -> None:
+        with inductor_ext.activate():
+            pass
+
+    activate()
+    figures["activation"] = _microseconds(activate, 200)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x, -1) + 1
+
+    x = torch.randn(8, 8)
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        for backend, name in (
+            ("inductor", "call, Inductor (default)"),
+            ("inductor_ext", "call, inductor_ext"),
+        ):
+            torch.compiler.reset()
+            compiled = torch.compile(function, backend=backend)
+            start = time.perf_counter()
+            compiled(x)
+            seconds = time.perf_counter() - start
+            figures[name] = _microseconds(lambda: compiled(x), 2000)  # noqa: B023 - called here
+    figures["compile, inductor_ext"] = seconds
+    return figures
+
+
+def _child(folder: Path) -> dict[str, float]:
+    """The figures of the package in a folder."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), "--child"],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and keep; the exit code is 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--baseline", type=Path, metavar="FOLDER", help="an earlier checkout")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json-out", type=Path, metavar="DIR")
+    args = parser.parse_args(argv)
+    if args.child:
+        print(json.dumps(measure()))
+        return 0
+    if args.baseline is None or not (args.baseline / "inductor_ext").is_dir():
+        parser.error("--baseline must name a checkout, a folder that holds inductor_ext/")
+    # Not in a child, whose imports are timed.
+    from benchmarks import results
+
+    folders = {"now": Path.cwd(), "before": args.baseline.resolve()}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    for number in range(args.rounds):
+        order = list(folders) if number % 2 else list(reversed(folders))
+        for name in order:
+            taken[name].append(_child(folders[name]))
+    rows: list[results.Row] = []
+    for metric, unit in METRICS.items():
+        now, before = (
+            statistics.median(figures[metric] for figures in taken[name])
+            for name in ("now", "before")
+        )
+        quarters = statistics.quantiles([figures[metric] for figures in taken["now"]], n=4)
+        print(f"{metric:30} {now:10.3f} {unit:3} before {before:10.3f}  {now / before:.3f}")
+        rows.append(
+            {
+                "case": "softmax(x @ x) + 1 of 8 x 8",
+                "metric": metric,
+                "unit": unit,
+                "better": "lower",
+                "ours": now,
+                "stock": None,
+                "eager": None,
+                "floor": None,
+                "spread": (quarters[2] - quarters[0]) / now,
+                "note": f"the version before: {before:.3f} {unit}",
+            }
+        )
+    if args.json_out is not None:
+        command = "python -m benchmarks.overhead --baseline FOLDER"
+        header = results.collect_header("overhead", command, results.hardware_slug("cpu"))
+        print(results.write(args.json_out, {**header, "rows": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""C++ of AOT packages: the class that generates it, and its compile."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from inductor_ext.hooks import registry, scope
+
+__all__ = ["exported_module", "install_hooks"]
+
+
+def install_hooks() -> None:
+    """Put the dispatchers in place, once."""
+    registry.replace("wrapper_class", _dispatch_wrapper_class)
+    registry.replace("aot_compile", _dispatch_compile)
+
+
+@contextlib.contextmanager
+def exported_module(model: Any) -> Iterator[None]:
+    """Around a call of compile_fx, which may be an AOT compile, whatever entry point led to it.
+
+    Args:
+        model: the `model_` argument of compile_fx.
+    """
+    from torch._inductor.virtualized import V
+
+    if V.aot_compilation is not True or not hasattr(model, "graph"):
+        yield
+        return
+    from inductor_ext.cpp_wrapper import graph_signature
+
+    with graph_signature.module_given(model):
+        yield
+
+
+def _dispatch_wrapper_class(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get_wrapper_codegen_for_device(*args: Any, **kwargs: Any) -> Any:
+        generator = stock(*args, **kwargs)
+        settings = scope.settings()
+        if settings is None:
+            return generator
+        from inductor_ext.cpp_wrapper import codegen
+
+        return codegen.generator(generator, settings)
+
+    return get_wrapper_codegen_for_device
+
+
+def _dispatch_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def compile_code(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        from inductor_ext.cpp_wrapper import build, codegen
+
+        settings = scope.settings()
+        if settings is None or not isinstance(graph.wrapper_code, codegen.AotWrapper):
+            return stock(graph, *args, **kwargs)
+        return build.compile_artifact(graph, *args, **kwargs, values=settings)
+
+    return compile_code

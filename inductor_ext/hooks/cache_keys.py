@@ -1,0 +1,47 @@
+"""Keys of Inductor's caches: entries of the extension are never taken for Inductor's own.
+
+The key of a graph that the extension compiles includes the package's source, the settings, the
+registered lowerings, and what decisions about matmuls depend on. Keys of other compiles are
+unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext import cache, lowerings, memory_plans
+from inductor_ext.hooks import registry, scope
+
+__all__ = ["install_hooks"]
+
+
+def install_hooks() -> None:
+    """Put the dispatchers in place, once."""
+    registry.replace("fx_graph_key", _dispatch_key)
+    registry.replace("compiled_graph", _dispatch_compiled_graph)
+
+
+def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
+    from inductor_ext.lowerings import gemm_pass
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        settings = scope.settings()
+        if settings is not None:
+            parts = [cache.source_key(), settings.cache_key(), lowerings.registry_key()]
+            self.inductor_ext = "-".join([*parts, gemm_pass.cache_key(settings)])
+
+    return __init__
+
+
+def _dispatch_compiled_graph(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if scope.settings() is not None:
+            memory_plans.loaded(self._fx_graph_cache_key)
+
+    return post_compile

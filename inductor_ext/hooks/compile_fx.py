@@ -1,0 +1,178 @@
+"""Inductor's entry point, and the compile of one graph.
+
+`torch._inductor.compile_fx.compile_fx` is the one function through which torch.compile, AOT
+compilation, `standalone_compile` and `torch._inductor.compile` pass. Where an activation holds, the
+dispatcher freezes the settings and opens the scope of the compile while Inductor's function runs
+and, since a backward graph is compiled after it has returned, often in another thread, while
+`inner_compile` runs as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inductor_ext import config, events, exc, memory_plans
+from inductor_ext.hooks import aot, cache_keys, context, registry, scope
+from inductor_ext.settings import Settings
+
+__all__ = ["install_hooks", "scoped_inner_compile"]
+
+_SCOPED = "_inductor_ext_scoped"
+
+Request = Callable[[], "Mapping[str, object] | None"]
+
+
+def install_hooks(requested: Request) -> None:
+    """Put the dispatchers before the entry point and the cache keys, once.
+
+    Args:
+        requested: `activate.requested`, the settings that an activation asks for.
+    """
+    cache_keys.install_hooks()
+    registry.replace("compile_fx", functools.partial(_dispatch_compile_fx, requested))
+
+
+def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        overrides = requested()
+        if overrides is None:
+            return stock(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        inner_compile = call.arguments["inner_compile"]
+        if hasattr(inner_compile, _SCOPED):
+            # compile_fx calls itself after applying config patches.
+            return stock(*args, **kwargs)
+        settings = config.snapshot(overrides)
+        if not settings.enabled:
+            return stock(*args, **kwargs)
+        compile_ = memory_plans.begin()
+        call.arguments["inner_compile"] = scoped_inner_compile(inner_compile, settings, compile_)
+        model = call.arguments["model_"]
+        hits = _autograd_cache_hits()
+        start = time.perf_counter()
+        with (
+            scope.compile_scope(settings),
+            memory_plans.linking(compile_),
+            aot.exported_module(model),
+        ):
+            output = stock(*call.args, **call.kwargs)
+        if _autograd_cache_hits() > hits:
+            # inner_compile, which records each graph, was not called.
+            record = events.CompileRecord(
+                kind="whole",
+                operators=_operators(model),
+                seconds=round(time.perf_counter() - start, 3),
+                cache="hit",
+                cache_key=None,
+                settings=settings.non_default(),
+            )
+            events.emit(record, event_log=settings.event_log)
+        return output
+
+    return compile_fx
+
+
+def scoped_inner_compile(
+    inner: Callable[..., Any], settings: Settings, compile_: memory_plans.Compile
+) -> Callable[..., Any]:
+    """`inner_compile`, which compiles one graph, inside the scope and with a record of it.
+
+    Args:
+        inner: Inductor's function, `compile_fx_inner` or a caller's own.
+        settings: of the compile.
+        compile_: the call of the entry point that the graph belongs to.
+    """
+
+    @functools.wraps(inner)
+    def inner_compile(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.utils import counters
+        from torch._inductor.virtualized import V
+
+        from inductor_ext.lowerings import frozen
+
+        if V.aot_compilation is True:
+            kind = "aot"
+        elif kwargs.get("is_backward"):
+            kind = "backward"
+        else:
+            kind = "inference" if kwargs.get("is_inference") else "forward"
+        if kind != "aot":
+            _check_compile_mode(kind)
+        before = _cache_counters(counters)
+        operators = _operators(gm)
+        start = time.perf_counter()
+        with (
+            context.enter(is_aot=kind == "aot"),
+            scope.compile_scope(settings),
+            events.capture(this_thread=True) as records,
+        ):
+            frozen.run(gm, settings)
+            output = inner(gm, example_inputs, *args, **kwargs)
+        after = _cache_counters(counters)
+        state = next((state for state in after if after[state] > before[state]), "off")
+        key = getattr(output, "_fx_graph_cache_key", None)
+        if kind != "aot":
+            compile_.add(key, None if state == "hit" else records)
+        record = events.CompileRecord(
+            kind=kind,
+            operators=operators,
+            seconds=round(time.perf_counter() - start, 3),
+            cache=state,
+            cache_key=key,
+            settings=settings.non_default(),
+        )
+        events.emit(record, event_log=settings.event_log)
+        return output
+
+    setattr(inner_compile, _SCOPED, True)
+    return inner_compile
+
+
+def _check_compile_mode(kind: str) -> None:
+    """Refuse what Inductor cannot do in its asynchronous and progressive compile modes.
+
+    In torch 2.11 to 2.13 Inductor fails there with an internal error: the output of either cannot
+    be put into the FX graph cache (it has no set_triton_bundle), and a progressive output is called
+    with the wrong arguments when it is differentiated (TypeError).
+    """
+    import torch
+    from torch._inductor import compile_fx as module
+    from torch._inductor import config as inductor_config
+
+    caching = inductor_config.fx_graph_cache and not torch.compiler.config.force_disable_caches
+    if caching and (module.fx_compile_async or module.fx_compile_progressive):
+        why = "its output cannot be cached, and the FX graph cache is on"
+        mend = "Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable"
+    elif module.fx_compile_progressive and kind in ("forward", "backward"):
+        why = "Inductor's progressive compile cannot run a graph that is differentiated"
+        mend = "Unset the variable, or compile under torch.no_grad()"
+    else:
+        return
+    mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE")
+    raise exc.UnsupportedCompileModeError(mode=mode, why=why, mend=mend)
+
+
+def _autograd_cache_hits() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def _cache_counters(counters: Any) -> dict[str, int]:
+    inductor = counters["inductor"]
+    return {state: inductor[f"fxgraph_cache_{state}"] for state in ("hit", "miss", "bypass")}
+
+
+def _operators(gm: Any) -> int:
+    from torch._dynamo.utils import count_calls
+
+    return count_calls(gm.graph) if hasattr(gm, "graph") else 0

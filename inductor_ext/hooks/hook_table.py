@@ -1,0 +1,409 @@
+"""The declaration of every place where the extension changes torch or relies on its private parts.
+
+A `Hook` says what is replaced, overridden, changed or read, which parameters and which other names
+of torch that relies on, why there is no public way, and which torch releases it concerns. This
+module is data: `registry` checks it against a torch, installs what is replaced, and writes the
+table in docs/switch.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["HOOKS", "Hook", "Kind"]
+
+Kind = Literal["replaced", "overridden", "changed", "read"]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One thing that is done to torch."""
+
+    name: str
+    kind: Kind
+    """replaced: for the process, by a dispatcher. overridden: by a subclass of ours. changed: an
+    object that belongs to the compile at hand. read: private state or generated text."""
+    targets: tuple[str, ...]
+    """Dotted paths: names of one thing in different torch releases, of which one must exist."""
+    owner: str
+    """The module of ours that does it."""
+    why: str
+    """Why it is done, and why there."""
+    parameters: tuple[str, ...] = ()
+    """Parameters of the target that are passed or read by name or position."""
+    relies_on: tuple[str, ...] = ()
+    """Other names of torch that must exist. `a|b` is satisfied by either."""
+    upstream: str = ""
+    """Issue of pytorch/pytorch, for workarounds."""
+    since: str = ""
+    """First torch release that needs it; empty for the lowest supported one."""
+    until: str = ""
+    """First torch release that no longer needs it; empty if none is known."""
+
+
+_FX = "torch._inductor.compile_fx"
+_WRAPPER = "torch._inductor.codegen.wrapper"
+_CPP = "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu"
+
+HOOKS: tuple[Hook, ...] = (
+    # --- the entry and the cache ------------------------------------------------------------------
+    Hook(
+        "compile_fx",
+        "replaced",
+        (f"{_FX}.compile_fx",),
+        "hooks.compile_fx",
+        "Every way into Inductor passes through this function: torch.compile, AOT compilation, "
+        "standalone_compile, torch._inductor.compile. Inductor has no hook around a whole compile.",
+        parameters=("model_", "example_inputs_", "inner_compile"),
+        relies_on=(
+            f"{_FX}.compile_fx_inner",
+            f"{_FX}.fx_compile_mode",
+            f"{_FX}.fx_compile_async",
+            f"{_FX}.fx_compile_progressive",
+            "torch._inductor.virtualized._V.aot_compilation",
+            "torch._dynamo.utils.counters",
+            "torch._dynamo.utils.count_calls",
+        ),
+    ),
+    Hook(
+        "fx_graph_key",
+        "replaced",
+        ("torch._inductor.codecache.FxGraphHashDetails.__init__",),
+        "hooks.cache_keys",
+        "The attributes of this object are what the keys of the FX graph cache and of the "
+        "AOTAutograd cache are made from; ours adds one. torch.compiler.config.cache_key_tag would "
+        "be the public way, but torch 2.11 keeps it for the whole process.",
+        relies_on=("torch._functorch._aot_autograd.autograd_cache.AOTAutogradCacheDetails",),
+    ),
+    Hook(
+        "compiled_graph",
+        "replaced",
+        ("torch._inductor.output_code.CompiledFxGraph.post_compile",),
+        "hooks.cache_keys",
+        "A graph that the AOTAutograd cache returns together with its backward reports its key "
+        "nowhere else; its memory plan is stored under that key.",
+        relies_on=("torch._inductor.output_code.CompiledFxGraph._fx_graph_cache_key",),
+    ),
+    Hook(
+        "choices",
+        "overridden",
+        ("torch._inductor.choices.InductorChoices",),
+        "hooks.scope",
+        "The handler V.choices of a compile is a subclass of the class at hand and carries the "
+        "settings. Inductor pickles it for compile subprocesses, which no other state reaches.",
+        relies_on=(
+            "torch._inductor.choices.InductorChoices.get_template_configs",
+            "torch._inductor.choices.InductorChoices.should_use_persistent_reduction",
+            "torch._inductor.virtualized._choices",
+            "torch._inductor.virtualized.threadlocal",
+            "torch._inductor.virtualized._choices_default",
+            "torch._inductor.virtualized.Virtualized._set_handler",
+            "torch._inductor.virtualized.Virtualized._key",
+            "torch._inductor.config.inductor_choices_class",
+        ),
+    ),
+    # --- passes -----------------------------------------------------------------------------------
+    Hook(
+        "joint_passes",
+        "replaced",
+        (f"{_FX}._recursive_joint_graph_passes",),
+        "hooks.graph_passes",
+        "Padding of matmuls, a joint pass, may change the strides of an exported program's results "
+        "and of the results of control-flow branches.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "output_strides",
+        "replaced",
+        (f"{_FX}.record_original_output_strides",),
+        "hooks.graph_passes",
+        "Where Inductor records which strides results must keep, after the joint passes: padded "
+        "results get a copy there.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "pad_mm",
+        "replaced",
+        ("torch._inductor.fx_passes.pad_mm.can_pad",),
+        "hooks.graph_passes",
+        "Decides whether a matmul is padded. Branches of control flow must not be, and neither "
+        "matmuls of which only M is odd, which kernels of the extension take as they are.",
+        parameters=("mat1", "mat2"),
+        relies_on=(
+            "torch._inductor.fx_passes.pad_mm.get_alignment_size",
+            "torch._inductor.fx_passes.pad_mm.get_padded_length",
+        ),
+    ),
+    Hook(
+        "post_grad_passes",
+        "replaced",
+        (f"{_FX}._recursive_post_grad_passes",),
+        "hooks.graph_passes",
+        "Fused matmuls are planned when Inductor's passes over a graph and its subgraphs are done. "
+        "The hook at their end, config.post_grad_custom_post_pass, belongs to the user.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "kernel_order",
+        "replaced",
+        ("torch._inductor.memory.reorder_for_peak_memory",),
+        "hooks.graph_passes",
+        "Where Inductor has chosen the order of its kernels. config._post_fusion_custom_pass runs "
+        "before it and belongs to the user.",
+        parameters=("nodes", "name_to_buf", "graph_outputs"),
+        relies_on=(
+            "torch._inductor.memory.estimate_peak_memory",
+            "torch._inductor.scheduler.BaseSchedulerNode.mpi_node",
+            "torch._inductor.scheduler.Scheduler.name_to_buf",
+        ),
+    ),
+    Hook(
+        "memory_planning",
+        "replaced",
+        (f"{_WRAPPER}.PythonWrapperCodegen.run_wrapper_ir_passes",),
+        "hooks.graph_passes",
+        "Where the lines of a wrapper are final and Inductor decides how buffers share memory. The "
+        "wrapper classes of every device inherit it; registering wrapper classes of our own would "
+        "replace those of the device for the process.",
+        parameters=("is_inference",),
+        relies_on=(
+            f"{_WRAPPER}.PythonWrapperCodegen.memory_plan_reuse",
+            f"{_WRAPPER}.PythonWrapperCodegen.lines",
+            f"{_WRAPPER}.PythonWrapperCodegen.estimate_peak",
+            f"{_WRAPPER}.EfficientPeakEstimate",
+            f"{_WRAPPER}.MemoryPlanningState",
+            f"{_WRAPPER}.buffer_reuse_key",
+        ),
+    ),
+    Hook(
+        "lowerings",
+        "replaced",
+        ("torch._inductor.lowering.lowerings",),
+        "hooks.lowerings",
+        "An entry of this table for each operator that has a lowering of ours. The table belongs "
+        "to the process.",
+        relies_on=("torch._inductor.lowering.make_pointwise",),
+    ),
+    # --- AOT packages -----------------------------------------------------------------------------
+    Hook(
+        "wrapper_class",
+        "replaced",
+        ("torch._inductor.graph.get_wrapper_codegen_for_device",),
+        "hooks.aot",
+        "Chooses the class that generates C++ for an AOT package. Registering a class would "
+        "replace the device's for the process.",
+        relies_on=(
+            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu",
+            "torch._inductor.codegen.cpp_wrapper_gpu.CppWrapperGpu",
+        ),
+    ),
+    Hook(
+        "aot_compile",
+        "replaced",
+        ("torch._inductor.codecache.AotCodeCompiler.compile",),
+        "hooks.aot",
+        "Compiles the C++ of an AOT package; Inductor has no hook there.",
+        parameters=(
+            "graph",
+            "wrapper_code",
+            "kernel_code",
+            "serialized_extern_kernel_nodes",
+            "device_type",
+            "additional_files",
+        ),
+        relies_on=("torch._inductor.codecache.split_aot_inductor_output_path",),
+    ),
+    Hook(
+        "exported_inputs",
+        "replaced",
+        (f"{_FX}._extract_inputs_from_exported_gm",),
+        "hooks.upstream_fixes",
+        "Inductor replaces the inputs of an exported program that are not tensors by None, and "
+        "fails where the graph uses them.",
+        parameters=("gm", "example_inputs_"),
+    ),
+    Hook(
+        "constant_items",
+        "replaced",
+        ("torch._subclasses.fake_tensor.FakeTensorMode.may_turn_const",),
+        "hooks.upstream_fixes",
+        "The constants of an AOT package are real tensors while it compiles; a value that `item` "
+        "reads from a buffer would be compiled in, though the buffer changes between calls.",
+    ),
+    Hook(
+        "branch_symbols",
+        "replaced",
+        (
+            "torch._inductor.ir.Switch.get_free_symbol_uses",
+            "torch._inductor.ir.Conditional.get_free_symbol_uses",
+        ),
+        "hooks.upstream_fixes",
+        "A predicate such as u0 > 2 is a relation, in which Inductor looks for no symbols: the "
+        "code that computes u0 is removed as dead, and the generated code does not compile.",
+        parameters=("unbacked_only",),
+        relies_on=("torch._inductor.ir.Switch.selector|torch._inductor.ir.Conditional.predicate",),
+    ),
+    Hook(
+        "aot_wrapper",
+        "overridden",
+        (_CPP,),
+        "cpp_wrapper.codegen",
+        "The frame around a package's code: the model's description instead of the text of torch's "
+        "model class, checks of inputs, and writing back inputs that were copied to align them.",
+        relies_on=(
+            f"{_CPP}.write_header",
+            f"{_CPP}.codegen_model_constructor",
+            f"{_CPP}.codegen_const_run_driver",
+            f"{_CPP}.generate_return",
+            f"{_CPP}.codegen_inputs",
+            f"{_CPP}.generate_input_output_runtime_checks",
+            f"{_CPP}.finalize_prefix",
+            f"{_CPP}.header",
+            f"{_CPP}.prefix",
+        ),
+    ),
+    Hook(
+        "aot_text",
+        "changed",
+        ("torch._inductor.utils.IndentedBuffer._lines",),
+        "cpp_wrapper.codegen",
+        "torch's model class and interface are taken out of the generated C++, and declarations of "
+        "outputs are moved: both stand in lines of text that upstream writes in one piece.",
+    ),
+    Hook(
+        "triton_launchers",
+        "changed",
+        ("torch._inductor.codegen.cpp_wrapper_gpu.CppWrapperGpu._triton_call_wrappers",),
+        "cpp_wrapper.codegen",
+        "Launchers of Triton kernels in C++ take floating-point arguments as double.",
+    ),
+    Hook(
+        "extern_kernel_nodes",
+        "changed",
+        ("torch._inductor.virtualized._V.extern_kernel_nodes",),
+        "cpp_wrapper.codegen",
+        "Operators that the folding graph calls get their numbers before those of the main graph.",
+        relies_on=("torch._inductor.virtualized._V.set_extern_kernel_nodes",),
+    ),
+    Hook(
+        "cuda_objects",
+        "changed",
+        ("torch._inductor.codecache.CUDACodeCache.aot_kernels_o",),
+        "lowerings.cutlass",
+        "Object files of CUTLASS kernels that a package links; cleared when it is built.",
+    ),
+    Hook(
+        "symbol_guards",
+        "changed",
+        ("torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_expr",),
+        "cpp_wrapper.exported",
+        "On the shape environment of one exported program: questions about sizes that only decide "
+        "what is faster must not narrow the range for which the package is right. The file that "
+        "asks tells such questions from others.",
+        relies_on=("torch.fx.experimental.symbolic_shapes.ShapeEnv.suppress_guards",),
+    ),
+    # --- kernels ----------------------------------------------------------------------------------
+    Hook(
+        "triton_template",
+        "overridden",
+        ("torch._inductor.select_algorithm.TritonTemplateKernel.render_hooks",),
+        "templates.triton.instances",
+        "Stores through TMA descriptors: the text of the store hook is rewritten, since the public "
+        "hook has no such option in torch 2.11.",
+        relies_on=(
+            "torch._inductor.select_algorithm.TritonTemplate.generate",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.store_output",
+        ),
+    ),
+    Hook(
+        "out_variants",
+        "changed",
+        ("torch._inductor.ir.FallbackKernel",),
+        "lowerings.out_variants",
+        "A fallback that has an out variant becomes a kernel that writes into planned memory: the "
+        "node gets another class after Inductor has made it, because lowerings of these operators "
+        "have no hook behind the node.",
+        relies_on=(
+            "torch._inductor.ir.MultiOutput",
+            "torch._inductor.graph.GraphLowering.removed_buffers",
+            f"{_WRAPPER}.PythonWrapperCodegen.freed",
+        ),
+    ),
+    Hook(
+        "kept_buffers",
+        "changed",
+        ("torch._inductor.graph.GraphLowering.never_reuse_buffers",),
+        "memory_planning",
+        "Buffers whose memory holds a C++ object must not be handed on to other buffers.",
+    ),
+    Hook(
+        "removed_buffers",
+        "changed",
+        ("torch._inductor.graph.GraphLowering.removed_buffers",),
+        "lowerings.cutlass",
+        "The output of a CUTLASS kernel is needed although fusion took it for removed.",
+    ),
+    Hook(
+        "compiled_triton_kernels",
+        "changed",
+        ("torch._inductor.async_compile.CompiledTritonKernels.cache_clear",),
+        "selection.variants",
+        "Kernels compiled for candidates are not kept in the process.",
+    ),
+    Hook(
+        "compile_counters",
+        "changed",
+        ("torch._dynamo.utils.counters",),
+        "selection.variants",
+        "Compiles of candidates and reference programs do not count as the user's.",
+        relies_on=("torch._inductor.metrics.get_metric_fields|torch._inductor.metrics.reset",),
+    ),
+    Hook(
+        "config_defaults",
+        "read",
+        ("torch.utils._config_module.ConfigModule._config",),
+        "selection.cutlass_options",
+        "Whether a CUTLASS option was set under its old name or its new one: the default of an "
+        "option has no public reader.",
+    ),
+    Hook(
+        "ephemeral_precision",
+        "changed",
+        ("torch.backends.cuda.matmul",),
+        "selection.programs",
+        "The float32 precision of the reference program while a candidate is measured, restored "
+        "afterwards.",
+    ),
+    # --- other private names ----------------------------------------------------------------------
+    Hook(
+        "dynamo_backend",
+        "read",
+        ("torch._TorchCompileInductorWrapper",),
+        "backend",
+        "Applies mode and options as `backend='inductor'` does, and calls compile_fx.",
+    ),
+    Hook(
+        "aot_compile_result",
+        "read",
+        ("torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable",),
+        "compat",
+        "torch 2.11 serializes only the result of its own backend in `aot_compile`.",
+        until="2.12",
+    ),
+    Hook(
+        "autotuning_folder",
+        "read",
+        ("torch._inductor.runtime.cache_dir_utils.default_cache_dir",),
+        "report.doctor",
+        "The cache folder, without the folder being made.",
+    ),
+    Hook(
+        "cudagraph_reset",
+        "read",
+        ("torch._inductor.cudagraph_trees.reset_cudagraph_trees",),
+        "backend",
+        "torch.compiler.reset drops recorded CUDA graphs of `backend='inductor'`, and of ours by "
+        "this function.",
+    ),
+)

@@ -1,0 +1,47 @@
+"""Inductor's table of lowerings: a dispatcher for each operator that has a lowering of ours."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext import lowerings
+from inductor_ext.hooks import scope
+
+__all__ = ["install_hooks"]
+
+_lock = threading.Lock()
+_replaced: dict[Any, Callable[..., Any]] = {}
+"""Operator -> the lowering that stood in the table."""
+
+
+def install_hooks() -> None:
+    """Put dispatchers before the lowerings of all operators that are registered by now."""
+    from torch._inductor import lowering as module
+
+    from inductor_ext.lowerings import (  # noqa: F401  # register lowerings
+        error_function,
+        gemm,
+        out_variants,
+    )
+
+    with _lock:
+        for operator in lowerings.registered():
+            if operator not in _replaced:
+                _replaced[operator] = module.lowerings[operator]
+                module.lowerings[operator] = _dispatch(operator)
+
+
+def _dispatch(operator: Any) -> Callable[..., Any]:
+    stock = _replaced[operator]
+
+    @functools.wraps(stock)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        ours = lowerings.registered().get(operator)
+        if ours is None or scope.settings() is None:
+            return stock(*args, **kwargs)
+        return ours(stock, *args, **kwargs)
+
+    return lower

@@ -1,0 +1,224 @@
+"""What torch's source files define, read without importing torch.
+
+Importing `torch._inductor` takes seconds, creates a cache folder and sets environment variables,
+none of which a diagnosis may do. `TorchSource` therefore looks names up in the files: a dotted path
+such as `torch._inductor.ir.Switch.get_free_symbol_uses` leads to a module, a function, a class, a
+method, a variable, or an attribute that a method of the class assigns to `self`. Names that a
+module imports from another one of torch's, and members of base classes, are followed.
+
+Only the definitions that are asked for are parsed, which keeps a check of all hooks near a second.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Definition", "TorchSource"]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Where a name is defined."""
+
+    module: str
+    node: ast.AST
+    """A `FunctionDef`, `ClassDef`, assignment, or a `Module` for a module itself."""
+
+    def parameters(self) -> tuple[str, ...] | None:
+        """Names of a function's parameters, `self` and `cls` included; None if it is no function.
+
+        `*args` and `**kwargs` are listed by their names with the stars.
+        """
+        if not isinstance(self.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        arguments = self.node.args
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        names += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+        names += [each.arg for each in arguments.kwonlyargs]
+        names += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+        return tuple(names)
+
+
+class TorchSource:
+    """The sources of one torch.
+
+    Args:
+        folder: the package's folder, which holds `__init__.py`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def find(self, path: str) -> Definition | None:
+        """What a dotted path leads to; None if there is no such thing.
+
+        Args:
+            path: begins with `torch.`.
+        """
+        module, names = self._split(path)
+        return self._member(module, names, frozenset())
+
+    def _split(self, path: str) -> tuple[str, list[str]]:
+        """The longest prefix that is a module, and the names behind it."""
+        parts = path.split(".")
+        for length in range(len(parts), 0, -1):
+            module = ".".join(parts[:length])
+            if self._file(module) is not None:
+                return module, parts[length:]
+        return parts[0], parts[1:]
+
+    @functools.cache  # noqa: B019 - it lives as long as one check
+    def _file(self, module: str) -> Path | None:
+        base = self.folder.joinpath(*module.split(".")[1:])
+        for file in (base / "__init__.py", base.with_suffix(".py")):
+            if file.is_file():
+                return file
+        return None
+
+    @functools.cache  # noqa: B019
+    def _text(self, module: str) -> str:
+        file = self._file(module)
+        return "" if file is None else file.read_text(encoding="utf-8")
+
+    @functools.cache  # noqa: B019
+    def _top_level(self, module: str, name: str) -> ast.AST | None:
+        """The last definition of a name in a module, also inside `if` and `try`."""
+        text = self._text(module)
+        escaped = re.escape(name)
+        patterns = (
+            rf"^([ \t]*)(?:async )?(?:def|class) {escaped}\b",
+            rf"^([ \t]*){escaped}\s*(?::[^=\n]+)?=(?!=)",
+        )
+        for pattern in patterns:
+            # A definition is as deep as its module's `if` and `try`; methods are deeper, and of a
+            # name defined twice the least indented one counts.
+            matches = sorted(
+                re.finditer(pattern, text, re.MULTILINE), key=lambda match: len(match[1])
+            )
+            for match in matches:
+                node = _parse_block(text, match.start(), match[1])
+                if node is not None:
+                    return node
+        return None
+
+    def _imported(self, module: str, name: str) -> str | None:
+        """The path of what a module imports under a name."""
+        pattern = re.compile(
+            rf"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+"
+            rf"(\([^)]*?\b{re.escape(name)}\b[^)]*\)|[^(\n]*\b{re.escape(name)}\b[^\n]*)",
+            re.MULTILINE,
+        )
+        for match in pattern.finditer(self._text(module)):
+            names = re.sub(r"#.*", "", match[2]).strip("() \n\t")
+            for entry in names.split(","):
+                original, _, alias = entry.strip().partition(" as ")
+                if (alias or original).strip() == name:
+                    return f"{self._absolute(module, match[1])}.{original.strip()}"
+        return None
+
+    def _absolute(self, module: str, origin: str) -> str:
+        dots = len(origin) - len(origin.lstrip("."))
+        if not dots:
+            return origin
+        parts = module.split(".")
+        file = self._file(module)
+        if file is not None and file.name == "__init__.py":
+            parts.append("__init__")
+        return ".".join([*parts[: len(parts) - dots], *filter(None, [origin[dots:]])])
+
+    def _member(self, module: str, names: list[str], seen: frozenset[str]) -> Definition | None:
+        if not names:
+            return Definition(module, ast.Module(body=[], type_ignores=[]))
+        key = f"{module}.{names[0]}"
+        if key in seen:
+            return None
+        node = self._top_level(module, names[0])
+        if node is None:
+            path = self._imported(module, names[0])
+            if path is None or not path.startswith("torch."):
+                return None
+            origin, rest = self._split(path)
+            return self._member(origin, [*rest, *names[1:]], seen | {key})
+        for name in names[1:]:
+            if not isinstance(node, ast.ClassDef):
+                return None
+            found = self._class_member(module, node, name, seen | {key})
+            if found is None:
+                return None
+            module, node = found.module, found.node
+        return Definition(module, node)
+
+    def _class_member(
+        self, module: str, node: ast.ClassDef, name: str, seen: frozenset[str]
+    ) -> Definition | None:
+        for member in _members(node, name):
+            return Definition(module, member)
+        for base in node.bases:
+            path = ast.unparse(base).split("[")[0].split(".")
+            found = self._member(module, path, seen) or self._through_module(module, path, seen)
+            if found is not None and isinstance(found.node, ast.ClassDef):
+                inherited = self._class_member(found.module, found.node, name, seen)
+                if inherited is not None:
+                    return inherited
+        return None
+
+    def _through_module(
+        self, module: str, path: list[str], seen: frozenset[str]
+    ) -> Definition | None:
+        """A base class that is written as an attribute of an imported module: `ir.Buffer`."""
+        origin = self._imported(module, path[0]) if len(path) > 1 else None
+        if origin is None or not origin.startswith("torch."):
+            return None
+        return self._member(*self._split(".".join([origin, *path[1:]])), seen)
+
+
+def _parse_block(text: str, start: int, indent: str) -> ast.AST | None:
+    """The statement at `start`, with decorators left out."""
+    block: list[str] = []
+    for line in text[start:].split("\n"):
+        inside = line.startswith((f"{indent} ", f"{indent}\t"))
+        # A signature's closing bracket stands at the indent of its `def`.
+        ends = block and line.strip() and not inside and line.strip()[0] not in ")]}#"
+        # Where that is not the end of the statement, it is a line of a string.
+        if ends and (node := _parse(block)) is not None:
+            return node
+        block.append(line[len(indent) :] if line.startswith(indent) else line)
+    return _parse(block)
+
+
+def _parse(lines: list[str]) -> ast.AST | None:
+    try:
+        return ast.parse("\n".join(lines)).body[0]
+    except SyntaxError:
+        return None
+
+
+def _members(node: ast.ClassDef, name: str) -> Iterator[ast.AST]:
+    """The definitions of a name in a class body, and assignments to `self.<name>` in methods."""
+    for statement in node.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if statement.name == name:
+                yield statement
+        elif name in _targets(statement):
+            yield statement
+    for inner in ast.walk(node):
+        if f"self.{name}" in _targets(inner):
+            yield inner
+
+
+def _targets(statement: ast.AST) -> list[str]:
+    if isinstance(statement, ast.Assign):
+        flat = [
+            leaf
+            for target in statement.targets
+            for leaf in (target.elts if isinstance(target, ast.Tuple) else [target])
+        ]
+        return [ast.unparse(target) for target in flat]
+    if isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        return [ast.unparse(statement.target)]
+    return []

@@ -1,0 +1,68 @@
+"""Workarounds for defects of Inductor, in effect in compiles of the extension only.
+
+Each is declared in `registry` with the first torch that no longer needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext import compat
+from inductor_ext.hooks import context, registry, scope
+
+__all__ = ["install_hooks"]
+
+
+def install_hooks() -> None:
+    """Put the dispatchers in place, once."""
+    registry.replace("exported_inputs", _dispatch_exported_inputs)
+    registry.replace("constant_items", _dispatch_may_turn_const)
+    registry.replace("branch_symbols", _dispatch_branch_symbols)
+
+
+def _dispatch_may_turn_const(stock: Callable[..., bool]) -> Callable[..., bool]:
+    # The attributes of an AOT graph are real tensors, which fake tensors compute with: what `item`
+    # reads from a buffer would be the same value in all calls, though the buffer changes.
+    @functools.wraps(stock)
+    def may_turn_const(self: Any, tensor: Any) -> bool:
+        return not context.current().is_aot and stock(self, tensor)
+
+    return may_turn_const
+
+
+def _dispatch_exported_inputs(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # Inductor replaces by None what is not a tensor, and fails where the graph uses it.
+    @functools.wraps(stock)
+    def extract_inputs(gm: Any, example_inputs: Any) -> Any:
+        inputs = stock(gm, example_inputs)
+        if scope.settings() is None:
+            return inputs
+        from inductor_ext.cpp_wrapper import exported
+
+        return exported.with_numbers(gm, inputs)
+
+    return extract_inputs
+
+
+def _dispatch_branch_symbols(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # Inductor looks for symbols in expressions only, and a predicate such as u0 > 2 is a relation:
+    # the code that computes u0 is removed as dead, and the branch uses an undeclared variable.
+    @functools.wraps(stock)
+    def get_free_symbol_uses(self: Any, unbacked_only: bool = False) -> Any:
+        found = stock(self, unbacked_only)
+        if scope.settings() is None:
+            return found
+        from torch._inductor.utils import OrderedSet
+        from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+        unbacked = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+        symbols = getattr(getattr(compat.branch_selector(self), "expr", None), "free_symbols", ())
+        return found | OrderedSet(
+            symbol
+            for symbol in sorted(symbols, key=str)
+            if not unbacked_only or symbol_is_type(symbol, unbacked)
+        )
+
+    return get_free_symbol_uses
