@@ -6,8 +6,6 @@ Each feature works with the extension, or compiles by Inductor alone and says so
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +14,8 @@ import pytest
 import torch
 
 import inductor_ext
-from inductor_ext import activation, compat, config, direct_compiles, events
+from inductor_ext import compat, config, events
+from inductor_ext.hooks import scope
 from inductor_ext.selection import choose
 from inductor_ext.templates.config import GemmConfig
 from test.compile_util import INFERENCE, compiled_graphs
@@ -64,7 +63,7 @@ class TestOnOneRank:
 
         inputs = [((256, 256), HALF), ((256, 64), HALF), ((64,), HALF)]
         with (
-            activation._scope(config.snapshot(settings)),
+            scope.compile_scope(config.snapshot(settings)),
             choose.forced(lambda _: chosen),
         ):
             return fake_cuda.lower(function, *inputs).code
@@ -92,17 +91,6 @@ class TestOnOneRank:
             assert compat.compiles_on_one_rank()
 
 
-def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the adapter before the functions that the installed torch has."""
-    for (module, name), feature in direct_compiles.FUNCTIONS.items():
-        owner: Any = importlib.import_module(module)
-        stock = getattr(owner, name, None)
-        if stock is not None:
-            adapter = functools.partial(direct_compiles.compile_by_inductor, stock, feature)
-            monkeypatch.setattr(owner, name, adapter)
-    monkeypatch.setattr(events, "_warned", set())
-
-
 @pytest.mark.skipif(
     not hasattr(torch.compiler, "precompile"), reason="no torch.compiler.precompile"
 )
@@ -124,7 +112,7 @@ class TestPrecompile:
     def test_under_an_activation_it_is_inductors(
         self, by: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
     ) -> None:
-        hooked(monkeypatch)
+        monkeypatch.setattr(events, "_warned", set())
         stock, _ = self.source()
         assert self.WARNING not in caplog.text
         settings: dict[str, Any] = {"memory_arenas": "always"}
@@ -141,10 +129,7 @@ class TestPrecompile:
         assert records == []
         assert caplog.text.count(self.WARNING) == 1
 
-    def test_its_source_computes_what_eager_mode_does(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        hooked(monkeypatch)
+    def test_its_source_computes_what_eager_mode_does(self) -> None:
         with inductor_ext.activate():
             code, cache = self.source()
         loaded = torch.compiler.precompile.load(code, cache)
@@ -152,9 +137,44 @@ class TestPrecompile:
         with torch.no_grad():
             torch.testing.assert_close(loaded(net, x), torch.erf(net(x)).cumsum(0) + 1)
 
-    def test_a_compile_beside_it_is_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hooked(monkeypatch)
+    def test_a_compile_beside_it_is_ours(self) -> None:
         with inductor_ext.activate(), compiled_graphs() as kinds:
             self.source()
             torch.compile(torch.sin)(torch.ones(3))
         assert kinds == INFERENCE
+
+
+def test_a_region_with_a_compiler_of_its_own_is_inductors(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._higher_order_ops.invoke_subgraph import get_invoke_subgraph_compile_options
+    from torch.fx.passes import regional_inductor_invoke_subgraph as passes
+
+    monkeypatch.setattr(events, "_warned", set())
+    compiler = passes.regional_inductor_invoke_subgraph
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+
+    def run() -> list[Any]:
+        torch._dynamo.reset()
+        x = torch.randn(4, 4)
+        region = torch.compiler.nested_compile_region(
+            lambda x: x.sin(), options=get_invoke_subgraph_compile_options()
+        )
+        with (
+            events.capture() as records,
+            torch.no_grad(),
+            torch.fx.traceback.preserve_node_meta(),
+        ):
+            compiled = torch.compile(lambda x: region(x) + 1, backend=backend, fullgraph=True)
+            torch.testing.assert_close(compiled(x), x.sin() + 1)
+        return records
+
+    warning = "a nested_compile_region with a compiler of its own is compiled by Inductor alone"
+    with torch._dynamo.config.patch(enable_invoke_subgraph_regional_compile=True):
+        assert run() == []
+        assert warning not in caplog.text
+        with inductor_ext.activate():
+            assert run() == []
+            assert run() == []
+    assert caplog.text.count(warning) == 1
