@@ -24,10 +24,12 @@ __all__ = [
     "check_torch",
     "choices_handler",
     "compile_apart",
+    "compiles_on_one_rank",
     "default_choices",
     "in_range",
     "minor",
     "peek_choices",
+    "region_patches",
     "scratch_covers_grid",
     "serializable",
     "symbol_hints",
@@ -98,7 +100,7 @@ def check_torch(*, override: bool) -> None:
             lowest=SUPPORTED[0],
             highest=SUPPORTED[1],
             variable=settings.environment_variable("allow_unsupported_torch"),
-            check=_NEWER if _minor(version) > _minor(SUPPORTED[1]) else "",
+            check=_NEWER if minor(version) > minor(SUPPORTED[1]) else "",
         )
 
 
@@ -122,6 +124,18 @@ def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., A
     # torch 2.11: what is called is compiled as part of this. Only behind a graph break it is
     # compiled by its own code object, and counts there.
     return torch.compile(with_own_code(target), **options)
+
+
+def compiles_on_one_rank() -> bool:
+    """Whether generated Python is for the current device of any rank, and so without an index.
+
+    `torch.compiler.config.compile_on_one_rank` does that from torch 2.14 on. Before, an option of
+    that name concerned only collectives.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    enabled: Callable[[], bool] | None = getattr(proxy_tensor, "_coor_enabled", None)
+    return enabled is not None and bool(enabled())
 
 
 def with_own_code(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +212,24 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
         return compiled
     wrapped: Callable[..., Any] = aot_compile_types.BundledAOTAutogradSerializableCallable(compiled)
     return wrapped
+
+
+def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
+    """The Inductor options of a `nested_compile_region`; empty where the caller's options hold.
+
+    From torch 2.14 on a region has options of its own (`NestedCompileRegionOptions.
+    inductor_config_patches`). Inductor applies them around each of its passes over the region's
+    graph, its lowering and its code generation.
+
+    Args:
+        module: the region's graph module.
+        call: the node that calls it. Its metadata survives transforms that make a new module.
+    """
+    options = getattr(module, "meta", {}).get("nested_region_config")
+    if options is None and call is not None:
+        options = call.meta.get("custom", {}).get("nested_region_config")
+    patches: Mapping[str, Any] | None = getattr(options, "inductor_config_patches", None)
+    return patches or {}
 
 
 def branch_selector(node: Any) -> Any:

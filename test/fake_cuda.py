@@ -299,6 +299,8 @@ def device(
         (torch.cuda, "_lazy_init"): None,
         (torch.cuda, "_exchange_device"): 0,
         (torch.cuda, "_maybe_exchange_device"): 0,
+        (torch.accelerator, "current_accelerator"): torch.device("cuda"),
+        (torch.accelerator, "current_device_index"): 0,
         (CudaInterface, "is_available"): True,
         (CudaInterface, "current_device"): 0,
         (CudaInterface, "get_device_properties"): properties,

@@ -293,6 +293,17 @@ class TestGpuCode:
         assert found
         assert all(asking.match(each) for each in found)
 
+    def test_python_for_any_rank_takes_the_current_device(self) -> None:
+        options = torch.compiler.config
+        if not hasattr(options, "compile_on_one_rank"):
+            pytest.skip("no torch.compiler.config.compile_on_one_rank")
+        with options.patch(compile_on_one_rank=True):
+            found = launches(gpu_code(None, splits=True))
+        current = r"get_raw_stream\(torch\.cuda\.current_device\(\)\), 'cuda', \("
+        asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(" + current)
+        assert found
+        assert all(asking.match(each) for each in found)
+
     def test_cpp_takes_stream_and_device_from_where_it_runs(self) -> None:
         found = {
             (ahead, splits): [

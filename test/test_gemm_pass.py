@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from inductor_ext.selection import choose, tuner
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import instances
 
 pytest.importorskip("triton")
 
@@ -590,3 +592,76 @@ def test_bools_are_not_stored_by_tma(follows: Callable[..., Any], stores: int) -
     )
     assert kernel_util.compiled_module(lowered, config).spills == 0
     assert sum(text.count("descriptor(out_ptr") for text in lowered.kernels().values()) == stores
+
+
+STORED_BY_TMA = GemmConfig("persistent_tma", 128, 64, 64, 3, 4, tma=True, tma_store=True)
+
+
+def stores_by_tma(
+    tmp_path: Path,
+    *inputs: Given,
+    chosen: GemmConfig = STORED_BY_TMA,
+    rule: bool = False,
+    function: Callable[..., Any] = torch.mm,
+) -> tuple[int, str]:
+    """How many tiles are stored by TMA where that was chosen, and the code."""
+    decision = Decision(chosen, "measured", (Timing(None, 9.0), Timing(chosen, 5.0)))
+    with (
+        scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
+        choose.forced(lambda _: chosen) if rule else contextlib.nullcontext(),
+        mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)),
+    ):
+        lowered = fake_cuda.lower(function, *inputs, max_autotune=True)
+    stores = sum(text.count("descriptor(out_ptr") for text in lowered.kernels().values())
+    return stores, lowered.code
+
+
+class TestStoreByTma:
+    """`instances` writes it in the place of a store that Inductor has generated."""
+
+    WARNING = "not the one expected"
+
+    @pytest.mark.parametrize(
+        ("function", "inputs", "template"),
+        [
+            (torch.mm, [matrix(256, 256), matrix(256, 64)], "persistent_tma"),
+            (torch.bmm, [matrix(3, 256, 256), matrix(3, 256, 64)], "bmm_persistent"),
+            (
+                lambda x, w: torch.relu(x @ w) * 2,
+                [matrix(256, 256), matrix(256, 64)],
+                "persistent_tma",
+            ),
+        ],
+        ids=["mm", "bmm", "epilogue"],
+    )
+    def test_the_installed_torch_generates_the_store_that_is_replaced(
+        self, function: Any, inputs: list[Given], template: str, tmp_path: Path, caplog: Any
+    ) -> None:
+        chosen = dataclasses.replace(STORED_BY_TMA, template=template)
+        stores, _ = stores_by_tma(tmp_path, *inputs, chosen=chosen, function=function)
+        assert stores == 1
+        assert self.WARNING not in caplog.text
+
+    def test_another_store_is_kept_and_said_so(
+        self, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "_warned", set())
+        monkeypatch.setattr(instances, "_WHOLE_TILE", re.compile("another text"))
+        stores, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64))
+        assert (stores, code.count("tl.dot(")) == (0, 1)
+        assert caplog.text.count(self.WARNING) == 1
+
+    def test_it_is_not_measured_as_a_store_by_tma(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(instances, "_WHOLE_TILE", re.compile("another text"))
+        _, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64), rule=True)
+        assert "extern_kernels.mm(" in code
+        assert "tl.dot(" not in code
+
+    def test_rows_of_unknown_length_are_stored_otherwise(self, tmp_path: Path, caplog: Any) -> None:
+        stores, code = stores_by_tma(
+            tmp_path, matrix(256, 256), matrix("n", 256), function=F.linear
+        )
+        assert (stores, code.count("tl.dot(")) == (0, 1)
+        assert self.WARNING not in caplog.text

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from inductor_ext import config
+from inductor_ext.hooks import scope
+from inductor_ext.selection import tuner
+from inductor_ext.selection.decision import Decision, Timing
 
 pytest.importorskip("triton")
 
+from inductor_ext.lowerings import gemm_pass
 from inductor_ext.templates.config import GemmConfig
-from test import kernel_util
+from test import fake_cuda, kernel_util
 from test.test_gemm_pass import lower
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -106,3 +117,94 @@ def test_results_of_subgraphs_are_read_where_they_lie(
     wide = [each.double() if each.is_floating_point() else each for each in given]
     for found, exact in zip(results[name], function(*wide), strict=True):
         assert (found.double() - exact).abs().max() < 4e-3 * exact.abs().max()
+
+
+def region_options(**patches: Any) -> Any:
+    """Options of a `nested_compile_region`, which Inductor patches in from torch 2.14 on."""
+    module = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
+    options = getattr(module, "NestedCompileRegionOptions", None)
+    if "inductor_config_patches" not in getattr(options, "__dataclass_fields__", {}):
+        pytest.skip("Inductor has no options per region")
+    assert options is not None
+    return options(inductor_config_patches={k.replace("__", "."): v for k, v in patches.items()})
+
+
+def with_options(function: Callable[..., Any], options: Any, *inputs: Tensor) -> Any:
+    """A call of `nested_compile_region(function, options=options)`, as it is traced."""
+    graph = make_fx(lambda *args: (function(*args),))(*inputs)
+    graph.meta["nested_region_config"] = options
+    return torch.ops.higher_order.invoke_subgraph(graph, f"region_{id(options)}", *inputs)[0]
+
+
+def half_of(*shape: int) -> tuple[tuple[int, ...], torch.dtype]:
+    return shape, HALF
+
+
+class TestOptionsOfRegions:
+    """Matmuls of a region are tuned as its own options say, which may differ from the caller's."""
+
+    OUTER, INNER = (8, 64, 64), (8, 96, 64)
+
+    def tuned(
+        self, tmp_path: Path, patches: dict[str, Any], **options: Any
+    ) -> tuple[set[tuple[int, int, int]], str]:
+        """M, N, K of what is tuned, and the code, of a graph and of a region in it."""
+        region_of = region_options(**patches)
+
+        def function(x: Tensor, v: Tensor, w: Tensor) -> Any:
+            return with_options(torch.mm, region_of, x @ v, w)
+
+        asked: set[tuple[int, int, int]] = set()
+
+        def tune(problems: Any, *_: Any, **__: Any) -> Any:
+            asked.update((each.m, each.n, each.k) for each in problems)
+            timings = Timing(None, 100.0), Timing(TILE, 50.0)
+            return dict.fromkeys(problems, Decision(TILE, "measured", timings))
+
+        settings = config.snapshot({"tuning_cache_dir": str(tmp_path)})
+        with scope.compile_scope(settings), mock.patch.object(tuner, "tune", tune):
+            inputs = half_of(8, 64), half_of(64, 64), half_of(64, 96)
+            lowered = fake_cuda.lower(function, *inputs, **options)
+        return asked, lowered.code
+
+    def test_a_region_is_tuned_if_it_asks_for_it(self, tmp_path: Path) -> None:
+        asked, code = self.tuned(tmp_path, {"max_autotune": True})
+        assert asked == {self.INNER}
+        assert code.count("extern_kernels.mm(") == code.count("tl.dot(") == 1
+
+    def test_a_region_is_not_tuned_if_only_the_graph_around_it_is(self, tmp_path: Path) -> None:
+        asked, code = self.tuned(tmp_path, {"max_autotune": False}, max_autotune=True)
+        assert asked == {self.OUTER}
+        assert code.count("extern_kernels.mm(") == code.count("tl.dot(") == 1
+
+    @pytest.mark.parametrize(
+        "patches", [{"max_autotune_gemm_backends": "ATEN"}, {"use_post_grad_passes": False}]
+    )
+    def test_other_options_of_a_region_hold_as_well(
+        self, patches: dict[str, Any], tmp_path: Path
+    ) -> None:
+        asked, _ = self.tuned(tmp_path, patches, max_autotune=True)
+        assert asked == {self.OUTER}
+
+    def test_without_options_a_region_is_as_the_graph_around_it(self, tmp_path: Path) -> None:
+        asked, _ = self.tuned(tmp_path, {}, max_autotune=True)
+        assert asked == {self.OUTER, self.INNER}
+
+    def test_options_are_put_back(self, tmp_path: Path) -> None:
+        self.tuned(tmp_path, {"max_autotune": True})
+        assert not inductor_config.max_autotune
+
+    def test_the_cache_key_tells_what_a_region_may_look_up(self, tmp_path: Path) -> None:
+        options = region_options(max_autotune=True)
+        graph = make_fx(lambda x, w: with_options(torch.mm, options, x, w), tracing_mode="fake")(
+            torch.empty(SIZE), torch.empty(SIZE)
+        )
+        settings = config.snapshot({"tuning_cache_dir": str(tmp_path)})
+        with fake_cuda.device():
+            plain = gemm_pass.cache_key(settings)
+            whole = gemm_pass.cache_key(settings, graph)
+            with inductor_config.patch(max_autotune=True):
+                tuned = gemm_pass.cache_key(settings)
+                assert gemm_pass.cache_key(settings, graph) == tuned
+        assert plain != tuned
+        assert whole == f"{plain}-{tuned}"

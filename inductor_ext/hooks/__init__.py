@@ -8,6 +8,7 @@
 | `activate` | the switch: `activate`, `install`, `uninstall` |
 | `scope` | the scope of a compile: the `InductorChoices` handler that carries its settings |
 | `compile_fx` | the entry point of Inductor, and the compile of one graph |
+| `direct_compiles` | compiles that are left to Inductor |
 | `cache_keys` | keys of the FX graph cache and of the AOTAutograd cache |
 | `graph_passes` | passes over FX graphs, scheduler nodes and wrapper lines |
 | `aot` | C++ of AOT packages |

@@ -27,12 +27,12 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
     from inductor_ext.lowerings import gemm_pass
 
     @functools.wraps(stock)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
+    def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, gm, *args, **kwargs)
         settings = scope.settings()
         if settings is not None:
             parts = [cache.source_key(), settings.cache_key(), lowerings.registry_key()]
-            self.inductor_ext = "-".join([*parts, gemm_pass.cache_key(settings)])
+            self.inductor_ext = "-".join([*parts, gemm_pass.cache_key(settings, gm)])
 
     return __init__
 

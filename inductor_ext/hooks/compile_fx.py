@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inductor_ext import config, events, exc, memory_plans
-from inductor_ext.hooks import aot, cache_keys, context, registry, scope
+from inductor_ext.hooks import aot, cache_keys, context, direct_compiles, registry, scope
 from inductor_ext.settings import Settings
 
 __all__ = ["install_hooks", "scoped_inner_compile"]
@@ -35,6 +35,7 @@ def install_hooks(requested: Request) -> None:
     """
     cache_keys.install_hooks()
     registry.replace("compile_fx", functools.partial(_dispatch_compile_fx, requested))
+    direct_compiles.install_hooks(requested)
 
 
 def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Callable[..., Any]:

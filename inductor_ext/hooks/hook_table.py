@@ -67,6 +67,33 @@ HOOKS: tuple[Hook, ...] = (
         ),
     ),
     Hook(
+        "precompile",
+        "replaced",
+        ("torch._functorch.aot_autograd.compile_to_python",),
+        "hooks.direct_compiles",
+        "torch.compiler.precompile returns source that must run without this package, so Inductor "
+        "compiles it alone. It captures its graph by compile_fx with an inner_compile of its own.",
+        relies_on=("torch._precompile.PrecompiledModule",),
+        since="2.14",
+    ),
+    Hook(
+        "precompile_graph",
+        "replaced",
+        ("torch._inductor.compile_to_python",),
+        "hooks.direct_compiles",
+        "As `precompile`, for callers of Inductor's half of it.",
+        since="2.14",
+    ),
+    Hook(
+        "region_compiler",
+        "replaced",
+        ("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_inductor_compile",),
+        "hooks.direct_compiles",
+        "A nested_compile_region whose options name a compiler calls compile_fx_inner, and not "
+        "compile_fx: Inductor compiles it alone, and one warning says so.",
+        relies_on=(f"{_FX}.compile_fx_inner",),
+    ),
+    Hook(
         "fx_graph_key",
         "replaced",
         ("torch._inductor.codecache.FxGraphHashDetails.__init__",),

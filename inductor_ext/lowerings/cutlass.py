@@ -22,7 +22,7 @@ import sympy  # type: ignore[import-untyped]
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 
-from inductor_ext import cutlass_runtime, exc
+from inductor_ext import compat, cutlass_runtime, exc
 from inductor_ext.templates.cutlass import build, launch
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue
@@ -279,13 +279,16 @@ class _Writer:
             for text in (self._address(tensor), *map(self._size, both))
         ]
         rest += [self._size(each) for each in self.node.constant_args]
-        stream = "0"
+        stream, index, device = "0", str(self.device.index), str(self.device)
+        if compat.compiles_on_one_rank():
+            operations: Any = V.graph.device_ops
+            index, device = operations.current_device_idx_expr(), self.device.type
         if self.device.type == "cuda":
             _root(self.wrapper).write_get_raw_stream_header()
             # Not one that was asked for before: inside a user's stream it is another.
-            stream = f"get_raw_stream({self.device.index})"
+            stream = f"get_raw_stream({index})"
         function = f"{name}.with_workspace" if asks else name
-        memory = repr(str(self.device)) if asks else workspace or "0"
+        memory = repr(device) if asks else workspace or "0"
         arguments = [stream, memory, f"({', '.join(fields)})", *rest]
         self.wrapper.writeline(f"{function}({', '.join(arguments)})")
 

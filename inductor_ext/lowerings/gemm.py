@@ -412,7 +412,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     tiles = empty_strided(
         [tiles_along_n(problem, config.block_n), m], None, dtype=torch.float32, device=device
     )
-    choice = instances.choice(
+    choice = _choice(
         problem,
         config,
         [*operands, tiles],
@@ -550,7 +550,7 @@ def _product(
             "epilogue_fn_hash": str(["addmm_epilogue", layout.dtype, alpha, beta]),
         }
         operands = [bias, *operands]
-    choice = instances.choice(problem, config, operands, layout, options=options, **rest)
+    choice = _choice(problem, config, operands, layout, options=options, **rest)
     if choice is None:
         return None
     node = choice.output_node()
@@ -627,6 +627,18 @@ def _scaled(node: Any, alpha: Any) -> Any:
     return lowerings[aten.mul.Tensor](node, alpha)
 
 
+def _choice(problem: GemmProblem, config: GemmConfig, *args: Any, **kwargs: Any) -> Any:
+    """`instances.choice` of a configuration, or of the same one without what Inductor cannot do.
+
+    What is being measured is not replaced: its time would be kept for what it is not.
+    """
+    choice = instances.choice(problem, config, *args, **kwargs)
+    if choice is None and config.tma_store and not choose.is_forced():
+        config = dataclasses.replace(config, tma_store=False)
+        choice = instances.choice(problem, config, *args, **kwargs)
+    return choice
+
+
 def _split(
     problem: GemmProblem,
     config: Any,
@@ -644,7 +656,7 @@ def _split(
     m, n = layout.size
     accumulator = getattr(torch, problem.accumulator)
     sums = FixedLayout(layout.device, accumulator, [config.split_k * m, n])
-    choice = instances.choice(problem, config, operands, sums, options=options)
+    choice = _choice(problem, config, operands, sums, options=options)
     if choice is None:
         return None
     node = lowerings[aten.view.default](choice.output_node(), [config.split_k, m, n])

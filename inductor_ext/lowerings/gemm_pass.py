@@ -14,6 +14,7 @@ A graph without products on a CUDA device stays as it is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import defaultdict
@@ -26,7 +27,7 @@ import torch
 from torch import fx
 from torch._dynamo.utils import counters
 
-from inductor_ext import events, numerics
+from inductor_ext import compat, events, numerics
 from inductor_ext.lowerings import (
     cutlass_sites,
     dispatch,
@@ -142,19 +143,44 @@ def _gains_little(site: _Site) -> bool:
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the products of a graph and of its subgraphs, on which all other passes are done."""
-    for graph in _with_subgraphs(gm):
-        _run(graph, settings)
+    from torch._inductor import config
+
+    def plan(graph: fx.GraphModule) -> None:
+        if config.use_post_grad_passes:
+            _run(graph, settings)
+
+    _visit_graphs(gm, plan)
 
 
-def _with_subgraphs(gm: fx.GraphModule) -> list[fx.GraphModule]:
-    """A graph and those that its operators are called with, each once and these before it."""
-    found: dict[fx.GraphModule, None] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        each = named_graph(gm, node)
-        # A loop's passes leave the node of what it was made from.
-        if node.users and each is not None:
-            found |= dict.fromkeys(_with_subgraphs(each))
-    return [*found, gm]
+def _visit_graphs(
+    gm: fx.GraphModule,
+    visit: Callable[[fx.GraphModule], None],
+    call: fx.Node | None = None,
+    visited: set[fx.GraphModule] | None = None,
+) -> None:
+    """Visit a graph and those that its operators are called with, each once and these before it.
+
+    Each is visited under the Inductor options with which it is lowered: those of its
+    `nested_compile_region`, on top of those of the regions around it.
+
+    Args:
+        gm: the graph.
+        visit: what to do with each.
+        call: the node that calls it; None for the whole graph.
+        visited: graphs to leave out; those that are visited are added.
+    """
+    from torch._inductor import config
+
+    visited = set() if visited is None else visited
+    visited.add(gm)
+    patches = compat.region_patches(gm, call)
+    with config.patch(dict(patches)) if patches else contextlib.nullcontext():
+        for node in gm.graph.find_nodes(op="get_attr"):
+            subgraph = named_graph(gm, node)
+            # A loop's passes leave the node of what it was made from.
+            if node.users and subgraph is not None and subgraph not in visited:
+                _visit_graphs(subgraph, visit, next(iter(node.users)), visited)
+        visit(gm)
 
 
 def _run(gm: fx.GraphModule, settings: Settings) -> None:
@@ -654,14 +680,26 @@ def _without_tree(problem: GemmProblem) -> GemmProblem:
     return dataclasses.replace(problem, epilogue=epilogue)
 
 
-def cache_key(settings: Settings) -> str:
+def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:
     """Text that changes when the same graph may get other kernels than before.
 
     What a compile may look up decides about its code; one that measures what it does not know makes
     the same of it, whatever has been measured meanwhile.
+
+    Args:
+        settings: of the compile.
+        gm: the graph. Its regions may have options of their own, see `compat.region_patches`.
     """
     if not settings.gemm_templates or not torch.cuda.is_available():
         return ""
+    keys = [_cache_key(settings)]
+    if gm is not None:
+        _visit_graphs(gm, lambda _: keys.append(_cache_key(settings)))
+    return "-".join(dict.fromkeys(keys))
+
+
+def _cache_key(settings: Settings) -> str:
+    """`cache_key` of a graph that is compiled with the Inductor options of this moment."""
     known = store.of_settings(settings).generation(tuning=_may_tune())
     # Not all of them are in Inductor's own keys.
     flags = numerics.matmul_flags()

@@ -11,6 +11,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from inductor_ext import compat, events
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, statistics_depth
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import (
@@ -66,8 +67,11 @@ def choice(
         rest: what `TritonTemplate.generate` takes besides (prefix_args, epilogue_fn).
 
     Returns:
-        None if Inductor cannot make one.
+        None if Inductor cannot make one, or only one that stores otherwise than the configuration
+        says.
     """
+    if config.tma_store and not _has_aligned_rows(layout):
+        return None
     kernel = persistent if config.tma and config.template == "splitk" else _KERNELS[config.template]
     a, b = inputs[rest.get("prefix_args", 0) :][:2]
     *batch, m, k = a.get_size()
@@ -83,7 +87,7 @@ def choice(
         if _is_unknown(size):
             # The kernel computes what it is not told.
             constants = {name: value for name, value in constants.items() if name not in names}
-    return _template(kernel).generate(
+    found = _template(kernel).generate(
         input_nodes=tuple(inputs),
         layout=layout,
         num_stages=config.stages,
@@ -93,6 +97,31 @@ def choice(
         **constants,
         **rest,
     )
+    if config.tma_store and found is not None and not _stores_by_tma(found):
+        events.warn_once(
+            "tma_store",
+            "Inductor's code for storing a tile is not the one expected, so no GEMM kernel stores "
+            "by TMA. Results are not affected. Report it with your torch version.",
+        )
+        return None
+    return found
+
+
+def _has_aligned_rows(layout: Any) -> bool:
+    """Whether rows of an output are known to be multiples of 16 bytes, as TMA asks for."""
+    from torch._inductor.virtualized import V
+
+    row = layout.size[-1] * layout.dtype.itemsize
+    return bool(V.graph.sizevars.statically_known_multiple_of(row, 16))
+
+
+def _stores_by_tma(choice: Any) -> bool:
+    """Whether the code of a choice has a store by TMA, which `_by_tma` writes into it.
+
+    The file is read because Inductor keeps generated code and does not render it again.
+    """
+    with open(choice.bmreq.module_path) as file:
+        return _TMA_STORE in file.read()
 
 
 def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str, Any]:
@@ -207,6 +236,21 @@ def _kernel_type(template: str) -> Any:
             render.function = f"triton_gemm_{template}_{tile}"
             return render
 
+        def jit_lines(self) -> str:
+            """Inductor's decorators; for one rank's code to run on all, without a device index.
+
+            Inductor leaves the index out of kernels that are not templates: the launcher then loads
+            the kernel on the current device.
+            """
+            stock: Any = super()
+            lines: str = stock.jit_lines()
+            if self.use_jit or not compat.compiles_on_one_rank():
+                return lines
+            kernel: Any = self.triton_meta
+            properties = kernel["device"]
+            kernel["device"] = properties._replace(index=None)
+            return lines.replace(repr(properties), repr(kernel["device"]))
+
         def store_output(self, *args: Any, **kwargs: Any) -> Any:
             meta = self.meta
             if meta.get("RESCALED"):
@@ -246,7 +290,7 @@ def _kernel_type(template: str) -> Any:
                 given = ", ".join(f"{key}=[{', '.join(each)}]" for key, each in listed.items())
                 return (
                     f"tl.make_tensor_descriptor({name}, {given})"
-                    f".store([{', '.join(at)}], tl.reshape({tile}, [{', '.join(block)}]))"
+                    f"{_TMA_STORE}{', '.join(at)}], tl.reshape({tile}, [{', '.join(block)}]))"
                 )
 
             return _WHOLE_TILE.sub(store, code)
@@ -280,18 +324,24 @@ _WHOLE_TILE = re.compile(
     r"tl\.store\((\w+) \+ \(tl\.broadcast_to\(xindex, \[BLOCK_M, COLUMNS\]\)\), (\w+), mask\)"
 )
 """Inductor's store of a tile into an output that has the product's sizes, its rows one after the
-other."""
+other. Inductor writes it in `TritonTemplateKernel.store_output`; `choice` checks that it is found.
+"""
+
+_TMA_STORE = ".store(["
+"""Of a descriptor, in Triton. No template stores so by itself."""
 
 
 def _in_python() -> bool:
-    """Whether nothing but Python will call kernels: elsewhere zeros are written for each launch."""
+    """Whether nothing but Python will call kernels, all on one device that is known by now:
+    elsewhere zeros are written for each launch.
+    """
     from torch._inductor import config
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.virtualized import V
 
     python = isinstance(V.graph.wrapper_code, PythonWrapperCodegen) and not V.graph.cpp_wrapper
     others = config.triton.autotune_at_compile_time or getattr(V.graph, "fx_wrapper", False)
-    return python and not others
+    return python and not others and not compat.compiles_on_one_rank()
 
 
 @functools.cache
