@@ -541,6 +541,7 @@ def _symbols(env: Any) -> Any:
 def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
     import torch._functorch.config
     import torch._inductor.config
+    import torch.compiler.config
     import torch.fx.experimental._config
 
     found = []
@@ -561,6 +562,9 @@ def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
                 # Stock adds its own to what the user gave, and leaves it there for the next.
                 value = {k: v for k, v in value.items() if not k.startswith("AOTI_")}
             found.append((index, name, _option(writer, name, value, entries[name].default)))
+    # The others of torch.compiler.config are about caches, or about torch.compile alone.
+    for name in ("cache_key_tag", "compile_on_one_rank"):
+        found.append((len(modules), name, getattr(torch.compiler.config, name, None)))
     return found
 
 

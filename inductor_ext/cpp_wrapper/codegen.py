@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import compat, exc
+from inductor_ext import compat, events, exc
 from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.hooks import context
@@ -68,7 +68,23 @@ def supported() -> bool:
         and not aot.use_minimal_arrayref_interface
         and aot.cross_target_platform is None
         and not getattr(aot, "enable_lto", False)
+        and not _is_dual()
     )
+
+
+def _is_dual() -> bool:
+    """Whether Inductor writes the host program twice, and runs one of them to tune kernels.
+
+    From torch 2.14 on, with `triton.autotune_at_compile_time` off and a device of Triton's. The
+    graph says so already in torch 2.13, where the buffers are single and what runs is Python.
+    """
+    from torch._inductor import utils
+    from torch._inductor.virtualized import V
+
+    if not getattr(V.graph, "is_dual_wrapper_mode", False):
+        return False
+    make_buffer = getattr(utils, "make_codegen_buffer", None)
+    return make_buffer is not None and hasattr(make_buffer(), "aot")
 
 
 def generator(stock: Any, settings: Settings) -> Any:
@@ -83,6 +99,13 @@ def generator(stock: Any, settings: Settings) -> Any:
     # A subclass of somebody else's may generate another frame.
     if stock not in (CppWrapperCpu, CppWrapperGpu):
         return stock
+    if _is_dual():
+        events.warn_once(
+            "aot-dual-wrapper",
+            "triton.autotune_at_compile_time=False: Inductor (default) compiles the package, which "
+            "has no input checks, no manifest and no mapped weights then. Leave the option out to "
+            "get them",
+        )
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not compat.scratch_covers_grid():
         mixed = (*mixed, GridScratch)
@@ -113,8 +136,11 @@ class _Constructor:
         wrapper = self.cls()
         wrapper.settings = self.settings
         if V.graph.const_module is not None:
-            # Both graphs' code calls operators by their numbers in one file.
-            V.extern_kernel_nodes.extend(_operators_of_folding(V.graph))
+            # Both graphs' code calls operators by their numbers in one file. From torch 2.15 on
+            # both graphs share the list.
+            nodes = V.extern_kernel_nodes
+            listed = {id(node) for node in nodes}
+            nodes.extend(node for node in _operators_of_folding(V.graph) if id(node) not in listed)
         return wrapper
 
 
