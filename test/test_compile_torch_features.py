@@ -6,6 +6,8 @@ Each feature works with the extension, or compiles by Inductor alone and says so
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 import inductor_ext
-from inductor_ext import compat, config, events
+from inductor_ext import compat, config, events, exc, memory_plans
 from inductor_ext.hooks import scope
 from inductor_ext.selection import choose
 from inductor_ext.templates.config import GemmConfig
@@ -178,3 +180,91 @@ def test_a_region_with_a_compiler_of_its_own_is_inductors(
             assert run() == []
             assert run() == []
     assert caplog.text.count(warning) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+@pytest.mark.parametrize("chosen", [None, GemmConfig("splitk", 16, 32, 64, 2, 2)])
+def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> None:
+    """Kernels that Inductor joins are one in the plan of memory, and matmuls stay what they are."""
+    pytest.importorskip("triton")
+    from test import fake_cuda
+
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        first, second = torch.sin(x).sum(-1), torch.cos(v).sum(-1)
+        return ((x @ w) * first.unsqueeze(1)).cumsum(0), second.cumsum(0)
+
+    inputs = [((256, 256), HALF), ((256, 64), HALF), ((512, 64), HALF)]
+    values = config.snapshot({"memory_arenas": "always"})
+    with (
+        events.capture(events.MemoryPlanRecord) as records,
+        scope.compile_scope(values),
+        choose.forced(lambda _: chosen),
+    ):
+        code = fake_cuda.lower(function, *inputs, combo_kernels=True).code
+    assert "combo_grid_meta" in code
+    assert ("tl.dot(" in code) == (chosen is not None)
+    (record,) = records
+    assert record.arenas
+    # Two buffers of one arena that are alive at the same time lie apart.
+    placed = [each for each in record.storages if each.arena is not None]
+    for one, other in itertools.combinations(placed, 2):
+        if one.arena == other.arena and one.start < other.end and other.start < one.end:
+            assert one.offset is not None
+            assert other.offset is not None
+            assert one.offset + one.bytes <= other.offset or (
+                other.offset + other.bytes <= one.offset
+            )
+
+
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="no torch.compile(isolate_recompiles=...)",
+)
+def test_isolated_recompiles() -> None:
+    """Modules that share a code object do not count for each other's limit, and all are ours."""
+
+    def compiled(size: int) -> Any:
+        net = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU())
+        return torch.compile(net, backend="inductor_ext", isolate_recompiles=True)
+
+    with (
+        torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True),
+        torch.no_grad(),
+        compiled_graphs() as kinds,
+    ):
+        for size in (3, 4, 5):
+            net, x = compiled(size), torch.randn(2, size)
+            torch.testing.assert_close(net(x), net._orig_mod(x))
+    assert kinds == {"inference": 3}
+
+
+def test_a_mega_cache_without_memory_plans_is_reported_as_such() -> None:
+    """`save_cache_artifacts` packs Inductor's entries, not our plans beside them."""
+    from torch._inductor.utils import fresh_cache
+    from torch.compiler._cache import CacheArtifactManager
+
+    def function(x: Tensor) -> Tensor:
+        return (x.cumsum(0).sin().cumsum(0) * 3).cumsum(0)
+
+    def run() -> Any:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="inductor_ext")
+        x = torch.randn(64, 64)
+        with torch._functorch.config.patch(enable_autograd_cache=True), torch.no_grad():
+            torch.testing.assert_close(compiled(x), function(x), atol=1e-3, rtol=1e-3)
+        return compiled
+
+    with fresh_cache(), CacheArtifactManager.with_fresh_cache():
+        assert inductor_ext.memory_report(run()).records
+        packed = torch.compiler.save_cache_artifacts()
+    assert packed is not None
+    # As in another process.
+    memory_plans._plans.clear()
+    with fresh_cache():
+        torch.compiler.load_cache_artifacts(packed[0])
+        with compiled_graphs() as kinds:
+            compiled = run()
+        assert kinds == {"whole": 1}
+        with pytest.raises(exc.PlanNotFoundError) as caught:
+            inductor_ext.memory_report(compiled)
+    assert "cache" in str(caught.value)

@@ -185,6 +185,15 @@ def test_switches() -> None:
         assert find(lambda *args: quantized(gate(*args)), X, W, W) == []
 
 
+@pytest.mark.skipif(
+    not hasattr(inductor_config, "strict_signed_zero"), reason="no strict_signed_zero"
+)
+def test_zeros_are_ordered_by_their_sign_if_inductor_orders_them() -> None:
+    assert len(find(lambda *args: quantized(gate(*args)), X, W, W)) == 1
+    with inductor_config.patch(strict_signed_zero=True):
+        assert find(lambda *args: quantized(gate(*args)), X, W, W) == []
+
+
 def test_the_graph_computes_the_same_after_the_replacement() -> None:
     def function(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Any:
         y = F.relu(F.linear(x, w, b)) + r

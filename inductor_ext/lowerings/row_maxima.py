@@ -10,7 +10,7 @@ What is timed is what there is: where y is then scaled to float8 or int8 by the 
 has that, too. Where it is not and has other readers, whose kernels may find the maxima in passing,
 nothing is found. Nor is anything where an operation between is used elsewhere as well, where y has
 another dtype than the product, or where Inductor is told to round as eager code does
-(`emulate_precision_casts`).
+(`emulate_precision_casts`) or to order zeros by their sign (`strict_signed_zero`, torch 2.14).
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list
         fusions: what was found in the graph.
     """
     if not settings.gemm_fuse_row_maxima or numerics.has_exact_pointwise():
+        return []
+    if getattr(config, "strict_signed_zero", False):
+        # The kernel takes either zero of a tie.
         return []
     reductions = [found for found in map(_reduction, graph.nodes) if found is not None]
     if not reductions:
