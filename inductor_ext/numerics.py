@@ -31,6 +31,7 @@ __all__ = [
     "determinism",
     "gemm_obstacle",
     "has_exact_pointwise",
+    "has_ordered_zeros",
     "has_strict_reductions",
     "is_batch_invariant",
     "is_deterministic",
@@ -112,6 +113,11 @@ def has_strict_reductions(features: Any = None) -> bool:
     names = ("strict_reduction_rblock", "strict_sum_rblock")
     blocks = (getattr(features, name, None) for name in names)
     return any((block() if callable(block) else block) is not None for block in blocks)
+
+
+def has_ordered_zeros() -> bool:
+    """Whether a maximum of -0.0 and 0.0 must be 0.0 (`config.strict_signed_zero`, 2.14 on)."""
+    return bool(getattr(_config(), "strict_signed_zero", False))
 
 
 def gemm_obstacle() -> str | None:

@@ -68,7 +68,7 @@ def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list
     """
     if not settings.gemm_fuse_row_maxima or numerics.has_exact_pointwise():
         return []
-    if getattr(config, "strict_signed_zero", False):
+    if numerics.has_ordered_zeros():
         # The kernel takes either zero of a tie.
         return []
     reductions = [found for found in map(_reduction, graph.nodes) if found is not None]
