@@ -31,9 +31,9 @@ __all__ = [
     "Operation",
     "keeps_memory",
     "runs_in_turn",
+    "unknown_scheduler_node",
     "unplannable_line",
     "unplannable_operation",
-    "unknown_scheduler_node",
     "warn_unknown",
 ]
 

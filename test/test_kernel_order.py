@@ -485,7 +485,9 @@ def test_pools_and_unknown_classes_keep_inductors_order(
     _, upstream, _ = generated(function, inputs, memory_reorder=False)
     with monkeypatch.context() as patch:
         # An attribute of the scheduler from torch 2.14 on.
-        patch.setattr(scheduler.Scheduler, "_mempool_nodes", property(lambda _: True, _ignore), False)
+        patch.setattr(
+            scheduler.Scheduler, "_mempool_nodes", property(lambda _: True, _ignore), False
+        )
         generated(function, inputs)
     monkeypatch.setattr(events, "_warned", set())
     monkeypatch.delitem(known_ir.SCHEDULER_NODES, "ExternKernelSchedulerNode")  # type: ignore[arg-type]

@@ -643,15 +643,16 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
         depth = len(line) - len(line.lstrip())
         if text and context is not None and depth <= indent:
             context = None
-        if match := re.match(r"with torch.cuda.use_mem_pool\(get_external_object_by_index\((\d)", text):
+        if match := re.match(
+            r"with torch.cuda.use_mem_pool\(get_external_object_by_index\((\d)", text
+        ):
             context, indent = match[1], depth
         elif match := re.match(r"(\w+) = (?:empty_strided\w*|torch.empty\w*)\(", text):
             found[match[1]] = context
-        elif match := re.match(r"(\w+) = reinterpret_tensor\((\w+),", text):
-            assert found[match[2]] == context, text
-            found[match[1]] = context
-        elif match := re.match(r"(\w+) = (\w+); del \2  # reuse", text):
-            assert found[match[2]] == context, text
+        elif match := re.match(
+            r"(\w+) = (?:reinterpret_tensor\((?P<arena>\w+),|(?P<old>\w+); del \w+  # reuse)", text
+        ):
+            assert found[match["arena"] or match["old"]] == context, text
             found[match[1]] = context
     assert {"0", "1", None} <= set(found.values())
     assert "# reuse" in code

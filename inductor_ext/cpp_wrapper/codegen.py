@@ -77,8 +77,11 @@ def supported() -> bool:
 
 
 def generator(stock: Any, settings: Settings) -> Any:
-    """What makes a generator of C++ for the graph at hand: `stock` with what it gets wrong put right,
-    and with our frame where `supported`; any other generator is returned as it is."""
+    """What makes a generator of C++ for the graph at hand.
+
+    Torch's own generators get corrections, and our frame where `supported`. Any other generator is
+    returned as it is.
+    """
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 
