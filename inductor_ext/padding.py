@@ -99,8 +99,13 @@ def recorded(module: torch.fx.GraphModule) -> None:
 
     (output,) = module.graph.find_nodes(op="output")
     before = output.meta.get(_STRIDES)
-    after = output.meta.get("original_output_strides")
-    if before is None or after is None or len(before) != len(after):
+    kept = output.meta.get("original_output_strides")
+    if before is None or kept is None:
+        return
+    # Not `kept`: torch 2.14 records the strides before the passes and no more, but lowering keeps
+    # only their order where the result is a view, as the slice of a padded matmul is.
+    after = strides(module)
+    if not len(before) == len(after) == len(kept):
         return
     padded = [
         index for index, pair in enumerate(zip(before, after, strict=True)) if _is_padded(*pair)
@@ -116,7 +121,7 @@ def recorded(module: torch.fx.GraphModule) -> None:
     output.args = (type(output.args[0])(results),)
     module.recompile()
     output.meta["original_output_strides"] = [
-        before[index] if index in padded else stride for index, stride in enumerate(after)
+        before[index] if index in padded else stride for index, stride in enumerate(kept)
     ]
 
 
