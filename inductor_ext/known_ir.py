@@ -260,6 +260,7 @@ OPERATIONS: Mapping[str, Operation] = {
 OWN_OPERATIONS: Mapping[str, Operation] = {
     "CutlassCall": Operation("a kernel; it names what it changes in `mutation_outputs`"),
     "OutVariantKernel": Operation("an operator of ATen that fills buffers it is given"),
+    "DirectOutVariantKernel": Operation("the same, for one buffer that it is itself"),
     "OutVariantOutput": Operation("such a buffer"),
 }
 """Of this package."""

@@ -650,10 +650,10 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
             context, indent = match[1], depth
         elif match := re.match(r"(\w+) = (?:empty_strided\w*|torch.empty\w*)\(", text):
             found[match[1]] = context
-        elif (match := re.match(r"(\w+) = reinterpret_tensor\((\w+),", text)) or (
-            match := re.match(r"(\w+) = (\w+); del \2  # reuse", text)
+        elif match := re.match(
+            r"(\w+) = (?:reinterpret_tensor\((?P<arena>\w+),|(?P<old>\w+); del \w+  # reuse)", text
         ):
-            assert found[match[2]] == context, text
+            assert found[match["arena"] or match["old"]] == context, text
             found[match[1]] = context
     assert {"0", "1", None} <= set(found.values())
     assert "# reuse" in code

@@ -146,6 +146,14 @@ class OutVariantKernel(ir.FallbackKernel):
                 V.graph.removed_buffers.discard(name)
                 unused.append(output)
             wrapper.codegen_allocation(output)
+        self.write_call(wrapper)
+        for output in unused:
+            wrapper.codegen_free(output)
+        # There is no tuple to hold, hence no variable of that name to delete.
+        wrapper.freed.add(self.get_name())
+
+    def write_call(self, wrapper: Any) -> None:
+        """Write the call of the operator, whose outputs are allocated."""
         self.codegen_comment(wrapper)
         line = _OutVariantLine(self)
         if str(self.op_overload).removeprefix("aten.") in SCRATCHLESS:
@@ -154,10 +162,29 @@ class OutVariantKernel(ir.FallbackKernel):
             # The memory planner takes the text of an operator's call for a kernel that may need
             # more memory than is known.
             wrapper.writeline(line.text())
-        for output in unused:
-            wrapper.codegen_free(output)
-        # There is no tuple to hold, hence no variable of that name to delete.
-        wrapper.freed.add(self.get_name())
+
+
+class DirectOutVariantKernel(OutVariantKernel):
+    """The same where the kernel itself is the buffer that it fills.
+
+    From torch 2.14 on, a fallback with one tensor as its result has no other node for it.
+    """
+
+    def should_allocate(self) -> bool:
+        """The wrapper allocates it, before the kernel's call."""
+        return True
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call."""
+        name = self.get_name()
+        unused = name in V.graph.removed_buffers
+        if unused:
+            # Nobody reads it, but the kernel writes it.
+            V.graph.removed_buffers.discard(name)
+            wrapper.codegen_allocation(self)
+        self.write_call(wrapper)
+        if unused:
+            wrapper.codegen_free(self)
 
 
 class OutVariantOutput(ir.MultiOutput):
@@ -181,7 +208,8 @@ class _OutVariantLine(WrapperLine):
         """Python code."""
         node = self.node
         operator, names = node.variant
-        outs = [f"{name}={out.get_name()}" for name, out in zip(names, node.outputs, strict=True)]
+        outputs = [node] if isinstance(node, DirectOutVariantKernel) else node.outputs
+        outs = [f"{name}={out.get_name()}" for name, out in zip(names, outputs, strict=True)]
         arguments = ", ".join([*node.codegen_args(), *node.codegen_kwargs(), *outs])
         return f"torch.ops.{operator}({arguments})"
 
@@ -201,7 +229,8 @@ def _lower(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if variant is not None:
         # What stock has noted about the kernel and its outputs (names, users, origins) is right for
         # ours: only the code that is generated differs. So they become ours as they stand.
-        kernel.__class__ = OutVariantKernel
+        direct = isinstance(kernel.layout, ir.FixedLayout)
+        kernel.__class__ = DirectOutVariantKernel if direct else OutVariantKernel
         kernel.variant = variant
         for output in kernel.outputs:
             output.__class__ = OutVariantOutput
@@ -212,6 +241,8 @@ def _kernel_of(value: Any) -> Any:
     """The kernel that directly makes a lowering's result; None for one that is no fallback's."""
     box = value.data if isinstance(value, ir.TensorBox) else None
     output = box.data if isinstance(box, ir.StorageBox) else None
+    if type(output) is ir.FallbackKernel:
+        return output
     if type(output) is not ir.MultiOutput:
         return None
     kernel = output.inputs[0]
@@ -223,7 +254,8 @@ def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | No
     found = out_variant(kernel.op_overload)
     if found is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _partitioned():
         return None
-    outputs = kernel.outputs
+    # See `DirectOutVariantKernel`.
+    outputs = kernel.outputs or [kernel]
     covered = (
         len(outputs) == len(found[1])
         and not kernel.unbacked_bindings
@@ -234,7 +266,9 @@ def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | No
 
 
 def _covers_output(output: Any) -> bool:
-    if type(output) is not ir.MultiOutput or type(output.layout) is not ir.FixedLayout:
+    if type(output) not in (ir.MultiOutput, ir.FallbackKernel):
+        return False
+    if type(output.layout) is not ir.FixedLayout:
         return False
     layout = output.layout
     return (
