@@ -24,6 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+MODELS = frozenset(filter(None, os.environ.get("CROSS_TORCH_MODELS", "").split(",")))
+"""Those to try; all if empty."""
+
 LOADERS = ("inductor_ext.load", "torch.aoti_load_package")
 
 
@@ -60,6 +63,12 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], Any, dict[str
             ranks = torch.searchsorted(values, x)
             return values, places, total, ranks, torch.linalg.inv(x @ x.t() + 24 * torch.eye(3))
 
+    class Named(nn.Module):
+        """An operator called by name, with a dtype, which torch 2.11 numbers otherwise."""
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.ops.cross_torch.convert(x + 1, torch.float64) * 2
+
     def mlp() -> nn.Module:
         return nn.Sequential(nn.Linear(24, 32), nn.GELU(), nn.Linear(32, 16), nn.Softmax(-1))
 
@@ -74,8 +83,23 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], Any, dict[str
         "buffer": lambda: (Counting(), (rows,), None, {}),
         "folded": lambda: (Folded(), (rows,), None, folding),
         "fallbacks": lambda: (Fallbacks(), (rows,), None, {}),
+        "named": lambda: (Named(), (rows,), None, {}),
         "convolution": lambda: (convolution(), (image,), None, {}),
     }
+
+
+def register() -> Any:
+    """Register the operator that "named" calls; it lives as long as what is returned."""
+    import torch
+
+    def convert(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.to(dtype).sin()
+
+    library = torch.library.Library("cross_torch", "DEF")
+    library.define("convert(Tensor x, ScalarType dtype) -> Tensor")
+    library.impl("convert", convert, "CPU")
+    torch.library.register_fake("cross_torch::convert", convert, lib=library)
+    return library
 
 
 def make(folder: pathlib.Path) -> None:
@@ -84,7 +108,10 @@ def make(folder: pathlib.Path) -> None:
 
     import inductor_ext
 
+    library = register()
     for name, model in models().items():
+        if MODELS and name not in MODELS:
+            continue
         torch.manual_seed(0)
         module, inputs, shapes, options = model()
         module = module.eval()
@@ -96,6 +123,7 @@ def make(folder: pathlib.Path) -> None:
             if shapes is not None:
                 inputs = tuple(torch.cat([tensor, tensor]) for tensor in inputs)
             torch.save((inputs, module(*inputs)), folder / f"{name}.pt")
+    del library
 
 
 def load(folder: pathlib.Path) -> Iterator[dict[str, str]]:
@@ -105,6 +133,7 @@ def load(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     import inductor_ext
     from inductor_ext import exc
 
+    library = register()
     for loader in LOADERS:
         for path in sorted(folder.glob("*.pt2")):
             inputs, expected = torch.load(path.with_suffix(".pt"))
@@ -123,6 +152,7 @@ def load(folder: pathlib.Path) -> Iterator[dict[str, str]]:
             except Exception as error:
                 what = f"failed: {type(error).__name__}: {error}"
             yield {"loader": loader, "model": path.stem, "what": what}
+    del library
 
 
 def child(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import compat, events, exc
-from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
+from inductor_ext.cpp_wrapper import (
+    checks,
+    exported,
+    extern_nodes,
+    graph_signature,
+    target,
+    weights,
+)
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.settings import Settings
@@ -291,6 +298,7 @@ class AotWrapper:
 
     def codegen_model_constructor(self: Any) -> None:
         """Describe the model by data, where torch's generator has it describe itself by code."""
+        import torch
         from torch._inductor import config
         from torch._inductor.virtualized import V
 
@@ -343,6 +351,9 @@ class AotWrapper:
             "true" if weights_included() else "false",
             "true" if aot.use_runtime_constant_folding else "false",
             "true" if _operators_of_folding(graph) else "false",
+            "true" if _has_enumerations(graph) else "false",
+            "true" if extern_nodes.takes_export_numbers() else "false",
+            c_string(torch.__version__),
             c_string(aot.serialized_in_spec),
             c_string(aot.serialized_out_spec),
             c_string(",".join(target.current().features)),
@@ -566,6 +577,14 @@ def weights_included() -> bool:
 def _operators_of_folding(graph: Any) -> tuple[Any, ...]:
     wrapper = getattr(graph.const_module, "wrapper_code", None)
     return wrapper.operators if isinstance(wrapper, AotWrapper) else ()
+
+
+def _has_enumerations(graph: Any) -> bool:
+    """Whether operators called by name take arguments whose numbers depend on torch's version."""
+    from torch._inductor.virtualized import V
+
+    nodes = V.extern_kernel_nodes
+    return bool(nodes) and extern_nodes.has_enumerations(graph.extern_node_serializer(nodes))
 
 
 def _folded_constants(graph: Any) -> list[int]:

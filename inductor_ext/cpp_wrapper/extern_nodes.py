@@ -15,7 +15,7 @@ from typing import Any
 
 from inductor_ext.cpp_wrapper import checks
 
-__all__ = ["for_executor", "renumbered"]
+__all__ = ["for_executor", "has_enumerations", "renumbered", "takes_export_numbers"]
 
 _CONVERTER = "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
 
@@ -25,12 +25,21 @@ _LAYOUTS = (0, 1, 2, 4, 5, 6, 3, 0)
 _MEMORY_FORMATS = (0, 0, 2, 3, 1)
 
 
-def for_executor(text: str) -> str:
-    """The JSON of the extern kernel nodes as this torch's executor understands it."""
+def takes_export_numbers() -> bool:
+    """Whether this torch's executor converts export's numbers of enumerations to c10's."""
     import torch
 
-    converts = (pathlib.Path(torch.__file__).parent / _CONVERTER).exists()
-    return text if converts else json.dumps(renumbered(json.loads(text)))
+    return (pathlib.Path(torch.__file__).parent / _CONVERTER).exists()
+
+
+def for_executor(text: str) -> str:
+    """The JSON of the extern kernel nodes as this torch's executor understands it."""
+    return text if takes_export_numbers() else json.dumps(renumbered(json.loads(text)))
+
+
+def has_enumerations(text: str) -> bool:
+    """Whether the JSON of extern kernel nodes has numbers that executors read differently."""
+    return any(f'"{key}"' in text for key in ("as_scalar_type", "as_layout", "as_memory_format"))
 
 
 def renumbered(value: Any) -> Any:

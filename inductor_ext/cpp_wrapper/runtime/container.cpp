@@ -117,6 +117,22 @@ void parse_device(const std::string& text, int32_t& type, int32_t& index) {
   }
 }
 
+// Torch's executor reads the numbers of enumerations as c10's up to 2.11, as export's from 2.12 on.
+// Taken for the other, the dtype of a result is another than the code that reads it relies on.
+void check_executor() {
+  const uint64_t version = aoti_torch_abi_version();
+  const unsigned major = version >> 56;
+  const unsigned minor = (version >> 48) & 255;
+  const bool reads_export = major > 2 || (major == 2 && minor >= 12);
+  if (model_info.has_enumerations && model_info.export_numbers != reads_export) {
+    const std::string found = std::to_string(major) + "." + std::to_string(minor);
+    throw std::runtime_error(
+        std::string("The artifact was compiled with torch ") + model_info.torch + ", and this is torch " + found +
+        ", which reads the dtypes, layouts and memory formats that it passes to operators in another way. "
+        "Compile it again with torch " + found + ".");
+  }
+}
+
 class RunnerGuard {
  public:
   explicit RunnerGuard(Runners& runners) : runners_(runners), model_(runners.acquire()) {}
@@ -234,6 +250,7 @@ Container::Container(size_t runners, const std::string& device_name, const char*
   if (runners == 0) {
     throw std::runtime_error("num_models must be positive, but got 0");
   }
+  check_executor();
   parse_device(device_name, device_type_, device_index_);
   const OnDevice device(device_type_, device_index_);
   for (Constants& set : sets_) {

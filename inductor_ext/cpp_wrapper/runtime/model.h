@@ -127,6 +127,9 @@ struct ModelInfo {
   bool has_weights; // else the caller provides all constants
   bool folds; // whether there is a folding graph
   bool folding_needs_executor; // whether it calls operators by name
+  bool has_enumerations; // whether operators called by name take dtypes, layouts or memory formats
+  bool export_numbers; // whether these have export's numbers and not c10's
+  const char* torch; // the version that it was compiled with
   const char* in_spec;
   const char* out_spec;
   const char* cpu_features; // that the code needs, separated by commas
