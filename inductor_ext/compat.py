@@ -186,7 +186,7 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
-    """The Inductor options with which a `nested_compile_region` is compiled; empty for the caller's.
+    """The Inductor options of a `nested_compile_region`; empty if it has none of its own.
 
     From torch 2.14 on a region has options of its own (`NestedCompileRegionOptions.
     inductor_config_patches`). Inductor applies them around each of its passes over the region's

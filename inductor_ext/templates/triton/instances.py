@@ -118,7 +118,7 @@ def _has_aligned_rows(layout: Any) -> bool:
 def _stores_by_tma(choice: Any) -> bool:
     """Whether the code of a choice has a store by TMA, which `_by_tma` writes into it.
 
-    The file is read because Inductor keeps code that it has generated, and does not render it again.
+    The file is read because Inductor keeps code that it has generated and may not render it again.
     """
     with open(choice.bmreq.module_path) as file:
         return _TMA_STORE in file.read()
@@ -323,7 +323,8 @@ _WHOLE_TILE = re.compile(
     r"tl\.store\((\w+) \+ \(tl\.broadcast_to\(xindex, \[BLOCK_M, COLUMNS\]\)\), (\w+), mask\)"
 )
 """Inductor's store of a tile into an output that has the product's sizes, its rows one after the
-other. Inductor writes it in `TritonTemplateKernel.store_output`; `choice` checks that it is found."""
+other. Inductor writes it in `TritonTemplateKernel.store_output`; `choice` checks that it is there.
+"""
 
 _TMA_STORE = ".store(["
 """Of a descriptor, in Triton. No template stores so by itself."""
