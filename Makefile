@@ -1,5 +1,6 @@
 # make demo    the quickstart on a real model
 # make test    the whole CPU suite
+# make smoke   a few minutes of it, for another TORCH; test/smoke.txt lists the tests
 # make lint    formatting, lint and types
 #
 # Each makes .venv first if it has to. Variables: PYTHON, VENV, TORCH, DEMO_ARGS, TEST_ARGS.
@@ -7,7 +8,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint format build clean
+.PHONY: help venv demo test smoke lint format build clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,6 +34,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# The files are named for pytest to import no others.
+smoke: $(READY)
+	$(BIN)/python -m pytest -m smoke $(TEST_ARGS) $(shell sed -n 's/^\(test[^:[:space:]]*\.py\).*/\1/p' test/smoke.txt | sort -u)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUPPORTED",
-    "branch_node",
     "branch_selector",
     "check_torch",
     "choices_handler",
@@ -35,16 +34,45 @@ __all__ = [
     "serializable",
     "symbol_hints",
     "torch_version",
+    "triton_copies_register_operand",
+    "triton_version",
     "with_own_code",
 ]
 
 SUPPORTED = ("2.11", "2.15")
 """The lowest and the highest supported torch release, both included."""
 
+_NEWER = (
+    " `inductor-ext doctor` checks what of torch is relied on, and docs/upgrading_torch.md says "
+    "how to check the rest."
+)
+"""What is said about a torch that has come out later."""
+
 
 def torch_version() -> str:
     """The version of the installed torch distribution, without importing it."""
     return metadata.version("torch")
+
+
+@functools.cache
+def triton_version() -> tuple[int, int] | None:
+    """Major and minor version of the installed Triton, without importing it; None for none."""
+    for name in ("triton", "pytorch-triton"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return minor(metadata.version(name))
+    return None
+
+
+def triton_copies_register_operand() -> bool:
+    """Whether Triton keeps the first operand of a wgmma that it reads from registers in shared
+    memory besides, while the K of a tile is multiplied in two slices.
+
+    Triton 3.8 does for an operand that is computed in the loop: one slice is converted through
+    scratch memory, and the other one is loaded from an allocation of its own. 3.6 and 3.7 take both
+    from one conversion. There is no feature to ask for.
+    """
+    version = triton_version()
+    return version is not None and version >= (3, 8)
 
 
 def minor(version: str) -> tuple[int, int]:
@@ -72,6 +100,7 @@ def check_torch(*, override: bool) -> None:
             lowest=SUPPORTED[0],
             highest=SUPPORTED[1],
             variable=settings.environment_variable("allow_unsupported_torch"),
+            check=_NEWER if minor(version) > minor(SUPPORTED[1]) else "",
         )
 
 
@@ -186,7 +215,7 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
-    """The Inductor options of a `nested_compile_region`; empty if it has none of its own.
+    """The Inductor options of a `nested_compile_region`; empty where the caller's options hold.
 
     From torch 2.14 on a region has options of its own (`NestedCompileRegionOptions.
     inductor_config_patches`). Inductor applies them around each of its passes over the region's
@@ -203,19 +232,12 @@ def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
     return patches or {}
 
 
-def branch_node() -> Any:
-    """The IR class of `torch.cond`: `ir.Switch`, which torch 2.14 has instead of `ir.Conditional`.
-
-    `ir.Switch` also represents `torch.switch`.
-    """
-    from torch._inductor import ir
-
-    found = getattr(ir, "Switch", None)
-    return ir.Conditional if found is None else found
-
-
 def branch_selector(node: Any) -> Any:
-    """What selects the branch of a `branch_node`: a scalar tensor or a symbolic expression."""
+    """What selects the branch of a `cond` or `switch`: a scalar tensor or a symbolic expression.
+
+    Args:
+        node: an `ir.Switch`, or an `ir.Conditional` before torch 2.14.
+    """
     return node.selector if hasattr(node, "selector") else node.predicate
 
 

@@ -272,6 +272,8 @@ class MemoryPlanRecord(Record):
     """CPU time of planning."""
     arenas: tuple[PlannedArena, ...]
     storages: tuple[PlannedStorage, ...]
+    reason: str = ""
+    """Why the function was left to Inductor's plan without being read; all sizes are 0 then."""
 
     @property
     def ratio(self) -> float:
@@ -280,6 +282,8 @@ class MemoryPlanRecord(Record):
 
     def describe(self) -> str:
         """One line for a person; the storages are left to the structured forms."""
+        if self.reason:
+            return f"memory_plan: {self.graph} ({self.kind}) Inductor's plan: {self.reason}"
         mib = 1024**2
         return (
             f"memory_plan: {self.graph} ({self.kind}) peak {self.peak_before / mib:.2f} -> "

@@ -86,7 +86,8 @@ class UnsupportedTorchError(InductorExtError):
 
     template = "inductor_ext supports torch {lowest} to {highest}, and this is torch {found}."
     remedy = (
-        "Install a torch within that range, or set {variable}=1 to try this one at your own risk."
+        "Install a torch within that range, or set {variable}=1 to try this one at your own "
+        "risk.{check}"
     )
 
 

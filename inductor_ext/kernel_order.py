@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import compat, exc
+from inductor_ext import exc, known_ir
 from inductor_ext.planning.order import Buffer, OrderProblem, find_order, profile
 
 if TYPE_CHECKING:
@@ -148,11 +148,17 @@ def _hands_off(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) -> str:
     """Why the order of this graph is not ours to change; empty if it is."""
     from torch._inductor.utils import contains_collective, contains_wait
 
+    unknown = known_ir.unknown_scheduler_node(order)
+    if unknown is not None:
+        return known_ir.warn_unknown(unknown, "order of kernels")
     if any(contains_collective(node) or contains_wait(node) for node in order):
         return "there are collectives"
     # torch 2.11 does not know of streams in a graph.
     if getattr(scheduler, "_multi_stream_nodes", False):
         return "there are several streams"
+    # From torch 2.14: a kernel allocates from the pool in whose context it was called.
+    if getattr(scheduler, "_mempool_nodes", False):
+        return "there are CUDA memory pools"
     if len({device for node in order if (device := node.get_device()) is not None}) > 1:
         return "there are several devices"
     if any(map(_takes_columns, order)):
@@ -182,10 +188,7 @@ def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
         operation: Any = leaf.node
         if not isinstance(operation, ir.ExternKernel):
             continue
-        subgraph_calls = (compat.branch_node(), ir.WhileLoop, ir.InvokeSubgraph)
-        if isinstance(operation, (ir.RandomSeeds, *subgraph_calls)):
-            return True
-        if isinstance(operation, ir.InplaceBernoulliFallback):
+        if known_ir.runs_in_turn(operation):
             return True
         overload = getattr(operation, "op_overload", None)
         if isinstance(overload, torch._ops.OpOverload):

@@ -41,7 +41,7 @@ from torch._inductor.utils import align as align64
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, Max
 
-from inductor_ext import compat, events, exc, kernel_order
+from inductor_ext import events, exc, kernel_order, known_ir
 from inductor_ext.arena_lines import (
     ArenaEndLine,
     ArenaLine,
@@ -86,6 +86,8 @@ class _Storage:
     kind: str
     """As in `events.PlannedStorage`."""
     scope: int
+    context: tuple[Any, ...]
+    """The stream and the CUDA memory pool whose contexts its allocation is in."""
     start: int
     end: int = -1
     refs: set[str] = dataclasses.field(default_factory=set)
@@ -152,6 +154,8 @@ class _Reading:
     removed: set[str]
     """Buffers that turned out not to be needed, whatever the lines say."""
     steps: int
+    unread: str = ""
+    """A called function whose memory is not known."""
 
 
 def _hint(expression: Any) -> int:
@@ -167,6 +171,15 @@ def _set_size(storage: _Storage, graph: Any) -> None:
         storage.bytes = int(nbytes) if nbytes.is_number else nbytes
         hint = max(_hint(storage.bytes), 0)
     storage.hint = round_up(hint, ALIGNMENT.get(storage.device.type, 1))
+
+
+def _graphs(lines: Iterable[Any]) -> list[Any]:
+    """The graph at hand, and the subgraphs that are written into its function."""
+    graphs = [V.graph]
+    for line in lines:
+        if isinstance(line, stock_lines.EnterSubgraphLine) and line.graph not in graphs:
+            graphs.append(line.graph)
+    return graphs
 
 
 def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
@@ -190,30 +203,19 @@ def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
     return {name: bases for name in direct if (bases := close(name))}
 
 
-_KEEPERS: tuple[type, ...] = (
-    compat.branch_node(),
-    ir.WhileLoop,
-    ir.InvokeSubgraph,
-    ir.EffectfulKernel,
-    ir._CollectiveKernel,
-    ir.TMADescriptor,
-    ir.ResizeStorageBytes,
-    ir.SetSourceTensorKernel,
-)
-"""Kernels that may hold on to their inputs, or return them, in ways that their schema hides."""
-
-
 def _kept(graphs: Iterable[Any]) -> set[str]:
     """Buffers that must have memory of their own."""
     kept: set[str] = set()
     for graph in graphs:
         kept |= set(graph.never_reuse_buffers)
+        # From torch 2.15: inputs of effectful operators, which are freed but never reused.
+        kept |= set(getattr(graph, "never_reuse_but_free_buffers", ()))
         for operation in graph.operations:
             stateful = any(
                 isinstance(value, ir.TorchBindObject)
                 for value in getattr(operation, "inputs", None) or ()
             )
-            if stateful or isinstance(operation, _KEEPERS):
+            if stateful or known_ir.keeps_memory(operation):
                 kept |= set(operation.get_read_names())
                 kept.update(buffer.get_name() for buffer in operation.get_outputs())
         kept |= _across_streams(graph.scheduler)
@@ -245,10 +247,11 @@ def _output_names(wrapper: Any, graphs: Iterable[Any]) -> set[str]:
     return names
 
 
-_subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
+_subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int] | None]] = (
     weakref.WeakKeyDictionary()
 )
-"""Of each root wrapper: peak by device of the functions generated for it so far."""
+"""Of each root wrapper: peak by device of the functions generated for it so far; None where a
+function was not read."""
 
 
 def _root(wrapper: Any) -> Any:
@@ -269,10 +272,7 @@ class _Reader:
 
     def __init__(self, wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> None:
         self.wrapper = wrapper
-        graphs = [V.graph]
-        for line in lines:
-            if isinstance(line, stock_lines.EnterSubgraphLine) and line.graph not in graphs:
-                graphs.append(line.graph)
+        graphs = _graphs(lines)
         self.outputs = _output_names(wrapper, graphs)
         self.kept = _kept(graphs)
         self.aliases = _aliases(graphs)
@@ -284,6 +284,8 @@ class _Reader:
                 self.alias_of.setdefault(base, []).append(name)
         self.scopes = [_Scope(V.graph, 0, len(lines))]
         self.stack = [0]
+        self.streams = [0]
+        self.pools: list[Any] = [None]
         self.reading = _Reading([], [], [], [], set(), self.removed, len(lines))
         self.extracted = {
             line.result_name for line in lines if isinstance(line, stock_lines.MultiOutputLine)
@@ -310,7 +312,12 @@ class _Reader:
             stock_lines.ReinterpretLine,
         )
         used: dict[str, Any] = {
-            line.node.get_name(): line.node for line in unplanned if isinstance(line, kinds)
+            line.node.get_name(): line.node
+            for line in unplanned
+            if isinstance(line, kinds)
+            or (
+                isinstance(line, stock_lines.FreeLine) and not isinstance(line.node, ir.InputBuffer)
+            )
         }
         if not V.graph.cpp_wrapper:
             for line in lines:
@@ -353,37 +360,78 @@ class _Reader:
     def _read(self, step: int, line: Any) -> None:
         for node in self.extern_starts.get(step, ()):
             self._begin(node, "extern", step)
-        if isinstance(line, stock_lines.AllocateLine):
-            if line.node.get_name() not in self.removed:
-                storage = self._begin(line.node, "intermediate", step)
-                storage.placeable = not line.comm_buffer
-        elif isinstance(line, stock_lines.ReuseLine):
-            if line.node.get_name() not in self.removed:
-                self._take_over(step, line)
-        elif isinstance(line, stock_lines.ReinterpretLine):
-            self._hold(line.node.get_name(), line.reused_as.get_name())
-        elif isinstance(line, stock_lines.FreeIfNotReusedLine):
-            if not line.is_reused:
-                self._drop(line.node.get_name(), step, line)
-        elif isinstance(line, stock_lines.FreeLine):
+        read = _READERS.get(type(line).__name__)
+        if read is not None:
+            read(self, step, line)
+
+    def _read_allocation(self, step: int, line: Any) -> None:
+        if line.node.get_name() not in self.removed:
+            storage = self._begin(line.node, "intermediate", step)
+            storage.placeable = not line.comm_buffer
+
+    def _read_reuse(self, step: int, line: Any) -> None:
+        if line.node.get_name() not in self.removed:
+            self._take_over(step, line)
+
+    def _read_view(self, step: int, line: Any) -> None:
+        self._hold(line.node.get_name(), line.reused_as.get_name())
+
+    def _read_free(self, step: int, line: Any) -> None:
+        if not line.is_reused:
+            self._drop(line.node.get_name(), step, line)
+
+    def _read_final_free(self, step: int, line: Any) -> None:
+        name = line.node.get_name()
+        if name in self.holders and name not in self.wrapper.get_graph_inputs():
+            # From torch 2.15: a buffer of `never_reuse_but_free_buffers`.
+            self._drop(name, step, line)
+        else:
             self._drop_input(line.node, step)
-        elif isinstance(line, stock_lines.EnterSubgraphLine):
-            self.stack.append(len(self.scopes))
-            self.scopes.append(_Scope(line.graph, step))
-        elif isinstance(line, stock_lines.ExitSubgraphLine):
-            self.scopes[self.stack.pop()].end = step
-        elif isinstance(line, stock_lines.ExternKernelAllocLine):
-            self._read_kernel(step, line.node)
-        elif isinstance(line, stock_lines.ExternKernelOutLine):
-            if _copies_operands(line.node) or _is_custom(line.node):
-                self.reading.rigid.add(step)
-        elif isinstance(line, _FALLBACKS) or (isinstance(line, str) and _OPERATOR.search(line)):
+
+    def _read_subgraph_start(self, step: int, line: Any) -> None:
+        self.stack.append(len(self.scopes))
+        self.scopes.append(_Scope(line.graph, step))
+
+    def _read_subgraph_end(self, step: int, line: Any) -> None:
+        self.scopes[self.stack.pop()].end = step
+
+    def _read_stream_start(self, step: int, line: Any) -> None:
+        self.streams.append(line.stream_idx)
+
+    def _read_stream_end(self, step: int, line: Any) -> None:
+        self.streams.pop()
+
+    def _read_pool_start(self, step: int, line: Any) -> None:
+        self.pools.append((line.mempool_index, line.device_index))
+
+    def _read_pool_end(self, step: int, line: Any) -> None:
+        self.pools.pop()
+
+    def _read_extern(self, step: int, line: Any) -> None:
+        self._read_kernel(step, line.node)
+
+    def _read_extern_out(self, step: int, line: Any) -> None:
+        if _copies_operands(line.node) or _is_custom(line.node):
             self.reading.rigid.add(step)
-        elif isinstance(line, str) and (call := _CALL.search(line)) is not None:
+
+    def _read_unknown_need(self, step: int, line: Any) -> None:
+        self.reading.rigid.add(step)
+
+    def _read_name(self, step: int, line: Any) -> None:
+        """Do nothing: `_mentions` has read it."""
+
+    def _read_text(self, step: int, line: Any) -> None:
+        text = getattr(line, "line", line)
+        if _OPERATOR.search(text):
+            self.reading.rigid.add(step)
+        elif (call := _CALL.search(text)) is not None:
             known = _subgraph_peaks.get(_root(self.wrapper), {})
             name = call["graph"] or f"partition_{call['partition']}"
-            if name in known:
-                self.reading.calls.append((step, step + 1, known[name]))
+            if name in known and known[name] is None:
+                self.reading.rigid.add(step)
+                self.reading.unread = name
+            elif name in known:
+                self.reading.calls.append((step, step + 1, known[name] or {}))
 
     def _read_kernel(self, step: int, node: Any) -> None:
         """Note what a kernel that allocates its own outputs needs besides those that are used."""
@@ -403,7 +451,8 @@ class _Reader:
 
     def _begin(self, node: Any, kind: str, step: int) -> _Storage:
         name = node.get_name()
-        storage = _Storage(node, kind, self.stack[-1], step, names=[name])
+        context = (self.streams[-1], self.pools[-1])
+        storage = _Storage(node, kind, self.stack[-1], context, step, names=[name])
         for holder in (name, *self.alias_of.get(name, ())):
             self._add_holder(storage, holder)
         _set_size(storage, self.scopes[storage.scope].graph)
@@ -445,7 +494,7 @@ class _Reader:
         if node.get_name().startswith(_HELD_INPUTS):
             return
         if isinstance(node, ir.Buffer) and isinstance(node.layout, ir.Layout):
-            storage = _Storage(node, "input", 0, 0, end=step)
+            storage = _Storage(node, "input", 0, (0, None), 0, end=step)
             _set_size(storage, V.graph)
             self.reading.inputs.append(storage)
 
@@ -466,13 +515,31 @@ class _Reader:
                 storage.end = self.scopes[storage.scope].end
 
 
-_FALLBACKS: tuple[type, ...] = (
-    stock_lines.IndexPutFallbackLine,
-    stock_lines.ScatterFallbackLine,
-)
-if hasattr(stock_lines, "ExternKernelMultiOutLine"):
-    # In torch 2.13: the out variant of a custom operator with several outputs.
-    _FALLBACKS += (stock_lines.ExternKernelMultiOutLine,)
+_READERS: Mapping[str, Callable[[_Reader, int, Any], None]] = {
+    "AllocateLine": _Reader._read_allocation,
+    "ReuseLine": _Reader._read_reuse,
+    "ReinterpretLine": _Reader._read_view,
+    "FreeIfNotReusedLine": _Reader._read_free,
+    "FreeLine": _Reader._read_final_free,
+    "EnterSubgraphLine": _Reader._read_subgraph_start,
+    "ExitSubgraphLine": _Reader._read_subgraph_end,
+    "EnterCudaStreamContextLine": _Reader._read_stream_start,
+    "ExitCudaStreamContextLine": _Reader._read_stream_end,
+    "EnterCudaMemPoolContextLine": _Reader._read_pool_start,
+    "ExitCudaMemPoolContextLine": _Reader._read_pool_end,
+    "ExternKernelAllocLine": _Reader._read_extern,
+    "ExternKernelOutLine": _Reader._read_extern_out,
+    "ExternKernelMultiOutLine": _Reader._read_unknown_need,
+    "IndexPutFallbackLine": _Reader._read_unknown_need,
+    "ScatterFallbackLine": _Reader._read_unknown_need,
+    "ConditionalLine": _Reader._read_unknown_need,
+    "SwitchLine": _Reader._read_unknown_need,
+    "MultiOutputLine": _Reader._read_name,
+    "str": _Reader._read_text,
+    "DeferredLine": _Reader._read_text,
+    "DelayReplaceLine": _Reader._read_text,
+}
+"""What reads the lines that `known_ir` says are read, by the class's name."""
 
 _OPERATOR = re.compile(
     r"^(?!\s*(?:assert_|#|//|del ))"
@@ -643,12 +710,15 @@ def _planned(
                 known_from=max(symbols) if symbols else None,
             )
             apart = storage.output and pool == "outputs"
-            group = (storage.scope, _stream(V.graph.scheduler, name), apart)
+            # A workspace has no stream of its own in the scheduler, but it has a context.
+            stream = _stream(V.graph.scheduler, name)
+            group = (storage.scope, stream, storage.context, apart)
         wants = leaves = None
         if reuse and storage.kind not in ("extern", "input") and not _is_comm(storage.node):
-            wants = (storage.scope, stock_lines.buffer_reuse_key(storage.node))
+            wants = (storage.scope, storage.context, stock_lines.buffer_reuse_key(storage.node))
         if reuse and storage.reusable:
-            leaves = (storage.scope, stock_lines.buffer_reuse_key(storage.last.node))
+            key = stock_lines.buffer_reuse_key(storage.last.node)
+            leaves = (storage.scope, storage.context, key)
         found.append(
             schedule.Storage(
                 size=storage.hint,
@@ -957,14 +1027,25 @@ def plan_wrapper(
         exc.MemoryBudgetError: the planned peak on a device is above `memory_budget`.
     """
     if inductor_config.test_configs.track_memory_lifecycle:
-        _warn_unless_idle(settings, "test_configs.track_memory_lifecycle, which traces allocations")
+        what = "test_configs.track_memory_lifecycle, which traces allocations"
+        _warn_unless_idle(settings, what)
+        _warn_of_unchecked_budget(settings, what)
         stock(wrapper, is_inference)
         return
     if V.graph.fx_wrapper:
         _warn_unless_idle(settings, "fx_wrapper, which has no code for them")
     start = time.process_time()
-    V.graph.never_reuse_buffers.update(_objects())
     lines = wrapper.lines
+    kind = _kind(is_inference)
+    reason = _reason_against(lines, settings)
+    if reason:
+        stock(wrapper, is_inference)
+        name = wrapper.launcher_fn_name
+        _subgraph_peaks.setdefault(_root(wrapper), {})[name] = None
+        _warn_of_unchecked_budget(settings, reason)
+        events.emit(_unread(name, kind, reason, start), event_log=settings.event_log)
+        return
+    V.graph.never_reuse_buffers.update(_objects())
     wrapper.lines = [copy.copy(line) if _plans(line) else line for line in lines]
     if inductor_config.allow_buffer_reuse:
         wrapper.estimate_peak = stock_lines.EfficientPeakEstimate()
@@ -972,9 +1053,11 @@ def plan_wrapper(
     if getattr(wrapper, "allow_stack_allocation", None):
         # Everything fits on the stack: nothing is allocated that could be planned.
         return
-    kind = _kind(is_inference)
-    record = _Planner(wrapper, lines, wrapper.lines, kind, settings).run(start)
+    planner = _Planner(wrapper, lines, wrapper.lines, kind, settings)
+    record = planner.run(start)
     if settings.memory_budget is not None:
+        if planner.reading.unread:
+            _warn_of_unchecked_budget(settings, f"a call of {planner.reading.unread}")
         _check_budget(record, settings)
     events.emit(record, event_log=settings.event_log)
 
@@ -995,6 +1078,53 @@ def _objects() -> set[str]:
         if made or (isinstance(buffer, ir.MultiOutput) and buffer.input_name(0) in names):
             names.add(buffer.get_name())
     return names
+
+
+def _reason_against(lines: Sequence[Any], settings: Settings) -> str:
+    """Why a function is left to Inductor's plan; empty if it is not."""
+    operations = (operation for graph in _graphs(lines) for operation in graph.operations)
+    unknown = known_ir.unplannable_operation(operations)
+    if unknown is not None:
+        return known_ir.warn_unknown(unknown, "memory plan")
+    found = known_ir.unplannable_line(lines, cpp=V.graph.cpp_wrapper)
+    if found is None:
+        return ""
+    cls, why = found
+    if not why:
+        return known_ir.warn_unknown(cls, "memory plan")
+    reason = f"{cls.__name__}: {why}"
+    _warn_unless_idle(settings, reason)
+    return reason
+
+
+def _unread(name: str, kind: str, reason: str, start: float) -> events.MemoryPlanRecord:
+    """The record of a function that is left to Inductor's plan without being read."""
+    return events.MemoryPlanRecord(
+        graph=name,
+        kind=kind,
+        cache_key=None,
+        strategy="stock",
+        peak_before=0,
+        peak=0,
+        lower_bound=0,
+        steps=0,
+        calls_before=0,
+        calls=0,
+        peak_reordered_from=kernel_order.peak_before_reorder(V.graph),
+        seconds=round(time.process_time() - start, 4),
+        arenas=(),
+        storages=(),
+        reason=reason,
+    )
+
+
+def _warn_of_unchecked_budget(settings: Settings, what: str) -> None:
+    """Say once that a budget was set where the peak is not known."""
+    if settings.memory_budget is not None:
+        events.warn_once(
+            f"budget:{what}",
+            f"memory_budget cannot be checked for a graph, whose peak is not known: {what}",
+        )
 
 
 def _warn_unless_idle(settings: Settings, what: str) -> None:

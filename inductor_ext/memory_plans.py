@@ -293,7 +293,10 @@ def _build(cls: type[Any], entry: object, where: str) -> Any:
     if not isinstance(entry, dict):
         raise ValueError(f"{where or 'the record'} is no JSON object")
     values = {}
+    optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
     for name, annotation in _annotations(cls).items():
+        if name not in entry and name in optional:
+            continue  # an older release wrote it
         if name not in entry:
             raise ValueError(f"{where}{'.' if where else ''}{name} is missing")
         values[name] = _value(annotation, entry[name], f"{where}{'.' if where else ''}{name}")

@@ -87,14 +87,19 @@ def recorded(module: torch.fx.GraphModule) -> None:
     """Copy the results whose strides padding has changed; record the strides of before.
 
     Called when Inductor has recorded results' strides: those that lowering keeps, of a view their
-    order only.
+    order only. From torch 2.14 on it records those before the passes, and keeps for the padded
+    result, which is a view, no more than their order, unless `strict_output_strides` is set. So
+    what the passes have made of the results is read off the graph.
     """
     import torch
 
     (output,) = module.graph.find_nodes(op="output")
     before = output.meta.get(_STRIDES)
-    after = output.meta.get("original_output_strides")
-    if before is None or after is None or len(before) != len(after):
+    original = output.meta.get("original_output_strides")
+    if before is None or original is None:
+        return
+    after = strides(module)
+    if not len(before) == len(original) == len(after):
         return
     padded = [
         index for index, pair in enumerate(zip(before, after, strict=True)) if _is_padded(*pair)
@@ -110,7 +115,7 @@ def recorded(module: torch.fx.GraphModule) -> None:
     output.args = (type(output.args[0])(results),)
     module.recompile()
     output.meta["original_output_strides"] = [
-        before[index] if index in padded else stride for index, stride in enumerate(after)
+        before[index] if index in padded else stride for index, stride in enumerate(original)
     ]
 
 

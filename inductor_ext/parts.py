@@ -504,13 +504,16 @@ def _examine_cuda_headers(
 
 
 def _triton_requirement() -> str | None:
-    """The Triton that this torch asks for ("triton==3.6.0"); torch's CPU builds ask for none."""
+    """The Triton that this torch requires ("triton==3.6.0", from torch 2.14 on "triton~=3.8.0").
+
+    torch's CPU builds require none.
+    """
     try:
         requirements: Iterable[str] = metadata.requires("torch") or ()
     except metadata.PackageNotFoundError:
         return None
     for requirement in requirements:
-        match = re.match(r"((?:pytorch-)?triton\s*==\s*[\w.+]+)", requirement)
+        match = re.match(r"((?:pytorch-)?triton\s*[=~]=\s*[\w.+]+)", requirement)
         if match:
             return match[1].replace(" ", "")
     return None
@@ -533,9 +536,18 @@ def _examine_triton(_path: tuple[str, ...]) -> _Finding:
             why=f"{os.path.join(folder, '_C')} has no libtriton that this Python can load",
             install=f"pip install --force-reinstall {wanted or 'triton'}",
         )
-    asked = (wanted or "").partition("==")[2]
-    detail = f"this torch asks for {asked}" if asked and asked != version else None
+    asked = re.split(r"([=~]=)", wanted or "", maxsplit=1)[1:]
+    fits = not asked or _fits(version, *asked)
+    detail = None if fits else f"this torch asks for {''.join(asked).removeprefix('==')}"
     return _Finding(version=version, path=folder, detail=detail)
+
+
+def _fits(version: str | None, operator: str, asked: str) -> bool:
+    """Whether a version meets `==asked` or `~=asked` (the last number of which may be higher)."""
+    if operator == "==" or version is None:
+        return version == asked
+    release, wanted = (list(map(int, re.findall(r"\d+", text)[:3])) for text in (version, asked))
+    return release[: len(wanted) - 1] == wanted[:-1] and release >= wanted
 
 
 def _cutlass_inputs() -> tuple[Any, ...]:

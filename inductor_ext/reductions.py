@@ -7,7 +7,11 @@ bfloat16 took 13.0 us for 19.9, a softmax 13.9 for 25.7, a copy of as much 12.1.
 a LayerNorm took 57.6 for 54.2, as some of its registers are spilled. Norms before products that do
 not pay as a part of these (`lowerings.norms`) are such kernels.
 
-`keeps_rows` decides, from what Inductor says of a kernel; it only adds to stock's decision.
+`keeps_rows` decides, from what Inductor says of a kernel; it only adds to stock's decision. It
+depends on the number of rows: Inductor's hint about a reduction does, and with one row a weight is
+as large as the input. A row that is held is summed in another order than one that is read in a
+loop. So nothing is added under `config.batch_invariant`, nor where sums have upstream's order
+(`numerics.has_strict_reductions`).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from inductor_ext import numerics
 from inductor_ext.templates.problem import next_power_of_two
 
 __all__ = ["MOST_ELEMENTS", "keeps_rows", "passes"]
@@ -56,6 +61,8 @@ def keeps_rows(features: Any) -> bool:
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
 
+    if numerics.is_batch_invariant() or numerics.has_strict_reductions(features):
+        return False
     length = features.reduction_numel
     if not getattr(length, "is_Integer", False) or length > MOST_ELEMENTS:
         return False

@@ -22,8 +22,8 @@ case $torch in
   *==* | *.whl) ;;
   *) fail "TORCH=$torch names no version; give torch==X.Y.Z or a wheel" ;;
 esac
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' ||
-  fail "$python is not Python 3.11 to 3.13, for which the requirements are pinned; set PYTHON"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' ||
+  fail "$python is not Python 3.11 to 3.14, for which the requirements are pinned; set PYTHON"
 
 if [ -e "$unfinished" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
   step "new virtual environment in $venv"
@@ -39,10 +39,22 @@ fi
 # Byte-compiling all of torch takes longer than unpacking it, and most of it is never imported.
 install() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"; }
 
+requires_triton='
+import sys
+from importlib import metadata
+sys.exit(not any(each.startswith("triton") for each in metadata.requires("torch") or ()))
+'
+
 step "$torch"
 install "$torch" -c "$root/requirements/tools.txt"
 step "tests, lint and demo"
 install --no-deps -r "$root/requirements/tools.txt" -r "$root/requirements/demo.txt"
+if "$venv/bin/python" -c "$requires_triton"; then
+  step "Triton is the one that torch requires"
+else
+  step "Triton"
+  install --no-deps -r "$root/requirements/triton.txt"
+fi
 step "inductor_ext"
 install --no-deps --no-build-isolation -e "$root"
 rm "$unfinished"

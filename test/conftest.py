@@ -15,6 +15,7 @@ import pytest
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_SMOKE = Path(__file__).with_name("smoke.txt")
 _made_cache = pytest.StashKey[str]()
 
 
@@ -51,11 +52,28 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def smoke_entries() -> set[str]:
+    """The lines of smoke.txt: files, classes and functions below the folder of `test/`."""
+    text = _SMOKE.read_text(encoding="utf-8") if _SMOKE.is_file() else ""
+    return {line for line in text.splitlines() if line and not line.startswith("#")}
+
+
+def _names(item: pytest.Item) -> set[str]:
+    """By what smoke.txt may name a test: the file, what it stands in, and itself."""
+    file = item.path.relative_to(_SMOKE.parent.parent).as_posix()
+    _, *parts = item.nodeid.split("[")[0].split("::")
+    return {"::".join((file, *parts[:end])) for end in range(len(parts) + 1)}
+
+
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files with what takes long begin first: no worker waits for one of them at the end.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    smoke = smoke_entries()
+    for item in items:
+        if _names(item) & smoke:
+            item.add_marker(pytest.mark.smoke)
     needs_gpu = {item for item in items if item.get_closest_marker("gpu")}
     has_gpu = False
     if needs_gpu:

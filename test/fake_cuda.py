@@ -194,10 +194,12 @@ def lower_cpp(
         lowered = lower(
             function,
             *inputs,
-            cpp_wrapper=True,
-            triton__store_cubin=True,
-            triton__autotune_at_compile_time=True,
-            **configs,
+            **{
+                "cpp_wrapper": True,
+                "triton__store_cubin": True,
+                "triton__autotune_at_compile_time": True,
+                **configs,
+            },
         )
     return found[0] if ahead else lowered.code
 

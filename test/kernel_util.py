@@ -247,6 +247,33 @@ def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: Sequence[int]) -> torch.
     return torch.stack([a[:, span] @ b[span] for span in spans])
 
 
+def dispatch_limits(code: str, size: str = r"s\d+") -> list[int]:
+    """What generated Python compares M with before it chooses a branch, ascending.
+
+    That is `if s2 <= 64:`; from torch 2.14 on, which computes the index of the branch first,
+    `buf0_selector = int(s2 <= 64)`.
+
+    Args:
+        code: of a module.
+        size: pattern of M.
+    """
+    return sorted(map(int, re.findall(rf"(?:\bif |= int\(){size} <= (\d+)[:)]", code)))
+
+
+def takes_strided_offsets() -> bool:
+    """Whether grouped matmuls take offsets that are not neighbours; torch 2.14 on refuses them."""
+    a = torch.empty(8, 16, dtype=torch.bfloat16, device="meta")
+    b = torch.empty(4, 16, 16, dtype=torch.bfloat16, device="meta")
+    offsets = torch.empty_strided((4,), (2,), dtype=torch.int32, device="meta")
+    try:
+        torch._grouped_mm(a, b, offs=offsets)
+    except RuntimeError as error:
+        if "must have stride" not in str(error):
+            raise
+        return False
+    return True
+
+
 @torch.library.custom_op("inductor_ext_test::product", mutates_args=())
 def _product(operands: list[torch.Tensor], size: list[int], dtype: torch.dtype) -> torch.Tensor:
     raise NotImplementedError("it is lowered, and not called")
@@ -407,7 +434,10 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
     namespace: dict[str, Any] = {
         "torch": torch,
         "assert_size_stride": lambda *_: None,
+        # torch 2.14 on.
+        "assert_size_stride_grouped": lambda *_: None,
         "assert_alignment": lambda *_: None,
+        "assert_tensor_metadata": lambda *_: None,
         "copy_if_misaligned": lambda tensor: tensor,
         "empty_strided_cuda": _unwritten,
         "get_raw_stream": lambda _: 0,

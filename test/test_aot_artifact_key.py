@@ -345,6 +345,18 @@ def test_every_option_of_inductor_counts(base: ExportedProgram) -> None:
         assert digest(base) != before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("cache_key_tag", "v2"), ("compile_on_one_rank", True)]
+)
+def test_options_of_the_compiler_count(base: ExportedProgram, name: str, value: Any) -> None:
+    if not hasattr(torch.compiler.config, name):
+        pytest.skip(f"this torch has no torch.compiler.config.{name}")
+    first = digest(base)
+    with mock.patch.object(torch.compiler.config, name, value):
+        assert digest(base) != first
+    assert digest(base) == first
+
+
 def test_our_settings_and_source_count(base: ExportedProgram) -> None:
     before = digest(base)
     assert digest(base, settings.Settings(memory_arenas="never")) != before

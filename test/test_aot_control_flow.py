@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,64 @@ def cond_on_what_was_computed() -> Case:
     )
 
 
+HAS_SWITCH = importlib.util.find_spec("torch._higher_order_ops.switch") is not None
+
+
+def switch(index: Any, branches: Any, operands: Any) -> Any:
+    """`torch.switch`, which torch has from 2.14 on."""
+    from torch._higher_order_ops.switch import switch as found
+
+    return found(index, branches, operands)
+
+
+def switched(x: torch.Tensor, index: Any) -> Any:
+    return switch(
+        index,
+        (lambda x: (x + 1, x.sum()), lambda x: (x * 2, x.mean()), lambda x: (x @ x, x.amax())),
+        (x,),
+    )
+
+
+if HAS_SWITCH:
+
+    @COND
+    def switch_of_three() -> Case:
+        """Numbers beyond the branches choose the nearest one."""
+        x = torch.randn(4, 4)
+        return Case(
+            lambda index, x: switched(x.cos(), index),
+            (torch.tensor(1), x),
+            calls=tuple((torch.tensor(index), x) for index in (0, 2, -3, 9)),
+        )
+
+    @COND
+    def switch_on_a_size() -> Case:
+        return Case(
+            lambda x: switched(x.t() @ x, x.shape[0] - 2),
+            (torch.randn(3, 4),),
+            dynamic=({0: Dim("switch_rows", min=2)},),
+            calls=tuple((torch.randn(rows, 4),) for rows in (2, 4, 5)),
+        )
+
+    @COND
+    def switch_in_a_cond_in_a_switch() -> Case:
+        def function(index: torch.Tensor, x: torch.Tensor) -> Any:
+            def first(x: torch.Tensor) -> Any:
+                inner = torch.where(x.sum() > 0, 1, 2)
+                return torch.cond(
+                    x.amax() > 1, lambda x: switched(x, inner)[0], lambda x: x - 5, (x,)
+                )
+
+            return switch(index, (first, lambda x: x.exp(), lambda x: x.abs()), (x,))
+
+        calls = ((0, torch.ones(2, 2) * 3), (0, torch.ones(2, 2)), (2, -torch.ones(2, 2)))
+        return Case(
+            function,
+            (torch.tensor(0), torch.tensor([[-9.0, 2.0], [1.0, 1.0]])),
+            calls=tuple((torch.tensor(index), x) for index, x in calls),
+        )
+
+
 @pytest.fixture(scope="module")
 def conds(device: str) -> Bundle:
     return COND.compile(device)
@@ -292,6 +351,27 @@ def loop() -> Case:
 
     x = torch.randn(3, 2)
     return Case(function, (torch.tensor(3), x), calls=((torch.tensor(0), x), (torch.tensor(1), x)))
+
+
+@LOOPS
+def loop_whose_operands_change_afterwards() -> Case:
+    """No iteration: the outputs are what the operands were, not what they become."""
+
+    def function(n: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+        def body(n: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return n - 1, x * 2 + 1, y - 1
+
+        part, sine = x[1:], y.sin()
+        n, p, s = while_loop(lambda n, x, y: n > 0, body, (n, part, sine))
+        x.add_(7)
+        return n + 0, p, s, sine.cos() + s
+
+    x, y = torch.randn(4, 2), torch.randn(5)
+    return Case(
+        function,
+        (torch.tensor(2), x, y),
+        calls=((torch.tensor(0), x.clone(), y), (torch.tensor(1), x.clone(), y)),
+    )
 
 
 @LOOPS
@@ -337,6 +417,23 @@ def cond_in_a_loop() -> Case:
         return while_loop(lambda n, x: n > 0, body, (n, x))
 
     return Case(function, (torch.tensor(5), torch.randn(3)))
+
+
+if HAS_SWITCH:
+
+    @LOOPS
+    def switch_in_a_loop() -> Case:
+        def function(n: torch.Tensor, x: torch.Tensor) -> Any:
+            def body(n: torch.Tensor, x: torch.Tensor) -> Any:
+                return n - 1, switch(
+                    n % 3, (lambda x: x + 1, lambda x: x * 2, lambda x: x.sin()), (x,)
+                )
+
+            return while_loop(lambda n, x: n > 0, body, (n, x))
+
+        return Case(
+            function, (torch.tensor(5), torch.randn(3)), calls=((torch.tensor(1), torch.randn(3)),)
+        )
 
 
 @LOOPS

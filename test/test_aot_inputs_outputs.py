@@ -421,7 +421,8 @@ def test_many_inputs_and_outputs(device: str) -> None:
     """More than a handful of registers or a small vector holds."""
 
     def function(*xs: torch.Tensor) -> list[torch.Tensor]:
-        return [x + i for i, x in enumerate(xs)]
+        # From torch 2.14 on Inductor returns the input itself for x + 0.
+        return [x + i for i, x in enumerate(xs, 1)]
 
     xs = tuple(torch.randn(2, device=device) for _ in range(80))
     aot_util.compile_model(function, xs).check(*xs)

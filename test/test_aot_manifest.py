@@ -243,6 +243,33 @@ def test_a_cuda_model_fits_its_cuda_and_device(changes: dict[str, Any], why: str
     assert found == why or (why is not None and why in (found or ""))
 
 
+@pytest.mark.parametrize(
+    ("made", "found", "fits"),
+    [
+        ("2.13.0", "2.13.1+cpu", True),
+        ("2.13.0+cpu", "2.14.1+cu130", False),
+        ("2.14.1+cu130", "2.13.0+cpu", False),
+        ("2.14.1", "2.15.0", False),
+        ("2.1.0", "2.11.0", False),
+        ("2.11.0a0+git1234", "2.11.0", True),
+    ],
+)
+def test_another_torch_is_refused_by_name(made: str, found: str, fits: bool) -> None:
+    versions = {**MANIFEST.versions, "torch": made}
+    content = dataclasses.replace(MANIFEST, versions=versions)
+    machine = dataclasses.replace(MACHINE, torch=found)
+    if fits:
+        manifest.check_machine(content, MODEL, machine, "net.pt2")
+        return
+    with pytest.raises(exc.IncompatibleArtifactError) as error:
+        manifest.check_machine(content, MODEL, machine, "net.pt2")
+    minor = ".".join(made.split(".")[:2])
+    assert str(error.value) == (
+        f"The package net.pt2 does not fit here: it was compiled for torch {made}, and this is "
+        f"torch {found}. Compile it again with torch {found}, or load it with torch {minor}."
+    )
+
+
 def test_all_misfits_are_said_at_once() -> None:
     found = misfit(MODEL, torch="2.11.0", cpu_features=frozenset())
     assert found is not None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 import torch._inductor
 from torch import nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
 import inductor_ext
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.signature import Range
 from test import aot_util
 from test.aot_util import DEVICES, Bundle, Case, Cases
 
@@ -318,6 +321,65 @@ def test_unbacked_shapes_compile_as_one(unbacked: Bundle) -> None:
 @pytest.mark.parametrize("name", UNBACKED)
 def test_unbacked(unbacked: Bundle, name: str) -> None:
     unbacked.check(name)
+
+
+class Pair(nn.Module):
+    """Of a matrix and one with twice as many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 12)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(torch.cat([x, x]) * y)) + 1
+
+    @staticmethod
+    def inputs(rows: int, others: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(rows, 8), torch.randn(2 * rows if others is None else others, 8)
+
+
+def check_unbacked_rows(program: ExportedProgram, model: nn.Module, upper: int) -> None:
+    """Any number of rows up to `upper` gives what eager mode gives; anything else is refused."""
+    artifact = aot_util.Artifact(model, program, aot_util.compile_program(program))
+    x, y = artifact.loaded.signature.tensors
+    assert re.fullmatch(r"u\d+", x.shape[0])
+    assert y.shape[0] == f"2*{x.shape[0]}"
+    assert artifact.loaded.signature.symbols == {x.shape[0]: Range(0, upper)}
+    # Sizes that export specialises on where they are backed are no exceptions.
+    for rows in (0, 1, 5, upper):
+        artifact.check(*Pair.inputs(rows))
+    for inputs in (Pair.inputs(upper + 1), Pair.inputs(4, 4), Pair.inputs(1, 3)):
+        with pytest.raises(exc.InputMismatchError, match="dimension 0"):
+            artifact(*inputs)
+
+
+def test_inputs_that_are_marked_unbacked() -> None:
+    inputs, model = Pair.inputs(5), Pair().eval()
+
+    class Checked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            torch._check(y.shape[0] == 2 * x.shape[0])
+            torch._check(x.shape[0] <= 64)
+            return self.model(x, y)
+
+    for tensor in inputs:
+        torch._dynamo.decorators.mark_unbacked(tensor, 0)
+    program = torch.export.export(Checked().eval(), inputs, strict=True)
+    check_unbacked_rows(program, Checked().eval(), 64)
+
+
+@pytest.mark.skipif(not hasattr(torch.fx.experimental, "dynamic_spec"), reason="needs torch 2.14")
+def test_inputs_with_a_shapes_spec() -> None:
+    from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
+
+    inputs, model = Pair.inputs(5), Pair().eval()
+    rows = ShapeVar("rows", max=64)
+    spec = ParamsSpec({"x": TensorSpec([rows, None]), "y": TensorSpec([2 * rows, None])})
+    check_unbacked_rows(torch.export.export(model, inputs, dynamic_shapes=spec), model, 64)
 
 
 def test_index_math_above_2_to_the_31(device: str) -> None:

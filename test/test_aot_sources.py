@@ -102,14 +102,16 @@ class TestListing:
         assert "add_custom_command" not in text
 
     def test_kernels_that_are_compiled_with_it(self) -> None:
+        options = ["arch=compute_90a,code=compute_90a", "arch=compute_90a,code=sm_90a"]
         project = dataclasses.replace(
-            PROJECT, cuda=True, kernels=KERNELS, assembly="kernels.S", architecture="90a"
+            PROJECT, cuda=True, kernels=KERNELS, assembly="kernels.S", gencode_options=options
         )
         text = sources.cmake(project)
         assert "project(net LANGUAGES CXX ASM)" in text
         assert "$<$<COMPILE_LANGUAGE:CXX>:-O3;-fopenmp>" in text
         assert "foreach(kernel k1 k2)" in text
-        assert "-gencode=arch=compute_90a,code=sm_90a" in text
+        for option in options:
+            assert f"\n            -gencode={option}\n" in text
         assert "CUDA::cudart_static" in text
 
     def test_the_assembly_that_takes_kernels_in(self, tmp_path: pathlib.Path) -> None:
@@ -408,6 +410,7 @@ class TestByCMake:
         assert {name.partition("(AOT")[0].rpartition("::")[2] for name in inside} <= {
             "create",
             "create_alone",
+            "create_from_external",
             "create_from_pairs",
         }
         assert any(NEWER.match(line) for code in functions.values() for line in code)

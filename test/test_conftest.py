@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -148,6 +149,82 @@ def test_tests_on_a_gpu_are_grouped_by_what_they_share(suite: Path) -> None:
         "test_of_a_group[cuda] own",
         "test_cache_folder test_cache.py",
     ]
+
+
+def test_smoke_entries_mark_tests(suite: Path) -> None:
+    """A line marks a file, a class or a function with all its parameters, and no longer names."""
+    (suite / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    xdist_group\n    smoke\n")
+    (suite / "test").mkdir()
+    shutil.move(suite / "conftest.py", suite / "test")
+    (suite / "test" / "test_a.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
+    (suite / "test" / "test_b.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('x', ['a::b', 'c'])\n"
+        "def test_1(x): pass\n"
+        "def test_10(): pass\n"
+        "class TestC:\n"
+        "    def test_1(self): pass\n"
+        "class TestD:\n"
+        "    def test_1(self): pass\n"
+    )
+    (suite / "test" / "smoke.txt").write_text(
+        "# a comment\n\ntest/test_a.py\ntest/test_b.py::test_1\ntest/test_b.py::TestC\n"
+    )
+    printed = run_pytest(suite, "-m", "smoke", "--collect-only", "-q", "test")
+    assert [line for line in printed.splitlines() if "::" in line] == [
+        "test/test_a.py::test_1",
+        "test/test_a.py::test_2",
+        "test/test_b.py::test_1[a::b]",
+        "test/test_b.py::test_1[c]",
+        "test/test_b.py::TestC::test_1",
+    ]
+
+
+def test_the_smoke_list_names_tests_that_exist_and_enough_of_them() -> None:
+    root = Path(__file__).parent.parent
+    entries = (root / "test" / "smoke.txt").read_text().splitlines()
+    entries = [line for line in entries if line and not line.startswith("#")]
+    assert len(set(entries)) == len(entries)
+    functions = 0
+    for entry in entries:
+        file, *names = entry.split("::")
+        found: ast.AST = ast.parse((root / file).read_text())
+        for name in names:
+            found = next(
+                node
+                for node in getattr(found, "body", ())
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
+            )
+        tests = [
+            node
+            for node in ast.walk(found)
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+        ]
+        assert tests, entry
+        functions += len(tests)
+    assert functions >= 150
+
+
+def test_make_smoke_runs_the_files_of_the_list() -> None:
+    root = Path(__file__).parent.parent
+    listed = {
+        line.split("::")[0]
+        for line in (root / "test" / "smoke.txt").read_text().splitlines()
+        if line.startswith("test")
+    }
+    # As if the environment were there, whatever its pins.
+    command = ["make", "-n", "-o", "smoke-venv/.ready-none", "smoke", "VENV=smoke-venv"]
+    printed = subprocess.run(
+        [*command, "TORCH=none"],
+        cwd=root,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (line,) = (line for line in printed.splitlines() if "pytest" in line)
+    assert "-m smoke " in line
+    assert set(re.findall(r" (test/\S+\.py)", line)) == listed
 
 
 def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:

@@ -39,7 +39,7 @@ from inductor_ext.templates.cutlass import background
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import GemmProblem
-from test import fake_cuda
+from test import fake_cuda, kernel_util
 from test.gemm_problems import device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -135,6 +135,13 @@ def test_what_follows_is_in_the_kernel(calls: list[Call]) -> None:
     ]
     assert not lowered.kernels()
     assert counters["inductor"]["cutlass_epilogue_fusion_counter"] == before + 1
+
+
+def test_nothing_follows_in_the_kernel_where_ops_round(calls: list[Call]) -> None:
+    with inductor_config.patch(emulate_precision_casts=True):
+        lower(best, lambda x, w: torch.relu(x @ w) * 3, matrix(512, 256), matrix(256, 384))
+    (call,) = calls
+    assert operations_of(call) == []
 
 
 def linear(*shapes: Any) -> list[Given]:
@@ -304,6 +311,9 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
     assert (measured.config, measured.tree) == (used.config, used.tree)
 
 
+@pytest.mark.skipif(
+    not kernel_util.takes_strided_offsets(), reason="this torch takes no other offsets"
+)
 def test_the_ends_of_groups_are_neighbours(calls: list[Call]) -> None:
     function, (a, b, _), _ = GRAPHS["grouped"]
     apart = torch.empty_strided((4,), (2,), dtype=torch.int32, device="meta")

@@ -16,6 +16,7 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from inductor_ext import numerics
 from inductor_ext.lowerings import problems
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand
 from test import fake_cuda
@@ -216,6 +217,26 @@ def test_what_the_user_asks_of_results() -> None:
         torch.set_float32_matmul_precision(before)
     with inductor_config.patch(deterministic=True):
         assert flags(half) == (False, True)
+    if hasattr(inductor_config, "batch_invariant"):
+        with inductor_config.patch(batch_invariant=True):
+            assert flags(half) == (False, True)
+
+
+def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
+    half = lowered_graph(torch.mm, tensor(32, 64), tensor(64, 96))
+    wide = lowered_graph(torch.mm, tensor(32, 64, dtype=F32), tensor(64, 96, dtype=F32))
+
+    def flags(graph: fx.Graph) -> str | None:
+        found = problems.problem_of(product(graph))
+        assert found is not None
+        return found.math_flags
+
+    assert flags(half) is None
+    text = "-allow_bf16_reduced_precision_reduction"
+    with numerics.with_matmul_flags(f"allow_fp16_accumulation,{text}"):
+        dtype = problems.dtype_of(product(half).meta["val"])
+        assert flags(half) == {"bfloat16": text, "float16": "allow_fp16_accumulation"}[dtype]
+        assert flags(wide) is None
 
 
 @pytest.mark.parametrize(

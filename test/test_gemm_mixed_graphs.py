@@ -25,7 +25,7 @@ from inductor_ext.selection.programs import program
 from inductor_ext.settings import Settings
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
-from test import fake_cuda
+from test import fake_cuda, kernel_util
 from test.gemm_graphs import lowered_graph, tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
@@ -690,7 +690,7 @@ class TestLowered:
         assert (
             code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_gemm_", code)) == 2
         )
-        assert sorted(map(int, re.findall(r"if 2\*s\d+ <= (\d+):", code))) == [16, 64]
+        assert kernel_util.dispatch_limits(code, r"2\*s\d+") == [16, 64]
 
     @pytest.fixture(scope="class")
     @staticmethod

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from inductor_ext import config, events
+from inductor_ext import config, events, numerics
 from inductor_ext.hooks import scope
+from inductor_ext.lowerings import gemm_pass
 from inductor_ext.selection import choose, tuner
 from inductor_ext.selection.decision import Decision, Timing
 from inductor_ext.templates.config import GemmConfig
@@ -166,6 +167,52 @@ def test_splits_of_k_are_added_up_by_a_kernel_without_atomics() -> None:
     assert "atomic" not in product + total
 
 
+@pytest.mark.skipif(
+    not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
+)
+@pytest.mark.parametrize("m", [1, 32])
+def test_under_batch_invariance_inductor_computes_products(m: int) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w)
+
+    given = matrix(m, 512), matrix(512, 64)
+    with (
+        inductor_config.patch(batch_invariant=True),
+        events.capture(events.ProductRecord) as records,
+    ):
+        lowered, asked = lower(lambda _: TILE, function, *given)
+        stock = fake_cuda.lower(function, *given)
+    assert asked == []
+    assert lowered.kernels() == stock.kernels()
+    assert "extern_kernels.mm(" in lowered.code
+    (record,) = records
+    assert record.chosen is None
+    assert "batch_invariant" in record.reason
+
+
+def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
+    with (
+        inductor_config.patch(emulate_precision_casts=True),
+        events.capture(events.ProductRecord) as records,
+    ):
+        _, asked = lower(lambda _: None, layer, *layer_inputs(16))
+    assert asked
+    assert all(each.prologue is None and not each.epilogue.gated for each in asked)
+    assert records
+    for record in records:
+        (text,) = record.declined
+        assert "emulate_precision_casts" in text
+
+
+def test_flags_that_restrict_cublas_are_in_the_cache_key() -> None:
+    settings = config.snapshot({})
+    with mock.patch.object(torch.cuda, "is_available", return_value=True):
+        plain = gemm_pass.cache_key(settings)
+        with numerics.with_matmul_flags("allow_fp16_accumulation"):
+            assert gemm_pass.cache_key(settings) != plain
+        assert gemm_pass.cache_key(settings) == plain
+
+
 def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
     split = dataclasses.replace(TILE, split_k=2, one_launch=True)
     lowered, _ = lower(
@@ -177,7 +224,9 @@ def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
     )
     # Relu is in the first.
     first, second = lowered.kernels().values()
-    assert "triton_helpers.maximum" in first.partition("if before == SPLIT_K - 1:")[2]
+    last = first.partition("if before == SPLIT_K - 1:")[2]
+    # torch 2.14 on has `tl.maximum(..., tl.PropagateNan.ALL)`.
+    assert re.search(r"\b(triton_helpers|tl)\.maximum\(", last)
     for kernel in (first, second):
         assert kernel.count("tl.atomic_add") == 1
         assert kernel.index("if before == SPLIT_K - 1:") < kernel.index("tl.store(out_ptr")
@@ -381,9 +430,8 @@ class TestUnknownRows:
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
     ) -> None:
         lowered, _ = dispatched
-        limits = re.findall(r"^ *if s\d+ <= (\d+):", lowered.code, re.MULTILINE)
         # Four products of the layer, each with three kernels.
-        assert sorted(map(int, limits)) == [16] * 4 + [256] * 4
+        assert kernel_util.dispatch_limits(lowered.code) == [16] * 4 + [256] * 4
 
     def test_each_branch_has_its_kernel(
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inductor_ext import exc
+from inductor_ext import compat, exc
 from inductor_ext.templates import config as config_module
 from inductor_ext.templates import constraints as constraints_module
 from inductor_ext.templates.config import TEMPLATES, GemmConfig, warpgroup_mma
@@ -758,6 +758,43 @@ class TestConstraints:
         assert legal(DECODE, SPLIT, H200)
         assert legal(deterministic, but(SPLIT, split_k=1), H200)
         assert any("atomics" in reason for reason in why_not(deterministic, SPLIT, H200))
+
+    @pytest.mark.parametrize("config", [SPLIT, but(TILE, stream_k=True, flatten=False)])
+    def test_k_is_not_split_where_torch_does_not_allow_it(self, config: GemmConfig) -> None:
+        flag = "-allow_bf16_reduced_precision_reduction"
+        plain = DECODE if config is SPLIT else LINEAR
+        assert legal(plain, config, H200)
+        assert legal(but(plain, math_flags=flag), config, H200)
+        whole = but(plain, math_flags=f"{flag},{flag}_split_k")
+        assert any("does not allow" in reason for reason in why_not(whole, config, H200))
+        assert legal(whole, but(config, split_k=1, stream_k=False), H200)
+
+    def test_flags_of_matmul_leave_keys_as_they_are_unless_they_are_set(self) -> None:
+        assert "math_flags" not in LINEAR.to_json()
+        freed = but(LINEAR, math_flags="allow_fp16_accumulation")
+        assert freed.key != LINEAR.key
+        assert GemmProblem.from_json(freed.to_json()) == freed
+        assert GemmProblem.from_json(LINEAR.to_json()) == LINEAR
+
+    @pytest.mark.parametrize("copies", [False, True])
+    def test_a_standardised_operand_is_in_shared_memory_once_more(
+        self, monkeypatch: pytest.MonkeyPatch, copies: bool
+    ) -> None:
+        """What Triton 3.7 and 3.8 allocate, as compiled."""
+        monkeypatch.setattr(compat, "triton_copies_register_operand", lambda: copies)
+        standardized = but(LINEAR, prologue=Prologue("standardize", vectors=2))
+        allocated = {64: (131_840, 148_224), 32: (41_344, 41_344)}
+        for config in (
+            GemmConfig("cp_async", 128, 128, 64, 4, 8),
+            GemmConfig("cp_async", 128, 64, 32, 4, 8),
+        ):
+            needed = config.shared_memory(standardized)
+            assert needed >= allocated[config.block_k][copies]
+            one = config.block_m * config.block_k * 2 if config.block_k == 64 else 0
+            plain = config.stages * config.stage_bytes(standardized) + config.stages * 2 * 2 * (
+                config.block_k
+            )
+            assert needed == plain + copies * one
 
     @given(problems(), configs(), devices())
     @examples(200)

@@ -253,6 +253,17 @@ def test_what_was_measured_is_known_exactly(store: Store) -> None:
     assert known.decision == but(decision(80.0), origin="cache")
 
 
+def test_what_was_measured_under_other_flags_of_matmul_is_not_known(store: Store) -> None:
+    freed = but(problem(), math_flags="allow_fp16_accumulation")
+    store.put({freed: decision(80.0)}, H200, here)
+    assert found(store) is None
+    store.put({problem(): decision(70.0)}, H200, here)
+    assert found(store) == ("measured", 70.0)
+    known = store.lookup(freed, H200, here)
+    assert known is not None
+    assert known.decision.microseconds(known.decision.config) == 80.0
+
+
 def test_a_later_measurement_replaces_an_earlier_one(store: Store) -> None:
     store.add([entry(microseconds=80.0, measured=2)])
     assert store.add([entry(microseconds=70.0, measured=1)]) == {"ignored": 1}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
@@ -69,6 +70,13 @@ def test_a_replaced_product_is_written_out(
     )
     (found,) = fx.Interpreter(fx.GraphModule({}, graph)).run(*inputs)
     torch.testing.assert_close(found, function(*inputs))
+
+
+def test_where_ops_round_it_stays_as_stock_leaves_it() -> None:
+    graph = graph_of(by_hand, (2, 4, 32))
+    with fake_cuda.device(), inductor_config.patch(emulate_precision_casts=True):
+        weight_only.restore(graph)
+    assert replaced(graph)
 
 
 def test_sizes_may_be_symbols() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from inductor_ext import numerics
 from inductor_ext.selection import trial, worker
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import Epilogue, GemmProblem, read
@@ -166,6 +167,30 @@ def test_it_ends_with_the_process_that_started_it() -> None:
             return
         time.sleep(0.1)
     pytest.fail("the worker outlives its parent")
+
+
+def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config as inductor_config
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    job = trial.Job(PROBLEM, ())
+
+    def told() -> str | None:
+        return failures(reports(job, bench=tuning_bench.telling_bench)[PROBLEM])[None]
+
+    fill = numerics.determinism()[2]
+    plain = f"((False, False, {fill}), None, False)"
+    assert plain in str(told())
+    # The worker was there before.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    flags = "allow_fp16_accumulation,-allow_bf16_reduced_precision_reduction"
+    with (
+        inductor_config.patch(deterministic=True),
+        numerics.with_determinism((True, True, False)),
+        numerics.with_matmul_flags(flags),
+    ):
+        assert f"((True, True, False), '{flags}', True) :4096:8" in str(told())
+    assert plain in str(told())
 
 
 def test_a_worker_gets_all_of_a_problem() -> None:

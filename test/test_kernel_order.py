@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -17,13 +18,13 @@ import torch._inductor.config as inductor_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._inductor import ir, memory
+from torch._inductor import ir, memory, scheduler
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
 from benchmarks import measure
-from inductor_ext import exc, kernel_order
+from inductor_ext import events, exc, kernel_order, known_ir
 from inductor_ext.planning.order import EFFORT, Buffer, OrderProblem, find_order, profile
 
 CHECKOUT = Path(__file__).parent.parent
@@ -474,3 +475,34 @@ def test_stocks_estimate_is_counted_as_stock_does(
     with torch.no_grad(), inductor_config.patch(force_disable_caches=True):
         torch.compile(function, backend="inductor_ext")(torch.randn(16, 16), torch.zeros(4))
     assert follows == [True]
+
+
+def test_pools_and_unknown_classes_keep_inductors_order(
+    reorderings: list[kernel_order.Reordering], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel allocates from the pool in whose context it is called."""
+    function, inputs = branches()
+    _, upstream, _ = generated(function, inputs, memory_reorder=False)
+    with monkeypatch.context() as patch:
+        # An attribute of the scheduler from torch 2.14 on.
+        patch.setattr(
+            scheduler.Scheduler, "_mempool_nodes", property(lambda _: True, _ignore), False
+        )
+        generated(function, inputs)
+    monkeypatch.setattr(events, "_warned", set())
+    monkeypatch.delitem(known_ir.SCHEDULER_NODES, "ExternKernelSchedulerNode")  # type: ignore[arg-type]
+    _, code, _ = generated(function, inputs)
+    assert _calls(code) == _calls(upstream)
+    pools, unknown = reorderings
+    assert (pools.moved, pools.why) == (False, "there are CUDA memory pools")
+    assert not unknown.moved
+    assert "torch._inductor.scheduler.ExternKernelSchedulerNode" in unknown.why
+
+
+def _ignore(instance: object, value: object) -> None:
+    """A setter for what does not change."""
+
+
+def _calls(code: str) -> list[str]:
+    """The calls of kernels, in their order."""
+    return re.findall(r"extern_kernels\.\w+\(.*\)", code)

@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "kernel_order",
             "memory_planning",
             "memory_plans",
+            "numerics",
             "options",
             "padding",
             "planning",

@@ -19,12 +19,14 @@ import torch._dynamo
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.codegen import common
+from torch._inductor.codegen import wrapper as stock_lines
 from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from torch.testing import FileCheck
 
 import inductor_ext
 from inductor_ext import arena_runtime, events, exc, memory_planning
+from inductor_ext.hooks import scope
 from inductor_ext.planning import arenas
 from test import aot_util
 
@@ -600,3 +602,58 @@ def test_a_plan_survives_the_cache(tmp_path: Path) -> None:
             check(compiled(matmuls), matmuls, *inputs)
     assert len(records) <= 1
     assert [record.cache for record in compiles] == ["hit"]
+
+
+HAS_POOLS = hasattr(stock_lines, "EnterCudaMemPoolContextLine")
+
+
+@pytest.mark.skipif(not HAS_POOLS, reason="torch >= 2.14 compiles torch.cuda.use_mem_pool")
+@pytest.mark.parametrize("arenas_", ["always", "never"])
+def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
+    """Lowered for a GPU that is not there: what is allocated in a pool stays in it."""
+    pytest.importorskip("triton")
+    from test import fake_cuda
+
+    def pool(index: int) -> Any:
+        return torch.fx.traceback.annotate({"mempool": index, "mempool_device": 0})
+
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.preserve_node_meta():
+            x = x @ y @ y
+            with pool(0):
+                x = x @ y @ y @ y
+            x = x @ y @ y
+            with pool(1):
+                x = x @ y @ y
+            with pool(0):
+                x = x @ y @ y
+            return x @ y @ y + 1
+
+    square = ((64, 64), torch.float32)
+    settings = inductor_ext.config.snapshot({"memory_arenas": arenas_})
+    with (
+        scope.compile_scope(settings),
+        events.capture(events.MemoryPlanRecord) as records,
+    ):
+        code = fake_cuda.lower(chain, square, square).code
+    (record,) = records
+    assert bool(record.arenas) == (arenas_ == "always")
+    context, indent, found = None, 0, {}
+    for line in code[code.index("def call(") :].splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if text and context is not None and depth <= indent:
+            context = None
+        if match := re.match(
+            r"with torch.cuda.use_mem_pool\(get_external_object_by_index\((\d)", text
+        ):
+            context, indent = match[1], depth
+        elif match := re.match(r"(\w+) = (?:empty_strided\w*|torch.empty\w*)\(", text):
+            found[match[1]] = context
+        elif (match := re.match(r"(\w+) = reinterpret_tensor\((\w+),", text)) or (
+            match := re.match(r"(\w+) = (\w+); del \2  # reuse", text)
+        ):
+            assert found[match[2]] == context, text
+            found[match[1]] = context
+    assert {"0", "1", None} <= set(found.values())
+    assert "# reuse" in code

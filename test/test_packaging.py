@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -30,6 +31,7 @@ import inductor_ext
 from inductor_ext import compat
 
 ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 
 _NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist", "*.pt2")
 
@@ -172,6 +174,37 @@ def test_metadata_states_version_licence_and_the_supported_torch(
     assert accepted.contains(f"{highest}.9+cpu")
     assert not accepted.contains(f"{major}.{minor + 1}.0")
     assert not accepted.contains(f"{lowest}.0rc1", prereleases=True)
+
+
+@needs_build_backend
+def test_metadata_states_the_python_releases(wheel_metadata: email.message.Message) -> None:
+    accepted = SpecifierSet(wheel_metadata["Requires-Python"])
+    prefix = "Programming Language :: Python :: "
+    classified = {
+        each.removeprefix(prefix)
+        for each in wheel_metadata.get_all("Classifier")
+        if re.fullmatch(rf"{prefix}3\.\d+", each)
+    }
+    assert classified == {f"3.{minor}" for minor in range(30) if accepted.contains(f"3.{minor}.1")}
+    (row,) = re.findall(r"^\| Python \| 3\.(\d+) to 3\.(\d+)", README.read_text(), re.MULTILINE)
+    assert classified == {f"3.{minor}" for minor in range(int(row[0]), int(row[1]) + 1)}
+
+
+@needs_build_backend
+def test_the_cuda_extra_accepts_the_triton_of_each_torch(
+    wheel_metadata: email.message.Message,
+) -> None:
+    """What torch's wheels for CUDA require, from 2.11 to 2.15."""
+    required = map(Requirement, wheel_metadata.get_all("Requires-Dist"))
+    (triton,) = (parsed.specifier for parsed in required if parsed.name == "triton")
+    for version in ("3.6.0", "3.7.1", "3.8.0", "3.9.0"):
+        assert triton.contains(version)
+    assert not triton.contains("3.5.1")
+
+
+def test_the_readme_states_the_supported_torch() -> None:
+    lowest, highest = compat.SUPPORTED
+    assert f"| torch | {lowest} to {highest}; others are refused" in README.read_text()
 
 
 @needs_build_backend

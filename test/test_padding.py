@@ -88,7 +88,7 @@ def test_branches_are_not_padded(padded: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "recorded"),
+    ("before", "after", "kept"),
     [
         ((5, 1), (8, 1), (5, 1)),
         ((1, 5), (1, 8), (1, 5)),
@@ -100,19 +100,25 @@ def test_branches_are_not_padded(padded: list[Any]) -> None:
         ((5, 1), None, None),
     ],
 )
-def test_strides_that_padding_has_changed(before: Any, after: Any, recorded: Any) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_strides_that_padding_has_changed(before: Any, after: Any, kept: Any, early: bool) -> None:
+    """Whether Inductor records strides before the passes (torch 2.14) or after them."""
     graph = torch.fx.Graph()
-    x = graph.placeholder("x")
+    x, y = graph.placeholder("x"), graph.placeholder("y")
     x.meta["val"] = torch.empty(1)
-    graph.output((x, x))
+    y.meta["val"] = None if after is None else torch.empty_strided((2,) * len(after), after)
+    graph.output((x, y))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     (output,) = module.graph.find_nodes(op="output")
-    output.meta["original_output_strides"] = [(1,), after]
+    original = before if early else after
+    output.meta["original_output_strides"] = [(1,), original]
     padding.keep_strides(module, [(1,), before])
     padding.recorded(module)
-    assert output.meta["original_output_strides"] == [(1,), recorded]
+    copied = kept != after
+    assert output.meta["original_output_strides"] == [(1,), kept if copied else original]
     copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
-    assert output.args[0] == ((x, *copies) if recorded != after else (x, x))
+    assert output.args[0] == ((x, *copies) if copied else (x, y))
+    assert len(copies) == int(copied)
 
 
 def test_strides_of_results() -> None:

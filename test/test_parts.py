@@ -433,6 +433,21 @@ class TestTriton:
         part = parts.probe("triton")
         assert (part.available, part.detail) == (True, "this torch asks for 3.6.0")
 
+    @pytest.mark.parametrize(
+        ("version", "fits"),
+        [("3.8.0", True), ("3.8.2+git1", True), ("3.7.1", False), ("3.9.0", False)],
+    )
+    def test_a_compatible_release(self, site: Path, version: str, fits: bool) -> None:
+        """torch 2.14 requires its Triton by `~=`."""
+        self.install(site, version)
+        requirement = 'triton~=3.8.0; platform_system == "Linux" and python_version < "3.15"'
+        distribution(site, "torch", "2.14.1", requirement)
+        assert parts.probe("triton").detail == (None if fits else "this torch asks for ~=3.8.0")
+
+    def test_missing_and_torch_asks_for_a_compatible_release(self, site: Path) -> None:
+        distribution(site, "torch", "2.14.1", 'triton~=3.8.0; platform_system == "Linux"')
+        assert parts.probe("triton").install == "pip install triton~=3.8.0"
+
     def test_for_another_python(self, site: Path) -> None:
         package = self.install(site, library=False)
         (package / "_C" / "libtriton.cpython-27-mips.so").touch()

@@ -122,6 +122,38 @@ def test_it_can_be_switched_off() -> None:
         assert kinds(lowered(layer_norm, shape)) == ["red"]
 
 
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+@without_gpu
+@pytest.mark.skipif(
+    not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
+)
+def test_under_batch_invariance_the_number_of_rows_decides_nothing() -> None:
+    """Of one row the weights are as large as the row: it is not held, and 32 rows are."""
+    sizes = [((rows, 4096), (4096,), (4096,)) for rows in (1, 32)]
+    assert [kinds(lowered(affine, *each)) for each in sizes] == [["red"], ["per"]]
+    with inductor_config.patch(batch_invariant=True):
+        for shapes in sizes:
+            ours, stock = (lowered(affine, *shapes, ours=each) for each in (True, False))
+            assert ours.kernels() == stock.kernels()
+            assert kinds(ours) == ["red"]
+
+
+@without_gpu
+@pytest.mark.parametrize("name", ["strict_reduction_rblock", "strict_sum_rblock"])
+@pytest.mark.parametrize(("rblock", "kind"), [(None, "per"), (1024, "red")])
+def test_a_required_order_of_sums_holds(
+    monkeypatch: pytest.MonkeyPatch, name: str, rblock: int | None, kind: str
+) -> None:
+    """`strict_sum_rblock` is the name in torch 2.14, `strict_reduction_rblock` from 2.15 on."""
+    from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
+
+    monkeypatch.setattr(SIMDKernelFeatures, name, lambda _: rblock, raising=False)
+    assert kinds(lowered(layer_norm, (16, 4096))) == [kind]
+
+
 @without_gpu
 def test_a_users_own_decision_holds() -> None:
     class Looping(InductorChoices):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from inductor_ext import numerics
 from inductor_ext.selection import trial
 from inductor_ext.selection.timing import Stopwatch
 from inductor_ext.selection.trial import Compiled, Variant
@@ -203,6 +204,22 @@ class _Dying(CpuBench):
 def dying_bench(index: int) -> CpuBench:
     """A bench whose process dies when all that was to be tried has been."""
     return _Dying()
+
+
+class _Telling(CpuBench):
+    def compile(
+        self, variants: Sequence[Variant], starting: Callable[[int], None]
+    ) -> list[Compiled | Exception]:
+        from torch._inductor import config
+
+        told = (numerics.determinism(), numerics.matmul_flags(), config.deterministic)
+        workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        return [ValueError(f"{told} {workspace}")] * len(variants)
+
+
+def telling_bench(index: int) -> CpuBench:
+    """A bench that compiles nothing, and tells what torch is set to."""
+    return _Telling()
 
 
 def warm_cpu_bench(index: int) -> CpuBench:

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import cache, compat, lowerings, parts
+from inductor_ext import cache, compat, lowerings, numerics, parts
 from inductor_ext.lowerings import gemm_pass
 from inductor_ext.settings import Settings
 
@@ -541,6 +541,7 @@ def _symbols(env: Any) -> Any:
 def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
     import torch._functorch.config
     import torch._inductor.config
+    import torch.compiler.config
     import torch.fx.experimental._config
 
     found = []
@@ -561,6 +562,9 @@ def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
                 # Stock adds its own to what the user gave, and leaves it there for the next.
                 value = {k: v for k, v in value.items() if not k.startswith("AOTI_")}
             found.append((index, name, _option(writer, name, value, entries[name].default)))
+    # The others of torch.compiler.config are about caches, or about torch.compile alone.
+    for name in ("cache_key_tag", "compile_on_one_rank"):
+        found.append((len(modules), name, getattr(torch.compiler.config, name, None)))
     return found
 
 
@@ -651,6 +655,7 @@ def _process_state(writer: _Writer) -> Any:
         cuda.matmul.fp32_precision,
         cuda.matmul.allow_fp16_reduced_precision_reduction,
         cuda.matmul.allow_bf16_reduced_precision_reduction,
+        numerics.matmul_flags(),
         cuda.flash_sdp_enabled(),
         cuda.mem_efficient_sdp_enabled(),
         cuda.math_sdp_enabled(),

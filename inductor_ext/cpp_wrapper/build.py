@@ -15,14 +15,22 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import cache, cutlass_runtime, events, settings
-from inductor_ext.cpp_wrapper import codegen, compiler, extern_nodes, sources, split, weights
+from inductor_ext.cpp_wrapper import (
+    codegen,
+    compiler,
+    extern_nodes,
+    fatbin,
+    sources,
+    split,
+    weights,
+)
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.templates.cutlass import objects as cutlass_objects
@@ -57,6 +65,8 @@ class Artifact:
     features: tuple[str, ...]
     """Of the CPU, that the code needs."""
     metadata: dict[str, str]
+    cuda_architectures: tuple[str, ...] = ()
+    """That its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
 
 
 @contextlib.contextmanager
@@ -173,6 +183,7 @@ def compile_artifact(
                 device_type=device_type,
                 features=tools.target.features,
                 metadata=metadata,
+                cuda_architectures=_cuda_architectures(graph, device_type, metadata),
             )
         )
     return files if shared_object is None or packaged else shared_object
@@ -243,7 +254,6 @@ def _project(
         The files that belong to the source.
     """
     from torch._inductor import config
-    from torch._inductor.codegen.cuda import compile_utils
 
     # The names of some are the same for all models.
     folder = f"{stem}.project"
@@ -267,7 +277,7 @@ def _project(
             project,
             kernels=kernels,
             assembly=os.path.basename(assembly),
-            architecture=compile_utils._nvcc_arch_as_compile_option(),
+            gencode_options=_gencode_options(graph),
         )
     objects = _gpu_objects(graph, tools.device_type, folder)
     objects += _cutlass_objects(graph, tools.settings, folder)
@@ -440,6 +450,28 @@ def _compiles_kernels_later() -> bool:
     return bool(aot.package_cpp_only and aot.emit_multi_arch_kernel and aot.embed_kernel_binary)
 
 
+def _gencode_options(graph: Any) -> list[str]:
+    """What the fat binaries of a graph's Triton kernels are compiled for."""
+    noted = {parameters.get("cuda_arch") for _, parameters in _gpu_kernels(graph)}
+    (architecture,) = noted if len(noted) == 1 else {None}
+    return fatbin.gencode_options(architecture)
+
+
+def _cuda_architectures(
+    graph: Any, device_type: str, metadata: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What all GPU kernels of a graph were compiled for."""
+    from torch._inductor import config
+
+    if device_type != "cuda":
+        return ()
+    # CUTLASS kernels are compiled for the GPU at hand alone.
+    if config.aot_inductor.emit_multi_arch_kernel and not _cutlass_kernels(graph):
+        return fatbin.architectures(_gencode_options(graph))
+    digits = re.sub(r"\D", "", metadata.get("AOTI_COMPUTE_CAPABILITY", ""))
+    return (f"sm_{digits}",) if digits else ()
+
+
 def _gpu_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
     """The graph's kernels, as Inductor has noted them."""
     from torch._inductor import codecache
@@ -488,18 +520,8 @@ def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
     for name, parameters in _gpu_kernels(graph):
         cubin = parameters[codecache.get_cpp_wrapper_cubin_path_name()]
         if config.aot_inductor.emit_multi_arch_kernel:
-            _make_fatbin(parameters["asm"], cubin)
+            fatbin.build(parameters, cubin)
         if config.aot_inductor.embed_kernel_binary:
             own = shutil.copy(cubin, folder)
             objects.append(str(convert_cubin_to_obj(own, name, *get_ld_and_objcopy(False))))
     return objects
-
-
-def _make_fatbin(ptx: str, output: str) -> None:
-    """Machine code for this GPU and PTX for newer ones, in one file."""
-    from torch._inductor.codegen.cuda import compile_utils
-
-    arch = compile_utils._nvcc_arch_as_compile_option()
-    nvcc = compile_utils._cuda_compiler()
-    codes = [f"-gencode=arch=compute_{arch},code={kind}_{arch}" for kind in ("compute", "sm")]
-    subprocess.run([str(nvcc), "-fatbin", ptx, "-o", output, *codes], check=True)

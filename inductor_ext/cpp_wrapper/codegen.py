@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import compat, exc
+from inductor_ext import compat, events, exc
 from inductor_ext.cpp_wrapper import checks, exported, graph_signature, target, weights
 from inductor_ext.cpp_wrapper.signature import Signature
 from inductor_ext.hooks import context
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AotWrapper",
     "GridScratch",
+    "LoopOutputs",
     "constants_with_values",
     "generator",
     "original_name",
@@ -67,21 +68,48 @@ def supported() -> bool:
         and not aot.use_minimal_arrayref_interface
         and aot.cross_target_platform is None
         and not getattr(aot, "enable_lto", False)
+        and not _is_dual()
     )
 
 
+def _is_dual() -> bool:
+    """Whether Inductor writes the host program twice, and runs one of them to tune kernels.
+
+    From torch 2.14 on, with `triton.autotune_at_compile_time` off and a device of Triton's. The
+    graph says so already in torch 2.13, where the buffers are single and what runs is Python.
+    """
+    from torch._inductor import utils
+    from torch._inductor.virtualized import V
+
+    if not getattr(V.graph, "is_dual_wrapper_mode", False):
+        return False
+    make_buffer = getattr(utils, "make_codegen_buffer", None)
+    return make_buffer is not None and hasattr(make_buffer(), "aot")
+
+
 def generator(stock: Any, settings: Settings) -> Any:
-    """What makes a generator of C++ for the graph at hand: ours over `stock`, or `stock` itself."""
+    """A class that generates C++ for the graph at hand.
+
+    Torch's own generators are returned with fixes, and with the frame of this module where
+    `supported`; any other generator is returned unchanged.
+    """
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 
     # A subclass of somebody else's may generate another frame.
     if stock not in (CppWrapperCpu, CppWrapperGpu):
         return stock
+    if _is_dual():
+        events.warn_once(
+            "aot-dual-wrapper",
+            "triton.autotune_at_compile_time=False: Inductor (default) compiles the package, which "
+            "has no input checks, no manifest and no mapped weights then. Leave the option out to "
+            "get them",
+        )
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not compat.scratch_covers_grid():
         mixed = (*mixed, GridScratch)
-    return _Constructor(_wrapper_class(stock, mixed), settings) if mixed else stock
+    return _Constructor(_wrapper_class(stock, (*mixed, LoopOutputs)), settings)
 
 
 @functools.cache
@@ -96,6 +124,11 @@ class _Constructor:
     cls: type[Any]
     settings: Settings
 
+    @property
+    def supports_caching(self) -> bool:
+        """Whether its code may be cached."""
+        return bool(self.cls.supports_caching)
+
     def create(self, *_: object) -> Any:
         """A generator; subgraphs are written into their graph's code, by the same class."""
         from torch._inductor.virtualized import V
@@ -103,8 +136,11 @@ class _Constructor:
         wrapper = self.cls()
         wrapper.settings = self.settings
         if V.graph.const_module is not None:
-            # Both graphs' code calls operators by their numbers in one file.
-            V.extern_kernel_nodes.extend(_operators_of_folding(V.graph))
+            # Both graphs' code calls operators by their numbers in one file. From torch 2.15 on
+            # both graphs share the list.
+            nodes = V.extern_kernel_nodes
+            listed = {id(node) for node in nodes}
+            nodes.extend(node for node in _operators_of_folding(V.graph) if id(node) not in listed)
         return wrapper
 
 
@@ -389,6 +425,42 @@ class GridScratch:
             code, call_args, arg_types, arg_signatures, is_triton_kernel, spaces
         )
         return arguments
+
+
+class LoopOutputs:
+    """Mixed in before torch's generators: the outputs of a while_loop are tensors of their own.
+
+    Torch's C++ starts the outputs as aliases of the carried inputs. Where no iteration runs they
+    stay so, and a later change of the input, or memory of it that is reused, changes the output.
+    Torch's Python clones them then (torch 2.11 to 2.14).
+    """
+
+    def codegen_while_loop(self: Any, while_loop: Any, stack_output: bool = False) -> None:
+        """Write the loop, and clone what it has left as it was."""
+        super().codegen_while_loop(while_loop, stack_output)  # type: ignore[misc]
+        for carried, name in _carried_outputs(self, while_loop):
+            # Zero bytes have no address, and need no clone.
+            before = f"get_data_ptr_wrapper({carried.codegen_reference()})"
+            self.writeline(f"if ({name}.data_ptr() == {before}) {{")
+            self.writeline(f"    AtenTensorHandle {name}_own_handle;")
+            self.writeline(
+                "    AOTI_TORCH_ERROR_CODE_CHECK("
+                f"aoti_torch_clone_preserve_strides({name}, &{name}_own_handle));"
+            )
+            self.writeline(f"    {name} = RAIIAtenTensorHandle({name}_own_handle);")
+            self.writeline("}")
+
+
+def _carried_outputs(wrapper: Any, while_loop: Any) -> list[tuple[Any, str]]:
+    """A loop's carried inputs with the variables of their outputs, but those changed in place."""
+    find = getattr(wrapper, "_get_while_loop_carried_output_names", None)
+    if find is None:  # torch 2.11, 2.12
+        names = [output.get_name() for output in while_loop.outputs]
+    else:
+        names = find(while_loop)
+    changed = {output.get_name() for output in while_loop.mutation_outputs}
+    pairs = zip(while_loop.carried_inputs, names, strict=False)
+    return [(carried, name) for carried, name in pairs if name not in changed]
 
 
 class _OfGrid(int):

@@ -361,9 +361,12 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         wanted = manifest.platform.get(name)
         if wanted is not None and wanted != found:
             reasons.append(f"it was compiled for {wanted}, and this is {found}")
+    mend = "Compile it again for this machine, or load it on one that fits"
     torch = manifest.versions.get("torch")
     if torch is not None and _parts(torch, 2) != _parts(machine.torch, 2):
         reasons.append(f"it was compiled for torch {torch}, and this is torch {machine.torch}")
+        minor = ".".join(_parts(torch, 2))
+        mend = f"Compile it again with torch {machine.torch}, or load it with torch {minor}"
     if machine.cpu_features is not None:
         lacking = sorted(set(model.cpu_features) - machine.cpu_features)
         if lacking:
@@ -374,7 +377,7 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         raise exc.IncompatibleArtifactError(
             path=path,
             why="; ".join(reasons),
-            mend="Compile it again for this machine, or load it on one that fits",
+            mend=mend,
         )
 
 

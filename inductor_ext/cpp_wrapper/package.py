@@ -182,7 +182,7 @@ def _model(
             for kernel in artifact.kernels
         ),
         cpu_features=artifact.features,
-        cuda_architectures=_architectures(artifact),
+        cuda_architectures=artifact.cuda_architectures,
         options={key: _plain(value) for key, value in sorted(options.items())},
         memory=summary,
     )
@@ -220,14 +220,6 @@ def _operators(kernel: str) -> tuple[str, ...]:
     """What a kernel's name says of the operators in it."""
     found = re.search(r"fused_(\w+?)_\d+$", kernel)
     return (found[1],) if found else ()
-
-
-def _architectures(artifact: Artifact) -> tuple[str, ...]:
-    if artifact.device_type != "cuda":
-        return ()
-    capability = artifact.metadata.get("AOTI_COMPUTE_CAPABILITY", "")
-    digits = re.sub(r"\D", "", capability)
-    return (f"sm_{digits}",) if digits else ()
 
 
 def _versions(compiler: str) -> dict[str, str | None]:

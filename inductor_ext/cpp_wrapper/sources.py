@@ -83,8 +83,8 @@ class Project:
     """GPU kernels to compile."""
     assembly: str | None = None
     """What `kernels_assembly` gives for them."""
-    architecture: str | None = None
-    """Of the GPU that they are compiled for at least: "80", "90a"."""
+    gencode_options: Sequence[str] = ()
+    """What they are compiled for: "arch=compute_80,code=sm_80"."""
 
 
 def cmake(project: Project) -> str:
@@ -145,16 +145,15 @@ add_custom_command(TARGET {target} POST_BUILD
 
 
 def _fatbins(project: Project) -> str:
-    """Commands that make machine code for this GPU and PTX for newer ones of each kernel."""
-    arch = project.architecture
+    """Commands that build the fat binary of each kernel."""
+    gencode = "\n            ".join(f"-gencode={option}" for option in project.gencode_options)
     files = " ".join(kernel.ptx.removesuffix(".ptx") for kernel in project.kernels)
     return f"""foreach(kernel {files})
     add_custom_command(
         OUTPUT ${{kernel}}.fatbin
         COMMAND ${{CUDAToolkit_NVCC_EXECUTABLE}} -fatbin
             "${{CMAKE_CURRENT_SOURCE_DIR}}/${{kernel}}.ptx" -o ${{kernel}}.fatbin
-            -gencode=arch=compute_{arch},code=compute_{arch}
-            -gencode=arch=compute_{arch},code=sm_{arch}
+            {gencode}
         DEPENDS "${{CMAKE_CURRENT_SOURCE_DIR}}/${{kernel}}.ptx"
         VERBATIM)
     list(APPEND fatbins "${{CMAKE_CURRENT_BINARY_DIR}}/${{kernel}}.fatbin")

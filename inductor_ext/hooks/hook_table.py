@@ -71,7 +71,7 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._functorch.aot_autograd.compile_to_python",),
         "hooks.direct_compiles",
-        "torch.compiler.precompile returns source that has to run without this package: Inductor "
+        "torch.compiler.precompile returns source that must run without this package, so Inductor "
         "compiles it alone. It captures its graph by compile_fx with an inner_compile of its own.",
         relies_on=("torch._precompile.PrecompiledModule",),
         since="2.14",

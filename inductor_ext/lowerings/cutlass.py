@@ -281,7 +281,8 @@ class _Writer:
         rest += [self._size(each) for each in self.node.constant_args]
         stream, index, device = "0", str(self.device.index), str(self.device)
         if compat.compiles_on_one_rank():
-            index, device = V.graph.device_ops.current_device_idx_expr(), self.device.type
+            operations: Any = V.graph.device_ops
+            index, device = operations.current_device_idx_expr(), self.device.type
         if self.device.type == "cuda":
             _root(self.wrapper).write_get_raw_stream_header()
             # Not one that was asked for before: inside a user's stream it is another.

@@ -31,6 +31,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.virtualized import ops
 
+from inductor_ext import numerics
 from inductor_ext.lowerings import register_lowering
 
 __all__ = ["BORDER", "INNER", "OUTER", "PTX", "erf"]
@@ -97,9 +98,14 @@ PTX = f"{{ {'; '.join(_instructions())}; }}"
 
 @register_lowering(torch.ops.aten.erf.default)
 def erf(stock: Callable[..., Any], x: Any) -> Any:
-    """Stock's lowering, but for floats of up to 32 bits in Triton kernels on NVIDIA's GPUs."""
+    """Stock's lowering, but for floats of up to 32 bits in Triton kernels on NVIDIA's GPUs.
+
+    Stock's as well where the bits of CUDA's library are required (`numerics.uses_cuda_math`).
+    """
     by_triton = x.get_device().type == "cuda" and inductor_config.cuda_backend == "triton"
     if x.get_dtype() not in _DTYPES or not by_triton or torch.version.hip:
+        return stock(x)
+    if numerics.uses_cuda_math():
         return stock(x)
     from torch._inductor.lowering import make_pointwise
 

@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch import fx
 
+from inductor_ext import numerics
 from inductor_ext.lowerings.expressions import call, is_read_by_strides, is_returned
 from inductor_ext.lowerings.problems import inputs
 from inductor_ext.settings import Settings
@@ -43,6 +44,8 @@ def run(gm: fx.GraphModule, settings: Settings) -> None:
     from torch._inductor.constant_folding import constant_fold
 
     if not (config.freezing and freezing_utils.has_frozen_params(gm)):
+        return
+    if numerics.gemm_obstacle() is not None:
         return
     if settings.gemm_templates and settings.gemm_fuse_shared_input and join(gm.graph):
         with freezing_utils.enter_freezing():

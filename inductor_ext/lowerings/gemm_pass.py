@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._dynamo.utils import counters
 
-from inductor_ext import compat, events
+from inductor_ext import compat, events, numerics
 from inductor_ext.lowerings import (
     cutlass_sites,
     dispatch,
@@ -187,7 +187,8 @@ def _run(gm: fx.GraphModule, settings: Settings) -> None:
     if choose.compares(settings):
         # Where nothing is compared, stock's replacement stays.
         weight_only.restore(gm.graph)
-    first = next(iter(_products(gm.graph)), None) if settings.gemm_templates else None
+    allowed = settings.gemm_templates and numerics.gemm_obstacle() is None
+    first = next(iter(_products(gm.graph)), None) if allowed else None
     if first is not None:
         index = first.meta["val"].device.index
         device = Device.described(torch.cuda.get_device_properties(index))
@@ -266,6 +267,9 @@ class _Planner:
                 decision = self.known[problem]
                 gemm_records.decline(site.nodes, problem, self._why_not(site, decision))
         plain = self._plain_sites()
+        if numerics.has_exact_pointwise():
+            for site in plain:
+                gemm_records.decline_fusions(site.nodes)
         self._decide(plain)
         taken.clear()
         for site in plain:
@@ -697,6 +701,10 @@ def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:
 def _cache_key(settings: Settings) -> str:
     """`cache_key` of a graph that is compiled with the Inductor options of this moment."""
     known = store.of_settings(settings).generation(tuning=_may_tune())
+    # Not all of them are in Inductor's own keys.
+    flags = numerics.matmul_flags()
+    if flags is not None:
+        known = f"{known}-{flags}"
     if not choose.is_asked("CUTLASS"):
         return known
     # Without something to build kernels with the same graph gets others.

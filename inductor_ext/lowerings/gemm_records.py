@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext import events
+from inductor_ext import events, numerics
 from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.lowerings import problems
 from inductor_ext.lowerings.gemm import (
@@ -67,6 +67,18 @@ def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> N
             node.meta[DECLINED] = (*known, f"{problem_words(problem)} ({why})")
 
 
+def decline_fusions(nodes: Iterable[torch.fx.Node]) -> None:
+    """Note, for the records of the products among some nodes, that `numerics.has_exact_pointwise`
+    keeps them from being fused with pointwise ops by a kernel of ours.
+    """
+    for node in nodes:
+        if problems.is_product(node):
+            known = node.meta.get(DECLINED, ())
+            why = "emulate_precision_casts or numerics requires the rounding of each op"
+            text = f"the pointwise ops around it ({why})"
+            node.meta[DECLINED] = known if text in known else (*known, text)
+
+
 def emit(graph: torch.fx.Graph, settings: Settings) -> None:
     """Emit the records of a graph's products, without those of its subgraphs.
 
@@ -108,7 +120,7 @@ def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
 
 
 def _uncovered(node: torch.fx.Node, settings: Settings) -> ProductRecord:
-    why = problems.obstacle(node)
+    why = problems.obstacle(node) or (numerics.gemm_obstacle() if settings.gemm_templates else None)
     if why is None:
         why = "it was added after planning" if settings.gemm_templates else "gemm_templates is off"
     value = node.meta.get("val")

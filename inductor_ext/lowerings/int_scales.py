@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
+from inductor_ext import numerics
 from inductor_ext.lowerings import epilogues, problems
 from inductor_ext.lowerings.expressions import call, is_computed_in_float32
 from inductor_ext.lowerings.fusion import become
@@ -41,9 +42,7 @@ def take(
         The call, which is the last of what it replaces and has the metadata of that, and the others
         that it replaces; the node itself, unchanged, and none where scales of both do not follow.
     """
-    from torch._inductor import config
-
-    if config.emulate_precision_casts:
+    if numerics.has_exact_pointwise():
         return node, []
     nodes, last = [node], node
     found: dict[str, fx.Node] = {}

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from inductor_ext import numerics
 from inductor_ext.lowerings import patterns, problems
 from inductor_ext.lowerings.expressions import (
     Unreadable,
@@ -66,9 +67,8 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
     dequantised, or where Inductor is told to round as eager code does (`emulate_precision_casts`).
     """
     import torch
-    from torch._inductor import config
 
-    if not settings.gemm_fuse_dequantize or config.emulate_precision_casts:
+    if not settings.gemm_fuse_dequantize or numerics.has_exact_pointwise():
         return []
     patterns.tidy(graph)
     found = []

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 
+from inductor_ext import numerics
 from inductor_ext.lowerings import problems
 from inductor_ext.lowerings.expressions import (
     Reader,
@@ -189,9 +190,7 @@ class _Search:
             settings: which are looked for.
             others: fusions that were found before.
         """
-        from torch._inductor import config
-
-        rounds = bool(config.emulate_precision_casts)
+        rounds = numerics.has_exact_pointwise()
         gated = list(self.gated()) if settings.gemm_fuse_gated and not rounds else []
         taken = {node for each in gated for node in each.nodes}
         before = [*others, *gated]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext import compat
+from inductor_ext import compat, numerics
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
     FP8,
@@ -281,12 +281,12 @@ def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
 def _flags(dtype: str) -> dict[str, Any]:
     """What the user asks of a product of factors of a dtype: fields of its problem."""
     import torch
-    from torch._inductor import config
 
     precision = torch.backends.cuda.matmul.fp32_precision
     return {
-        "deterministic": torch.are_deterministic_algorithms_enabled() or bool(config.deterministic),
+        "deterministic": numerics.is_deterministic(),
         "tf32": dtype == "float32" and precision == "tf32",
+        "math_flags": numerics.matmul_flags(dtype),
     }
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from inductor_ext import numerics
 from inductor_ext.lowerings import epilogues, problems
 from inductor_ext.lowerings.expressions import (
     Unreadable,
@@ -65,11 +66,9 @@ def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list
         settings: of the compile.
         fusions: what was found in the graph.
     """
-    from torch._inductor import config
-
-    if not settings.gemm_fuse_row_maxima or config.emulate_precision_casts:
+    if not settings.gemm_fuse_row_maxima or numerics.has_exact_pointwise():
         return []
-    if getattr(config, "strict_signed_zero", False):
+    if numerics.has_ordered_zeros():
         # The kernel takes either zero of a tie.
         return []
     reductions = [found for found in map(_reduction, graph.nodes) if found is not None]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_ext import numerics
 from inductor_ext.lowerings.expressions import call
 
 __all__ = ["restore"]
@@ -25,8 +26,11 @@ def restore(graph: fx.Graph) -> None:
     """Write out every replaced product on a CUDA device: convert, multiply, scale.
 
     Args:
-        graph: after stock's last passes.
+        graph: after stock's last passes. It stays as it is under `numerics.has_exact_pointwise`: a
+            kernel of ours would not round the product before it scales it.
     """
+    if numerics.has_exact_pointwise():
+        return
     for node in list(graph.nodes):
         if _replaced(node):
             _restore(graph, node)

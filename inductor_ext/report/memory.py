@@ -135,6 +135,8 @@ class MemoryReport:
 
 def headline(record: MemoryPlanRecord) -> str:
     """One line: what planning made of a generated function."""
+    if record.reason:
+        return f"{record.graph} ({record.kind}): Inductor's plan, not read: {record.reason}"
     gained = ""
     if record.peak_reordered_from is not None:
         gained = f" ({human_bytes(record.peak_reordered_from)} in stock's order of kernels)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from inductor_ext import numerics
 from inductor_ext.hooks import context
 from inductor_ext.selection import ranks, store
 from inductor_ext.selection.decision import STOCK, Decision
@@ -94,7 +95,9 @@ def compares(settings: Settings) -> bool:
     Args:
         settings: of the compile.
     """
-    return settings.gemm_templates and (may_tune("TRITON") or may_tune("CUTLASS") or is_forced())
+    if not settings.gemm_templates or numerics.gemm_obstacle() is not None:
+        return False
+    return may_tune("TRITON") or may_tune("CUTLASS") or is_forced()
 
 
 def decide(

@@ -17,6 +17,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inductor_ext import numerics
 from inductor_ext.selection import choose
 from inductor_ext.selection.entries import template_digest
 from inductor_ext.templates import families
@@ -146,7 +147,8 @@ def current() -> Options:
         int(_setting("cutlass_instantiation_level") or 0),
         None if operators == "all" else frozenset(operators.split(",")),
         bool(_setting("cutlass_tma_only")),
-        bool(_setting("cutlass_epilogue_fusion_enabled")),
+        # Their epilogues do not round between two ops.
+        bool(_setting("cutlass_epilogue_fusion_enabled")) and not numerics.has_exact_pointwise(),
         not choose.is_asked("TRITON"),
         tuple(flag for name, flag in _FLAGS.items() if _setting(name)),
     )

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from inductor_ext import numerics
 from inductor_ext.templates import families
 from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, Node, NotExpressible
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
@@ -209,7 +210,15 @@ def _is_integer(each: EpilogueInput) -> bool:
 
 @contextlib.contextmanager
 def precision(problem: GemmProblem) -> Iterator[None]:
-    """Inside, torch multiplies float32 as the problem says: by tf32 or not."""
+    """Inside, torch multiplies as the problem says: float32 by tf32 or not, half precision by what
+    `GemmProblem.math_flags` allow.
+    """
+    with numerics.with_matmul_flags(problem.math_flags, problem.multiplied), _tf32(problem):
+        yield
+
+
+@contextlib.contextmanager
+def _tf32(problem: GemmProblem) -> Iterator[None]:
     matmul: Any = torch.backends.cuda.matmul
     before, wanted = matmul.fp32_precision, "tf32" if problem.tf32 else "ieee"
     if problem.a.dtype != "float32" or (before == "tf32") == problem.tf32:

@@ -59,6 +59,8 @@ def problem_words(problem: GemmProblem) -> str:
     for flag in ("deterministic", "tf32", "fast_accumulation"):
         if getattr(problem, flag):
             pieces.append(flag.replace("_", " "))
+    if problem.math_flags is not None:
+        pieces.append(problem.math_flags)
     return ", ".join(pieces)
 
 

@@ -6,8 +6,9 @@ longer than the deadline, the candidate at hand is dropped with its reason and a
 with the rest. A worker is kept for the next batch, one for each device; it ends with this process.
 
 The worker finds by name what makes its bench, which has to be a function on the top level of a
-module that can be imported. What holds for the compile here, Inductor's options and the choices
-handler with our settings, holds for the compiles there.
+module that can be imported. What holds for the compile here holds for the compiles and the runs
+there: Inductor's options, the choices handler with our settings, torch's deterministic mode with
+`CUBLAS_WORKSPACE_CONFIG`, and the flags of `torch.backends.cuda.matmul`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import compat, exc
+from inductor_ext import compat, exc, numerics
 from inductor_ext.selection import trial
 from inductor_ext.selection.decision import Timing
 from inductor_ext.selection.trial import Bench, Job, Report
@@ -279,6 +280,10 @@ def _end() -> None:
 os.register_at_fork(after_in_child=_workers.clear)
 
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Without it torch's deterministic mode lets no call of cuBLAS pass."""
+
+
 def _context() -> dict[str, Any] | None:
     """What holds for compiles in this thread; None where Inductor has not been imported."""
     if "torch._inductor.config" not in sys.modules:
@@ -292,7 +297,13 @@ def _context() -> dict[str, Any] | None:
     }
     handler = compat.peek_choices()
     choices = base64.b64encode(pickle.dumps(handler)).decode() if handler is not None else None
-    return {"options": options, "choices": choices}
+    return {
+        "options": options,
+        "choices": choices,
+        "determinism": numerics.determinism(),
+        "matmul_flags": numerics.matmul_flags(),
+        "workspace": os.environ.get(_WORKSPACE),
+    }
 
 
 # --- the worker ---------------------------------------------------------------------------------
@@ -347,6 +358,10 @@ def _restored(context: Mapping[str, Any] | None) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(inductor_config.patch(context["options"]))
+        if context["workspace"] is not None:
+            os.environ[_WORKSPACE] = context["workspace"]
+        stack.enter_context(numerics.with_determinism(tuple(context["determinism"])))
+        stack.enter_context(numerics.with_matmul_flags(context["matmul_flags"]))
         if context["choices"] is not None:
             handler = pickle.loads(base64.b64decode(context["choices"]))
             stack.enter_context(compat.choices_handler(handler))

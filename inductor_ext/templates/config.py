@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from inductor_ext import compat
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     BATCHED,
@@ -444,6 +445,10 @@ class GemmConfig:
         if prologue.standardizes:
             vectors = prologue.vectors * size_of(self.block_k, prologue.scale_dtype)
             extra += self.stages * vectors
+            # An upper bound: 32 elements along K are one slice, and with 128 there was no copy.
+            sliced = warpgroups and not self.swap and self.block_k >= 64
+            if sliced and compat.triton_copies_register_operand():
+                extra += size_of(self.block_m * self.block_k, problem.multiplied)
         return max(extra, first - room)
 
     def chunks(self, problem: GemmProblem) -> int:

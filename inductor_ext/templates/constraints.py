@@ -276,6 +276,9 @@ def _check_tma_alignment(problem: GemmProblem, config: GemmConfig, device: Devic
     return problem.tma_obstacle if config.tma else None
 
 
+_NO_SPLIT_K = "torch.backends.cuda.matmul does not allow the sum along K to be split"
+
+
 @_constraint()
 def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Every split has work, and the sum does not depend on chance if results must not."""
@@ -286,6 +289,8 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
         return "there are no splits to add up" if config.one_launch else None
     if not template.split_k:
         return f"{config.template} does not split K"
+    if not problem.allows_split_k:
+        return _NO_SPLIT_K
     if problem.epilogue.gated and not template.stationary:
         return "parts gate each other when their sums are complete, and no split has them"
     if problem.prologue is not None and problem.prologue.normalizes:
@@ -321,6 +326,8 @@ def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) ->
         return None
     if not TEMPLATES[config.template].stream_k:
         return f"{config.template} has no tiles that CTAs share"
+    if not problem.allows_split_k:
+        return _NO_SPLIT_K
     if config.flatten:
         return "a loop over tiles that goes on along K has whole tiles"
     if problem.epilogue.gated:

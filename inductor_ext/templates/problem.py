@@ -514,6 +514,10 @@ class GemmProblem:
     """What the groups of a grouped product divide, which is counted for all groups together: rows
     of a, each group with its own b[K, N]; columns of b, each with its own a[M, K]; or the summed
     dimension, each with its own output [M, N]."""
+    math_flags: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """The flags of `torch.backends.cuda.matmul` for the operands' dtype that are not at their
+    defaults (`numerics.matmul_flags`). They restrict or free cuBLAS's kernels, so that what was
+    measured under others does not hold."""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -624,6 +628,12 @@ class GemmProblem:
             exc.BadGemmError: something is missing, unknown, of a wrong type or no problem.
         """
         return read(cls, value, "problem")
+
+    @functools.cached_property
+    def allows_split_k(self) -> bool:
+        """Whether the sum along K may be computed in parts, by several CTAs."""
+        flags = (self.math_flags or "").split(",")
+        return not any(each.startswith("-") and each.endswith("_split_k") for each in flags)
 
     @functools.cached_property
     def key(self) -> str:

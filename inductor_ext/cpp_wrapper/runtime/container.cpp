@@ -229,7 +229,8 @@ void Runners::admit_waiting() {
 
 // --- loading --------------------------------------------------------------------------------------
 
-Container::Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load) {
+Container::Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load)
+    : loads_constants_(load) {
   if (runners == 0) {
     throw std::runtime_error("num_models must be positive, but got 0");
   }
@@ -394,8 +395,9 @@ void Container::require_constants(const Constants& set) const {
   for (size_t i = 0; i < model_info.num_constants; ++i) {
     if (!model_info.constants[i].folded && set.tensors[i].get() == nullptr) {
       throw std::runtime_error(
-          quoted(model_info.constants[i]) + " has no value: the artifact carries no weights. "
-          "Give it one with load_constants.");
+          quoted(model_info.constants[i]) +
+          (loads_constants_ ? " has no value: the artifact carries no weights. Give it one with load_constants."
+                            : " has no value: it is not among the constants that the model was created with."));
     }
   }
 }

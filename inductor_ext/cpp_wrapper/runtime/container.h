@@ -76,6 +76,11 @@ class Container {
   void swap();
   void free_inactive();
 
+  // Whether the container was made to take its constants from the artifact, as far as it has any.
+  bool loads_constants() const {
+    return loads_constants_;
+  }
+
   // The live tensors by the model's names for them; borrowed.
   ConstantMap extract(bool inactive) const;
 
@@ -120,6 +125,7 @@ class Container {
   std::unique_ptr<Runners> runners_;
   Constants sets_[2];
   int active_ = 0;
+  bool loads_constants_;
 };
 
 } // namespace inductor_ext

@@ -512,6 +512,8 @@ AOTIRuntimeError AOTInductorModelUpdateConstantsMap(
 #ifdef INDUCTOR_EXT_CONSTANT_PAIRS
 
 // From torch 2.13 on constants may also be passed as an array, which needs no C++ library in common.
+// AOTI_API, because the header of the torch that compiles this may not declare a function that the
+// loader of a later torch looks up.
 
 namespace {
 
@@ -534,11 +536,32 @@ AOTIRuntimeError create_from_pairs(
   return create_alone(handle, reinterpret_cast<AOTInductorConstantMapHandle>(&tensors));
 }
 
+AOTIRuntimeError create_from_external(
+    AOTInductorModelContainerHandle* handle,
+    size_t runners,
+    const char* device,
+    const char* cubin_dir,
+    const AOTInductorConstantMapEntry* constants,
+    size_t number) {
+  return guarded([&] {
+    if (number != 0 && constants == nullptr) {
+      throw std::runtime_error(
+          "There are to be " + std::to_string(number) + " external constants, and their array is null.");
+    }
+    NoGrad no_grad;
+    auto made = std::make_unique<Container>(runners, device, cubin_dir, /*load=*/false);
+    made->update(from_pairs(constants, number), {.borrow = true});
+    made->fold(/*inactive=*/false, /*stream=*/nullptr, /*proxy_executor=*/nullptr);
+    *handle = reinterpret_cast<AOTInductorModelContainerHandle>(made.release());
+    last_container = *handle;
+  });
+}
+
 } // namespace
 
 extern "C" {
 
-AOTIRuntimeError AOTInductorModelContainerExtractConstantsMapEntries(
+AOTI_API AOTIRuntimeError AOTInductorModelContainerExtractConstantsMapEntries(
     AOTInductorModelContainerHandle container_handle,
     const AOTInductorConstantMapEntry** entries,
     size_t* num_entries,
@@ -558,7 +581,7 @@ AOTIRuntimeError AOTInductorModelContainerExtractConstantsMapEntries(
   });
 }
 
-AOTIRuntimeError AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
+AOTI_API AOTIRuntimeError AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
     AOTInductorModelContainerHandle container_handle,
     const AOTInductorConstantMapEntry* pairs,
     size_t num_pairs,
@@ -570,7 +593,7 @@ AOTIRuntimeError AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
       {.inactive = use_inactive, .all = validate_full_update, .borrow = true});
 }
 
-AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferPairs(
+AOTI_API AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferPairs(
     AOTInductorModelContainerHandle container_handle,
     const AOTInductorConstantMapEntry* pairs,
     size_t num_pairs,
@@ -580,7 +603,7 @@ AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferPairs(
       container_handle, from_pairs(pairs, num_pairs), {.inactive = use_inactive, .all = validate_full_update});
 }
 
-AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(
+AOTI_API AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(
     AOTInductorModelContainerHandle container_handle,
     const AOTInductorConstantMapEntry* pairs,
     size_t num_pairs,
@@ -592,14 +615,14 @@ AOTIRuntimeError AOTInductorModelContainerUpdateConstantBufferFromCpuPairs(
       {.inactive = use_inactive, .all = validate_full_update, .from_cpu = true});
 }
 
-AOTIRuntimeError AOTInductorModelContainerUpdateInactiveConstantBufferPairs(
+AOTI_API AOTIRuntimeError AOTInductorModelContainerUpdateInactiveConstantBufferPairs(
     AOTInductorModelContainerHandle container_handle,
     const AOTInductorConstantMapEntry* pairs,
     size_t num_pairs) {
   return update(container_handle, from_pairs(pairs, num_pairs), {.inactive = true, .all = true});
 }
 
-INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelCreateV2(
+AOTI_API INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelCreateV2(
     AOTInductorModelHandle* model_handle,
     const AOTInductorConstantMapEntry* pairs,
     size_t num_pairs) {
@@ -607,7 +630,7 @@ INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelCreateV2(
   return *missing == '\0' ? create_from_pairs(model_handle, pairs, num_pairs) : misfit(missing);
 }
 
-AOTIRuntimeError AOTInductorModelUpdateConstantsMapV2(
+AOTI_API AOTIRuntimeError AOTInductorModelUpdateConstantsMapV2(
     AOTInductorModelHandle model_handle,
     const AOTInductorConstantMapEntry* pairs,
     int32_t num_pairs) {
@@ -615,6 +638,28 @@ AOTIRuntimeError AOTInductorModelUpdateConstantsMapV2(
       reinterpret_cast<AOTInductorModelContainerHandle>(model_handle),
       from_pairs(pairs, static_cast<size_t>(num_pairs)),
       {.borrow = true});
+}
+
+// From torch 2.14 on: the model uses the tensors that it gets, and reads no weights of its own.
+AOTI_API INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelContainerCreateWithExternalConstants(
+    AOTInductorModelContainerHandle* container_handle,
+    size_t num_models,
+    const char* device_str,
+    const char* cubin_dir,
+    const AOTInductorConstantMapEntry* constant_entries,
+    size_t num_constant_entries) {
+  const char* missing = missing_cpu_features();
+  return *missing == '\0' ? create_from_external(
+                                container_handle, num_models, device_str, cubin_dir,
+                                constant_entries, num_constant_entries)
+                          : misfit(missing);
+}
+
+// From torch 2.14 on.
+AOTI_API AOTIRuntimeError AOTInductorModelContainerDidCallLoadConstants(
+    AOTInductorModelContainerHandle container_handle,
+    bool* did_call_load_constants) {
+  return guarded([&] { *did_call_load_constants = container(container_handle).loads_constants(); });
 }
 
 } // extern "C"

@@ -288,6 +288,8 @@ def _check_epilogue(problem: GemmProblem, config: CutlassConfig, device: Device)
 @_constraint
 def _check_split_k(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
     """Splits are stream-K's, which adds them up in one order; each has work."""
+    if not problem.allows_split_k and (config.split_k > 1 or config.scheduler == "stream_k"):
+        return "torch.backends.cuda.matmul does not allow the sum along K to be split"
     if config.split_k == 1:
         return None
     if config.scheduler != "stream_k":

@@ -118,7 +118,7 @@ def _has_aligned_rows(layout: Any) -> bool:
 def _stores_by_tma(choice: Any) -> bool:
     """Whether the code of a choice has a store by TMA, which `_by_tma` writes into it.
 
-    The file is read because Inductor keeps code that it has generated and may not render it again.
+    The file is read because Inductor keeps generated code and does not render it again.
     """
     with open(choice.bmreq.module_path) as file:
         return _TMA_STORE in file.read()
@@ -242,7 +242,8 @@ def _kernel_type(template: str) -> Any:
             Inductor leaves the index out of kernels that are not templates: the launcher then loads
             the kernel on the current device.
             """
-            lines: str = super().jit_lines()
+            stock: Any = super()
+            lines: str = stock.jit_lines()
             if self.use_jit or not compat.compiles_on_one_rank():
                 return lines
             kernel: Any = self.triton_meta
@@ -323,7 +324,7 @@ _WHOLE_TILE = re.compile(
     r"tl\.store\((\w+) \+ \(tl\.broadcast_to\(xindex, \[BLOCK_M, COLUMNS\]\)\), (\w+), mask\)"
 )
 """Inductor's store of a tile into an output that has the product's sizes, its rows one after the
-other. Inductor writes it in `TritonTemplateKernel.store_output`; `choice` checks that it is there.
+other. Inductor writes it in `TritonTemplateKernel.store_output`; `choice` checks that it is found.
 """
 
 _TMA_STORE = ".store(["

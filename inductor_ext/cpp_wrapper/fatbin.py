@@ -1,0 +1,102 @@
+"""Fat binaries of Triton kernels: machine code for several GPUs, and PTX for later ones.
+
+With `aot_inductor.emit_multi_arch_kernel` a package holds one file a kernel that runs on more than
+the GPU it was compiled on. Which architectures go in follows the installed torch: from torch 2.14
+on the one it compiles for (`cuda.arch`, or the GPU at hand) and those of TORCH_CUDA_ARCH_LIST that
+its PTX can be compiled for; before, the GPU at hand alone. All of them add the PTX.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["architectures", "build", "gencode_options"]
+
+
+def gencode_options(architecture: str | None = None) -> list[str]:
+    """What nvcc's -gencode takes for each image of a fat binary: "arch=compute_80,code=sm_80".
+
+    Args:
+        architecture: that the PTX was generated for, "90a"; None for the one that torch compiles
+            for.
+    """
+    from torch._inductor.codegen.cuda import compile_utils
+
+    architecture = architecture or _target()
+    from_environment = getattr(compile_utils, "_cuda_multi_arch_gencode_options", None)
+    if from_environment is not None:
+        return [str(option) for option in from_environment(architecture)]
+    return [f"arch=compute_{architecture},code={kind}_{architecture}" for kind in ("compute", "sm")]
+
+
+def architectures(options: Sequence[str]) -> tuple[str, ...]:
+    """The images that `gencode_options` asks for: ("sm_80", "compute_80")."""
+    images = (re.findall(r"(?:sm|compute)_\w+", option.partition("code=")[2]) for option in options)
+    return tuple(image for found in images for image in found)
+
+
+def build(kernel: Mapping[str, Any], output: str) -> None:
+    """Build the fat binary of a kernel.
+
+    Args:
+        kernel: what Inductor has noted of it (`CudaKernelParamCache`).
+        output: path of the fat binary.
+
+    Raises:
+        torch._inductor.exc.CUDACompileError: with what the compiler said.
+    """
+    from torch._inductor.exc import CUDACompileError
+
+    command = _command(kernel, output)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        raise CUDACompileError(command, done.stdout + done.stderr)
+
+
+def _command(kernel: Mapping[str, Any], output: str) -> list[str]:
+    from torch._inductor.codegen.cuda import compile_utils
+
+    ptx, architecture = kernel["asm"], kernel.get("cuda_arch") or _target()
+    # torch 2.11 keeps the machine code under no other name than that of the fat binary.
+    machine_code = kernel.get("runtime_bin_path")
+    options = gencode_options(architecture)
+    nvcc = str(compile_utils._cuda_compiler())
+    fatbinary = _fatbinary(nvcc)
+    images = architectures(options)
+    if (
+        fatbinary is not None
+        and machine_code is not None
+        and machine_code != output
+        and os.path.exists(machine_code)
+        and set(images) == {f"sm_{architecture}", f"compute_{architecture}"}
+    ):
+        # Triton brings a ptxas of its own; that of the toolkit may not know its version of PTX.
+        return [
+            fatbinary,
+            f"--create={output}",
+            "-64",
+            f"--image3=kind=elf,sm={architecture},file={machine_code}",
+            f"--image3=kind=ptx,sm={architecture},file={ptx}",
+        ]
+    codes = [f"-gencode={option}" for option in options]
+    return [*shlex.split(nvcc), "-fatbin", ptx, "-o", output, *codes]
+
+
+def _fatbinary(nvcc: str) -> str | None:
+    """The toolkit's program that binds images into a fat binary."""
+    beside = os.path.join(os.path.dirname(nvcc), "fatbinary")
+    return beside if os.path.dirname(nvcc) and os.path.exists(beside) else shutil.which("fatbinary")
+
+
+def _target() -> str:
+    """The architecture that torch compiles kernels for: "80", "90a"."""
+    from torch._inductor.codegen.cuda import compile_utils
+
+    target = getattr(compile_utils, "_aoti_cuda_target_arch", None)
+    return str(target() if target is not None else compile_utils._nvcc_arch_as_compile_option())

@@ -1,0 +1,577 @@
+"""Names, signatures and classes of a torch package, read from its source without importing it.
+
+`TorchSource.resolve` follows a dotted path such as `torch._inductor.ir.Switch.get_free_symbol_uses`
+through re-exports, definitions under `if` and `try`, base classes and annotated types. What cannot
+be followed that way is "unknown", which is different from "missing".
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import re
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(eq=False)
+class Module:
+    """A module, as an object that a path leads to."""
+
+    name: str
+    file: Path
+    scope: Scope = field(repr=False)
+
+
+@dataclass(eq=False)
+class Class:
+    """A class statement."""
+
+    module: Module = field(repr=False)
+    node: ast.ClassDef
+
+
+@dataclass(eq=False)
+class Function:
+    """A function or method."""
+
+    module: Module = field(repr=False)
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(eq=False)
+class Value:
+    """A variable, a field or an instance attribute."""
+
+    module: Module = field(repr=False)
+    value: ast.expr | None
+    annotation: ast.expr | None = None
+
+
+@dataclass(eq=False)
+class Builtin:
+    """An attribute of Python's own: of functions, of `object`, of a `str`."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Operator:
+    """`torch.ops.aten.<name>`, by its schemas."""
+
+    schemas: tuple[str, ...]
+
+
+Object = Module | Class | Function | Value | Builtin | Operator
+
+
+@dataclass(eq=False)
+class Resolution:
+    """Where a path leads to: "found", "missing" or "unknown", and the part of it that was found."""
+
+    status: str
+    objects: list[Object]
+    prefix: str
+
+
+@dataclass(eq=False)
+class Scope:
+    """The names of a module or class: definitions and imports, with `TYPE_CHECKING` ones apart."""
+
+    names: dict[str, list[ast.stmt | Value | str]] = field(default_factory=dict)
+    typing_names: dict[str, list[ast.stmt | Value | str]] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    dynamic: bool = False
+
+
+class Unknown(Exception):
+    """An attribute of something whose type the source does not tell."""
+
+
+class TorchSource:
+    """A torch package; `root` is the folder that holds torch's `__init__.py`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._modules: dict[str, Module | None] = {}
+        self._class_scopes: dict[int, Scope] = {}
+        self._resolving: set[tuple[str, str]] = set()
+        self.unreadable: list[str] = []
+
+    @functools.cached_property
+    def version(self) -> str:
+        file = self.root / "version.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        found = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+        return found[1] if found else "of unknown version"
+
+    @functools.cached_property
+    def _operators(self) -> dict[str, list[str]] | None:
+        """The schemas of ATen's operators by name, from the wheel's torchgen; None without it."""
+        native = "torchgen/packaged/ATen/native/native_functions.yaml"
+        file = self.root.parent / native
+        if not file.is_file():
+            return None
+        schemas: dict[str, list[str]] = {}
+        for schema in re.findall(r"^- func: (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE):
+            schemas.setdefault(re.split(r"[.(]", schema, maxsplit=1)[0], []).append(schema)
+        return schemas
+
+    # --- modules and their names ----------------------------------------------------------------
+
+    def module(self, name: str) -> Module | None:
+        """The module of a dotted name; the stub of one that is compiled; None if there is none."""
+        if name not in self._modules:
+            base = self.root.joinpath(*name.split(".")[1:])
+            candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
+            candidates += [base / "__init__.pyi", base.with_name(base.name + ".pyi")]
+            file = next((each for each in candidates if each.is_file()), None)
+            if file is None and base.is_dir():
+                self._modules[name] = Module(name, base, Scope())
+            else:
+                self._modules[name] = None if file is None else self._read(name, file)
+        return self._modules[name]
+
+    def _read(self, name: str, file: Path) -> Module:
+        module = Module(name, file, Scope())
+        try:
+            text = file.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+        except SyntaxError as error:
+            # Syntax of a later Python than the one that runs this.
+            self.unreadable.append(f"{name} ({error.msg}, line {error.lineno})")
+            module.scope.dynamic = True
+            return module
+        _collect(module, tree.body, module.scope)
+        for names in re.findall(r"^ +global ([\w, ]+)$", text, re.MULTILINE):
+            for global_name in names.split(", "):
+                module.scope.names.setdefault(global_name, [Value(module, None)])
+        return module
+
+    def inductor_classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
+        """Each class of `torch._inductor` with its dotted name."""
+        for file in sorted((self.root / "_inductor").rglob("*.py")):
+            parts = file.relative_to(self.root).with_suffix("").parts
+            name = ".".join(["torch", *(part for part in parts if part != "__init__")])
+            module = self.module(name)
+            for defined, bindings in module.scope.names.items() if module else ():
+                for binding in bindings:
+                    if isinstance(binding, ast.ClassDef):
+                        yield f"{name}.{defined}", binding
+
+    def subclasses(self, root: str) -> set[str]:
+        """Dotted names of the classes of `torch._inductor` below the class of this last name."""
+        found: set[str] = set()
+        known, before = {root}, 0
+        while len(known) > before:
+            before = len(known)
+            for path, bases in self._bases:
+                if not bases.isdisjoint(known):
+                    found.add(path)
+                    known.add(path.rpartition(".")[2])
+        return found
+
+    @functools.cached_property
+    def _bases(self) -> list[tuple[str, set[str]]]:
+        return [
+            (path, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
+            for path, node in self.inductor_classes()
+        ]
+
+    # --- following a path -----------------------------------------------------------------------
+
+    @functools.cache  # noqa: B019  # as long-lived as the source itself
+    def resolve(self, path: str) -> Resolution:
+        """Follow a dotted path that begins with `torch`."""
+        parts = path.split(".")
+        if parts[:3] == ["torch", "ops", "aten"]:
+            return self._resolve_operator(path, parts)
+        start = self.module("torch")
+        if start is None:
+            return Resolution("missing", [], "")
+        objects: list[Object] = [start]
+        for index, name in enumerate(parts[1:], 1):
+            try:
+                following = self._step(objects, name)
+            except Unknown:
+                return Resolution("unknown", objects, ".".join(parts[:index]))
+            if not following:
+                return Resolution("missing", objects, ".".join(parts[:index]))
+            objects = following
+        return Resolution("found", objects, path)
+
+    def _resolve_operator(self, path: str, parts: list[str]) -> Resolution:
+        if len(parts) == 3:
+            return Resolution("found", [], path)
+        name = parts[3]
+        schemas = (self._operators or {}).get(name, [])
+        if len(parts) > 4 and not parts[4].startswith("_"):
+            wanted = f"{name}(" if parts[4] == "default" else f"{name}.{parts[4]}("
+            schemas = [schema for schema in schemas if schema.startswith(wanted)]
+        if not schemas:
+            # Some operators are registered elsewhere, and the file lacks generated `out` variants.
+            return Resolution("unknown", [], "torch.ops.aten")
+        return Resolution("found", [Operator(tuple(sorted(schemas)))], path)
+
+    def _step(self, objects: Iterable[Object], name: str) -> list[Object]:
+        """What `.name` of either of these is; empty if neither has it.
+
+        Raises:
+            Unknown: if one of them may have it for all that the source tells.
+        """
+        unknown = False
+        found: list[Object] = []
+        for each in objects:
+            try:
+                found += self._attribute(each, name)
+            except Unknown:
+                unknown = True
+        if not found and unknown:
+            raise Unknown
+        return found
+
+    def _attribute(self, owner: Object, name: str) -> list[Object]:
+        if isinstance(owner, Module):
+            return self._of_module(owner, name)
+        if isinstance(owner, Class):
+            return self._of_class(owner, name, set())
+        if isinstance(owner, Function) and not _is_property(owner):
+            if hasattr(types.FunctionType, name) or name in ("__wrapped__", "cache_clear"):
+                return [Builtin(name)]
+            raise Unknown
+        if isinstance(owner, (Function, Value)):
+            return self._step(self._type(owner), name)
+        if isinstance(owner, Builtin):
+            kind = getattr(builtins, owner.name, None)
+            if isinstance(kind, type):
+                return [Builtin(name)] if hasattr(kind, name) else []
+        raise Unknown
+
+    def _of_module(self, module: Module, name: str, typing: bool = False) -> list[Object]:
+        key = (module.name, name)
+        if key not in self._resolving:
+            self._resolving.add(key)
+            try:
+                found = self._defined(module, name, typing)
+            finally:
+                self._resolving.discard(key)
+            if found:
+                return found
+        submodule = self.module(f"{module.name}.{name}") if "__init__" in module.file.name else None
+        if submodule is None and module.file.is_dir():
+            submodule = self.module(f"{module.name}.{name}")
+        if submodule is not None:
+            return [submodule]
+        if "install_config_module" in module.scope.names:
+            # Its keys are the names it binds; the class answers by __getattr__ for these alone.
+            for methods in self.resolve("torch.utils._config_module.ConfigModule").objects:
+                if isinstance(methods, Class) and name in self._class_scope(methods).names:
+                    return self._of_class(methods, name, set())
+            return [Builtin(name)] if hasattr(types.ModuleType, name) else []
+        if name in ("__name__", "__file__", "__path__", "__doc__", "__dict__"):
+            return [Builtin(name)]
+        if module.scope.dynamic or "__getattr__" in module.scope.names:
+            raise Unknown
+        return []
+
+    def _defined(self, module: Module, name: str, typing: bool) -> list[Object]:
+        scope = module.scope
+        bindings = scope.names.get(name) or (scope.typing_names.get(name) if typing else None)
+        if bindings:
+            return self._objects(module, bindings)
+        for star in scope.stars:
+            # torch binds private functions of that module too, by a loop.
+            if not name.startswith("_") or star == "torch._C._VariableFunctions":
+                origin, key = self.module(star), (star, name)
+                if origin is None or key in self._resolving:
+                    continue
+                self._resolving.add(key)
+                found = self._defined(origin, name, False)
+                self._resolving.discard(key)
+                if found:
+                    return found
+        return []
+
+    def _objects(self, module: Module, bindings: Iterable[ast.stmt | Value | str]) -> list[Object]:
+        found: list[Object] = []
+        unknown = False
+        for binding in bindings:
+            if isinstance(binding, str):
+                resolved = self.import_target(binding)
+                unknown |= resolved.status == "unknown"
+                found += resolved.objects if resolved.status == "found" else []
+            elif isinstance(binding, ast.ClassDef):
+                found.append(Class(module, binding))
+            elif isinstance(binding, FUNCTIONS):
+                found.append(Function(module, binding))
+            elif isinstance(binding, Value):
+                found.append(binding)
+        if not found and unknown:
+            raise Unknown
+        return found
+
+    def import_target(self, path: str) -> Resolution:
+        """What an import binds; a path outside of torch is unknown."""
+        if path.split(".")[0] != "torch":
+            return Resolution("unknown", [], path)
+        parent, _, name = path.rpartition(".")
+        origin = self.module(parent) if parent else None
+        # Unlike an attribute, `from a.b import c` never finds a function `b` of the package a.
+        if origin is not None:
+            try:
+                objects = self._of_module(origin, name)
+            except Unknown:
+                return Resolution("unknown", [origin], parent)
+            return Resolution("found" if objects else "missing", objects, path)
+        return self.resolve(path)
+
+    def _of_class(self, owner: Class, name: str, seen: set[int]) -> list[Object]:
+        if id(owner.node) in seen:
+            return []
+        seen.add(id(owner.node))
+        scope = self._class_scope(owner)
+        if name in scope.names:
+            return self._objects(owner.module, scope.names[name])
+        unknown = "__getattr__" in scope.names or "__getattribute__" in scope.names
+        for base in owner.node.bases:
+            kinds = self._evaluate(owner.module, base)
+            unknown |= not kinds
+            for kind in kinds:
+                try:
+                    if isinstance(kind, Class):
+                        found = self._of_class(kind, name, seen)
+                    else:
+                        found = self._attribute(kind, name)
+                except Unknown:
+                    unknown = True
+                else:
+                    if found:
+                        return found
+        if hasattr(type, name):
+            return [Builtin(name)]
+        if unknown:
+            raise Unknown
+        return []
+
+    def _class_scope(self, owner: Class) -> Scope:
+        scope = self._class_scopes.get(id(owner.node))
+        if scope is None:
+            scope = self._class_scopes[id(owner.node)] = Scope()
+            _collect(owner.module, owner.node.body, scope)
+            for method in ast.walk(owner.node):
+                if isinstance(method, FUNCTIONS) and method.args.args:
+                    _collect_attributes(owner.module, method, scope)
+        return scope
+
+    def _type(self, owner: Function | Value) -> list[Object]:
+        """The classes that a property or variable may be an instance of, or what it is alias of."""
+        if isinstance(owner, Function):
+            kinds = self._evaluate(owner.module, owner.node.returns)
+        elif owner.annotation is not None:
+            kinds = self._evaluate(owner.module, owner.annotation)
+        elif isinstance(owner.value, ast.Constant):
+            kinds = [Builtin(type(owner.value.value).__name__)]
+        elif isinstance(owner.value, ast.Compare):
+            kinds = [Builtin("bool")]
+        elif isinstance(owner.value, ast.Call):
+            called = self._evaluate(owner.module, owner.value.func)
+            kinds = [each for each in called if isinstance(each, Class)]
+            for each in called:
+                if isinstance(each, Function):
+                    kinds += self._evaluate(each.module, each.node.returns)
+        else:
+            kinds = self._evaluate(owner.module, owner.value)
+        if not kinds:
+            raise Unknown
+        return kinds
+
+    def _evaluate(self, module: Module, node: ast.expr | None) -> list[Object]:
+        """What a name, a chain of attributes or an annotation stands for; empty if unknown."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                node = ast.parse(node.value, mode="eval").body
+            except SyntaxError:
+                return []
+        if isinstance(node, ast.BinOp):  # X | None
+            return [*self._evaluate(module, node.left), *self._evaluate(module, node.right)]
+        try:
+            if isinstance(node, ast.Subscript):
+                name = ast.unparse(node.value).rpartition(".")[2]
+                inner = node.slice if name in ("Optional", "Final", "ClassVar") else node.value
+                return self._evaluate(module, inner)
+            if isinstance(node, ast.Attribute):
+                return self._step(self._evaluate(module, node.value), node.attr)
+            if isinstance(node, ast.Name):
+                found = self._of_module(module, node.id, typing=True)
+                builtin = not found and hasattr(builtins, node.id)
+                return [Builtin(node.id)] if builtin else found
+        except Unknown:
+            pass
+        return []
+
+    # --- signatures -----------------------------------------------------------------------------
+
+    def signature(self, objects: Iterable[Object], constructor: bool) -> str:
+        """Parameters of functions, bases of classes, literals of values; empty for the rest.
+
+        Args:
+            objects: what a path leads to; several where definitions depend on a condition.
+            constructor: whether the parameters for making an instance of a class matter too.
+        """
+        texts: set[str] = set()
+        functions = [each for each in objects if isinstance(each, Function)]
+        implementations = [each for each in functions if not _has_decorator(each, "overload")]
+        for each in objects:
+            if isinstance(each, Function) and (each in implementations or not implementations):
+                texts.add(_parameters(each))
+            elif isinstance(each, Class):
+                bases = f"({', '.join(ast.unparse(base) for base in each.node.bases)})"
+                texts.add(f"bases {bases}")
+                if constructor:
+                    texts.add(f"made by {self._constructor(each)}")
+            elif isinstance(each, Operator):
+                texts.update(each.schemas)
+            elif isinstance(each, Value) and isinstance(each.value, (ast.Name, ast.Attribute)):
+                alias = self._evaluate(each.module, each.value)
+                if all(isinstance(target, (Function, Class)) for target in alias):
+                    texts.add(self.signature(alias, constructor))
+        return "; ".join(sorted(texts - {""}))
+
+    def _constructor(self, owner: Class) -> str:
+        if any("dataclass" in ast.unparse(each) for each in owner.node.decorator_list):
+            return "(" + ", ".join(self._fields(owner)) + ")"
+        try:
+            found = self._of_class(owner, "__init__", set())
+        except Unknown:
+            return "an unknown base"
+        return self.signature(found, False)
+
+    def _fields(self, owner: Class) -> dict[str, None]:
+        fields: dict[str, None] = {}
+        for base in owner.node.bases:
+            for kind in self._evaluate(owner.module, base):
+                fields.update(self._fields(kind) if isinstance(kind, Class) else {})
+        for each in owner.node.body:
+            if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
+                default = f"={ast.unparse(each.value)}" if each.value else ""
+                fields[ast.unparse(each.target) + default] = None
+        return fields
+
+    @staticmethod
+    def default(objects: Iterable[Object], literal: bool) -> str:
+        """The source of a variable's value; only of a literal one with `literal`."""
+        texts = set()
+        for each in objects:
+            if not isinstance(each, Value) or each.value is None:
+                continue
+            # Values in stubs are made up, or differ by nature.
+            if not literal or (_is_literal(each.value) and each.module.file.suffix == ".py"):
+                texts.add(ast.unparse(each.value))
+        return " or ".join(sorted(texts))
+
+
+def _collect(module: Module, body: Iterable[ast.stmt], scope: Scope, typing: bool = False) -> None:
+    """Enter what statements bind into a scope, under whatever conditions they stand."""
+    names = scope.typing_names if typing else scope.names
+    for node in body:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            names.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                target = alias.name if alias.asname else alias.name.split(".")[0]
+                names.setdefault(alias.asname or target, []).append(target)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _origin(module, node)
+            for alias in node.names:
+                if alias.name == "*":
+                    scope.stars.append(origin)
+                else:
+                    target = f"{origin}.{alias.name}"
+                    names.setdefault(alias.asname or alias.name, []).append(target)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        value = node.value if name is target else None
+                        names.setdefault(name.id, []).append(Value(module, value, annotation))
+        elif isinstance(node, ast.If):
+            checking = ast.unparse(node.test).endswith("TYPE_CHECKING")
+            _collect(module, node.body, scope, typing or checking)
+            _collect(module, node.orelse, scope, typing)
+        elif not isinstance(node, ast.Expr):
+            for part in ("body", "orelse", "finalbody"):
+                _collect(module, getattr(node, part, ()), scope, typing)
+            for handler in getattr(node, "handlers", ()):
+                _collect(module, handler.body, scope, typing)
+
+
+def _collect_attributes(
+    module: Module, method: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope
+) -> None:
+    """Enter the attributes that a method gives to its instance."""
+    itself = method.args.args[0].arg
+    parameters = {
+        each.arg: each.annotation for each in [*method.args.args, *method.args.kwonlyargs]
+    }
+    for node in ast.walk(method):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
+            if annotation is None and isinstance(node.value, ast.Name):
+                annotation = parameters.get(node.value.id)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(each, ast.Attribute) and ast.unparse(each.value) == itself:
+                        value = node.value if each is target else None
+                        scope.names.setdefault(each.attr, [Value(module, value, annotation)])
+
+
+def _origin(module: Module, node: ast.ImportFrom) -> str:
+    """The absolute name of the module that is imported from."""
+    if not node.level:
+        return node.module or ""
+    package = module.name.split(".")
+    up = node.level - ("__init__" in module.file.name)
+    base = package[: len(package) - up] if up else package
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def _has_decorator(function: Function, name: str) -> bool:
+    texts = (ast.unparse(each) for each in function.node.decorator_list)
+    return any(text.rpartition(".")[2].lstrip("_") == name for text in texts)
+
+
+def _is_property(function: Function) -> bool:
+    return _has_decorator(function, "property") or _has_decorator(function, "cached_property")
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+def _parameters(function: Function) -> str:
+    """The parameters with kinds and defaults, without annotations."""
+    if _is_property(function):
+        return "property"
+    arguments = function.node.args
+    stripped = ast.arguments(
+        posonlyargs=[ast.arg(each.arg) for each in arguments.posonlyargs],
+        args=[ast.arg(each.arg) for each in arguments.args],
+        vararg=ast.arg(arguments.vararg.arg) if arguments.vararg else None,
+        kwonlyargs=[ast.arg(each.arg) for each in arguments.kwonlyargs],
+        kw_defaults=arguments.kw_defaults,
+        kwarg=ast.arg(arguments.kwarg.arg) if arguments.kwarg else None,
+        defaults=arguments.defaults,
+    )
+    kinds = [name for name in ("staticmethod", "classmethod") if _has_decorator(function, name)]
+    kinds += ["async"] if isinstance(function.node, ast.AsyncFunctionDef) else []
+    return " ".join([*kinds, f"({ast.unparse(stripped)})"])

@@ -1,0 +1,268 @@
+"""What the memory plan and the order of kernels do with classes of Inductor's IR by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import ir
+from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
+from torch._inductor.virtualized import V
+
+import inductor_ext
+from inductor_ext import events, known_ir, memory_planning, memory_plans
+from inductor_ext.known_ir import LineUse
+
+_CLASSES = """
+import contextlib, importlib, json, pkgutil, sys
+import torch._inductor.codegen, torch._inductor.kernel
+from torch._inductor import ir, scheduler
+from torch._inductor.codegen import common, wrapper
+import inductor_ext.lowerings.cutlass, inductor_ext.lowerings.out_variants, inductor_ext.arena_lines
+
+for package in (torch._inductor, torch._inductor.codegen, torch._inductor.kernel):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        # Some need a library that is not there, and some are programs.
+        if not any(word in module.name for word in ("test", "__main__", "worker", "benchmark")):
+            with contextlib.suppress(Exception, SystemExit):
+                importlib.import_module(module.name)
+
+def below(cls):
+    return {cls}.union(*map(below, cls.__subclasses__()))
+
+deferred = common.DeferredLine.__mro__[1]
+found = {
+    "lines": below(wrapper.WrapperLine) | below(deferred) | {wrapper.LineContext},
+    "operations": below(ir.Operation),
+    "nodes": below(scheduler.BaseSchedulerNode),
+}
+json.dump(
+    {
+        kind: sorted((cls.__module__.split(".")[0], cls.__name__) for cls in classes)
+        for kind, classes in found.items()
+    },
+    sys.stdout,
+)
+"""
+
+
+@functools.cache
+def installed() -> dict[str, set[tuple[str, str]]]:
+    """Package and name of the classes of the installed torch, and of ours, by kind."""
+    # In another process, because some modules change torch when they are imported.
+    done = subprocess.run(
+        [sys.executable, "-c", _CLASSES], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {kind: set(map(tuple, classes)) for kind, classes in found.items()}
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("kind", "theirs", "own"),
+        [
+            ("lines", known_ir.LINES, known_ir.OWN_LINES),
+            ("operations", known_ir.OPERATIONS, known_ir.OWN_OPERATIONS),
+            ("nodes", known_ir.SCHEDULER_NODES, {}),
+        ],
+    )
+    def test_every_class_of_the_installed_torch_has_an_entry(
+        self, kind: str, theirs: Any, own: Any
+    ) -> None:
+        classes = installed()[kind]
+        assert len(classes) > 10
+        tables = {"torch": theirs, "inductor_ext": own}
+        assert {each for each in classes if each[1] not in tables[each[0]]} == set()
+        assert {name for package, name in classes if package == "inductor_ext"} == set(own)
+
+    def test_what_is_read_has_a_reader(self) -> None:
+        read = {name for name, line in known_ir.LINES.items() if line.use is LineUse.READ}
+        assert read == set(memory_planning._READERS)
+
+    def test_a_subclass_is_another_class(self) -> None:
+        def subclass(base: Any) -> Any:
+            return type(base.__name__, (base,), {"__module__": "somebody"})
+
+        line = subclass(stock_lines.CommentLine)
+        assert known_ir.unplannable_line([line.__new__(line)], cpp=False) == (line, "")
+        kernel = subclass(ir.ExternKernelOut)
+        operations = [ir.ExternKernelOut.__new__(ir.ExternKernelOut), kernel.__new__(kernel)]
+        assert known_ir.unplannable_operation(operations[:1]) is None
+        assert known_ir.unplannable_operation(operations) is kernel
+        assert known_ir.keeps_memory(operations[1])
+        assert known_ir.runs_in_turn(operations[1])
+
+    @pytest.mark.parametrize("cpp", [True, False])
+    def test_profiled_blocks_are_refused_in_cpp(self, cpp: bool) -> None:
+        """Of torch 2.15: names that are declared inside a C++ block end with it."""
+        line = stand_in("EnterKernelProfileScopeLine")
+        found = known_ir.unplannable_line(["text", line], cpp=cpp)
+        assert (found is not None) == cpp
+        assert found is None or found[0] is type(line)
+
+
+def stand_in(name: str) -> Any:
+    """A line of a class that another torch may have."""
+
+    class StandIn(stock_lines.WrapperLine):
+        def codegen(self, code: Any) -> None:
+            mark = "//" if V.graph.cpp_wrapper else "#"
+            code.writeline(f"{mark} {name}")
+
+    StandIn.__name__ = StandIn.__qualname__ = name
+    StandIn.__module__ = stock_lines.__name__
+    return StandIn()
+
+
+def matmuls(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a = x @ y
+    b = a @ y
+    c = b.relu() @ a
+    return ((c @ b) @ c).sum(0)
+
+
+def squares() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(32, 32), torch.randn(32, 32) / 6
+
+
+@pytest.fixture
+def before_planning(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Any], None]]:
+    """What is to be done to a wrapper whose lines are final."""
+    changes: list[Callable[[Any], None]] = []
+    plan = memory_planning.plan_wrapper
+
+    def plan_wrapper(stock: Any, wrapper: Any, *args: Any) -> None:
+        for change in changes:
+            change(wrapper)
+        plan(stock, wrapper, *args)
+
+    monkeypatch.setattr(memory_planning, "plan_wrapper", plan_wrapper)
+    monkeypatch.setattr(events, "_warned", set())
+    return changes
+
+
+@contextlib.contextmanager
+def compiling(**settings: Any) -> Iterator[list[events.MemoryPlanRecord]]:
+    torch._dynamo.reset()
+    with (
+        torch.no_grad(),
+        inductor_ext.config.patch(settings),
+        inductor_config.patch(fx_graph_cache=False),
+        events.capture(events.MemoryPlanRecord) as records,
+    ):
+        yield records
+
+
+def call_code(backend: str) -> str:
+    """The function that a backend generates for `matmuls`; its result is checked."""
+    torch._dynamo.reset()
+    x, y = squares()
+    result, (code,) = run_and_get_code(torch.compile(matmuls, backend=backend), x, y)
+    torch.testing.assert_close(result, matmuls(x, y), rtol=1e-4, atol=1e-4)
+    body = code[code.index("def call(") : code.index("def benchmark_compiled_module")]
+    # Kernels are named after a hash that differs from one compile to the next.
+    return re.sub(r"cpp_fused_\w+", "kernel", body)
+
+
+class TestUnknown:
+    def test_an_unknown_line_gives_the_graph_inductors_plan(
+        self, before_planning: list[Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before_planning.append(lambda wrapper: wrapper.lines.insert(2, stand_in("NewLine")))
+        with (
+            compiling(memory_arenas="always", memory_budget="1KiB") as records,
+            caplog.at_level("WARNING", "inductor_ext"),
+        ):
+            ours = call_code("inductor_ext")
+            assert "# NewLine" in ours
+            upstream = call_code("inductor")
+            call_code("inductor_ext")
+        without_mark = re.sub(r"\n *# NewLine", "", ours)
+        assert without_mark == upstream
+        (plan, _) = records
+        assert (plan.strategy, plan.arenas, plan.storages) == ("stock", (), ())
+        assert "torch._inductor.codegen.wrapper.NewLine" in plan.reason
+        assert plan.reason in plan.describe()
+        assert memory_plans.parse(json.loads(json.dumps(plan.as_json()))) == plan
+        ours_only = [each for each in caplog.records if each.name == "inductor_ext"]
+        unknown, budget = (each.getMessage() for each in ours_only)
+        assert "memory plan of a graph is Inductor's" in unknown
+        assert "NewLine" in unknown
+        assert "memory_budget cannot be checked" in budget
+        assert "NewLine" in budget
+
+    def test_an_unknown_operation_does_too(
+        self, monkeypatch: pytest.MonkeyPatch, before_planning: list[Any]
+    ) -> None:
+        monkeypatch.delitem(known_ir.OPERATIONS, "ExternKernelOut")  # type: ignore[arg-type]
+        with compiling(memory_arenas="always") as records:
+            assert call_code("inductor_ext") == call_code("inductor")
+        (plan,) = records
+        assert plan.strategy == "stock"
+        assert "torch._inductor.ir.ExternKernelOut" in plan.reason
+
+    def test_known_classes_do_not(self, before_planning: list[Any]) -> None:
+        with compiling(memory_arenas="always") as records:
+            assert "pool0" in call_code("inductor_ext")
+        (plan,) = records
+        assert (plan.strategy, plan.reason) == ("arenas", "")
+
+    def test_a_block_of_the_profiler_in_cpp(self, before_planning: list[Any]) -> None:
+        line = stand_in("EnterKernelProfileScopeLine")
+        before_planning.append(lambda wrapper: wrapper.lines.insert(2, line))
+        x, y = squares()
+        with (
+            compiling(memory_arenas="always") as records,
+            inductor_config.patch(cpp_wrapper=True),
+        ):
+            run = torch.compile(matmuls, backend="inductor_ext")
+            result, code = run_and_get_cpp_code(run, x, y)
+        torch.testing.assert_close(result, matmuls(x, y), rtol=1e-4, atol=1e-4)
+        assert "// EnterKernelProfileScopeLine" in code
+        assert "pool0" not in code
+        assert [plan.strategy for plan in records] == ["stock"]
+        assert "a C++ block" in records[0].reason
+
+
+def test_an_older_log_has_no_reason() -> None:
+    with compiling() as records:
+        call_code("inductor_ext")
+    entry = json.loads(json.dumps(records[0].as_json()))
+    del entry["reason"]
+    assert memory_plans.parse(entry) == records[0]
+
+
+@pytest.mark.parametrize("freed_by", ["FreeIfNotReusedLine", "FreeLine"])
+def test_what_is_freed_but_never_reused_has_memory_of_its_own(
+    before_planning: list[Any], freed_by: str
+) -> None:
+    """Of torch 2.15: the inputs of effectful operators."""
+
+    def change(wrapper: Any) -> None:
+        V.graph.never_reuse_but_free_buffers = {"buf0", "buf1"}
+        for step, line in enumerate(wrapper.lines):
+            if type(line) is stock_lines.FreeIfNotReusedLine and freed_by == "FreeLine":
+                wrapper.lines[step] = stock_lines.FreeLine(wrapper, line.node)
+
+    before_planning.append(change)
+    with compiling(memory_arenas="always") as records:
+        code = call_code("inductor_ext")
+    (plan,) = records
+    rows = {row.name: row for row in plan.storages}
+    assert rows["buf0"].arena is rows["buf1"].arena is None
+    assert any(row.arena is not None for row in plan.storages)
+    for name in ("buf0", "buf1"):
+        assert rows[name].end < plan.steps
+        assert f"del {name}\n" in code
+        assert f"= {name}; del {name}" not in code
