@@ -131,15 +131,23 @@ def out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] 
 
 
 class OutVariantKernel(ir.FallbackKernel):
-    """A call of an out variant. `outputs` are the buffers that it fills."""
+    """A call of an out variant.
+
+    It fills the buffers `outputs`. From torch 2.14 on an operator that returns one tensor has none:
+    its kernel is the buffer itself.
+    """
 
     variant: tuple[torch._ops.OpOverload, tuple[str, ...]]
     """As from `out_variant`."""
 
+    def should_allocate(self) -> bool:
+        """Whether the kernel is a buffer, which the wrapper allocates before the call."""
+        return _is_buffer(self)
+
     def codegen(self, wrapper: Any) -> None:
         """Allocate the outputs and write the call."""
         unused = []
-        for output in self.outputs:
+        for output in _buffers(self):
             name = output.get_name()
             if name in V.graph.removed_buffers:
                 # Nobody reads it, but the kernel writes it.
@@ -156,8 +164,9 @@ class OutVariantKernel(ir.FallbackKernel):
             wrapper.writeline(line.text())
         for output in unused:
             wrapper.codegen_free(output)
-        # There is no tuple to hold, hence no variable of that name to delete.
-        wrapper.freed.add(self.get_name())
+        if not _is_buffer(self):
+            # There is no tuple to hold, hence no variable of that name to delete.
+            wrapper.freed.add(self.get_name())
 
 
 class OutVariantOutput(ir.MultiOutput):
@@ -181,7 +190,7 @@ class _OutVariantLine(WrapperLine):
         """Python code."""
         node = self.node
         operator, names = node.variant
-        outs = [f"{name}={out.get_name()}" for name, out in zip(names, node.outputs, strict=True)]
+        outs = [f"{name}={out.get_name()}" for name, out in zip(names, _buffers(node), strict=True)]
         arguments = ", ".join([*node.codegen_args(), *node.codegen_kwargs(), *outs])
         return f"torch.ops.{operator}({arguments})"
 
@@ -212,10 +221,18 @@ def _kernel_of(value: Any) -> Any:
     """The kernel that directly makes a lowering's result; None for one that is no fallback's."""
     box = value.data if isinstance(value, ir.TensorBox) else None
     output = box.data if isinstance(box, ir.StorageBox) else None
-    if type(output) is not ir.MultiOutput:
-        return None
-    kernel = output.inputs[0]
+    kernel = output.inputs[0] if type(output) is ir.MultiOutput else output
     return kernel if type(kernel) is ir.FallbackKernel else None
+
+
+def _is_buffer(kernel: Any) -> bool:
+    """Whether a fallback's kernel is itself the buffer that it fills, and returns no tuple."""
+    return isinstance(kernel.layout, ir.Layout)
+
+
+def _buffers(kernel: Any) -> list[Any]:
+    """The buffers that a fallback's kernel fills."""
+    return [kernel] if _is_buffer(kernel) else kernel.outputs
 
 
 def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
@@ -223,7 +240,7 @@ def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | No
     found = out_variant(kernel.op_overload)
     if found is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _partitioned():
         return None
-    outputs = kernel.outputs
+    outputs = _buffers(kernel)
     covered = (
         len(outputs) == len(found[1])
         and not kernel.unbacked_bindings
@@ -234,7 +251,9 @@ def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | No
 
 
 def _covers_output(output: Any) -> bool:
-    if type(output) is not ir.MultiOutput or type(output.layout) is not ir.FixedLayout:
+    # A kernel that is a buffer is an `ir.FallbackKernel`; see `_kernel_of`.
+    plain = type(output) in (ir.MultiOutput, ir.FallbackKernel)
+    if not plain or type(output.layout) is not ir.FixedLayout:
         return False
     layout = output.layout
     return (
