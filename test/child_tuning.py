@@ -100,6 +100,10 @@ def kill(folder: str, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     store = Store(folder)
     store.put({problem(index): decision() for index in range(5)}, H200, here)
+    # As long as a writer takes on this disk, or several times that: none is too early to write.
+    begun = time.perf_counter()
+    store.put({problem(): decision()}, H200, here)
+    once = time.perf_counter() - begun
     died = 0
     for index in range(kills):
         child = os.fork()
@@ -113,7 +117,7 @@ def kill(folder: str, kills: int, seed: int) -> None:
                     )
             finally:
                 os._exit(1)
-        time.sleep(choose.uniform(0.002, 0.02))
+        time.sleep(choose.uniform(0.1, 4) * once)
         os.kill(child, signal.SIGKILL)
         died += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     print(died)

@@ -39,7 +39,8 @@ def test_the_source_and_the_import_agree(hook: Hook) -> None:
     value = _imported(target)
     parameters = found.parameters()
     if parameters is not None and inspect.isfunction(value):
-        names = [name.lstrip("*") for name in parameters]
+        # In place of a class method stands a function once an activation has replaced it.
+        names = [name.lstrip("*") for name in parameters if name != "cls"]
         # What a dispatcher wraps has the signature of what it replaced.
         assert names == list(inspect.signature(value).parameters)
 
