@@ -29,6 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "cutlass_runtime",
             "events",
             "kernel_order",
+            "known_ir",
             "memory_planning",
             "memory_plans",
             "numerics",
