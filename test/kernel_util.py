@@ -35,7 +35,10 @@ from inductor_ext.counters_runtime import Counters
 from inductor_ext.selection import programs
 from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
-from test import fake_cuda
+from test import fake_cuda, triton_interpreter
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    triton_interpreter.accept_numpy()
 
 __all__ = [
     "Case",

@@ -456,6 +456,8 @@ def test_readers_read_everything() -> None:
     code = """
 import torch
 from benchmarks import floors
+from test import triton_interpreter
+triton_interpreter.accept_numpy()
 print(len(dict(floors.readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
 """
     # It is for a GPU unless the interpreter is asked for before triton is imported.
