@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inductor_ext import compat, config, events
+from inductor_ext import config, events
 from inductor_ext.hooks import context, registry
 
 __all__ = ["FEATURES", "install_hooks"]
@@ -37,7 +37,7 @@ def install_hooks(requested: Request) -> None:
         requested: `activate.requested`, the settings that an activation asks for.
     """
     for name, feature in FEATURES.items():
-        if registry.concerns(registry.find(name), compat.torch_version()):
+        if registry.has_target(name):
             registry.replace(name, functools.partial(_dispatch, requested, feature))
 
 

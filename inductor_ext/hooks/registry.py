@@ -26,7 +26,16 @@ from inductor_ext import compat, exc
 from inductor_ext.hooks.hook_table import HOOKS, Hook, Kind
 from inductor_ext.hooks.torch_source import TorchSource
 
-__all__ = ["Misfit", "check", "concerns", "find", "render_table", "replace", "replaced_targets"]
+__all__ = [
+    "Misfit",
+    "check",
+    "concerns",
+    "find",
+    "has_target",
+    "render_table",
+    "replace",
+    "replaced_targets",
+]
 
 _MARK = "_inductor_ext_hook"
 
@@ -128,14 +137,27 @@ def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
         setattr(owner, attribute, dispatcher)
 
 
+def has_target(name: str) -> bool:
+    """Whether the installed torch has a target of a declared hook."""
+    return _located(find(name)) is not None
+
+
 def _resolve(hook: Hook) -> tuple[Any, str, Callable[..., Any]]:
     """The object that holds a target, its name there, and the target."""
+    located = _located(hook)
+    if located is None:
+        raise _error(hook, f"{' or '.join(hook.targets)} does not exist")
+    owner, attribute = located
+    return owner, attribute, getattr(owner, attribute)
+
+
+def _located(hook: Hook) -> tuple[Any, str] | None:
     for target in hook.targets:
         path, _, attribute = target.rpartition(".")
         owner = _import(path)
         if owner is not None and hasattr(owner, attribute):
-            return owner, attribute, getattr(owner, attribute)
-    raise _error(hook, f"{' or '.join(hook.targets)} does not exist")
+            return owner, attribute
+    return None
 
 
 def _import(path: str) -> Any:
