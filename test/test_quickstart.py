@@ -273,7 +273,9 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stderr == ""
+    # A CUDA build of torch on a machine with CUDA's compiler and no GPU says so.
+    said = [line for line in run.stderr.splitlines() if "No CUDA runtime is found" not in line]
+    assert said == []
     (path,) = (tmp_path / "out").iterdir()
     document = results.read(path)
     assert results.render_table(document) in run.stdout
