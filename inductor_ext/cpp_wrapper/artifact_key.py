@@ -177,7 +177,7 @@ def ingredients(
             cache.source_key(),
             ours.cache_key(),
             lowerings.registry_key(own=False),
-            gemm_pass.cache_key(ours),
+            gemm_pass.cache_key(ours, program.graph_module),
         ),
         "options": _options(writer, patches),
         "foreign": _foreign_code(),

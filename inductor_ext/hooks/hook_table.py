@@ -223,6 +223,8 @@ HOOKS: tuple[Hook, ...] = (
         relies_on=(
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu",
             "torch._inductor.codegen.cpp_wrapper_gpu.CppWrapperGpu",
+            f"{_WRAPPER}.PythonWrapperCodegen.create",
+            f"{_WRAPPER}.PythonWrapperCodegen.supports_caching",
         ),
     ),
     Hook(
@@ -291,6 +293,20 @@ HOOKS: tuple[Hook, ...] = (
         ),
     ),
     Hook(
+        "loop_outputs",
+        "overridden",
+        (f"{_CPP}.codegen_while_loop",),
+        "cpp_wrapper.codegen",
+        "The generated C++ starts a while_loop's outputs as aliases of its carried inputs. Without "
+        "an iteration they stay aliases, and later writes to the input change the output.",
+        parameters=("while_loop", "stack_output"),
+        relies_on=(
+            "torch._inductor.ir.WhileLoop.carried_inputs",
+            "torch._inductor.ir.WhileLoop.outputs",
+            "torch._inductor.ir.WhileLoop.mutation_outputs",
+        ),
+    ),
+    Hook(
         "aot_text",
         "changed",
         ("torch._inductor.utils.IndentedBuffer._lines",),
@@ -341,7 +357,25 @@ HOOKS: tuple[Hook, ...] = (
         relies_on=(
             "torch._inductor.select_algorithm.TritonTemplate.generate",
             "torch._inductor.select_algorithm.TritonTemplateKernel.store_output",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.render",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.use_jit",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.triton_meta",
+            "torch._inductor.select_algorithm.TritonTemplateCaller.bmreq",
+            "torch._inductor.autotune_process.TritonBenchmarkRequest.module_path",
         ),
+    ),
+    Hook(
+        "triton_template_device",
+        "overridden",
+        ("torch._inductor.select_algorithm.TritonTemplateKernel.jit_lines",),
+        "templates.triton.instances",
+        "For torch.compiler.config.compile_on_one_rank, the device index is taken out of a "
+        "template's decorator. Inductor takes it out of kernels that are not templates.",
+        relies_on=(
+            "torch.fx.experimental.proxy_tensor._coor_enabled",
+            "torch._inductor.codegen.common.DeviceOpOverrides.current_device_idx_expr",
+        ),
+        since="2.14",
     ),
     Hook(
         "out_variants",
@@ -353,6 +387,13 @@ HOOKS: tuple[Hook, ...] = (
         "have no hook behind the node.",
         relies_on=(
             "torch._inductor.ir.MultiOutput",
+            "torch._inductor.ir.MultiOutput.should_allocate",
+            "torch._inductor.ir.FallbackKernel.op_overload",
+            "torch._inductor.ir.FallbackKernel.outputs",
+            "torch._inductor.ir.FallbackKernel.unbacked_bindings",
+            "torch._inductor.ir.FallbackKernel.mutation_outputs",
+            "torch._inductor.ir.FallbackKernel.codegen_args",
+            "torch._inductor.ir.FallbackKernel.codegen_kwargs",
             "torch._inductor.graph.GraphLowering.removed_buffers",
             f"{_WRAPPER}.PythonWrapperCodegen.freed",
         ),
@@ -393,6 +434,15 @@ HOOKS: tuple[Hook, ...] = (
         "selection.cutlass_options",
         "Whether a CUTLASS option was set under its old name or its new one: the default of an "
         "option has no public reader.",
+    ),
+    Hook(
+        "region_options",
+        "read",
+        ("torch._higher_order_ops.invoke_subgraph.NestedCompileRegionOptions",),
+        "compat",
+        "Inductor options of one nested_compile_region. They are kept in the metadata of its graph "
+        "module and of the node that calls it, which has no public reader.",
+        since="2.14",
     ),
     Hook(
         "ephemeral_precision",
