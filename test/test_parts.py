@@ -61,8 +61,11 @@ def site(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty site-packages folder in place of the real ones."""
     folder = machine / "site"
     folder.mkdir()
-    standard_library = [path for path in sys.path if "site-packages" not in path and path]
-    monkeypatch.setattr(sys, "path", [str(folder), *standard_library])
+    # Packages may be installed elsewhere too, in a folder of PYTHONPATH.
+    without_packages = [
+        path for path in sys.path if path and not any(Path(path).glob("*.dist-info"))
+    ]
+    monkeypatch.setattr(sys, "path", [str(folder), *without_packages])
     for module in ("triton", "cutlass_library"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return folder
