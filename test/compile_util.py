@@ -30,6 +30,9 @@ TRAINING = {"forward": 1, "backward": 1}
 
 TORCH = tuple(map(int, compat.torch_version().split(".")[:2]))
 
+OUT_VARIANT: Any = getattr(torch.Tag, "out", None) or getattr(torch.Tag, "out_variant", None)
+"""The tag of a custom operator's out variant. Before torch 2.13 it is `out_variant`."""
+
 _TOLERANCE = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,

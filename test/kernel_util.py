@@ -442,6 +442,8 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
         "assert_alignment": lambda *_: None,
         "assert_tensor_metadata": lambda *_: None,
         "copy_if_misaligned": lambda tensor: tensor,
+        # As torch 2.12 calls it.
+        "copy_misaligned": lambda tensor: tensor,
         "empty_strided_cuda": _unwritten,
         "get_raw_stream": lambda _: 0,
         # One for all kernels: each has to leave zeros.

@@ -26,6 +26,7 @@ import inductor_ext
 from benchmarks import measure
 from inductor_ext import events, exc, kernel_order, known_ir
 from inductor_ext.planning.order import EFFORT, Buffer, OrderProblem, find_order, profile
+from test.compile_util import OUT_VARIANT
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -433,7 +434,7 @@ def test_custom_operators_with_an_out_variant_keep_their_turn() -> None:
     with torch.library._scoped_library("inductor_ext_order", "DEF") as library:
         library.define(f"product{arguments}) -> Tensor")
         library.define(
-            f"product.out{arguments}, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,)
+            f"product.out{arguments}, *, Tensor(a!) out) -> Tensor(a!)", tags=(OUT_VARIANT,)
         )
         library.impl("product", lambda x, w: x.new_empty(len(x), w.shape[1]), "Meta")
         library.impl("product.out", product, "CPU")

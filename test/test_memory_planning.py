@@ -29,6 +29,7 @@ from inductor_ext import arena_runtime, events, exc, memory_planning
 from inductor_ext.hooks import scope
 from inductor_ext.planning import arenas
 from test import aot_util
+from test.compile_util import OUT_VARIANT
 
 KIB = 1024
 
@@ -550,7 +551,7 @@ def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.Mo
                 f"{name}.out(Tensor x, *, "
                 + ", ".join(f"{kind} {out}" for kind, out in zip(written, outs, strict=True))
                 + f") -> ({', '.join(written)})",
-                tags=(torch.Tag.out,),
+                tags=(OUT_VARIANT,),
             )
         library.impl("one", torch.empty_like, "Meta")
         library.impl("two", lambda x: (torch.empty_like(x), torch.empty_like(x)), "Meta")
