@@ -49,6 +49,7 @@ _NEWER = (
 """What is said about a torch that has come out later."""
 
 
+@functools.cache
 def torch_version() -> str:
     """The version of the installed torch distribution, without importing it."""
     return metadata.version("torch")
