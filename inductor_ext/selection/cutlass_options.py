@@ -19,12 +19,12 @@ from typing import Any
 
 from inductor_ext import numerics
 from inductor_ext.selection import choose
-from inductor_ext.selection.entries import template_digest
 from inductor_ext.templates import families
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.ranking import rank
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem, ceiling
+from inductor_ext.templates.versions import template_version
 
 __all__ = ["Options", "current"]
 
@@ -95,7 +95,9 @@ class Options:
         """A word that is another one where other kernels are candidates."""
         launches = (self.limit, self.swizzles, self.level)
         told = (self.only, *launches, self.tma_only, self.alone, self.flags)
-        return f"{template_digest('cutlass')}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+        return (
+            f"{template_version('cutlass')}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+        )
 
     def rank(self, problem: GemmProblem, device: Device) -> list[tuple[CutlassConfig, float]]:
         """The kernels worth building, with their predicted microseconds, fastest first."""

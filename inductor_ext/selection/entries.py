@@ -11,7 +11,6 @@ read whole or, with the first thing in it that is no entry, refused (`exc.BadTun
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -20,14 +19,14 @@ import pathlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from inductor_ext import cache, compat, exc
 from inductor_ext.selection.decision import Decision, Origin, Timing
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.families import Config
 from inductor_ext.templates.problem import GemmProblem, plain, read, require
-from inductor_ext.templates.triton import OPERATIONS
+from inductor_ext.templates.versions import template_version
 
 __all__ = [
     "FORMAT",
@@ -36,41 +35,17 @@ __all__ = [
     "Environments",
     "merged",
     "read_table",
-    "template_digest",
     "write_table",
 ]
 
 FORMAT = 1
 """Of tables and of the files in the cache folder."""
 
-_TEMPLATES = pathlib.Path(__file__).parent.parent / "templates"
-
 _LAST_SECOND = 253_402_300_799
 """Of the year 9999, the last one of which Python can say the date."""
 
 _LONGEST_FAILURE = 200
 """Characters. A compiler's complaint can be thousands of lines."""
-
-
-@functools.cache
-def template_digest(
-    family: Literal["triton", "cutlass"] = "triton", operation: str | None = None
-) -> str:
-    """Hex digest over the sources of a family's kernels, by relative name and content.
-
-    Args:
-        family: of kernels.
-        operation: of a problem: those of Triton's kernels that never compute it are left out; None
-            for all of them.
-    """
-    digest = hashlib.sha256()
-    folder = _TEMPLATES / family
-    others = {name for name, computed in OPERATIONS.items() if operation not in computed}
-    for path in sorted(folder.rglob("*.py")):
-        if operation is None or path.stem not in others:
-            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -109,7 +84,7 @@ class Environment:
     cuda: str | None
     """Version that torch was built with; None for a torch without."""
     templates: str
-    """`template_digest` of the problem's operation; where CUTLASS kernels were candidates, a plus
+    """`template_version` of the problem's operation; where CUTLASS kernels were candidates, a plus
     and what tells which."""
 
     def __post_init__(self) -> None:
@@ -126,7 +101,7 @@ class Environment:
             operation: of the problem.
             circumstances: what measurements depend on besides, as one word; none for nothing.
         """
-        templates = "+".join(filter(None, (template_digest("triton", operation), circumstances)))
+        templates = "+".join(filter(None, (template_version("triton", operation), circumstances)))
         return cls(device.name, device.capability, device.sms, *_versions(), templates)
 
     def resembles(self, other: Environment) -> bool:
@@ -149,7 +124,7 @@ class Environment:
             found.append(f"with CUDA {self.cuda}, here {here.cuda}")
         if self.templates != here.templates:
             there, own = (each.templates.partition("+")[0] for each in (self, here))
-            what = "template sources" if there != own else "CUTLASS settings"
+            what = "template versions" if there != own else "CUTLASS settings"
             found.append(f"with other {what}")
         return tuple(found)
 

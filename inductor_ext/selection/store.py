@@ -12,7 +12,7 @@ What is known may be used in two ways, and `lookup` says which it is:
 - exactly: measured in this very environment (device, SMs, Triton, CUDA, sources of the templates
   that compute such a product). Nothing has to be measured again.
 - as advice: measured on a device of the same name, or of the same capability and number of SMs,
-  with other versions or other template sources. A configuration that is legal runs whatever it was
+  with other versions or other template versions. A configuration that is legal runs whatever it was
   measured with, and its result is as right; what may have changed is only how fast it is, and
   mostly the best stays the best. So advice serves a compile that may not measure, and one that may
   measures anew.

@@ -8,20 +8,3 @@ Kernels are written so that everything that is the same for all tiles is decided
 rendered, and take the sizes and strides of their operands from Inductor, which makes constants of
 what is static.
 """
-
-from __future__ import annotations
-
-import types
-from collections.abc import Mapping
-
-__all__ = ["OPERATIONS"]
-
-OPERATIONS: Mapping[str, frozenset[str]] = types.MappingProxyType(
-    {
-        "dequantize": frozenset({"mixed"}),
-        "direct": frozenset({"mixed"}),
-        "grouped": frozenset({"grouped"}),
-        "stationary": frozenset({"mixed"}),
-    }
-)
-"""Modules that say nothing of other operations than these; all others concern every one."""
