@@ -14,6 +14,7 @@ reports all of it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -62,16 +63,24 @@ def rows(found: Mapping[str, outcomes.Outcome], note: str | None = None) -> Iter
             }
 
 
+_GRACE = 60.0
+"""Seconds in which an interrupted pytest reports."""
+
+
 def _ended(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
-    """Wait for a process; whether it has ended by itself."""
+    """Wait for a process, and interrupt it after `seconds`; return whether it ended by itself."""
     try:
         process.wait(seconds)
+        return True
     except subprocess.TimeoutExpired:
-        # As Ctrl-C: pytest reports what it has done.
+        pass
+    while True:
+        # As Ctrl-C: pytest reports what it has done. Python drops an interrupt that it handles
+        # while an object is finalised.
         process.send_signal(signal.SIGINT)
-        process.wait()
-        return False
-    return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+            return False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

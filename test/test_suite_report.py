@@ -65,12 +65,19 @@ def test_a_run_that_is_ended_keeps_what_it_has_done(
     )
 
     class Process(subprocess.Popen[bytes]):
+        interrupts = 0
+
         def wait(self, timeout: float | None = None) -> int:
-            if timeout is None:
-                return super().wait()
+            if timeout is None or self.interrupts == 2:
+                return super().wait(timeout)
             while not begun.exists():
                 time.sleep(0.01)
             raise subprocess.TimeoutExpired(self.args, timeout)
+
+        def send_signal(self, number: int) -> None:
+            self.interrupts += 1
+            if self.interrupts == 2:  # The first one is lost.
+                super().send_signal(number)
 
     monkeypatch.setattr(suite_report.subprocess, "Popen", Process)
     (tmp_path / "pytest.ini").touch()
