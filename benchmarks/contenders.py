@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import results
-from inductor_ext import compat
+from inductor_ext import _compat
 
 __all__ = [
     "CONTENDERS",
@@ -125,7 +125,7 @@ def compile_and_call(
     if contender.backend is None:
         return Compiled(lambda: function(*inputs), 0.0)
     run = torch.compile(
-        compat.with_own_code(function),
+        _compat.with_own_code(function),
         backend=contender.backend,
         fullgraph=True,
         dynamic=False,
@@ -162,8 +162,8 @@ class Tuned:
 @contextlib.contextmanager
 def tuning() -> Iterator[list[Tuned]]:
     """The GEMMs that the extension measures within."""
-    from inductor_ext.selection import tuner
-    from inductor_ext.selection.wording import config_words, problem_words
+    from inductor_ext.autotune import tuner
+    from inductor_ext.templates.format import config_words, problem_words
 
     found: list[Tuned] = []
     tune = tuner.tune

@@ -26,8 +26,8 @@ import torch
 from torch.nn import functional
 
 from benchmarks import gemm_models
-from inductor_ext import cache
-from inductor_ext.templates.cutlass import build
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import nvcc_build
 
 __all__ = ["CASES", "main"]
 
@@ -73,11 +73,11 @@ def _call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) 
 
 def _kernels() -> list[dict[str, Any]]:
     """What is told of the kernels in the store."""
-    store = cache.Store(cache.kernel_folder(), 4 << 30)
+    store = artifact_store.Store(artifact_store.kernel_folder(), 4 << 30)
     found = []
     for key in store.entry_keys():
         with store.get(key) as folder:
-            file = None if folder is None else folder / build.DETAILS
+            file = None if folder is None else folder / nvcc_build.DETAILS
             if file is not None and file.exists():
                 found.append(json.loads(file.read_text(encoding="utf-8")))
     return found

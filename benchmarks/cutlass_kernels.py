@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 
-from inductor_ext import cache
-from inductor_ext.templates.cutlass import build, launch
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import launch, nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import (
+from inductor_ext.templates.cutlass.cost_model import rank
+from inductor_ext.templates.cutlass.evt import (
     ACCUMULATOR,
     Epilogue,
     Node,
@@ -39,7 +40,6 @@ from inductor_ext.templates.cutlass.epilogue import (
     identity,
     read,
 )
-from inductor_ext.templates.cutlass.ranking import rank
 from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import Epilogue as Fused
@@ -135,10 +135,10 @@ def _tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]
 
 
 def _measure(
-    case: Case, ranked: Sequence[tuple[CutlassConfig, float]], store: cache.Store, sms: int
+    case: Case, ranked: Sequence[tuple[CutlassConfig, float]], store: artifact_store.Store, sms: int
 ) -> dict[str, Any]:
     """What one case's line says."""
-    from inductor_ext.selection.timing import CudaStopwatch, measure
+    from inductor_ext.autotune.timing import CudaStopwatch, measure
 
     a, b, inputs = _tensors(case)
     expected = case.eager(a, b, *inputs)
@@ -180,14 +180,16 @@ def _measure(
     return {"eager": samples[0].microseconds, "kernels": lines}
 
 
-def _build(wanted: Mapping[str, Sequence[tuple[CutlassConfig, float]]], store: cache.Store) -> None:
+def _build(
+    wanted: Mapping[str, Sequence[tuple[CutlassConfig, float]]], store: artifact_store.Store
+) -> None:
     """Build all kernels, and print the seconds that each took, waiting included."""
-    toolchain = build.Toolchain.find()
+    toolchain = nvcc_build.Toolchain.find()
 
     def one(name: str, config: CutlassConfig) -> str:
         began = time.perf_counter()
         made = source(config, CASES[name].epilogue)
-        build.build(made, store, toolchain)
+        nvcc_build.build(made, store, toolchain)
         return f"{time.perf_counter() - began:7.1f} s  {name}  {made.name}"
 
     with concurrent.futures.ThreadPoolExecutor(64) as pool:
@@ -217,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: rank(CASES[name].problem, device, options.most, level=options.level)
         for name in options.cases
     }
-    store = cache.Store(cache.kernel_folder(), STORE_BYTES)
+    store = artifact_store.Store(artifact_store.kernel_folder(), STORE_BYTES)
     _build(wanted, store)
     if options.build_only:
         return 0

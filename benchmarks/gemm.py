@@ -40,7 +40,7 @@ from benchmarks import contenders, gemm_suite, measure, results, slices, turns
 from benchmarks.contenders import Compiled, Contender
 from benchmarks.gemm_suite import Case, Program
 from benchmarks.gpu_timing import Mode, Timer
-from inductor_ext.selection import store
+from inductor_ext.autotune import results_db
 from inductor_ext.templates.device import Device
 
 __all__ = [
@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         if options.no_table:
             nothing = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            stack.enter_context(mock.patch.object(store, "TABLES", nothing))
+            stack.enter_context(mock.patch.object(results_db, "TABLES", nothing))
         outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
         count, failed = ledger.take(outcomes)
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")

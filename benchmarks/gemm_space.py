@@ -36,16 +36,16 @@ from typing import Any
 from benchmarks import results, slices
 from benchmarks.gemm_suite import CASES
 from inductor_ext import config
+from inductor_ext.autotune import candidate_run, tuner
+from inductor_ext.autotune.candidate_run import Bench, Job
 from inductor_ext.hooks import activate, compile_fx, scope
-from inductor_ext.selection import trial, tuner
-from inductor_ext.selection.trial import Bench, Job
-from inductor_ext.selection.wording import config_words, problem_words
 from inductor_ext.templates import problem as records
-from inductor_ext.templates import ranking, space
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
+from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
 
 __all__ = [
     "SETS",
@@ -148,7 +148,7 @@ def _prologues() -> Iterator[GemmProblem]:
     for m, problems in ((64, norms), (128, norms), (256, norms), (1024, quantised)):
         for each in problems:
             fused = dataclasses.replace(each, m=m)
-            found |= dict.fromkeys((fused, *(left for left, _ in ranking.apart(fused))))
+            found |= dict.fromkeys((fused, *(left for left, _ in cost_model.apart(fused))))
     yield from found
 
 
@@ -185,10 +185,10 @@ class Space:
             "failed": [[reason, each.to_json()] for each, reason in self.failed.items()],
         }
 
-    def measurements(self) -> list[ranking.Measurement]:
+    def measurements(self) -> list[cost_model.Measurement]:
         """As the model takes them."""
         return [
-            ranking.Measurement(self.problem, each, self.device, taken)
+            cost_model.Measurement(self.problem, each, self.device, taken)
             for each, taken in self.microseconds.items()
         ]
 
@@ -231,11 +231,11 @@ def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list
         device: where.
         most: how many; None for all.
     """
-    everything = list(space.candidates(problem, device))
-    everything.sort(key=lambda each: ranking.predict(problem, each, device).total)
+    everything = list(search_space.candidates(problem, device))
+    everything.sort(key=lambda each: cost_model.predict(problem, each, device).total)
     if most is None or len(everything) <= most:
         return everything, len(everything)
-    found = [each for each, _ in ranking.rank(problem, device, tuner.CANDIDATES)][:most]
+    found = [each for each, _ in cost_model.rank(problem, device, tuner.CANDIDATES)][:most]
     others = [each for each in everything if each not in found]
     head = (most - len(found)) * 2 // 3
     rest, count = others[head:], most - len(found) - head
@@ -256,8 +256,8 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
     Returns:
         The candidates, and how many all are.
     """
-    everything = list(space.candidates(problem, device))
-    everything.sort(key=lambda each: ranking.predict(problem, each, device).total)
+    everything = list(search_space.candidates(problem, device))
+    everything.sort(key=lambda each: cost_model.predict(problem, each, device).total)
     kinds: dict[object, list[GemmConfig]] = {}
     for each in everything:
         # Threads of specialised warps leave out stores, with Triton 3.6.
@@ -289,13 +289,13 @@ def measured(
     Args:
         problem: covered by a template.
         device: where the bench is.
-        bench: such as `selection.variants.cuda_bench` makes.
+        bench: such as `autotune.inductor_benchmark.cuda_bench` makes.
         most: see `chosen`.
         budget: milliseconds of timing.
         choose: which of them: `chosen` or `pairs`.
     """
     configs, count = choose(problem, device, most)
-    (found,) = trial.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
+    (found,) = candidate_run.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
     taken = {each.config: each.microseconds for each in found.timings}
     return Space(
         problem,
@@ -317,7 +317,7 @@ def measured(
 
 def fitted(
     spaces: Sequence[Space], names: Sequence[str] | None = None
-) -> tuple[ranking.Constants, float, float]:
+) -> tuple[cost_model.Constants, float, float]:
     """Constants that predict what was measured, and the error before and after.
 
     Args:
@@ -329,25 +329,27 @@ def fitted(
         `ranking.error` says, of the shipped ones and of these.
     """
     known = [each for one in spaces for each in one.measurements()]
-    found = ranking.fit(known, names=names)
-    before, after = (math.sqrt(ranking.error(known, each)) for each in (ranking.DEFAULT, found))
+    found = cost_model.fit(known, names=names)
+    before, after = (
+        math.sqrt(cost_model.error(known, each)) for each in (cost_model.DEFAULT, found)
+    )
     return found, before, after
 
 
-def found_by_rank(one: Space, constants: ranking.Constants = ranking.DEFAULT) -> float:
+def found_by_rank(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
     """Microseconds of the best of those that tuning would measure; infinite if none of them was."""
-    ranked = ranking.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
+    ranked = cost_model.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
     return min((one.microseconds.get(each, math.inf) for each, _ in ranked), default=math.inf)
 
 
-def share(one: Space, constants: ranking.Constants = ranking.DEFAULT) -> float:
+def share(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
     """How near the best of those that tuning would measure comes to the best that was measured: its
     speed over the other's, 0 where none of them was measured.
     """
     return min(one.microseconds.values()) / found_by_rank(one, constants)
 
 
-def report(spaces: Sequence[Space], found: ranking.Constants) -> Iterator[str]:
+def report(spaces: Sequence[Space], found: cost_model.Constants) -> Iterator[str]:
     """Lines of a table: what was measured of each problem, and its `share` before and after."""
     yield f"{'measured':>12}  {'best us':>8}  {'stock us':>8}  {'share':>6}  {'fitted':>6}  problem"
     shares = []
@@ -369,7 +371,7 @@ def report(spaces: Sequence[Space], found: ranking.Constants) -> Iterator[str]:
 def _measure(options: argparse.Namespace) -> int:
     import torch
 
-    from inductor_ext.selection import variants
+    from inductor_ext.autotune import inductor_benchmark
 
     start = time.monotonic()
     device = Device.described(torch.cuda.get_device_properties(0))
@@ -382,7 +384,7 @@ def _measure(options: argparse.Namespace) -> int:
     settings = config.snapshot({})
     compile_fx.install_hooks(activate.requested)
     with scope.compile_scope(settings):
-        bench = variants.cuda_bench(0)
+        bench = inductor_benchmark.cuda_bench(0)
         left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
         for problem in slices.within(todo, left):
             begin = time.monotonic()
@@ -407,7 +409,7 @@ def _fit(options: argparse.Namespace) -> int:
     found, before, after = fitted(spaces, options.only)
     print(f"Error {before:.3f}, fitted {after:.3f}")
     for field in dataclasses.fields(found):
-        old, new = (getattr(each, field.name) for each in (ranking.DEFAULT, found))
+        old, new = (getattr(each, field.name) for each in (cost_model.DEFAULT, found))
         if abs(new / old - 1) > 1e-3:
             print(f"  {field.name}: {old:.4g} -> {new:.4g}")
     print("\n".join(report(spaces, found)))
@@ -471,7 +473,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure.set_defaults(run=_measure)
     fit = commands.add_parser("fit", help="fit the model, and say what it is worth")
     fit.add_argument("files", nargs="+", type=Path)
-    names = [field.name for field in dataclasses.fields(ranking.Constants)]
+    names = [field.name for field in dataclasses.fields(cost_model.Constants)]
     fit.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="constants to fit")
     fit.set_defaults(run=_fit)
     regret = commands.add_parser("regret", help="what ranking misses, as results")

@@ -61,7 +61,7 @@ FP8_MOST = 448.0
 """The largest float8_e4m3fn."""
 
 GELU_OPERATIONS = 25
-"""A bias, and GELU by erf, as `lowerings.epilogues` counts them."""
+"""A bias, and GELU by erf, as `lowerings.graph.epilogue_region` counts them."""
 
 EPSILON = 1e-6
 

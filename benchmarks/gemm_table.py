@@ -1,8 +1,8 @@
 """Measures the products of a shipped table again, on this GPU, and merges what was found into one.
 
 A table holds for a kind of GPU, the sources of the kernels that it was measured with, and that
-Triton and CUDA; elsewhere its entries are advice (see `inductor_ext.selection.store`). Parts can be
-measured on several GPUs at once; each ends before the time that it is given.
+Triton and CUDA; elsewhere its entries are advice (see `inductor_ext.autotune.results_db`). Parts
+can be measured on several GPUs at once; each ends before the time that it is given.
 
     python -m benchmarks.gemm_table measure --part 1/4 --budget-seconds 200 --out part1.json
     python -m benchmarks.gemm_table merge part*.json
@@ -11,7 +11,7 @@ The table of another kind of GPU is made of the same products:
 
     python -m benchmarks.gemm_table measure --out part.json
     python -m benchmarks.gemm_table \
-        --table inductor_ext/selection/tables/nvidia-h100-80gb-hbm3.json merge part.json
+        --table inductor_ext/autotune/tables/nvidia-h100-80gb-hbm3.json merge part.json
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import torch
 
 from benchmarks.gemm_suite import CASES
 from inductor_ext import config
+from inductor_ext.autotune import inductor_benchmark, results, tuner
+from inductor_ext.autotune.candidate_run import Bench
+from inductor_ext.autotune.results import Entry, Environment
 from inductor_ext.hooks import scope
-from inductor_ext.selection import entries, tuner, variants
-from inductor_ext.selection.entries import Entry, Environment
-from inductor_ext.selection.trial import Bench
-from inductor_ext.selection.wording import problem_words
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["TABLE", "main", "measure", "newest", "problems"]
 
-TABLE = Path(entries.__file__).parent / "tables" / "nvidia-h200.json"
+TABLE = Path(results.__file__).parent / "tables" / "nvidia-h200.json"
 
 AT_ONCE = 6
 """Products that are compiled together: enough to keep compile workers busy, and few to lose."""
@@ -94,7 +94,7 @@ def measure(
             for problem, decision in decisions.items()
             if decision.origin == "measured"
         ]
-        entries.write_table(out, found)
+        results.write_table(out, found)
         print(f"{len(found)} of {len(wanted)}, {time.monotonic() - begun:.0f} s", flush=True)
     return found
 
@@ -129,19 +129,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     merge.add_argument("tables", nargs="+", type=Path)
     options = parser.parse_args(arguments)
     new = options.action == "merge" and not options.table.exists()
-    table = [] if new else entries.read_table(options.table)
+    table = [] if new else results.read_table(options.table)
     if options.action == "merge":
-        found = [entry for path in options.tables for entry in entries.read_table(path)]
-        count = entries.write_table(options.table, newest([*table, *found]))
+        found = [entry for path in options.tables for entry in results.read_table(path)]
+        count = results.write_table(options.table, newest([*table, *found]))
         print(f"{count} products in {options.table}")
         return 0
-    known = [entry for path in options.without for entry in entries.read_table(path)]
+    known = [entry for path in options.without for entry in results.read_table(path)]
     part, parts = options.part
     wanted = [
         each for each in problems(table, part, parts, known) if options.only in problem_words(each)
     ]
     device = Device.described(torch.cuda.get_device_properties(0))
-    measure(wanted, device, variants.cuda_bench, options.out, options.budget_seconds)
+    measure(wanted, device, inductor_benchmark.cuda_bench, options.out, options.budget_seconds)
     return 0
 
 

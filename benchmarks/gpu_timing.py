@@ -1,6 +1,6 @@
 """Times of calls on a GPU, in microseconds, with operands in DRAM.
 
-Calls are timed as tuning does it (`selection.timing.CudaStopwatch`), and also as a host makes them
+Calls are timed as tuning does it (`autotune.timing.CudaStopwatch`), and also as a host makes them
 that waits for each. Before each measurement a buffer twice the size of the L2 cache is read, which
 evicts what earlier calls left there. Contenders take turns, in an order that is shuffled every
 round, for power and clocks drift.
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from inductor_ext.selection.timing import CudaStopwatch
+from inductor_ext.autotune.timing import CudaStopwatch
 
 __all__ = ["Mode", "Timer", "batches"]
 

@@ -2,9 +2,9 @@
 
 Each graph (inference, the forward and the backward of a training step) is scheduled by Inductor.
 Its peak in stock's order and in ours is that of the schedule, before buffers share memory, counted
-as the code will have them (see `inductor_ext.kernel_order`); the floor is the lower bound of all
-orders. The search's CPU time is compared with that of the whole compile, without C++ kernels: they
-are replaced by empty ones, since only the order is looked at.
+as the code will have them (see `inductor_ext.memory.reorder_kernels`); the floor is the lower bound
+of all orders. The search's CPU time is compared with that of the whole compile, without C++
+kernels: they are replaced by empty ones, since only the order is looked at.
 
     python -m benchmarks.kernel_order [--models NAME ...] [--json-out DIR]
 """
@@ -22,35 +22,35 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import memory_models, results
-from inductor_ext import kernel_order
+from inductor_ext.memory import reorder_kernels
 
 __all__ = ["Graph", "rows", "schedule"]
 
 MIB = 2**20
 
-Graph = tuple[str, kernel_order.Reordering, float]
+Graph = tuple[str, reorder_kernels.Reordering, float]
 """Kind of graph, what has become of its order, CPU seconds of all the model's compile."""
 
 
 @contextmanager
-def _noted() -> Iterator[list[kernel_order.Reordering]]:
+def _noted() -> Iterator[list[reorder_kernels.Reordering]]:
     """The outcomes of all graphs compiled inside, with kernels that do nothing."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.virtualized import V
 
-    found: list[kernel_order.Reordering] = []
-    improve = kernel_order.improve
+    found: list[reorder_kernels.Reordering] = []
+    improve = reorder_kernels.improve
 
     def note(*args: Any) -> Any:
         order = improve(*args)
-        outcome = kernel_order.reordering(V.graph)
+        outcome = reorder_kernels.reordering(V.graph)
         if outcome is not None:
             found.append(outcome)
         return order
 
     with (
-        mock.patch.object(kernel_order, "improve", note),
+        mock.patch.object(reorder_kernels, "improve", note),
         mock.patch.object(AsyncCompile, "cpp_pybinding", return_value=lambda *_tensors: None),
         config.patch(force_disable_caches=True, size_asserts=False),
     ):
@@ -65,7 +65,7 @@ def schedule(name: str) -> list[Graph]:
     module, inputs = model.make()
     graphs: list[Graph] = []
 
-    def add(kind: str, found: Sequence[kernel_order.Reordering], start: float) -> None:
+    def add(kind: str, found: Sequence[reorder_kernels.Reordering], start: float) -> None:
         seconds = time.process_time() - start
         for number, outcome in enumerate(found):
             graphs.append((kind if number == 0 else f"{kind} {number}", outcome, seconds))

@@ -46,10 +46,10 @@ def read(file: Path) -> dict[str, Outcome]:
 def write(file: Path, found: Mapping[str, Outcome]) -> None:
     """Make a file that has these outcomes, wholly or not at all."""
     # Not where pytest loads this plugin, which is before anything of the project.
-    from inductor_ext import cache
+    from inductor_ext.storage import artifact_store
 
     text = "".join(_line(test, what) for test, what in found.items())
-    with cache.publish(file) as temporary:
+    with artifact_store.publish(file) as temporary:
         Path(temporary).write_text(text, encoding="utf-8")
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import measure, results
-from inductor_ext.planning import csv_problem
-from inductor_ext.planning.problem import Interval
-from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
+from inductor_ext.memory.planner import csv_io
+from inductor_ext.memory.planner.interval import Interval
+from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 
 __all__ = ["LARGE", "main", "training_graph"]
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[results.Row] = []
     problem: Sequence[Interval]
     for path in sorted(given.instances.glob("*.csv")):
-        problem = csv_problem.read(path).intervals
+        problem = csv_io.read(path).intervals
         rows += _rows(path.stem, problem, DEFAULT_ITERATIONS)
         if rows[-2]["ours"] != 1.0:
             rows += _rows(f"{path.stem}, long", problem, LARGE)

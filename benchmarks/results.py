@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from inductor_ext import cache
 from inductor_ext.exc import InductorExtError
+from inductor_ext.storage import artifact_store
 
 __all__ = [
     "RESULTS",
@@ -360,7 +360,7 @@ def write(directory: str | os.PathLike[str], document: Document) -> Path:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / file_name(document)
-    with cache.publish(path) as temporary:
+    with artifact_store.publish(path) as temporary:
         Path(temporary).write_text(json.dumps(document, indent=2) + "\n")
     return path
 

@@ -144,7 +144,7 @@ def _let_measurements_wait() -> None:
     """From now on, whatever measures on the GPU in this process does it in its turn."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    from inductor_ext.selection.timing import CudaStopwatch
+    from inductor_ext.autotune.timing import CudaStopwatch
 
     kind = type(benchmarker)
     kind.benchmark_gpu = _in_turn(kind.benchmark_gpu)  # type: ignore[method-assign]

@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 import inductor_ext
-from inductor_ext import exc, parts
+from inductor_ext import exc
+from inductor_ext.toolchain import components
 
 # Run as a script, Python looks in this folder and not in the checkout's.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -415,7 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # loader nor the profiler that counts memory is to print lines of its own.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", KINETO_LOG_LEVEL="99")
     try:
-        parts.probe("cxx").require()
+        components.probe("cxx").require()
         model_folder()
     except exc.MissingToolchainError as error:
         print(error, file=sys.stderr)

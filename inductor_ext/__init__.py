@@ -12,28 +12,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inductor_ext import config, events, exc
     from inductor_ext.aot import aoti_compile_and_package
-    from inductor_ext.cpp_wrapper.loader import load
+    from inductor_ext.cpp_wrapper.load.load import load
     from inductor_ext.hooks.activate import activate, install, uninstall
     from inductor_ext.options import list_mode_options, list_options
-    from inductor_ext.report.gemm import explain
-    from inductor_ext.report.memory import memory_report
+    from inductor_ext.report.gemm_report import explain
+    from inductor_ext.report.memory_report import memory_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "activate": "hooks.activate",
     "aoti_compile_and_package": "aot",
-    "explain": "report.gemm",
+    "explain": "report.gemm_report",
     "install": "hooks.activate",
     "list_mode_options": "options",
     "list_options": "options",
-    "load": "cpp_wrapper.loader",
-    "memory_report": "report.memory",
+    "load": "cpp_wrapper.load.load",
+    "memory_report": "report.memory_report",
     "uninstall": "hooks.activate",
 }
 """Public functions, each with the module that defines it."""
 
 _MODULES = ("config", "events", "exc")
+
+_RUNTIMES = {
+    "arena_runtime": "memory.arena_runtime",
+    "counters_runtime": "templates.triton.semaphores",
+    "cutlass_runtime": "templates.cutlass.runtime",
+}
+"""Modules under the names by which code that earlier versions generated imports them."""
 
 __all__ = [
     "__version__",
@@ -55,6 +62,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _RUNTIMES:
+        return importlib.import_module(f"{__name__}.{_RUNTIMES[name]}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

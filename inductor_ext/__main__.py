@@ -2,7 +2,7 @@
 
 import sys
 
-from inductor_ext.cli import main
+from inductor_ext.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,15 +17,17 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import cache, config, events, exc, options, parts, toolchain
-from inductor_ext.cpp_wrapper import artifact_cache
+from inductor_ext import config, events, exc, options
+from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.hooks.activate import activate, requested
 from inductor_ext.settings import Settings
+from inductor_ext.storage import artifact_store
+from inductor_ext.toolchain import components, requirements
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from inductor_ext.cpp_wrapper.build import Artifact
+    from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
 __all__ = ["aoti_compile_and_package"]
 
@@ -75,7 +77,7 @@ def aoti_compile_and_package(
     def compile_(path: str | os.PathLike[str] | IO[bytes] | None) -> str | IO[bytes]:
         with activate(**ours):
             devices = set().union(*map(_device_types, programs.values()))
-            missing = toolchain.missing("aot", devices)
+            missing = requirements.missing("aot", devices)
             if missing is not None:
                 missing.require()
             return _package(programs, path, patches, settings)
@@ -250,14 +252,14 @@ def _default_path(files: Mapping[str, list[Any]], artifacts: Mapping[str, Artifa
 
     Its name is made of all that the package holds: the names of the files tell the code alone.
     """
-    from inductor_ext.cpp_wrapper import build
+    from inductor_ext.cpp_wrapper.build import artifact as build
 
     paths = [file for made in files.values() for file in made if isinstance(file, str)]
     (first, *_) = [path for path in paths if path.endswith((".so", ".cpp"))]
     content = [os.path.basename(path) for path in paths]
     for artifact in artifacts.values():
         content += build.digests(artifact.constants, artifact.plan)
-    name = cache.digest("\0".join(content).encode())
+    name = artifact_store.digest("\0".join(content).encode())
     return os.path.join(os.path.dirname(first), f"{name}.pt2")
 
 
@@ -267,9 +269,9 @@ def _package(
     patches: Mapping[str, Any],
     settings: Settings,
 ) -> str | IO[bytes]:
-    from inductor_ext.cpp_wrapper import target
+    from inductor_ext.cpp_wrapper.build import cpu_target
 
-    patches = {**target.inductor_options(settings.aot_isa), **patches}
+    patches = {**cpu_target.inductor_options(settings.aot_isa), **patches}
     if not _only_sources(patches):
         return _package_from(None, programs, package_path, patches, settings)
     # Inductor names the kernels' files after the kernels then, and keeps what it finds under a
@@ -301,9 +303,12 @@ def _package_from(
     """
     from torch._inductor.runtime.runtime_utils import cache_dir
 
-    from inductor_ext.cpp_wrapper import build, codegen, exported, package
+    from inductor_ext.cpp_wrapper.build import artifact as build
+    from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
+    from inductor_ext.cpp_wrapper.package import write_package
+    from inductor_ext.cpp_wrapper.signature import from_export
 
-    signatures = {name: exported.signature(program) for name, program in programs.items()}
+    signatures = {name: from_export.signature(program) for name, program in programs.items()}
     for name, program in programs.items():
         _warn_of_unwritten_results(name, program)
     files: dict[str, list[Any]] = {}
@@ -313,8 +318,8 @@ def _package_from(
         for name, program in programs.items():
             with (
                 build.collecting() as collected,
-                codegen.signature_given(signatures[name]),
-                exported.without_preferences(program),
+                cpp_wrapper.signature_given(signatures[name]),
+                from_export.without_preferences(program),
                 events.capture(events.MemoryPlanRecord, this_thread=True) as records,
             ):
                 own = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
@@ -332,7 +337,7 @@ def _package_from(
         # Options that only stock's code generation serves.
         return _write_stock(path, files)
     with _opened(path) as file:
-        package.write(
+        write_package.write(
             file,
             _root(path),
             artifacts,
@@ -357,9 +362,9 @@ def _write_stock(path: str | os.PathLike[str] | IO[bytes], files: Any) -> str | 
 
 @contextlib.contextmanager
 def _published(path: str | os.PathLike[str]) -> Iterator[str]:
-    """As `cache.publish`, but that what the system refuses is an error of ours."""
+    """As `artifact_store.publish`, but that what the system refuses is an error of ours."""
     try:
-        with cache.publish(path) as temporary:
+        with artifact_store.publish(path) as temporary:
             yield temporary
     except OSError as error:
         why = error.strerror or str(error)
@@ -386,11 +391,11 @@ def _compiler() -> str:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     # What Inductor asks compilers for is answered by gcc with how it was configured.
-    return parts.probe("cxx").version or os.path.basename(get_cpp_compiler())
+    return components.probe("cxx").version or os.path.basename(get_cpp_compiler())
 
 
 def _device_types(program: ExportedProgram) -> set[str]:
-    return toolchain.device_types(node.meta.get("val") for node in program.graph.nodes)
+    return requirements.device_types(node.meta.get("val") for node in program.graph.nodes)
 
 
 def _check_path(path: str | os.PathLike[str] | IO[bytes] | None) -> None:

@@ -12,15 +12,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import compat, config, events, memory_plans, toolchain
+from inductor_ext import _compat, config, events
 from inductor_ext import options as _options
 from inductor_ext.hooks.activate import activate, requested
+from inductor_ext.memory import plan_store
+from inductor_ext.toolchain import requirements
 
 if TYPE_CHECKING:
     import torch
 
-    from inductor_ext import parts
     from inductor_ext.settings import Settings
+    from inductor_ext.toolchain import components
 
 __all__ = ["inductor_ext"]
 
@@ -55,16 +57,16 @@ def inductor_ext(
     with activate(**ours):
         settings = config.snapshot(requested())
         if settings.enabled:
-            devices = toolchain.device_types(
+            devices = requirements.device_types(
                 [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
             )
-            missing = toolchain.missing("jit", devices)
+            missing = requirements.missing("jit", devices)
             if missing is not None:
                 return _run_eagerly(gm, missing, settings)
             with inductor_config.patch(patches):
-                toolchain.warn_about_gemm_backends(devices)
+                requirements.warn_about_gemm_backends(devices)
         compiled = torch._TorchCompileInductorWrapper(None, patches, None)(gm, example_inputs)
-        return compat.serializable(compiled)
+        return _compat.serializable(compiled)
 
 
 def _reset() -> None:
@@ -73,7 +75,7 @@ def _reset() -> None:
     Stock's backend drops recorded CUDA graphs, too. Which models were compiled with them is not
     known here; without any, this does nothing.
     """
-    memory_plans.clear()
+    plan_store.clear()
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()
@@ -83,7 +85,7 @@ inductor_ext.reset = _reset  # type: ignore[attr-defined]
 
 
 def _run_eagerly(
-    gm: torch.fx.GraphModule, missing: parts.Part, settings: Settings
+    gm: torch.fx.GraphModule, missing: components.Part, settings: Settings
 ) -> Callable[..., Any]:
     from torch._dynamo.utils import count_calls
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from inductor_ext.templates.families import Config
+    from inductor_ext.templates.kernels import Config
     from inductor_ext.templates.problem import GemmProblem
 
 __all__ = [
@@ -147,7 +147,7 @@ class ProductRecord(Record):
     chosen: Config | None
     """None for stock's path."""
     origin: str
-    """As of `selection.decision.Decision`; "uncovered" where there was nothing to decide."""
+    """As of `autotune.decision.Decision`; "uncovered" where there was nothing to decide."""
     reason: str
     candidates: tuple[ProductCandidate, ...]
     """Stock's path among them; none where nothing is known."""

@@ -6,7 +6,7 @@ memory. Inside our compiles `plan_wrapper` takes that place, for Python and C++ 
 1. `_Reader` finds the storages behind the lines: what allocates, which buffers take a storage over
    (in-place reuse, views, aliasing fallbacks), what frees, and what kernels allocate themselves.
 2. Stock's reuse is applied to a copy of the lines and read the same way, for comparison.
-3. `planning.schedule.decide` chooses arenas and takeovers that keep the lower bound.
+3. `memory.planner.placement_policy.decide` chooses arenas and takeovers that keep the lower bound.
 4. Of ours and stock's the lower peak is taken, then the fewer allocator calls, and written as lines
    (`arena_lines`). A record says what was gained.
 
@@ -41,8 +41,9 @@ from torch._inductor.utils import align as align64
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, Max
 
-from inductor_ext import events, exc, kernel_order, known_ir
-from inductor_ext.arena_lines import (
+from inductor_ext import events, exc
+from inductor_ext.memory import known_ir, reorder_kernels
+from inductor_ext.memory.arena_lines import (
     ArenaEndLine,
     ArenaLine,
     ArenaVariable,
@@ -50,8 +51,8 @@ from inductor_ext.arena_lines import (
     MemberLine,
     MemberPlace,
 )
-from inductor_ext.planning import arenas, peak, schedule, symbolic
-from inductor_ext.planning.problem import round_up
+from inductor_ext.memory.planner import arenas, peak_report, placement_policy, symbolic
+from inductor_ext.memory.planner.interval import round_up
 from inductor_ext.settings import Settings, parse_bytes
 
 __all__ = ["ALIGNMENT", "plan_wrapper"]
@@ -690,7 +691,7 @@ def _planned(
     reuse: bool = False,
     known: Mapping[Any, int] = MappingProxyType({}),
     samples: Sequence[Mapping[Any, int]] = (),
-) -> list[schedule.Storage]:
+) -> list[placement_policy.Storage]:
     """The storages as the pure planner knows them; index by index."""
     found = []
     program = symbolic.Program([storage.bytes for storage in reading.storages])
@@ -720,7 +721,7 @@ def _planned(
             key = stock_lines.buffer_reuse_key(storage.last.node)
             leaves = (storage.scope, storage.context, key)
         found.append(
-            schedule.Storage(
+            placement_policy.Storage(
                 size=storage.hint,
                 start=storage.start,
                 end=storage.end,
@@ -747,28 +748,28 @@ def _held(reading: _Reading, *, backward: bool) -> dict[str, list[list[int]]]:
     the graph is retained. The second assumption, for the backward alone, is that all of them are.
     """
     inner = [
-        schedule.Storage(size=size, start=start, end=end, device=device)
+        placement_policy.Storage(size=size, start=start, end=end, device=device)
         for start, end, peaks in reading.calls
         for device, size in peaks.items()
     ]
     inner += [
-        schedule.Storage(size=size, start=step, end=step + 1, device=device)
+        placement_policy.Storage(size=size, start=step, end=step + 1, device=device)
         for step, device, size in reading.scratch
     ]
     dropped = [
-        schedule.Storage(size=item.hint, start=0, end=item.end, device=str(item.device))
+        placement_policy.Storage(size=item.hint, start=0, end=item.end, device=str(item.device))
         for item in reading.inputs
     ]
     held = {}
     for device in {str(item.device) for item in (*reading.storages, *reading.inputs)}:
-        held[device] = [schedule.load(inner, reading.steps, device)]
+        held[device] = [placement_policy.load(inner, reading.steps, device)]
         if backward:
-            held[device].append(schedule.load([*inner, *dropped], reading.steps, device))
+            held[device].append(placement_policy.load([*inner, *dropped], reading.steps, device))
     return held
 
 
 def _peaks(
-    storages: Sequence[schedule.Storage],
+    storages: Sequence[placement_policy.Storage],
     held: dict[str, list[list[int]]],
     steps: int,
     assumption: int,
@@ -776,7 +777,7 @@ def _peaks(
     """The peak by device, with what is held under one of the assumptions of `_held`."""
     peaks = {}
     for device, profiles in held.items():
-        own = schedule.load(storages, steps, device)
+        own = placement_policy.load(storages, steps, device)
         total = (a + b for a, b in zip(own, profiles[assumption], strict=True))
         peaks[device] = max(total, default=0)
     return peaks
@@ -793,7 +794,7 @@ class _Writer:
         wrapper: Any,
         lines: Sequence[Any],
         reading: _Reading,
-        decision: schedule.Decision,
+        decision: placement_policy.Decision,
         *,
         debug: bool,
         replan: bool,
@@ -949,7 +950,7 @@ def _operator(node: Any) -> str:
 
 
 def _rows(
-    reading: _Reading, decision: schedule.Decision | None, inputs: bool
+    reading: _Reading, decision: placement_policy.Decision | None, inputs: bool
 ) -> tuple[events.PlannedStorage, ...]:
     """The storages for the record; one that is handed on goes on as the one that takes it over."""
     place: dict[int, tuple[int, int]] = {}
@@ -1110,7 +1111,7 @@ def _unread(name: str, kind: str, reason: str, start: float) -> events.MemoryPla
         steps=0,
         calls_before=0,
         calls=0,
-        peak_reordered_from=kernel_order.peak_before_reorder(V.graph),
+        peak_reordered_from=reorder_kernels.peak_before_reorder(V.graph),
         seconds=round(time.process_time() - start, 4),
         arenas=(),
         storages=(),
@@ -1139,15 +1140,15 @@ def _forced(settings: Settings) -> bool:
 
 def _check_budget(record: events.MemoryPlanRecord, settings: Settings) -> None:
     budget = parse_bytes(settings.memory_budget or 0)
-    for device in peak.devices(record):
-        needed = max(peak.held(record, device), default=0)
+    for device in peak_report.devices(record):
+        needed = max(peak_report.held(record, device), default=0)
         if needed > budget:
             raise exc.MemoryBudgetError(
                 graph=record.graph,
                 device=device,
-                peak=peak.human_bytes(needed),
-                budget=peak.human_bytes(budget),
-                table=peak.peak_table(record),
+                peak=peak_report.human_bytes(needed),
+                budget=peak_report.human_bytes(budget),
+                table=peak_report.peak_table(record),
             )
 
 
@@ -1194,7 +1195,7 @@ class _Planner:
         stock = _planned(self.before)
         held = _held(self.before, backward=self.kind == "backward")
         peak_before = _peaks(stock, held, self.before.steps, self.assumption)
-        calls_before = schedule.count_calls(stock)
+        calls_before = placement_policy.count_calls(stock)
         plain = _planned(self.reading)
         bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
         after = decision.peaks[self.assumption]
@@ -1203,7 +1204,7 @@ class _Planner:
         # the comparison knows of neither.
         better |= bool(self.known or self.samples or self.rigid)
         reading = self.reading
-        shown: schedule.Decision | None = decision
+        shown: placement_policy.Decision | None = decision
         if self.force or not self.reuse or better:
             writer = _Writer(
                 self.wrapper,
@@ -1234,13 +1235,13 @@ class _Planner:
             steps=reading.steps,
             calls_before=calls_before,
             calls=calls,
-            peak_reordered_from=kernel_order.peak_before_reorder(V.graph),
+            peak_reordered_from=reorder_kernels.peak_before_reorder(V.graph),
             seconds=round(time.process_time() - start, 4),
             arenas=drawn,
             storages=_rows(reading, shown, inputs=self.kind == "backward"),
         )
 
-    def _decide(self) -> schedule.Decision:
+    def _decide(self) -> placement_policy.Decision:
         pool = inductor_config.memory_pool
         decision = self._decide_for(pool if pool != "combined" else "outputs")
         if decision.arenas and not self.force:
@@ -1261,9 +1262,9 @@ class _Planner:
                 return combined
         return decision
 
-    def _decide_for(self, pool: str, *, place: bool | None = None) -> schedule.Decision:
+    def _decide_for(self, pool: str, *, place: bool | None = None) -> placement_policy.Decision:
         place = self.place if place is None else place
-        return schedule.decide(
+        return placement_policy.decide(
             _planned(
                 self.reading,
                 pool=pool,

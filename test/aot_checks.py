@@ -13,8 +13,15 @@ import pytest
 import torch
 
 import inductor_ext.cpp_wrapper
-from inductor_ext.cpp_wrapper import checks, expression
-from inductor_ext.cpp_wrapper.signature import Extent, Range, Signature, SymbolInput, TensorInput
+from inductor_ext.cpp_wrapper.codegen import input_checks
+from inductor_ext.cpp_wrapper.signature import expression
+from inductor_ext.cpp_wrapper.signature.signature import (
+    Extent,
+    Range,
+    Signature,
+    SymbolInput,
+    TensorInput,
+)
 
 RUNTIME = pathlib.Path(inductor_ext.cpp_wrapper.__file__).parent / "runtime"
 
@@ -46,7 +53,7 @@ class Library:
             pytest.skip("no C++ compiler")
         units = []
         for number, each in enumerate(signatures):
-            text = checks.render(each)
+            text = input_checks.render(each)
             units.append(text.replace("namespace inductor_ext {", _namespace(number), 1) + "}\n")
         entries = ", ".join(f"inductor_ext::m{i}::check_inputs" for i in range(len(units)))
         source = folder / "checks_of_models.cpp"

@@ -29,8 +29,8 @@ from torch.utils import _pytree as pytree
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper import expression
-from inductor_ext.cpp_wrapper.signature import (
+from inductor_ext.cpp_wrapper.signature import expression
+from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantInput,
     Extent,
     Range,

@@ -44,7 +44,7 @@ import torch
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper import archive, manifest
+from inductor_ext.cpp_wrapper.package import archive, manifest
 
 __all__ = ["Net", "contents", "expected", "inputs", "make_package", "mutate", "run_cases", "seal"]
 

@@ -14,7 +14,7 @@ import torch
 from torch.export import Dim
 
 from inductor_ext import settings
-from inductor_ext.cpp_wrapper import artifact_key
+from inductor_ext.cpp_wrapper.cache import key as artifact_key
 
 
 class Branches(torch.nn.Module):

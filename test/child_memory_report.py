@@ -8,7 +8,8 @@ import sys
 import torch
 
 import inductor_ext
-from inductor_ext import events, exc, memory_plans
+from inductor_ext import events, exc
+from inductor_ext.memory import plan_store
 
 
 class Model(torch.nn.Module):
@@ -27,8 +28,8 @@ def main(elsewhere: str) -> None:
     with events.capture() as records:
         compiled(torch.randn(32, 64)).backward()
     report = inductor_ext.memory_report(compiled)
-    memory_plans._plans.clear()
-    memory_plans._path = lambda key: f"{elsewhere}/{key}"
+    plan_store._plans.clear()
+    plan_store._path = lambda key: f"{elsewhere}/{key}"
     try:
         error = str(inductor_ext.memory_report(compiled))
     except exc.PlanNotFoundError as missing:

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.selection.entries import Entry, Environment
-from inductor_ext.selection.store import Store
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.autotune.results import Entry, Environment
+from inductor_ext.autotune.results_db import Store
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 
 __all__ = ["CONFIG", "H200", "HERE", "decision", "entry", "here", "problem"]
 
@@ -148,7 +148,7 @@ def settle(folder: str) -> None:
 def agree(file: str) -> None:
     import torch.distributed as dist
 
-    from inductor_ext.selection import ranks
+    from inductor_ext.autotune import distributed
 
     def work(rank: int) -> None:
         store = dist.FileStore(file, 2)
@@ -162,7 +162,7 @@ def agree(file: str) -> None:
             return {each: decision(10.0 + rank) for each in batch}
 
         problems = [problem(index) for index in range(3)]
-        found = ranks.agree(problems if rank else problems[::-1], decide, here, "")
+        found = distributed.agree(problems if rank else problems[::-1], decide, here, "")
         times = [found[each].microseconds(CONFIG) for each in problems]
         os.write(1, (json.dumps(times) + "\n").encode())
 

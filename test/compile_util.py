@@ -20,7 +20,7 @@ import torch._dynamo
 import torch._functorch.config
 from torch._dynamo.utils import counters
 
-from inductor_ext import compat, events
+from inductor_ext import _compat, events
 
 BACKEND = "inductor_ext"
 BACKENDS = ("inductor", BACKEND)
@@ -28,7 +28,7 @@ BACKENDS = ("inductor", BACKEND)
 INFERENCE = {"inference": 1}
 TRAINING = {"forward": 1, "backward": 1}
 
-TORCH = tuple(map(int, compat.torch_version().split(".")[:2]))
+TORCH = tuple(map(int, _compat.torch_version().split(".")[:2]))
 
 OUT_VARIANT: Any = getattr(torch.Tag, "out", None) or getattr(torch.Tag, "out_variant", None)
 """The tag of a custom operator's out variant. Before torch 2.13 it is `out_variant`."""

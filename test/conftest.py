@@ -150,17 +150,18 @@ def no_compiler(
     """A machine without any compiler on PATH, where nothing has been said yet."""
     from torch._inductor import config as inductor_config
 
-    from inductor_ext import events, parts
+    from inductor_ext import events
+    from inductor_ext.toolchain import components
 
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no_compiler")))
     for variable in ("CXX", "CC"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(events, "_warned", set())
-    parts.clear()
+    components.clear()
     # Inductor has read CXX when it was imported.
     with inductor_config.patch({"cpp.cxx": (None, "g++")}):
         yield
-    parts.clear()
+    components.clear()
 
 
 def _untraced() -> contextlib.AbstractContextManager[object]:

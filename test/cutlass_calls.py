@@ -1,8 +1,8 @@
 """Calls of CUTLASS kernels for tests: an operator that is lowered to one, and kernels of plain C++.
 
-`linear` is lowered by `lowerings.cutlass.call` with the configuration that `as_call` gives. Inside
-`plain_kernels` each kernel is the C++ of `KERNEL`, which has the same two functions and runs on the
-CPU, when it is called.
+`linear` is lowered by `lowerings.cutlass_call.call` with the configuration that `as_call` gives.
+Inside `plain_kernels` each kernel is the C++ of `KERNEL`, which has the same two functions and runs
+on the CPU, when it is called.
 """
 
 from __future__ import annotations
@@ -22,19 +22,12 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.functions import IntTrueDiv
 
-from inductor_ext.lowerings import cutlass as lowering
-from inductor_ext.templates.cutlass import build
-from inductor_ext.templates.cutlass.build import Toolchain
+from inductor_ext.lowerings import cutlass_call as lowering
+from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import (
-    ACCUMULATOR,
-    Epilogue,
-    Tensor,
-    apply,
-    parameter,
-    read,
-)
-from inductor_ext.templates.cutlass.headers import Headers
+from inductor_ext.templates.cutlass.evt import ACCUMULATOR, Epilogue, Tensor, apply, parameter, read
+from inductor_ext.templates.cutlass.find_headers import Headers
+from inductor_ext.templates.cutlass.nvcc_build import Toolchain
 from inductor_ext.templates.cutlass.source import Source
 
 __all__ = [
@@ -192,15 +185,15 @@ def plain_kernels(folder: Path) -> Iterator[list[str]]:
 
     def make(source: Source, toolchain: Toolchain, kind: str, target: Path, scratch: Path) -> None:
         names.append(source.name)
-        made = str(target / build.OBJECT)
+        made = str(target / nvcc_build.OBJECT)
         compiling = ["g++", "-O1", "-fPIC", "-fvisibility=hidden", "-x", "c++", "-c"]
         subprocess.run([*compiling, "-o", made, str(target / "kernel.cu")], check=True)
-        linked = str(target / build.FILES["library"])
+        linked = str(target / nvcc_build.FILES["library"])
         subprocess.run(["g++", "-shared", "-o", linked, made], check=True)
 
     with (
         mock.patch.object(lowering, "source", plain_source),
-        mock.patch.object(build, "_build", make),
+        mock.patch.object(nvcc_build, "_build", make),
         mock.patch.object(Toolchain, "find", return_value=toolchain),
     ):
         yield names

@@ -166,7 +166,8 @@ def lower_cpp(
     from torch._inductor.virtualized import V
 
     from inductor_ext import config
-    from inductor_ext.cpp_wrapper import build, codegen
+    from inductor_ext.cpp_wrapper.build import artifact
+    from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
     from inductor_ext.hooks import scope
 
     compile_inner, found = compile_fx.compile_fx_inner, []
@@ -175,7 +176,7 @@ def lower_cpp(
         return compile_inner(*args, cpp_wrapper=True)
 
     def compile_artifact(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
-        assert isinstance(graph.wrapper_code, codegen.AotWrapper)
+        assert isinstance(graph.wrapper_code, cpp_wrapper.AotWrapper)
         found.append(wrapper_code)
         raise _Stop
 
@@ -188,7 +189,7 @@ def lower_cpp(
             "generate_and_run_autotune_block",
             lambda wrapper: _remember(wrapper, scratch),
         ),
-        mock.patch.object(build, "compile_artifact", compile_artifact),
+        mock.patch.object(artifact, "compile_artifact", compile_artifact),
         mock.patch.dict(CudaKernelParamCache.cache),
     ):
         lowered = lower(

@@ -33,11 +33,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from inductor_ext import config
+from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
-from inductor_ext.selection import choose
-from inductor_ext.templates import space
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import search_space
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, kernel_util
 from test.gemm_problems import device
 
@@ -437,13 +437,13 @@ def _pruned(program: Program) -> Program:
     return dataclasses.replace(program, lines=tuple(reversed(lines)), inputs=inputs)
 
 
-def _rule(program: Program) -> choose.Rule:
+def _rule(program: Program) -> decide.Rule:
     """Any legal configuration for each problem, or stock's path."""
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
         draw = random.Random(f"{program.seed} {problem.key}")
         legal: dict[str, list[GemmConfig]] = {}
-        for each in space.candidates(problem, _DEVICE):
+        for each in search_space.candidates(problem, _DEVICE):
             # Warp-specialised code is the same to the interpreter, which is slow.
             if not each.warp_specialize and each.block_m * each.block_n <= 1 << 13:
                 legal.setdefault(each.template, []).append(each)
@@ -468,7 +468,7 @@ def _traced(program: Program) -> Callable[..., Any]:
     return module
 
 
-def _lowered(program: Program, rule: choose.Rule) -> str | Exception:
+def _lowered(program: Program, rule: decide.Rule) -> str | Exception:
     """The module that Inductor generates."""
     inputs: list[Any] = [
         (("rows" if each.rows else each.shape[0], *each.shape[1:]), each.dtype)
@@ -480,7 +480,7 @@ def _lowered(program: Program, rule: choose.Rule) -> str | Exception:
         with contextlib.ExitStack() as stack:
             stack.enter_context(kernel_util.interpretable())
             stack.enter_context(scope.compile_scope(config.snapshot({})))
-            stack.enter_context(choose.forced(rule))
+            stack.enter_context(decide.forced(rule))
             # One dimension for each pointwise kernel, as the stand-in for launchers has.
             return fake_cuda.lower(_traced(program), *inputs, triton__max_tiles=1).code
     except Exception as error:
@@ -521,7 +521,7 @@ def _stock(problem: GemmProblem) -> GemmConfig | None:
 
 
 def _results(
-    programs: Sequence[Program], rule: Callable[[Program], choose.Rule]
+    programs: Sequence[Program], rule: Callable[[Program], decide.Rule]
 ) -> dict[int, _Result]:
     """That of each program, as it is lowered by a rule, by its seed."""
     found: dict[int, _Result] = {}

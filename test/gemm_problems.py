@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from inductor_ext.selection.programs import ACTIVATIONS
-from inductor_ext.templates.config import TEMPLATES, GemmConfig
+from inductor_ext.autotune.reference_programs import ACTIVATIONS
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import (
     Epilogue,
@@ -18,6 +17,7 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
+from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
 
 __all__ = ["configs", "device", "devices", "examples", "problems"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inductor_ext.selection.trial import Compiled, Variant
-from inductor_ext.selection.variants import InductorBench, cuda_bench
+from inductor_ext.autotune.candidate_run import Compiled, Variant
+from inductor_ext.autotune.inductor_benchmark import InductorBench, cuda_bench
 
 __all__ = ["faulty_bench", "wrong_bench"]
 

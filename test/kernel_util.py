@@ -31,10 +31,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from inductor_ext.counters_runtime import Counters
-from inductor_ext.selection import programs
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import reference_programs
 from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.semaphores import Counters
 from test import fake_cuda, triton_interpreter
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -221,7 +221,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     if problem.epilogue.gated and problem.operation == "addmm":
         products = [product + rest.pop(0).double() for product in products]
     if problem.epilogue.gated:
-        activation = programs.ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
+        activation = reference_programs.ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
         found = activation(products[0]) * products[1]
     else:
         found = torch.cat(products, -1)
@@ -316,7 +316,7 @@ def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
     from torch._inductor.ir import FixedLayout
     from torch._inductor.kernel.mm_common import addmm_epilogue, realize_inputs
 
-    from inductor_ext.templates.triton import instances
+    from inductor_ext.templates.triton import inductor_template
 
     def lower(operands: Any, size: Any, dtype: torch.dtype) -> Any:
         rest: dict[str, Any] = {}
@@ -325,7 +325,7 @@ def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
             rest = {"prefix_args": 1, "epilogue_fn": addmm_epilogue(dtype, 1, 1)}
         nodes = realize_inputs(*operands)
         layout = FixedLayout(nodes[-1].get_device(), dtype, size)
-        choice = instances.choice(
+        choice = inductor_template.choice(
             case.problem, case.config, nodes, layout, options=case.options, **rest
         )
         return choice.output_node()
@@ -354,13 +354,13 @@ def interpretable() -> Iterator[None]:
     """Inside, what is lowered has none of a GPU's instructions, which the interpreter lacks."""
     from torch._inductor.virtualized import ops
 
-    from inductor_ext.lowerings import error_function
-    from inductor_ext.templates.triton import dequantize
+    from inductor_ext.lowerings.pointwise import erf
+    from inductor_ext.templates.triton.kernels import dequantize
 
     plain = dequantize.constants
     with (
         mock.patch.object(dequantize, "constants", lambda p: {**plain(p), "BITS": False}),
-        mock.patch.object(error_function, "_erf", lambda _, x: ops.erf(x)),
+        mock.patch.object(erf, "_erf", lambda _, x: ops.erf(x)),
     ):
         yield
 

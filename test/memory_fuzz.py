@@ -41,8 +41,9 @@ from torch.nn import functional
 
 import inductor_ext
 from benchmarks import measure, memory_peak
-from inductor_ext import events, memory_plans
+from inductor_ext import events
 from inductor_ext.hooks import compile_fx as compile_hook
+from inductor_ext.memory import plan_store
 from inductor_ext.settings import Settings
 
 __all__ = ["MODES", "SETTINGS", "Failure", "Program", "check", "generate", "reduced"]
@@ -970,7 +971,7 @@ class _Compiled:
         inner: Callable[..., Any] = compile_fx.compile_fx_inner
         if name != PLAIN:
             settings = dataclasses.replace(Settings(), **_patches(name)[0])
-            inner = compile_hook.scoped_inner_compile(inner, settings, memory_plans.begin())
+            inner = compile_hook.scoped_inner_compile(inner, settings, plan_store.begin())
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.output_strides:
             # Those that the way before found; each finds the same.

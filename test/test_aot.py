@@ -20,9 +20,11 @@ import torch._inductor
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import aot, cache, events, exc, parts
-from inductor_ext.cpp_wrapper import package as packaging
+from inductor_ext import aot, events, exc
+from inductor_ext.cpp_wrapper.package import write_package as packaging
 from inductor_ext.hooks import activate
+from inductor_ext.storage import artifact_store
+from inductor_ext.toolchain import components
 from test import aot_util
 
 
@@ -150,7 +152,7 @@ def test_manifest_names_the_compiler(package: tuple[str, Any]) -> None:
     """gcc answers what Inductor asks it, `-v`, with how it was configured."""
     with zipfile.ZipFile(package[0]) as archive:
         versions = json.loads(archive.read("net/extra/inductor_ext/manifest.json"))["versions"]
-    asked = subprocess.check_output([parts.probe("cxx").path, "--version"], text=True)
+    asked = subprocess.check_output([components.probe("cxx").path, "--version"], text=True)
     assert versions["compiler"] == asked.splitlines()[0]
 
 
@@ -307,7 +309,7 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
     assert done.returncode == -9
     assert path.read_text() == "old"
-    with cache.publish(path) as temporary:
+    with artifact_store.publish(path) as temporary:
         pathlib.Path(temporary).write_text("new")
     assert path.read_text() == "new"
 
@@ -316,14 +318,14 @@ def test_source_key_follows_the_source(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "inductor_ext"
-    shutil.copytree(cache._PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cache, "_PACKAGE", copy)
-    key = cache.source_key.__wrapped__
+    shutil.copytree(artifact_store._PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(artifact_store, "_PACKAGE", copy)
+    key = artifact_store.source_key.__wrapped__
     keys = [key(), key()]
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "x.pyc").write_text("x")
     keys.append(key())
-    assert set(keys) == {cache.source_key()}
+    assert set(keys) == {artifact_store.source_key()}
     with (copy / "exc.py").open("a") as file:
         file.write("\n")
     keys.append(key())

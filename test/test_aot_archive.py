@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper import archive
+from inductor_ext.cpp_wrapper.package import archive
 
 SHARED = "data/aotinductor/model/a.wrapper.so"
 WEIGHTS = "data/aotinductor/model/a.wrapper.weights"

@@ -20,8 +20,10 @@ import torch._inductor.config as inductor_config
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import cache, config, events, settings
-from inductor_ext.cpp_wrapper import artifact_cache, artifact_key
+from inductor_ext import config, events, settings
+from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
+from inductor_ext.cpp_wrapper.cache import key
+from inductor_ext.storage import artifact_store
 
 CHECKOUT = pathlib.Path(__file__).parent.parent
 
@@ -243,7 +245,7 @@ def test_a_compile_that_fails_leaves_nothing(
     for target in (tmp_path / "net.pt2", io.BytesIO(), None):
         with pytest.raises(KeyError):
             compiled(program, target, fail)
-    assert cache.Store(folder, 1).usage().entries == 0
+    assert artifact_store.Store(folder, 1).usage().entries == 0
     assert state(program, tmp_path / "net.pt2", compiler) == "miss"
 
 
@@ -299,7 +301,7 @@ def test_what_has_no_key_is_compiled_each_time(
         _, record = compiled(program, path, compiler, post_grad_custom_post_pass=lambda graph: None)
         assert record.state == "bypass"
         assert "post_grad_custom_post_pass" in str(record.why)
-    with mock.patch.object(artifact_key, "ingredients", side_effect=AttributeError("moved")):
+    with mock.patch.object(key, "ingredients", side_effect=AttributeError("moved")):
         _, record = compiled(program, path, compiler)
     assert record.why == "the key cannot be made: AttributeError: moved"
     assert compiler.calls == 3

@@ -21,8 +21,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.export import Dim, ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from inductor_ext import cache, lowerings, parts, settings
-from inductor_ext.cpp_wrapper import artifact_key
+from inductor_ext import lowerings, settings
+from inductor_ext.cpp_wrapper.cache import key as artifact_key
+from inductor_ext.storage import artifact_store
+from inductor_ext.toolchain import components
 from test import child_artifact_key
 
 CHECKOUT = Path(__file__).parent.parent
@@ -361,7 +363,7 @@ def test_our_settings_and_source_count(base: ExportedProgram) -> None:
     before = digest(base)
     assert digest(base, settings.Settings(memory_arenas="never")) != before
     assert digest(base, settings.Settings(event_log="somewhere")) == before
-    with mock.patch.object(cache, "source_key", return_value="another version"):
+    with mock.patch.object(artifact_store, "source_key", return_value="another version"):
         assert digest(base) != before
 
 
@@ -418,7 +420,9 @@ STATES: dict[str, Callable[[], Any]] = {
     "torch's files": lambda: mock.patch.object(artifact_key, "_torch_files", return_value="edited"),
     "CPU": lambda: mock.patch.object(artifact_key, "_cpu", return_value=("another",)),
     "compiler": lambda: mock.patch.object(
-        parts, "probe", lambda name: parts.Part(name, "C++", True, "g++ 99", "/usr/bin/g++")
+        components,
+        "probe",
+        lambda name: components.Part(name, "C++", True, "g++ 99", "/usr/bin/g++"),
     ),
 }
 

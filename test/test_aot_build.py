@@ -24,7 +24,8 @@ from torch._inductor.utils import run_and_get_cpp_code
 
 import inductor_ext
 from inductor_ext import events, exc
-from inductor_ext.cpp_wrapper import build, codegen, compiler, extern_nodes, isa, target, weights
+from inductor_ext.cpp_wrapper.build import artifact, compiler, cpu_isa, cpu_target
+from inductor_ext.cpp_wrapper.codegen import cpp_wrapper, extern_nodes, weights_layout
 from inductor_ext.hooks import activate
 
 LIBRARY_BYTES = 350_000
@@ -66,7 +67,7 @@ class Built:
     ) -> None:
         self.model, self.inputs = model, inputs
         self.path = str(folder / "m.pt2")
-        with build.collecting() as artifacts:
+        with artifact.collecting() as artifacts:
             program = torch.export.export(model, inputs)
             _, self.code = run_and_get_cpp_code(
                 inductor_ext.aoti_compile_and_package,
@@ -361,16 +362,16 @@ class TestPlanOfWeights:
             "d": base,
             "e": torch.rand(33, 2),
         }
-        plan = weights.plan(constants)
+        plan = weights_layout.plan(constants)
         assert plan.sizes == {"a": 12, "b": 80, "c": 0, "d": 80, "e": 264}
         assert plan.offsets == {"a": 0, "b": 64, "c": 0, "d": 64, "e": 192}
         assert plan.bytes == 192 + 264
 
     def test_written_bytes(self) -> None:
         constants = {"a": torch.rand(5), "b": torch.arange(3), "c": torch.rand(7).bfloat16()}
-        plan = weights.plan(constants)
+        plan = weights_layout.plan(constants)
         file = io.BytesIO()
-        weights.write(file, constants, plan)
+        weights_layout.write(file, constants, plan)
         data = file.getvalue()
         assert len(data) == plan.bytes
         for name, tensor in constants.items():
@@ -378,7 +379,7 @@ class TestPlanOfWeights:
             assert torch.frombuffer(raw, dtype=tensor.dtype).equal(tensor)
 
     def test_no_constants(self) -> None:
-        assert weights.plan({}) == weights.Plan({}, {}, 0)
+        assert weights_layout.plan({}) == weights_layout.Plan({}, {}, 0)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
@@ -394,21 +395,23 @@ class TestTarget:
         ],
     )
     def test_flags(self, flags: str, level: str, beyond: set[str]) -> None:
-        found = target.of(flags, "x86_64", frozenset())
+        found = cpu_target.of(flags, "x86_64", frozenset())
         assert found.flags[0] == f"-march={level}"
         assert "-march=native" not in found.flags
-        assert set(found.features) == isa.features_of(level) | beyond
+        assert set(found.features) == cpu_isa.features_of(level) | beyond
 
     def test_every_feature_is_known_to_the_artifact(self) -> None:
         source = (compiler.RUNTIME / "cpu_features.cpp").read_text()
-        names = {name for level in ("x86-64-v2", "x86-64-v4") for name in isa.features_of(level)}
-        for name in {*names, *target._BEYOND}:
+        names = {
+            name for level in ("x86-64-v2", "x86-64-v4") for name in cpu_isa.features_of(level)
+        }
+        for name in {*names, *cpu_target._BEYOND}:
             assert f'{{"{name}", ' in source, name
 
     def test_a_level_that_this_machine_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(isa, "machine_features", lambda: frozenset({"sse3"}))
+        monkeypatch.setattr(cpu_isa, "machine_features", lambda: frozenset({"sse3"}))
         with pytest.raises(exc.UnsupportedLevelError, match=r"lacks .*avx2"):
-            target.inductor_options("x86-64-v3")
+            cpu_target.inductor_options("x86-64-v3")
 
     def test_a_lower_level(self, tmp_path: pathlib.Path) -> None:
         model, x = torch.nn.Softmax(-1), torch.randn(5, 33)
@@ -421,7 +424,7 @@ class TestTarget:
         loaded = inductor_ext.load(path)
         torch.testing.assert_close(loaded(x), model(x))
         (entry,) = loaded.manifest.models.values()
-        assert set(entry.cpu_features) == isa.features_of("x86-64-v3")
+        assert set(entry.cpu_features) == cpu_isa.features_of("x86-64-v3")
 
 
 FEATURES = """
@@ -441,9 +444,9 @@ def test_the_artifact_and_the_kernel_agree_on_this_cpu(tmp_path: pathlib.Path) -
     program = str(tmp_path / "main")
     command = ["g++", "-std=c++20", f"-I{compiler.RUNTIME}", *sources, "-o", program]
     subprocess.run(command, check=True)
-    asked = sorted({*isa.features_of("x86-64-v4"), *target._BEYOND})
+    asked = sorted({*cpu_isa.features_of("x86-64-v4"), *cpu_target._BEYOND})
     missing = elf(program, ",".join([*asked, "no-such-thing"])).strip().split(",")
-    assert missing == [*isa.missing(asked), "no-such-thing"]
+    assert missing == [*cpu_isa.missing(asked), "no-such-thing"]
 
 
 class TestOtherWaysToCompile:
@@ -671,7 +674,7 @@ def test_launchers_of_triton_kernels_take_floats_as_floats(monkeypatch: pytest.M
     monkeypatch.setattr(CudaKernelParamCache, "cache", kernels)
     wrapper = SimpleNamespace(prefix=IndentedBuffer())
     wrapper.prefix.writeline("float scale,")
-    codegen._Launcher(Stock()).generate(wrapper)
+    cpp_wrapper._Launcher(Stock()).generate(wrapper)
     lines = [line.strip() for line in wrapper.prefix._lines]
     assert lines == ["float scale,", "int64_t n,", "double zuf0,", "double scale,"]
 

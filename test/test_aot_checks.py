@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper import checks, expression
-from inductor_ext.cpp_wrapper.signature import (
+from inductor_ext.cpp_wrapper.codegen import input_checks
+from inductor_ext.cpp_wrapper.signature import expression
+from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantInput,
     Extent,
     Range,
@@ -157,7 +158,7 @@ def random_signatures() -> list[Signature]:
     while len(found) < PROPERTIES:
         candidate = random_signature(generator)
         try:
-            checks.render(candidate)
+            input_checks.render(candidate)
         except exc.UncheckableInputError:
             continue
         found.append(candidate)
@@ -515,18 +516,18 @@ def test_a_tensor_costs_less_than_a_microsecond(library: Library) -> None:
 def test_dtypes_and_devices_have_the_numbers_of_the_c_interface() -> None:
     shim = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     checked = 0
-    for number, name in enumerate(checks.DTYPES):
+    for number, name in enumerate(input_checks.DTYPES):
         function = getattr(shim, f"aoti_torch_dtype_{name}", None)
         if function is not None:
             assert function() == number
             checked += 1
     assert checked >= 20
-    for name, number in checks.DEVICE_TYPES.items():
+    for name, number in input_checks.DEVICE_TYPES.items():
         assert getattr(shim, f"aoti_torch_device_type_{name}")() == number
 
 
 def test_a_dtype_that_came_is_called_by_its_name(library: Library) -> None:
-    for name in checks.DTYPES:
+    for name in input_checks.DTYPES:
         dtype = getattr(torch, name, None)
         if dtype is None or name.startswith("q") or name == "float32":
             continue
@@ -547,15 +548,15 @@ def test_a_dtype_that_came_is_called_by_its_name(library: Library) -> None:
 )
 def test_what_cannot_be_checked_is_refused(signature: Signature, complaint: str) -> None:
     with pytest.raises(exc.UncheckableInputError) as raised:
-        checks.render(signature)
+        input_checks.render(signature)
     assert complaint in str(raised.value)
 
 
 def test_a_device_index_counts_where_there_are_several() -> None:
     one = Signature((tensor_input("x", (3,), device="cuda:1"),), ())
     both = Signature((tensor_input("y", (3,), device="cuda:0"), *one.inputs), ())
-    assert "1, 6, 1, -1, Number::none" in checks.render(one)
-    assert "1, 6, 1, 1, Number::none" in checks.render(both)
+    assert "1, 6, 1, -1, Number::none" in input_checks.render(one)
+    assert "1, 6, 1, 1, Number::none" in input_checks.render(both)
 
 
 @pytest.mark.gpu

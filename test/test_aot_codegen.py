@@ -15,7 +15,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from inductor_ext import config, events
-from inductor_ext.cpp_wrapper import codegen
+from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
 
 GRAPH = SimpleNamespace(
     aot_mode=True,
@@ -54,9 +54,9 @@ def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_options_that_change_the_shape_of_the_code_are_for_inductor(option: dict[str, Any]) -> None:
     with V.set_graph_handler(GRAPH):
-        assert codegen.supported()
+        assert cpp_wrapper.supported()
         with inductor_config.patch(option):
-            assert not codegen.supported()
+            assert not cpp_wrapper.supported()
 
 
 @writes_two
@@ -66,8 +66,8 @@ def test_a_program_that_is_written_twice_is_for_inductor(warned: Any) -> None:
     settings = config.snapshot({})
     with V.set_graph_handler(graph):
         for _ in range(2):
-            generator = codegen.generator(CppWrapperCpu, settings)
-            assert not issubclass(getattr(generator, "cls", generator), codegen.AotWrapper)
+            generator = cpp_wrapper.generator(CppWrapperCpu, settings)
+            assert not issubclass(getattr(generator, "cls", generator), cpp_wrapper.AotWrapper)
     (message,) = warned()
     assert "triton.autotune_at_compile_time=False: Inductor (default)" in message
 
@@ -102,14 +102,14 @@ def test_no_run_of_the_program_while_compiling_includes_the_model(warned: Any) -
 def test_operators_of_the_folding_graph_are_listed_once(shared: bool) -> None:
     """Whether both graphs share the list of operators (torch 2.15) or have one each."""
     first, second = {"op": "first"}, {"op": "first"}
-    folding = codegen._wrapper_class(CppWrapperCpu, (codegen.AotWrapper,)).__new__(
-        codegen._wrapper_class(CppWrapperCpu, (codegen.AotWrapper,))
+    folding = cpp_wrapper._wrapper_class(CppWrapperCpu, (cpp_wrapper.AotWrapper,)).__new__(
+        cpp_wrapper._wrapper_class(CppWrapperCpu, (cpp_wrapper.AotWrapper,))
     )
     # Two calls of one operator are equal, and two.
     folding.operators = (first, second)
     graph = SimpleNamespace(const_module=SimpleNamespace(wrapper_code=folding))
     nodes: list[Any] = [first, second] if shared else []
-    constructor = codegen._Constructor(SimpleNamespace, config.snapshot({}))
+    constructor = cpp_wrapper._Constructor(SimpleNamespace, config.snapshot({}))
     with V.set_graph_handler(graph), V.set_extern_kernel_nodes(nodes):
         constructor.create()
         constructor.create()

@@ -12,7 +12,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codegen.cuda import compile_utils
 from torch._inductor.exc import CUDACompileError
 
-from inductor_ext.cpp_wrapper import fatbin
+from inductor_ext.cpp_wrapper.build import fatbin
 
 LISTS_ARCHITECTURES = hasattr(compile_utils, "_cuda_multi_arch_gencode_options")
 """Whether torch looks at TORCH_CUDA_ARCH_LIST, as from 2.14 on."""

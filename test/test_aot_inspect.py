@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from inductor_ext import cli
-from inductor_ext.cpp_wrapper import archive, manifest
+from inductor_ext.cli import main
+from inductor_ext.cpp_wrapper.package import archive, manifest
 from test import artifact_fuzz
 
 STEM = "data/aotinductor/model/" + "c" + "a2" * 25 + "."
@@ -116,7 +116,7 @@ def other(tmp_path: pathlib.Path, change: Callable[[dict[str, Any]], None]) -> s
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Exit code and what was printed, errors included."""
-    code = cli.main(list(arguments))
+    code = main.main(list(arguments))
     printed = capsys.readouterr()
     return code, printed.out + printed.err
 

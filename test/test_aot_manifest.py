@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper import isa, manifest
+from inductor_ext.cpp_wrapper.build import cpu_isa
+from inductor_ext.cpp_wrapper.package import manifest
 
 LIBRARY = "data/aotinductor/model/a.wrapper.so"
 WEIGHTS = "data/aotinductor/model/a.wrapper.weights"
@@ -313,33 +314,33 @@ flags\t\t: fpu
 
 
 def test_names_are_those_of_the_compiler() -> None:
-    assert isa.parse_cpuinfo(CPUINFO) == {
+    assert cpu_isa.parse_cpuinfo(CPUINFO) == {
         *("fpu", "cmpxchg16b", "sse3", "ssse3", "sse4.1", "sse4.2", "lzcnt", "bmi", "avx"),
         *("avx2", "avx512bf16", "avx512f", "amx-tile", "lahf_lm", "osxsave"),
     }
-    assert isa.parse_cpuinfo("Features\t: fp asimd sve2\n") == {"fp", "asimd", "sve2"}
-    assert isa.parse_cpuinfo("model name: x\n") == frozenset()
+    assert cpu_isa.parse_cpuinfo("Features\t: fp asimd sve2\n") == {"fp", "asimd", "sve2"}
+    assert cpu_isa.parse_cpuinfo("model name: x\n") == frozenset()
 
 
 def test_levels_hold_those_below_them() -> None:
     names = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
-    levels = [isa.features_of(name) for name in names]
+    levels = [cpu_isa.features_of(name) for name in names]
     for lower, higher in itertools.pairwise(levels):
         assert lower < higher
     with pytest.raises(ValueError, match="unknown level 'x86-64-v9'"):
-        isa.features_of("x86-64-v9")
+        cpu_isa.features_of("x86-64-v9")
 
 
 def test_this_machine_agrees_with_torch() -> None:
     import torch
 
-    features = isa.machine_features()
+    features = cpu_isa.machine_features()
     assert features is not None
     capability = torch.backends.cpu.get_cpu_capability()
     if capability.startswith("AVX"):
         level = "x86-64-v4" if capability == "AVX512" else "x86-64-v3"
-        assert isa.missing(isa.features_of(level)) == []
-    assert isa.missing(["avx9999", *sorted(features)[:3]]) == ["avx9999"]
+        assert cpu_isa.missing(cpu_isa.features_of(level)) == []
+    assert cpu_isa.missing(["avx9999", *sorted(features)[:3]]) == ["avx9999"]
 
 
 @pytest.mark.parametrize("name", ["archive", "isa", "manifest"])

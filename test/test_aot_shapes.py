@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.signature import Range
+from inductor_ext.cpp_wrapper.signature.signature import Range
 from test import aot_util
 from test.aot_util import DEVICES, Bundle, Case, Cases
 

@@ -28,8 +28,10 @@ from torch.export import Dim
 from torch.utils import cpp_extension
 
 import inductor_ext
-from inductor_ext import cli, exc, settings
-from inductor_ext.cpp_wrapper import artifact_key, compiler, sources
+from inductor_ext import exc, settings
+from inductor_ext.cli import main
+from inductor_ext.cpp_wrapper.build import cmake_project, compiler
+from inductor_ext.cpp_wrapper.cache import key
 from test import aot_util
 from test.aot_util import DEVICES, Artifact
 
@@ -46,27 +48,27 @@ class TestAmalgamation:
             '#include "b.h"\n#include "a.h"\nint x;\n',
             '  #  include "a.h" // again\nint y;\n',
         ]
-        made = sources.amalgamation(units, headers)
+        made = cmake_project.amalgamation(units, headers)
         assert made == "int b;\n#include <vector>\nint a;\nint x;\nint y;\n"
 
     def test_what_is_not_ours_stays_included(self) -> None:
         text = '#include <a.h>\n#include "other.h"\n// #include "a.h"\n'
-        assert sources.amalgamation([text], {"a.h": "int a;\n"}) == text
+        assert cmake_project.amalgamation([text], {"a.h": "int a;\n"}) == text
 
     def test_a_unit_without_a_newline_at_its_end(self) -> None:
-        assert sources.amalgamation(["int x;", "int y;"], {}) == "int x;\nint y;\n"
+        assert cmake_project.amalgamation(["int x;", "int y;"], {}) == "int x;\nint y;\n"
 
     def test_the_runtime(self) -> None:
         texts = {path.name: path.read_text() for path in compiler.RUNTIME.iterdir()}
         headers = {name: text for name, text in texts.items() if name.endswith(".h")}
         units = [text for name, text in texts.items() if name.endswith(".cpp")]
-        made = sources.amalgamation(units, headers)
+        made = cmake_project.amalgamation(units, headers)
         assert re.findall(r'^\s*#\s*include\s*"', made, re.M) == []
         assert "#pragma once" not in made
         assert made.count("class Container {") == made.count("struct ModelInfo {") == 1
 
 
-PROJECT = sources.Project(
+PROJECT = cmake_project.Project(
     name="net",
     source="net.wrapper.cpp",
     standard="20",
@@ -79,12 +81,12 @@ PROJECT = sources.Project(
     cuda=False,
 )
 
-KERNELS = [sources.Kernel("add_0", "k1.ptx"), sources.Kernel("add_1", "k2.ptx")]
+KERNELS = [cmake_project.Kernel("add_0", "k1.ptx"), cmake_project.Kernel("add_1", "k2.ptx")]
 
 
 class TestListing:
     def test_a_model_on_the_cpu(self) -> None:
-        text = sources.cmake(PROJECT)
+        text = cmake_project.cmake(PROJECT)
         assert text.startswith("cmake_minimum_required(VERSION 3.18)\n\nproject(net LANGUAGES CXX)")
         assert "set(CMAKE_CXX_STANDARD 20)" in text
         assert '"-Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map"' in text
@@ -93,12 +95,12 @@ class TestListing:
         assert "CUDA" not in text
 
     def test_the_weights_lie_beside_the_library(self) -> None:
-        text = sources.cmake(PROJECT)
+        text = cmake_project.cmake(PROJECT)
         assert '"${CMAKE_CURRENT_SOURCE_DIR}/net.bin"' in text
         assert "$<TARGET_FILE_PREFIX:net>$<TARGET_FILE_BASE_NAME:net>.weights" in text
 
     def test_no_weights(self) -> None:
-        text = sources.cmake(dataclasses.replace(PROJECT, weights=None))
+        text = cmake_project.cmake(dataclasses.replace(PROJECT, weights=None))
         assert "add_custom_command" not in text
 
     def test_kernels_that_are_compiled_with_it(self) -> None:
@@ -106,7 +108,7 @@ class TestListing:
         project = dataclasses.replace(
             PROJECT, cuda=True, kernels=KERNELS, assembly="kernels.S", gencode_options=options
         )
-        text = sources.cmake(project)
+        text = cmake_project.cmake(project)
         assert "project(net LANGUAGES CXX ASM)" in text
         assert "$<$<COMPILE_LANGUAGE:CXX>:-O3;-fopenmp>" in text
         assert "foreach(kernel k1 k2)" in text
@@ -117,7 +119,7 @@ class TestListing:
     def test_the_assembly_that_takes_kernels_in(self, tmp_path: pathlib.Path) -> None:
         for kernel, data in zip(KERNELS, (b"first", b"the second"), strict=True):
             (tmp_path / kernel.fatbin).write_bytes(data)
-        (tmp_path / "kernels.S").write_text(sources.kernels_assembly(KERNELS))
+        (tmp_path / "kernels.S").write_text(cmake_project.kernels_assembly(KERNELS))
         command = ["g++", "-c", "-Wa,-I,.", "kernels.S", "-o", "kernels.o"]
         subprocess.run(command, check=True, cwd=tmp_path)
         found = subprocess.run(
@@ -237,9 +239,9 @@ class TestPackage:
             inductor_ext.load(artifact.path)
 
     def test_looking_inside(self, artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["verify", artifact.path]) == 0
-        assert cli.main(["diff", artifact.path, artifact.path]) == 0
-        assert cli.main(["inspect", artifact.path]) == 0
+        assert main.main(["verify", artifact.path]) == 0
+        assert main.main(["diff", artifact.path, artifact.path]) == 0
+        assert main.main(["inspect", artifact.path]) == 0
         out, _ = capsys.readouterr()
         assert "library      none: the package holds its sources" in out
         assert "linear.weight  float32  [12, 4]" in out
@@ -248,8 +250,7 @@ class TestPackage:
         model, x = layers(device)
         program = torch.export.export(model, (x,))
         digests = {
-            artifact_key.key(program, settings.Settings(), patches).digest
-            for patches in ({}, SOURCES)
+            key.key(program, settings.Settings(), patches).digest for patches in ({}, SOURCES)
         }
         assert len(digests - {None}) == 2
 

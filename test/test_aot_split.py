@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from torch.export import Dim
 
 from inductor_ext import events
-from inductor_ext.cpp_wrapper import build, compiler, split
+from inductor_ext.cpp_wrapper.build import artifact as build
+from inductor_ext.cpp_wrapper.build import compiler
+from inductor_ext.cpp_wrapper.codegen import split_units
 from test import aot_util, split_programs
 from test.split_programs import PROLOGUE, numbered, program
 
@@ -29,7 +31,7 @@ MANY = tuple(f"use(nullptr, {number});" for number in range(12))
 
 def small(text: str, unit: int = 12, function: int = 4, path: str = "") -> list[str]:
     """Split by numbers that suit small programs."""
-    return split.split(text, unit, function=function, path=path)
+    return split_units.split(text, unit, function=function, path=path)
 
 
 def run_of(units: Sequence[str]) -> str:
@@ -71,13 +73,13 @@ def apart(*declared: str, use: str) -> tuple[list[str], str, str]:
 class TestSize:
     def test_a_small_program_stays_as_it_is(self) -> None:
         text = program(*PROLOGUE, *MANY)
-        assert split.split(text, 1000) == [text]
+        assert split_units.split(text, 1000) == [text]
         assert small(text, function=12) == [text]
 
     def test_zero_never_splits(self) -> None:
         text = program(*PROLOGUE, *MANY * 50)
-        assert len(split.split(text, 100)) > 1
-        assert split.split(text, 0) == [text]
+        assert len(split_units.split(text, 100)) > 1
+        assert split_units.split(text, 0) == [text]
 
     def test_functions_and_units_are_of_the_size_asked_for(self) -> None:
         units = small(program(*PROLOGUE, *MANY * 20), unit=60, function=10)
@@ -373,7 +375,7 @@ def test_every_statement_runs_once_and_in_order(
     seed: int, length: int, unit: int, function: int
 ) -> None:
     made = split_programs.Program(seed, length)
-    units = split.split(made.text, unit, function=function)
+    units = split_units.split(made.text, unit, function=function)
     found = order(units)
     # Declarations that may be repeated are dropped where nothing uses them.
     repeated = re.compile(

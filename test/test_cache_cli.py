@@ -9,34 +9,36 @@ from pathlib import Path
 
 import pytest
 
-from inductor_ext import cache, cli, exc
-from inductor_ext.report import artifacts
+from inductor_ext import exc
+from inductor_ext.cli import cache as artifacts
+from inductor_ext.cli import main
+from inductor_ext.storage import artifact_store
 
 CHECKOUT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> artifact_store.Store:
     """The store that the command looks at."""
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path / "artifacts"))
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_SIZE", "2 MiB")
-    return cache.Store(tmp_path / "artifacts", 2**21)
+    return artifact_store.Store(tmp_path / "artifacts", 2**21)
 
 
-def fill(store: cache.Store, entries: int) -> None:
+def fill(store: artifact_store.Store, entries: int) -> None:
     for index in range(entries):
         with store.publish(f"{index:032x}") as folder:
             (folder / "file").write_bytes(bytes(2**18))
 
 
 def report(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    assert cli.main(["cache", *arguments, "--json"]) == 0
+    assert main.main(["cache", *arguments, "--json"]) == 0
     fields: dict[str, object] = json.loads(capsys.readouterr().out)
     return fields
 
 
 def test_info_says_where_and_how_much(
-    store: cache.Store, capsys: pytest.CaptureFixture[str]
+    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 2)
     held = store.usage()
@@ -47,44 +49,46 @@ def test_info_says_where_and_how_much(
         "entries": 2,
         "bytes": held.bytes,
     }
-    assert cli.main(["cache", "info"]) == 0
+    assert main.main(["cache", "info"]) == 0
     assert "2 artifacts, 0.5 MiB, of at most 2.0 MiB" in capsys.readouterr().out
 
 
-def test_looking_makes_no_folder(store: cache.Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_looking_makes_no_folder(
+    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report(capsys=capsys)["entries"] == 0
     assert report("clear", capsys=capsys)["removed_entries"] == 0
     assert not store.folder.exists()
 
 
 def test_clear_leaves_what_is_being_read(
-    store: cache.Store, capsys: pytest.CaptureFixture[str]
+    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 3)
     with store.get(f"{0:032x}"):
         cleared = report("clear", capsys=capsys)
         assert (cleared["removed_entries"], cleared["entries"]) == (2, 1)
-    assert cli.main(["cache", "clear"]) == 0
+    assert main.main(["cache", "clear"]) == 0
     assert "removed      1 artifact, 0.3 MiB" in capsys.readouterr().out
-    assert store.usage() == cache.Usage(0, 0)
+    assert store.usage() == artifact_store.Usage(0, 0)
 
 
 def test_it_says_that_the_cache_is_off(
-    store: cache.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: artifact_store.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE", "0")
     assert report(capsys=capsys)["enabled"] is False
-    assert cli.main(["cache"]) == 0
+    assert main.main(["cache"]) == 0
     assert "switched off by INDUCTOR_EXT_ARTIFACT_CACHE" in capsys.readouterr().out
 
 
 def test_a_size_that_cannot_be_read_is_an_error(
-    store: cache.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: artifact_store.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_SIZE", "much")
     with pytest.raises(exc.BadEnvironmentError):
         artifacts.run(artifacts.argparse.Namespace(action="info", json=False))
-    assert cli.main(["cache"]) == 2
+    assert main.main(["cache"]) == 2
     assert "INDUCTOR_EXT_ARTIFACT_CACHE_SIZE='much'" in capsys.readouterr().err
 
 
@@ -100,8 +104,8 @@ def test_the_folder_is_in_inductors_cache_folder(
     else:
         inductor = str(tmp_path / variable)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", inductor)
-    assert cache.artifact_folder() == Path(inductor) / "inductor_ext" / "artifacts"
-    assert cache.artifact_folder(str(tmp_path)) == tmp_path
+    assert artifact_store.artifact_folder() == Path(inductor) / "inductor_ext" / "artifacts"
+    assert artifact_store.artifact_folder(str(tmp_path)) == tmp_path
 
 
 def test_it_needs_no_torch() -> None:

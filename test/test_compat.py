@@ -6,35 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from inductor_ext import compat, exc
+from inductor_ext import _compat, exc
 
-LOWEST, HIGHEST = compat.SUPPORTED
+LOWEST, HIGHEST = _compat.SUPPORTED
 MAJOR, MINOR = map(int, HIGHEST.split("."))
 NEXT = f"{MAJOR}.{MINOR + 1}.0"
 
 
 @pytest.mark.parametrize(
-    "version", [f"{LOWEST}.0+cu130", f"{HIGHEST}.9", f"{HIGHEST}.0a0+git1", compat.torch_version()]
+    "version", [f"{LOWEST}.0+cu130", f"{HIGHEST}.9", f"{HIGHEST}.0a0+git1", _compat.torch_version()]
 )
 def test_a_supported_torch_is_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(compat, "torch_version", lambda: version)
-    compat.check_torch(override=False)
+    monkeypatch.setattr(_compat, "torch_version", lambda: version)
+    _compat.check_torch(override=False)
 
 
 @pytest.mark.parametrize(("version", "newer"), [("2.10.1", False), (NEXT, True), ("3.0.0", True)])
 def test_another_torch_is_refused_and_a_newer_one_can_be_checked(
     monkeypatch: pytest.MonkeyPatch, version: str, newer: bool
 ) -> None:
-    monkeypatch.setattr(compat, "torch_version", lambda: version)
+    monkeypatch.setattr(_compat, "torch_version", lambda: version)
     with pytest.raises(exc.UnsupportedTorchError) as caught:
-        compat.check_torch(override=False)
+        _compat.check_torch(override=False)
     text = str(caught.value)
     assert f"supports torch {LOWEST} to {HIGHEST}, and this is torch {version}." in text
     assert "INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH=1" in text
     assert ("`inductor-ext doctor`" in text) == newer
     assert ("docs/upgrading_torch.md" in text) == newer
     assert text.endswith(".")
-    compat.check_torch(override=True)
+    _compat.check_torch(override=True)
 
 
 def test_the_page_that_the_error_names_exists() -> None:

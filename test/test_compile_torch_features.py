@@ -16,10 +16,11 @@ import pytest
 import torch
 
 import inductor_ext
-from inductor_ext import compat, config, events, exc, memory_plans
+from inductor_ext import _compat, config, events, exc
+from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
-from inductor_ext.selection import choose
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.memory import plan_store
+from inductor_ext.templates.triton.config import GemmConfig
 from test.compile_util import INFERENCE, compiled_graphs
 
 Tensor = torch.Tensor
@@ -66,7 +67,7 @@ class TestOnOneRank:
         inputs = [((256, 256), HALF), ((256, 64), HALF), ((64,), HALF)]
         with (
             scope.compile_scope(config.snapshot(settings)),
-            choose.forced(lambda _: chosen),
+            decide.forced(lambda _: chosen),
         ):
             return fake_cuda.lower(function, *inputs).code
 
@@ -88,9 +89,9 @@ class TestOnOneRank:
         assert "DeviceProperties(type='cuda', index=0" in code
 
     def test_the_option_is_read_where_torch_has_it(self) -> None:
-        assert not compat.compiles_on_one_rank()
+        assert not _compat.compiles_on_one_rank()
         with on_one_rank():
-            assert compat.compiles_on_one_rank()
+            assert _compat.compiles_on_one_rank()
 
 
 @pytest.mark.skipif(
@@ -198,7 +199,7 @@ def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> N
     with (
         events.capture(events.MemoryPlanRecord) as records,
         scope.compile_scope(values),
-        choose.forced(lambda _: chosen),
+        decide.forced(lambda _: chosen),
     ):
         code = fake_cuda.lower(function, *inputs, combo_kernels=True).code
     assert "combo_grid_meta" in code
@@ -259,7 +260,7 @@ def test_a_mega_cache_without_memory_plans_is_reported_as_such() -> None:
         packed = torch.compiler.save_cache_artifacts()
     assert packed is not None
     # As in another process.
-    memory_plans._plans.clear()
+    plan_store._plans.clear()
     with fresh_cache():
         torch.compiler.load_cache_artifacts(packed[0])
         with compiled_graphs() as kinds:

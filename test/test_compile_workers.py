@@ -10,7 +10,7 @@ import pytest
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 
-from inductor_ext.selection import compile_workers
+from inductor_ext.autotune import compile_workers
 
 pytest.importorskip("triton")
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.cutlass_kernels import CASES
 from inductor_ext.templates.cutlass.constraints import why_not
-from inductor_ext.templates.cutlass.ranking import rank
+from inductor_ext.templates.cutlass.cost_model import rank
 from inductor_ext.templates.cutlass.source import source
 from test.gemm_problems import device
 

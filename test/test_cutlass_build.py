@@ -19,15 +19,23 @@ from typing import Any
 import pytest
 import torch
 
-from inductor_ext import cache, exc, parts
-from inductor_ext.cpp_wrapper.compiler import RUNTIME
-from inductor_ext.templates.cutlass import background, build, objects
-from inductor_ext.templates.cutlass.background import build_later
-from inductor_ext.templates.cutlass.build import Toolchain, build_all, built, is_built, jobs, key
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build.compiler import RUNTIME
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import aot_link, background_build, nvcc_build
+from inductor_ext.templates.cutlass.background_build import build_later
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import render
-from inductor_ext.templates.cutlass.headers import Headers
+from inductor_ext.templates.cutlass.evt import render
+from inductor_ext.templates.cutlass.find_headers import Headers
 from inductor_ext.templates.cutlass.launch import CUDA_ERRORS, Kernel, call
+from inductor_ext.templates.cutlass.nvcc_build import (
+    Toolchain,
+    build_all,
+    built,
+    is_built,
+    jobs,
+    key,
+)
 from inductor_ext.templates.cutlass.source import (
     _CALL,
     Source,
@@ -35,6 +43,7 @@ from inductor_ext.templates.cutlass.source import (
     _includes,
     source,
 )
+from inductor_ext.toolchain import components
 from test.gemm_problems import device
 from test.test_cutlass_source import BASE, CLASSES
 
@@ -76,7 +85,7 @@ class Machine:
         program.write_text(NVCC.format(log=self.log))
         program.chmod(0o755)
         self.toolchain = Scripted.at(folder)
-        self.store = cache.Store(folder / "store", 1 << 30)
+        self.store = artifact_store.Store(folder / "store", 1 << 30)
 
     def built(self, what: Source, **options: Any) -> bytes:
         with built(what, self.store, self.toolchain, **options) as file:
@@ -152,7 +161,7 @@ class TestBuild:
 
     def test_an_entry_tells_what_it_is(self, machine: Machine) -> None:
         with built(GOOD, machine.store, machine.toolchain) as file:
-            told = json.loads((file.parent / build.DETAILS).read_text())
+            told = json.loads((file.parent / nvcc_build.DETAILS).read_text())
             assert (file.parent / "kernel.cu").read_text() == GOOD.text
         assert told.pop("seconds") >= 0
         assert told == {
@@ -163,7 +172,7 @@ class TestBuild:
         }
 
     def test_the_flags_are_for_one_architecture_and_half(self) -> None:
-        device, host = build._flags(GOOD, "device"), build._flags(GOOD, "host")
+        device, host = nvcc_build._flags(GOOD, "device"), nvcc_build._flags(GOOD, "host")
         for flags in (device, host):
             assert "-gencode=arch=compute_90a,code=sm_90a" in flags
             assert not any("EXTENDED_MMA_SHAPES" in flag for flag in flags)
@@ -222,8 +231,8 @@ class TestBuild:
     def test_a_process_that_is_killed_leaves_nothing_behind(self, machine: Machine) -> None:
         code = f"""
             from inductor_ext import cache
-            from inductor_ext.templates.cutlass.build import Toolchain, build
-            from inductor_ext.templates.cutlass.headers import Headers
+            from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build
+            from inductor_ext.templates.cutlass.find_headers import Headers
             from inductor_ext.templates.cutlass.source import Source
             import pathlib
             folder = pathlib.Path({str(machine.folder)!r})
@@ -252,7 +261,9 @@ class TestBuild:
         machine = Machine(tmp_path)
         said: list[str] = []
         (tmp_path / "file").touch()
-        machine.store = cache.Store(tmp_path / "file", 1 << 30, lambda key, text: said.append(text))
+        machine.store = artifact_store.Store(
+            tmp_path / "file", 1 << 30, lambda key, text: said.append(text)
+        )
         assert machine.built(GOOD) == b"good\n"
         assert said
 
@@ -276,7 +287,7 @@ class TestLater:
             (machine.folder / name).write_text(f"#!/bin/bash\n{text}\n")
             (machine.folder / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{machine.folder}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(background, "_started", [])
+        monkeypatch.setattr(background_build, "_started", [])
         known = machine.toolchain
         runtime = machine.folder / "libcudart_static.a"
         return Toolchain(
@@ -285,7 +296,7 @@ class TestLater:
 
     def test_a_process_of_its_own_builds(self, machine: Machine, toolchain: Toolchain) -> None:
         assert build_later([GOOD, BAD], machine.store, toolchain) == [GOOD, BAD]
-        (process,) = background._started
+        (process,) = background_build._started
         assert process.wait() == 0
         assert is_built(GOOD, machine.store)
         with built(GOOD, machine.store) as file:
@@ -293,7 +304,7 @@ class TestLater:
         # An error is known as well, and nothing is left to do.
         assert build_later([GOOD, BAD], machine.store, toolchain) == []
         assert machine.runs == 2
-        assert background._started == [process]
+        assert background_build._started == [process]
 
     def test_what_is_being_built_is_left_to_who_does_and_a_kill_ends_it(
         self, machine: Machine, toolchain: Toolchain
@@ -303,7 +314,7 @@ class TestLater:
         while not machine.runs:
             time.sleep(0.01)
         assert build_later([forever], machine.store, toolchain) == [forever]
-        (process,) = background._started
+        (process,) = background_build._started
         process.terminate()
         assert process.wait() == 1
         compiler = int(machine.log.read_text().split()[1])
@@ -313,7 +324,7 @@ class TestLater:
                 time.sleep(0.01)
         assert not is_built(forever, machine.store, toolchain)
         # Somebody else can have it built now.
-        assert not background._is_claimed(forever, machine.store)
+        assert not background_build._is_claimed(forever, machine.store)
         machine.store.collect()
         assert list((machine.folder / "store" / "building").iterdir()) == []
 
@@ -328,18 +339,18 @@ class TestJobs:
             (128, 3, 3),
             (128, 40, 16),
         ):
-            monkeypatch.setattr(build, "_memory", lambda g=gigabytes: g << 30)
+            monkeypatch.setattr(nvcc_build, "_memory", lambda g=gigabytes: g << 30)
             assert jobs(limit) == expected
 
     def test_the_memory_is_this_machines(self) -> None:
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        assert 0 < build._free_bytes() <= physical
-        assert 0 < build._memory() <= physical
+        assert 0 < nvcc_build._free_bytes() <= physical
+        assert 0 < nvcc_build._memory() <= physical
 
     def test_one_runs_where_there_is_no_memory(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(build, "_free_bytes", lambda: 0)
+        monkeypatch.setattr(nvcc_build, "_free_bytes", lambda: 0)
         sources = [script(f'sleep 0.05; echo {i} >"$out"', f"kernel_{i}") for i in range(2)]
         assert build_all(sources, machine.store, machine.toolchain) == {}
         assert machine.sequence == ["begin", "end"] * 2
@@ -359,7 +370,7 @@ class TestJobs:
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """A library with the two functions, which sums up what it is called with."""
-    compiler = parts.probe("cxx")
+    compiler = components.probe("cxx")
     if not compiler.available:
         pytest.skip(f"no C++ compiler: {compiler.why}")
     folder = tmp_path_factory.mktemp("echo")
@@ -427,12 +438,12 @@ class TestLaunch:
         assert found is None
 
 
-def real_store() -> cache.Store:
+def real_store() -> artifact_store.Store:
     """For what nvcc really builds: where the caller keeps Inductor's cache, if he does."""
-    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+    for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    return cache.Store(cache.kernel_folder(), 1 << 30)
+    return artifact_store.Store(artifact_store.kernel_folder(), 1 << 30)
 
 
 def really(made: Source) -> bytes:
@@ -466,7 +477,7 @@ def test_nvcc_builds_an_older_one_as_a_library() -> None:
         kernel = Kernel(ctypes.CDLL(str(file)), made.name)
         content = file.read_bytes()
         symbols = subprocess.run(
-            ["nm", "--extern-only", "--defined-only", file.with_name(build.OBJECT)],
+            ["nm", "--extern-only", "--defined-only", file.with_name(nvcc_build.OBJECT)],
             capture_output=True,
             text=True,
             check=True,
@@ -499,8 +510,8 @@ def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
     config, epilogue = CLASSES["old_addmm_row"]
     made = source(config, epilogue)
     code, kernel, model = (tmp_path / name for name in ("model.cpp", "kernel.o", "model.so"))
-    objects.link(made, real_store(), str(kernel))
-    code.write_text(_MODEL.replace("@", objects.symbol(made)))
+    aot_link.link(made, real_store(), str(kernel))
+    code.write_text(_MODEL.replace("@", aot_link.symbol(made)))
     exports = f"-Wl,--version-script={RUNTIME / 'exports.map'}"
     command = ["g++", "-shared", "-fPIC", exports, "-o", *map(str, (model, code, kernel))]
     subprocess.run(command, check=True)

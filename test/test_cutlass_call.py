@@ -22,13 +22,13 @@ import torch._inductor.config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
-from inductor_ext import cutlass_runtime, exc
+from inductor_ext import exc
+from inductor_ext.autotune import cutlass_kernels, cutlass_options, decide
 from inductor_ext.hooks import scope
 from inductor_ext.memory_planning import _OPERATOR
-from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
-from inductor_ext.templates.cutlass import objects
-from inductor_ext.templates.cutlass.build import Toolchain
+from inductor_ext.templates.cutlass import aot_link, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.nvcc_build import Toolchain
 from inductor_ext.templates.cutlass.source import FUNCTIONS
 from inductor_ext.templates.problem import GemmProblem
 from test.cutlass_calls import (
@@ -156,9 +156,9 @@ class TestPython:
         def fresh() -> None:
             PyCodeCache.cache_clear()
             function = compiled(lambda x, *others: linear(x[1:], *others, 1)[0] + number)
-            with mock.patch.dict(cutlass_runtime._libraries, clear=True):
+            with mock.patch.dict(runtime._libraries, clear=True):
                 assert function(*inputs()).shape == (ROWS - 1, COLUMNS)
-                assert len(cutlass_runtime._libraries) == 1
+                assert len(runtime._libraries) == 1
 
         with (
             torch._inductor.config.patch(fx_graph_cache=True),
@@ -177,7 +177,7 @@ class TestPython:
 
 
 def arguments() -> dict[str, Any]:
-    """Those of `cutlass_runtime.load` for the kernel of CONFIG."""
+    """Those of `runtime.load` for the kernel of CONFIG."""
     return {**dataclasses.asdict(plain_source(CONFIG)), "operands": 6, "scalars": 1}
 
 
@@ -193,8 +193,8 @@ class TestRuntime:
     def test_what_is_not_in_the_store_is_built(self, own_store: Path, builds: list[str]) -> None:
         before = len(builds)
         for _ in range(2):
-            with mock.patch.dict(cutlass_runtime._libraries, clear=True):
-                cutlass_runtime.load(**arguments())
+            with mock.patch.dict(runtime._libraries, clear=True):
+                runtime.load(**arguments())
         assert len(builds) == before + 1
 
     def test_without_nvcc_the_store_is_enough_or_the_error_says_what_is_not(
@@ -202,23 +202,23 @@ class TestRuntime:
     ) -> None:
         given = arguments()
         missing = exc.MissingToolchainError(part="nvcc", why="it is on no path", install="get it")
-        libraries = mock.patch.dict(cutlass_runtime._libraries, clear=True)
+        libraries = mock.patch.dict(runtime._libraries, clear=True)
         gone = mock.patch.object(Toolchain, "find", side_effect=missing)
         with (
             libraries,
             gone,
             pytest.raises(exc.MissingKernelError, match=r"nvcc.*it is on no path") as caught,
         ):
-            cutlass_runtime.load(**given)
+            runtime.load(**given)
         assert caught.value.fields["kernel"] == given["name"]
         assert caught.value.fields["folder"] == own_store / "kernels"
         with libraries:
-            cutlass_runtime.load(**given)
+            runtime.load(**given)
         with libraries, gone:
-            assert cutlass_runtime.load(**given).name == given["name"]
+            assert runtime.load(**given).name == given["name"]
 
     def test_threads_launch_side_by_side(self) -> None:
-        launcher = cutlass_runtime.load(**arguments())
+        launcher = runtime.load(**arguments())
         w, row, more = torch.randn(8, 4), torch.zeros(8), torch.zeros(6, 8)
 
         def run(number: int) -> None:
@@ -262,7 +262,7 @@ def gpu_code(ahead: bool | None, *, splits: bool, rows: int | str = "rows") -> s
         "cutlass__cutlass_epilogue_fusion_enabled": True,
     }
     with (
-        choose.forced(rule),
+        decide.forced(rule),
         mock.patch.object(cutlass_kernels, "prepare", return_value={}),
         mock.patch.object(cutlass_kernels, "can_build", return_value=True),
     ):
@@ -386,7 +386,7 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     with (
         inductor_ext.config.patch(artifact_cache_dir=str(tmp_path / "none")),
         mock.patch.object(Toolchain, "find", side_effect=AssertionError),
-        mock.patch.dict(cutlass_runtime._libraries, clear=True),
+        mock.patch.dict(runtime._libraries, clear=True),
     ):
         loaded = torch._inductor.aoti_load_package(path)
         for count in (ROWS, 31):
@@ -397,7 +397,7 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_object_of_a_kernel_shows_names_of_its_own(tmp_path: Path) -> None:
     output = tmp_path / "kernel.o"
-    objects.link(plain_source(CONFIG), cutlass_runtime.store(), str(output))
+    aot_link.link(plain_source(CONFIG), runtime.store(), str(output))
     told = subprocess.run(["nm", "-g", "--defined-only", output], capture_output=True, text=True)
     names = {line.split()[-1] for line in told.stdout.splitlines()}
-    assert names == {f"{objects.symbol(plain_source(CONFIG))}_{short}" for short in FUNCTIONS}
+    assert names == {f"{aot_link.symbol(plain_source(CONFIG))}_{short}" for short in FUNCTIONS}

@@ -21,24 +21,25 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from benchmarks.gemm_models import int4_linear
-from inductor_ext import config, cutlass_runtime, events
-from inductor_ext.hooks import scope
-from inductor_ext.lowerings import cutlass
-from inductor_ext.report import gemm as gemm_report
-from inductor_ext.selection import (
-    choose,
+from inductor_ext import config, events
+from inductor_ext.autotune import (
+    accuracy,
     cutlass_kernels,
     cutlass_options,
-    programs,
-    variants,
-    verify,
+    decide,
+    inductor_benchmark,
+    reference_programs,
 )
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.templates import families, ranking
-from inductor_ext.templates.cutlass import background
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.hooks import scope
+from inductor_ext.lowerings import cutlass_call
+from inductor_ext.report import gemm_report as gemm_report
+from inductor_ext.templates import kernels
+from inductor_ext.templates.cutlass import background_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
+from inductor_ext.templates.cutlass.evt import Epilogue as Tree
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import cost_model
 from test import fake_cuda, kernel_util
 from test.gemm_problems import device
 
@@ -50,7 +51,7 @@ ASKED = {"max_autotune_gemm_backends": "ATEN,cutlass"}
 FUSES = {**ASKED, "cutlass__cutlass_epilogue_fusion_enabled": True}
 
 Given = tuple[Sequence[Any], torch.dtype]
-Rule = Callable[[GemmProblem], "families.Config | None"]
+Rule = Callable[[GemmProblem], "kernels.Config | None"]
 
 
 @dataclasses.dataclass
@@ -71,7 +72,7 @@ class Call:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The launches of what is lowered; no kernel is built."""
     found: list[Call] = []
-    launch = cutlass.call
+    launch = cutlass_call.call
 
     def call(
         config: Any, tree: Any, a: Any, b: Any, inputs: Any, layouts: Any, **rest: Any
@@ -79,10 +80,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         found.append(Call(config, tree, a, b, inputs, layouts, **rest))
         return launch(config, tree, a, b, inputs, layouts, **rest)
 
-    monkeypatch.setattr(cutlass, "call", call)
-    monkeypatch.setattr(cutlass.build, "build", lambda *_: None)
+    monkeypatch.setattr(cutlass_call, "call", call)
+    monkeypatch.setattr(cutlass_call.nvcc_build, "build", lambda *_: None)
     kernel = types.SimpleNamespace(workspace_size=lambda *_: 4096)
-    monkeypatch.setattr(cutlass.cutlass_runtime, "load", lambda *_, **__: kernel)
+    monkeypatch.setattr(cutlass_call.runtime, "load", lambda *_, **__: kernel)
     monkeypatch.setattr(cutlass_kernels, "prepare", lambda *_: {})
     monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
     return found
@@ -101,11 +102,11 @@ def lower(
 ) -> tuple[fake_cuda.Lowered, list[GemmProblem]]:
     asked: list[GemmProblem] = []
 
-    def remembered(problem: GemmProblem) -> families.Config | None:
+    def remembered(problem: GemmProblem) -> kernels.Config | None:
         asked.append(problem)
         return rule(problem)
 
-    with scope.compile_scope(config.snapshot({})), choose.forced(remembered):
+    with scope.compile_scope(config.snapshot({})), decide.forced(remembered):
         return fake_cuda.lower(function, *inputs, **{**FUSES, **options}), asked
 
 
@@ -297,13 +298,13 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
             node.operation for node in used.tree.nodes() if node.arguments
         ] == operations.split()
     problem = next(each for each in asked if each.epilogue.tree == used.tree.text)
-    bench = variants.InductorBench("cuda:0")
+    bench = inductor_benchmark.InductorBench("cuda:0")
     with (
         fake_cuda.device(),
         scope.compile_scope(config.snapshot({})),
-        mock.patch.object(variants, "_load", lambda code, _: code),
+        mock.patch.object(inductor_benchmark, "_load", lambda code, _: code),
         inductor_config.patch(compile_threads=1),
-        variants._untraced(),
+        inductor_benchmark._untraced(),
     ):
         (code,) = bench.compile([(problem, used.config)], lambda index: None)
     assert "extern_kernels." not in code
@@ -329,9 +330,9 @@ def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> N
     function, inputs, _ = GRAPHS[name]
     _, asked = lower(best, function, *inputs)
     problem = next(each for each in asked if each.epilogue.tree == calls[0].tree.text)
-    program = programs.program(problem)
+    program = reference_programs.program(problem)
     tensors = program.make_inputs("cpu")
-    verifier = verify.Verifier(program, tensors)
+    verifier = accuracy.Verifier(program, tensors)
     outputs = program.function(*tensors)
     verifier.set_stock(outputs)
     assert verifier.check(lambda: outputs) is None
@@ -417,7 +418,7 @@ class Tuned:
 
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Tuned:
-    from inductor_ext.selection import tuner
+    from inductor_ext.autotune import tuner
 
     found = Tuned()
     monkeypatch.setattr(tuner, "tune", found)
@@ -518,7 +519,7 @@ def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_a
     there: list[bool] = []
     monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
     monkeypatch.setattr(
-        background, "build_later", lambda sources, _: [] if there else list(sources)
+        background_build, "build_later", lambda sources, _: [] if there else list(sources)
     )
     settings = {"cutlass_background": True, "artifact_cache_dir": str(tmp_path)}
     both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
@@ -542,7 +543,7 @@ def test_a_compile_is_another_one_once_kernels_are_there(
     monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
     settings = config.snapshot({"cutlass_background": True, "artifact_cache_dir": str(tmp_path)})
     empty = cutlass_kernels.generation(settings)
-    with cutlass_runtime.store(settings).publish("0" * 64) as folder:
+    with runtime.store(settings).publish("0" * 64) as folder:
         (folder / "kernel.so").touch()
     assert cutlass_kernels.generation(settings) != empty
     # Who waits for them gets the same in any case; who cannot build them does not.
@@ -566,10 +567,10 @@ class GatesTuned(Tuned):
         return {problem: self.decision(problem) for problem in problems}
 
     def decision(self, problem: GemmProblem) -> Decision:
-        chosen: families.Config | None = None
+        chosen: kernels.Config | None = None
         stock, ours = 50.0, 55.0
         if problem.epilogue.gated:
-            ((chosen, _),) = ranking.rank(problem, H200, 1)
+            ((chosen, _),) = cost_model.rank(problem, H200, 1)
             stock, ours = 100.0, 100.0 - self.saved
         elif problem.epilogue.tree:
             chosen = cutlass_options.current().rank(problem, H200)[0][0]
@@ -599,7 +600,7 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
     calls: list[Call],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from inductor_ext.selection import tuner
+    from inductor_ext.autotune import tuner
 
     monkeypatch.setattr(tuner, "tune", GatesTuned(saved))
     both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
@@ -621,7 +622,7 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
 def test_what_is_computed_for_an_epilogue_alone_is_not_taken_as_given(
     calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inductor_ext.selection import tuner
+    from inductor_ext.autotune import tuner
 
     def function(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.relu(x @ w.t()) + torch.exp(y)

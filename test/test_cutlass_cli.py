@@ -13,10 +13,11 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from inductor_ext import cache, cli, exc
-from inductor_ext.lowerings import cutlass_sites, problems
-from inductor_ext.report import cutlass
-from inductor_ext.templates.cutlass import build
+from inductor_ext import exc
+from inductor_ext.cli import cutlass, main
+from inductor_ext.lowerings.graph import match_cutlass, matmul_nodes
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.source import Source
 from test.gemm_graphs import lowered_graph, tensor
 
@@ -24,15 +25,15 @@ SIZES = [(512, 384, 256)]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> artifact_store.Store:
     """An empty one, which the command uses."""
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path))
-    return cache.Store(cache.kernel_folder(str(tmp_path)), 1 << 30)
+    return artifact_store.Store(artifact_store.kernel_folder(str(tmp_path)), 1 << 30)
 
 
-def fill(store: cache.Store, source: Source, size: int = 1000) -> None:
-    with store.publish(build.key(source)) as folder:
-        (folder / build.FILES["library"]).write_bytes(bytes(size))
+def fill(store: artifact_store.Store, source: Source, size: int = 1000) -> None:
+    with store.publish(nvcc_build.key(source)) as folder:
+        (folder / nvcc_build.FILES["library"]).write_bytes(bytes(size))
         details = {
             "name": source.name,
             "architecture": source.architecture,
@@ -40,7 +41,7 @@ def fill(store: cache.Store, source: Source, size: int = 1000) -> None:
             "cutlass": "4.2.0",
             "seconds": 31.5,
         }
-        (folder / build.DETAILS).write_text(json.dumps(details))
+        (folder / nvcc_build.DETAILS).write_text(json.dumps(details))
 
 
 def listed(output: str) -> list[tuple[str, str, str]]:
@@ -67,18 +68,20 @@ class TestBuild:
         graph = lowered_graph(
             function, tensor(512, 256), tensor(384, 256), tensor(384), tensor(512, 384)
         )
-        (node,) = filter(problems.is_product, graph.nodes)
-        problem = problems.problem_of(node)
+        (node,) = filter(matmul_nodes.is_product, graph.nodes)
+        problem = matmul_nodes.problem_of(node)
         assert problem is not None
-        asked = next(cutlass_sites.readings(node, problem)).told(problem)
+        asked = next(match_cutlass.readings(node, problem)).told(problem)
         assert list(cutlass._problems("bf16", "rc", epilogue, SIZES)) == [asked]
 
     def test_classes_are_multiplied(
-        self, store: cache.Store, capsys: pytest.CaptureFixture[str]
+        self, store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
     ) -> None:
         wanted = ["--dtype", "bf16,fp8", "--epilogue", "none,bias+relu", "--kernels", "1"]
         sizes = ["--gemm", "4096x4096x4096,8192x8192x4096"]
-        assert cli.main(["cutlass", "build", "--arch", "sm_90a", *wanted, *sizes, "--dry-run"]) == 0
+        assert (
+            main.main(["cutlass", "build", "--arch", "sm_90a", *wanted, *sizes, "--dry-run"]) == 0
+        )
         output = capsys.readouterr().out
         rows = listed(output)
         purposes = {"bf16 rc none", "bf16 rc bias+relu", "fp8 rc none", "fp8 rc bias+relu"}
@@ -93,7 +96,7 @@ class TestBuild:
         ("arch", "part"), [("sm_80", "bf16_s16816gemm"), ("86", "bf16_s16816gemm")]
     )
     def test_older_architectures_have_kernels_of_their_own(
-        self, arch: str, part: str, store: cache.Store
+        self, arch: str, part: str, store: artifact_store.Store
     ) -> None:
         parser = cutlass.argparse.ArgumentParser()
         cutlass.add_arguments(parser)
@@ -118,7 +121,7 @@ class TestBuild:
     def test_what_cannot_be_built_is_said_with_what_can(
         self, given: list[str], said: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert cli.main(["cutlass", "build", *given, "--dry-run"]) == 2
+        assert main.main(["cutlass", "build", *given, "--dry-run"]) == 2
         error = capsys.readouterr().err
         assert said in error
         # Nor is a device offered that the architecture is not of.
@@ -127,12 +130,12 @@ class TestBuild:
     @pytest.mark.parametrize("option", ["--kernels", "--jobs"])
     def test_numbers_begin_at_one(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
-            cli.main(["cutlass", "build", "--arch", "90", option, "0", "--dry-run"])
+            main.main(["cutlass", "build", "--arch", "90", option, "0", "--dry-run"])
         assert f"argument {option}: '0' is no number from 1" in capsys.readouterr().err
 
     def test_what_is_there_is_not_built_again_and_needs_no_nvcc(
         self,
-        store: cache.Store,
+        store: artifact_store.Store,
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -145,49 +148,49 @@ class TestBuild:
             asked.append(source)
             raise exc.KernelBuildError(kernel=source.name, why="it is a test")
 
-        toolchain = build.Toolchain(
+        toolchain = nvcc_build.Toolchain(
             "nvcc", "13.0.88", cutlass_headers(), "c++", Path("libcudart_static.a")
         )
-        monkeypatch.setattr(build, "build", built)
-        monkeypatch.setattr(build.Toolchain, "find", lambda: toolchain)
-        assert cli.main(["cutlass", "build", "--arch", "90a"]) == 1
+        monkeypatch.setattr(nvcc_build, "build", built)
+        monkeypatch.setattr(nvcc_build.Toolchain, "find", lambda: toolchain)
+        assert main.main(["cutlass", "build", "--arch", "90a"]) == 1
         output = capsys.readouterr().out
         assert asked == [second]
         assert "1 kernel to build, 1 built before" in output
         assert "[1/1]" in output
         assert "  kernel_1  FAILED: " in output
         fill(store, second)
-        monkeypatch.setattr(build.Toolchain, "find", lambda: pytest.fail("it looks for nvcc"))
-        assert cli.main(["cutlass", "build", "--arch", "90a"]) == 0
+        monkeypatch.setattr(nvcc_build.Toolchain, "find", lambda: pytest.fail("it looks for nvcc"))
+        assert main.main(["cutlass", "build", "--arch", "90a"]) == 0
         assert "0 kernels to build, 2 built before" in capsys.readouterr().out
 
 
 def cutlass_headers() -> Any:
-    from inductor_ext.templates.cutlass.headers import Headers
+    from inductor_ext.templates.cutlass.find_headers import Headers
 
     return Headers(Path("cutlass"), (4, 2, 0))
 
 
 def test_kernels_are_listed_and_removed(
-    store: cache.Store, capsys: pytest.CaptureFixture[str]
+    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = [Source(f"kernel_{i}", "", "90a") for i in range(3)]
     for each in sources:
         fill(store, each, 100_000)
-    assert cli.main(["cutlass", "show"]) == 0
+    assert main.main(["cutlass", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[:3]] == ["kernel_0", "kernel_1", "kernel_2"]
     assert "sm_90a" in lines[0]
     assert "31.5 s" in lines[0]
     assert lines[3].startswith("3 kernels")
-    assert cli.main(["cutlass", "show", "--json"]) == 0
+    assert main.main(["cutlass", "show", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in told["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
     # What somebody reads stays.
-    with store.get(build.key(sources[0])):
-        assert cli.main(["cutlass", "clean"]) == 0
-    assert store.entry_keys() == [build.key(sources[0])]
+    with store.get(nvcc_build.key(sources[0])):
+        assert main.main(["cutlass", "clean"]) == 0
+    assert store.entry_keys() == [nvcc_build.key(sources[0])]
     assert "removed 0.2 MiB" in capsys.readouterr().out
-    assert cli.main(["cutlass", "clean", "--max-bytes", "1 MiB"]) == 0
+    assert main.main(["cutlass", "clean", "--max-bytes", "1 MiB"]) == 0
     assert len(store.entry_keys()) == 1
-    assert cli.main(["cutlass", "clean", "--max-bytes", "much"]) == 2
+    assert main.main(["cutlass", "clean", "--max-bytes", "much"]) == 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inductor_ext import exc
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.constraints import legal, why_not
-from inductor_ext.templates.cutlass.ranking import candidates, predict, rank
+from inductor_ext.templates.cutlass.cost_model import candidates, predict, rank
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
 from test.gemm_problems import device, examples, problems

@@ -13,9 +13,8 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from inductor_ext import parts
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import (
+from inductor_ext.templates.cutlass.evt import (
     ACCUMULATOR,
     OPERATIONS,
     Epilogue,
@@ -34,6 +33,7 @@ from inductor_ext.templates.cutlass.epilogue import (
     render,
     silu,
 )
+from inductor_ext.toolchain import components
 
 BF16 = "bfloat16"
 PINGPONG = CutlassConfig(90, "warpspecialized_pingpong", (128, 128, 64), BF16, BF16, BF16)
@@ -116,7 +116,7 @@ struct Eight {
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Tensor]:
     """Run the function of one of `VALUES` on the CPU: its leaves, in the order of the kernel's."""
-    compiler = parts.probe("cxx")
+    compiler = components.probe("cxx")
     if not compiler.available:
         pytest.skip(f"no C++ compiler: {compiler.why}")
     folder = tmp_path_factory.mktemp("epilogue")

@@ -12,16 +12,10 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from inductor_ext.lowerings.cutlass_epilogues import Fused, read
-from inductor_ext.lowerings.epilogues import region
+from inductor_ext.lowerings.graph.cutlass_epilogue import Fused, read
+from inductor_ext.lowerings.graph.epilogue_region import region
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import (
-    Epilogue,
-    NotExpressible,
-    Tensor,
-    identity,
-    render,
-)
+from inductor_ext.templates.cutlass.evt import Epilogue, NotExpressible, Tensor, identity, render
 from test.gemm_graphs import lowered_graph, tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inductor_ext import exc, parts
-from inductor_ext.templates.cutlass import headers
+from inductor_ext import exc
+from inductor_ext.templates.cutlass import find_headers
 from inductor_ext.templates.cutlass.alignment import alignment, of_layout
 from inductor_ext.templates.problem import DTYPE_BITS, Operand
+from inductor_ext.toolchain import components
 from test.gemm_problems import examples
 
 
@@ -27,24 +28,25 @@ class TestHeaders:
         (folder / "cutlass.h").touch()
         if text is None:
             lines = (
-                (name, number) for name, number in zip(headers._NUMBERS, (4, 3, 1), strict=True)
+                (name, number)
+                for name, number in zip(find_headers._NUMBERS, (4, 3, 1), strict=True)
             )
             text = "".join(f"#define CUTLASS_{name} {number} \n" for name, number in lines)
         (folder / "version.h").write_text(text)
         return root
 
     def test_the_package(self) -> None:
-        part = parts.probe("cutlass")
+        part = components.probe("cutlass")
         if not part.available:
             pytest.skip(f"no CUTLASS: {part.why}")
-        found = headers.find()
-        assert found.version >= headers.LOWEST
+        found = find_headers.find()
+        assert found.version >= find_headers.LOWEST
         assert (found.include / "cutlass" / "gemm" / "device").is_dir()
         # The package's release has one number more.
         assert (part.version or found.release).startswith(found.release)
 
     def test_a_checkout(self, tmp_path: Path) -> None:
-        found = headers.find(self.checkout(tmp_path))
+        found = find_headers.find(self.checkout(tmp_path))
         assert (found.root, found.release) == (tmp_path, "4.3.1")
 
     def test_inductors_setting(self, tmp_path: Path) -> None:
@@ -53,12 +55,12 @@ class TestHeaders:
         self.checkout(tmp_path)
         for setting in ("cutlass.cutlass_dir", "cuda.cutlass_dir"):
             with inductor_config.patch({setting: str(tmp_path)}):
-                assert headers.find().root == tmp_path
+                assert find_headers.find().root == tmp_path
             with (
                 inductor_config.patch({setting: str(tmp_path / "elsewhere")}),
                 pytest.raises(exc.MissingToolchainError, match=f"unset torch.*{setting}"),
             ):
-                headers.find()
+                find_headers.find()
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -72,12 +74,12 @@ class TestHeaders:
     )
     def test_what_is_no_cutlass_or_too_old(self, tmp_path: Path, text: str, why: str) -> None:
         with pytest.raises(exc.MissingToolchainError, match=why) as caught:
-            headers.find(self.checkout(tmp_path, text))
+            find_headers.find(self.checkout(tmp_path, text))
         assert "pip install nvidia-cutlass==" in str(caught.value)
 
     def test_a_folder_without_any(self, tmp_path: Path) -> None:
         with pytest.raises(exc.MissingToolchainError, match=r"version\.h cannot be read"):
-            headers.find(tmp_path)
+            find_headers.find(tmp_path)
 
 
 @dataclasses.dataclass

@@ -8,13 +8,13 @@ import pytest
 import torch._inductor.config as inductor_config
 
 from inductor_ext import exc
-from inductor_ext.selection.cutlass_options import Options, current
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.cutlass import build
+from inductor_ext.autotune.cutlass_options import Options, current
+from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import Filter
-from inductor_ext.templates.cutlass.epilogue import identity
+from inductor_ext.templates.cutlass.evt import identity
 from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 from test.gemm_problems import device
 
 H200 = device("NVIDIA H200")
@@ -117,14 +117,14 @@ def test_nvcc_is_told_what_inductor_s_settings_ask_for(section: str) -> None:
     assert both.flags == ("--use_fast_math", "-lineinfo")
     (config, _), *_ = both.rank(LINEAR, H200)
     made = source(config, identity("bfloat16"))
-    for half in build._flags(made, "device"), build._flags(made, "host"):
+    for half in nvcc_build._flags(made, "device"), nvcc_build._flags(made, "host"):
         assert {"--use_fast_math", "-lineinfo"} <= set(half)
     # Such a kernel is another one, and not used where nobody asks for it.
     assert both.allows(config)
     assert not plain.allows(config)
     other = source(plain.rank(LINEAR, H200)[0][0], identity("bfloat16"))
     assert other.name != made.name
-    assert build.key(other) != build.key(made)
+    assert nvcc_build.key(other) != nvcc_build.key(made)
     assert len({each.circumstances for each in (plain, fast, both)}) == 3
 
 

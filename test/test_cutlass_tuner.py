@@ -13,23 +13,23 @@ import pytest
 import torch._inductor.config as inductor_config
 
 from inductor_ext import events, exc
-from inductor_ext.selection import (
+from inductor_ext.autotune import (
+    candidate_run,
     compile_workers,
     cutlass_kernels,
     cutlass_options,
-    trial,
+    subprocess_runner,
     tuner,
-    worker,
 )
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.selection.entries import Entry, Environment
-from inductor_ext.selection.store import Store
-from inductor_ext.selection.wording import config_words, problem_words
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.autotune.results import Entry, Environment
+from inductor_ext.autotune.results_db import Store
 from inductor_ext.settings import Settings
-from inductor_ext.templates import families
+from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
-from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
+from inductor_ext.templates.cutlass.evt import ACCUMULATOR, apply, identity
+from inductor_ext.templates.cutlass.evt import Epilogue as Tree
+from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, plain, read
 from test import tuning_bench
 from test.gemm_problems import device
@@ -48,17 +48,17 @@ BEST = cutlass_options.Options().rank(PLAIN, H200)[0][0]
 
 
 def in_a_process(
-    jobs: Sequence[trial.Job], make_bench: Any, index: int, budget: float, deadline: float
-) -> Iterator[trial.Report]:
+    jobs: Sequence[candidate_run.Job], make_bench: Any, index: int, budget: float, deadline: float
+) -> Iterator[candidate_run.Report]:
     """A worker's part, with all that is said to and by it as JSON."""
-    told = [read(trial.Job, json.loads(json.dumps(plain(job))), "job") for job in jobs]
+    told = [read(candidate_run.Job, json.loads(json.dumps(plain(job))), "job") for job in jobs]
     assert told == list(jobs)
-    for report in trial.run(told, make_bench(index), budget, lambda *_: None):
-        yield read(trial.Report, json.loads(json.dumps(plain(report))), "report")
+    for report in candidate_run.run(told, make_bench(index), budget, lambda *_: None):
+        yield read(candidate_run.Report, json.loads(json.dumps(plain(report))), "report")
 
 
 def tune(
-    triton: Sequence[families.Config],
+    triton: Sequence[kernels.Config],
     cutlass: Sequence[CutlassConfig],
     unbuilt: Mapping[CutlassConfig, str] | None = None,
     problems: Sequence[GemmProblem] = (TOLD,),
@@ -70,12 +70,12 @@ def tune(
     ranked = [(config, mock.Mock(total=50.0)) for config in triton]
     with (
         inductor_config.patch({**ASKED, **options}),
-        mock.patch.object(tuner.ranking, "rank", return_value=ranked),
+        mock.patch.object(tuner.cost_model, "rank", return_value=ranked),
         mock.patch.object(cutlass_options.Options, "rank", return_value=predicted),
         mock.patch.object(cutlass_kernels, "prepare", return_value=reasons),
-        mock.patch.object(worker, "warm_up") as warm_up,
+        mock.patch.object(subprocess_runner, "warm_up") as warm_up,
         mock.patch.object(compile_workers, "warm_up") as compilers,
-        mock.patch.object(worker, "run", side_effect=in_a_process) as run,
+        mock.patch.object(subprocess_runner, "run", side_effect=in_a_process) as run,
     ):
         found = tuner.tune(problems, H200, tuning_bench.cpu_bench, Settings())
     # While kernels are built.
@@ -151,7 +151,7 @@ class TestKernels:
         error = exc.MissingToolchainError(part="nvcc", why="nowhere", install="apt install it")
         with (
             mock.patch.object(events, "_warned", set()),
-            mock.patch.object(cutlass_kernels.build.Toolchain, "find", side_effect=error),
+            mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find", side_effect=error),
         ):
             for _ in range(2):
                 reasons = cutlass_kernels.prepare([(PLAIN, BEST)], Settings())
@@ -168,11 +168,11 @@ class TestKernels:
 
         def build_all(sources: Any, store: Any) -> Any:
             built.extend(each.name for each in sources)
-            return {families.source_of(PLAIN, found).name: error}
+            return {kernels.source_of(PLAIN, found).name: error}
 
         with (
-            mock.patch.object(cutlass_kernels.build.Toolchain, "find"),
-            mock.patch.object(cutlass_kernels.build, "build_all", build_all),
+            mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find"),
+            mock.patch.object(cutlass_kernels.nvcc_build, "build_all", build_all),
         ):
             wanted = [(PLAIN, each) for each in (BEST, twin, found)]
             reasons = cutlass_kernels.prepare(wanted, Settings())
@@ -202,9 +202,9 @@ class TestKept:
     def test_wrong_records_are_refused(self) -> None:
         value = {**BEST.to_json(), "arch": 70}
         with pytest.raises(exc.BadGemmError, match="arch"):
-            families.config_from_json(value)
+            kernels.config_from_json(value)
         with pytest.raises(exc.BadGemmError):
-            families.config_from_json({**candidate(8).to_json(), "arch": 90})
+            kernels.config_from_json({**candidate(8).to_json(), "arch": 90})
 
     def test_settings_make_another_environment(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
@@ -235,7 +235,7 @@ def test_a_kernel_has_its_name_in_words() -> None:
 
 
 def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
-    from inductor_ext.templates.cutlass.epilogue import Tensor, read
+    from inductor_ext.templates.cutlass.evt import Tensor, read
     from inductor_ext.templates.problem import EpilogueInput
 
     def asked(alignment: int) -> str:
@@ -244,7 +244,7 @@ def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
         told = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, tree=tree.text)
         problem = dataclasses.replace(PLAIN, epilogue=told)
         config = cutlass_options.Options().rank(problem, H200)[0][0]
-        assert families.legal(problem, config, H200)
+        assert kernels.legal(problem, config, H200)
         return config.c
 
     assert [asked(8), asked(1)] == ["bfloat16", "void"]
@@ -252,5 +252,5 @@ def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
 
 def test_what_is_left_of_an_epilogue_is_done_behind_the_kernel() -> None:
     whole = dataclasses.replace(TOLD, epilogue=dataclasses.replace(TOLD.epilogue, out="float16"))
-    assert (whole.stored, families.of_kernel(whole).stored) == ("float16", "float32")
-    assert Operand.of("float32", (24, 64), (64, 1)) == families.of_kernel(whole).a
+    assert (whole.stored, kernels.of_kernel(whole).stored) == ("float16", "float32")
+    assert Operand.of("float32", (24, 64), (64, 1)) == kernels.of_kernel(whole).a

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from inductor_ext import __version__, cli, compat, exc, parts
+from inductor_ext import __version__, _compat, exc
+from inductor_ext.cli import main
 from inductor_ext.report import doctor
+from inductor_ext.toolchain import components
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -55,9 +57,9 @@ MISFIT_KEYS = {"hook", "target", "why"}
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    parts.clear()
+    components.clear()
     yield
-    parts.clear()
+    components.clear()
 
 
 @pytest.fixture
@@ -65,18 +67,18 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Give this machine exactly the named parts, besides torch; with no name, all of them."""
 
     def give(*names: str, **details: dict[str, Any]) -> None:
-        real = parts.probe
+        real = components.probe
 
-        def probe(name: str) -> parts.Part:
+        def probe(name: str) -> components.Part:
             title = real(name).title
             if name == "torch":
                 return real(name)
             if names and name not in names:
                 why, install = f"no {name} here", f"fetch-me-{name} --now"
-                return parts.Part(name, title, available=False, why=why, install=install)
-            return parts.Part(name, title, available=True, **details.get(name, {}))
+                return components.Part(name, title, available=False, why=why, install=install)
+            return components.Part(name, title, available=True, **details.get(name, {}))
 
-        monkeypatch.setattr(parts, "probe", probe)
+        monkeypatch.setattr(components, "probe", probe)
 
     return give
 
@@ -115,8 +117,8 @@ class TestReport:
         report = json.loads(json.dumps(doctor.examine().as_json()))
         assert_schema(report, SCHEMA)
         assert report["schema"] == 1
-        assert report["torch"]["supported"] == list(compat.SUPPORTED)
-        assert list(report["parts"]) == parts.names()
+        assert report["torch"]["supported"] == list(_compat.SUPPORTED)
+        assert list(report["parts"]) == components.names()
         for entries, keys in (
             (report["parts"].values(), PART_KEYS),
             (report["features"].values(), FEATURE_KEYS),
@@ -160,7 +162,7 @@ class TestReport:
     def test_what_is_missing_says_why_and_what_to_do(self, has: Callable[..., None]) -> None:
         has("cxx", "openmp", "python_headers")
         text = flat(doctor.render(doctor.examine()))
-        for part in parts.probe_all().values():
+        for part in components.probe_all().values():
             if part.available:
                 assert f"no {part.name} here" not in text
             else:
@@ -213,7 +215,7 @@ class TestTorchVersion:
     @pytest.fixture
     def unsupported(self, has: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
         has()
-        monkeypatch.setattr(compat, "SUPPORTED", ("3.0", "3.1"))
+        monkeypatch.setattr(_compat, "SUPPORTED", ("3.0", "3.1"))
 
     @pytest.mark.usefixtures("unsupported")
     def test_unsupported(self) -> None:
@@ -237,7 +239,7 @@ class TestTorchVersion:
         # -S leaves site-packages out, and with them torch and everything else that is installed.
         program = (
             f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); "
-            "from inductor_ext.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))"
+            "from inductor_ext.cli.main import main; sys.exit(main(['doctor', *sys.argv[1:]]))"
         )
         variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         done = [
@@ -433,14 +435,14 @@ class TestRegistration:
 
 class TestCommandLine:
     def test_no_argument_prints_help(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main([]) == 0
+        assert main.main([]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert printed.startswith("usage: inductor-ext")
-        for command in cli.COMMANDS:
+        for command in main.COMMANDS:
             assert f"{command.name} {command.summary}" in printed
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["--version"]) == 0
+        assert main.main(["--version"]) == 0
         assert capsys.readouterr().out == (
             f"inductor_ext {__version__}, torch {metadata.version('torch')}\n"
         )
@@ -448,7 +450,7 @@ class TestCommandLine:
     @pytest.mark.parametrize("argument", ["--help", "--version"])
     def test_start_is_fast(self, argument: str) -> None:
         program = (
-            "import atexit, sys; from inductor_ext.cli import main\n"
+            "import atexit, sys; from inductor_ext.cli.main import main\n"
             "atexit.register(lambda: print('torch' in sys.modules))\n"
             f"main([{argument!r}])"
         )
@@ -462,23 +464,23 @@ class TestCommandLine:
         self, capsys: pytest.CaptureFixture[str], word: str, hint: str
     ) -> None:
         with pytest.raises(SystemExit) as stop:
-            cli.main([word, "--json"])
+            main.main([word, "--json"])
         assert stop.value.code == 2
         printed = capsys.readouterr()
         assert printed.out == ""
         assert f"there is no command {word!r}. {hint}" in printed.err
 
     def test_every_command_keeps_to_the_protocol(self) -> None:
-        names = [command.name for command in cli.COMMANDS]
+        names = [command.name for command in main.COMMANDS]
         assert len(set(names)) == len(names)
-        for command in cli.COMMANDS:
+        for command in main.COMMANDS:
             module = __import__(command.module, fromlist=["run"])
             module.add_arguments(argparse.ArgumentParser())
             assert callable(module.run)
 
     def test_the_console_script_is_this(self) -> None:
         (script,) = metadata.entry_points(group="console_scripts", name="inductor-ext")
-        assert script.load() is cli.main
+        assert script.load() is main.main
 
 
 class TestOwnCommand:
@@ -491,19 +493,19 @@ class TestOwnCommand:
             run=lambda arguments: arguments.count,
         )
         monkeypatch.setitem(sys.modules, "own_command", module)
-        line = cli.Command("own", "do something", "own_command")
-        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, line))
+        line = main.Command("own", "do something", "own_command")
+        monkeypatch.setattr(main, "COMMANDS", (*main.COMMANDS, line))
         return module
 
     @pytest.mark.usefixtures("command")
     def test_arguments_and_exit_code(self) -> None:
-        assert cli.main(["own", "--count", "7"]) == 7
-        assert cli.main(["--traceback", "own"]) == 1
+        assert main.main(["own", "--count", "7"]) == 7
+        assert main.main(["--traceback", "own"]) == 1
 
     @pytest.mark.usefixtures("command")
     def test_help(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stop:
-            cli.main(["own", "--help"])
+            main.main(["own", "--help"])
         assert stop.value.code == 0
         printed = capsys.readouterr().out
         assert "usage: inductor-ext own" in printed
@@ -516,12 +518,12 @@ class TestOwnCommand:
             raise exc.MissingToolchainError(part="nvcc", why="gone", install="look for it")
 
         command.run = run
-        assert cli.main(["own"]) == 2
+        assert main.main(["own"]) == 2
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err == "inductor-ext: nvcc is missing: gone. To mend it: look for it.\n"
         with pytest.raises(exc.MissingToolchainError):
-            cli.main(["--traceback", "own"])
+            main.main(["--traceback", "own"])
 
     def test_a_bug_keeps_its_traceback(self, command: types.SimpleNamespace) -> None:
         def run(arguments: argparse.Namespace) -> int:
@@ -529,7 +531,7 @@ class TestOwnCommand:
 
         command.run = run
         with pytest.raises(ZeroDivisionError):
-            cli.main(["own"])
+            main.main(["own"])
 
 
 class TestProcess:

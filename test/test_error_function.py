@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from inductor_ext import config
 from inductor_ext.hooks import scope
-from inductor_ext.lowerings import error_function
+from inductor_ext.lowerings.pointwise import erf
 from test import fake_cuda, kernel_util
 
 SIZE = 1 << 16
@@ -45,7 +45,7 @@ def evaluated(x: torch.Tensor) -> torch.Tensor:
         (number,) = struct.unpack(">f", bytes.fromhex(name[2:]))
         return torch.full_like(x, number)
 
-    lines = error_function.PTX.strip("{} ").split(";")
+    lines = erf.PTX.strip("{} ").split(";")
     for line in filter(None, map(str.strip, lines)):
         operation, to, *names = line.replace(",", "").split()
         if operation == ".reg":

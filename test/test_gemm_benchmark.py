@@ -32,11 +32,11 @@ from benchmarks import (
     turns,
 )
 from benchmarks.contenders import Compiled, Contender
-from inductor_ext import compat
-from inductor_ext.selection import timing, tuner
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext import _compat
+from inductor_ext.autotune import timing, tuner
+from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 
 HEADER: results.Header = {
     "suite": "gemm",
@@ -138,7 +138,7 @@ def test_each_compile_has_a_code_object_of_its_own() -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
 
-    first, second = compat.with_own_code(double), compat.with_own_code(double)
+    first, second = _compat.with_own_code(double), _compat.with_own_code(double)
     assert first.__code__ is not second.__code__
     assert first(torch.ones(2)).tolist() == second(torch.ones(2)).tolist() == [2, 2]
 

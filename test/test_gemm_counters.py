@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from inductor_ext.counters_runtime import Counters
+from inductor_ext.templates.triton.semaphores import Counters
 
 
 class Streams:

@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext import compat
-from inductor_ext.selection import choose
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext import _compat
+from inductor_ext.autotune import decide
+from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
 
@@ -26,7 +26,7 @@ SCRATCH = 256
 
 def lower(*, ahead: bool, config: GemmConfig = TMA) -> str:
     """The C++ of a product of unknown rows, compiled ahead of time or not."""
-    with choose.forced(lambda _: config):
+    with decide.forced(lambda _: config):
         return fake_cuda.lower_cpp(
             lambda x, w: torch.relu(x @ w.t()),
             (("rows", 64), torch.bfloat16),
@@ -63,7 +63,7 @@ def test_counters_are_zeroed_for_each_launch(ahead: bool) -> None:
         for each in ("aoti_torch_zero_(semaphores_", "call_triton_tem_fused_0(arg", ".reset")
     )
     assert zeroed < launched < freed
-    assert "counters_runtime" not in code.partition("call_triton_tem_fused_0(arg")[2]
+    assert "semaphores" not in code.partition("call_triton_tem_fused_0(arg")[2]
 
 
 _PROGRAM = """
@@ -139,12 +139,12 @@ def one_cta() -> Iterator[None]:
                 lines[index] = f"int64_t {name}_size[] = {{{workspace.size}}};"
         return lines, name
 
-    compat.scratch_covers_grid.cache_clear()
+    _compat.scratch_covers_grid.cache_clear()
     with mock.patch.object(CUDADeviceOpOverrides, "cpp_scratch", cpp_scratch):
         yield
-    compat.scratch_covers_grid.cache_clear()
+    _compat.scratch_covers_grid.cache_clear()
 
 
 def test_where_stock_provides_for_one_cta_its_generator_is_mended(one_cta: None) -> None:
-    assert not compat.scratch_covers_grid()
+    assert not _compat.scratch_covers_grid()
     assert f"int64_t({SCRATCH}) * grid_0 * grid_1 * grid_2" in launcher(lower(ahead=False))

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, kernel_util
 from test.test_gemm_pass import lower
 

@@ -15,15 +15,16 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import inductor_ext
-from inductor_ext import cli, events, exc
+from inductor_ext import events, exc
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.cli import main
 from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.hooks import activate, scope
-from inductor_ext.lowerings import gemm_records
-from inductor_ext.report import gemm
-from inductor_ext.selection import choose
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.lowerings.graph import explain_records
+from inductor_ext.report import gemm_report
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda
 from test.gemm_problems import device
 
@@ -51,7 +52,7 @@ def at_work() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def lowered() -> Mapping[int, gemm.Gemm]:
+def lowered() -> Mapping[int, gemm_report.Gemm]:
     """The products of `program` by N; of the first and the second, kernels of ours are forced."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
@@ -61,12 +62,14 @@ def lowered() -> Mapping[int, gemm.Gemm]:
         return {512: CONFIG, 384: SPLIT}.get(problem.n)
 
     sizes = ((64, 256), (256, 512), (512, 384), (64, 384))
-    with gemm.listen() as found, at_work(), choose.forced(rule):
+    with gemm_report.listen() as found, at_work(), decide.forced(rule):
         fake_cuda.lower(program, *((size, BF16) for size in sizes))
         return {each.record.problem.n: each for each in found() if each.record.problem}
 
 
-def test_every_product_is_reported_with_its_decision(lowered: Mapping[int, gemm.Gemm]) -> None:
+def test_every_product_is_reported_with_its_decision(
+    lowered: Mapping[int, gemm_report.Gemm],
+) -> None:
     assert set(lowered) == {512, 384, 256}
     first = lowered[512].record
     assert (first.operator, first.origin, first.chosen) == ("aten.mm", "forced", CONFIG)
@@ -79,7 +82,7 @@ def test_every_product_is_reported_with_its_decision(lowered: Mapping[int, gemm.
 
 
 def test_what_is_one_kernel_with_a_product_and_what_is_not(
-    lowered: Mapping[int, gemm.Gemm],
+    lowered: Mapping[int, gemm_report.Gemm],
 ) -> None:
     assert lowered[512].fused == ("relu",)
     assert not lowered[512].separate
@@ -110,7 +113,7 @@ def test_a_quantised_layer_counts_the_bytes_that_its_kernel_reads() -> None:
         return config if problem.epilogue.gated else None
 
     weight, scales = ((512, 256), torch.int8), ((512,), BF16)
-    with gemm.listen() as found, at_work(), choose.forced(rule):
+    with gemm_report.listen() as found, at_work(), decide.forced(rule):
         fake_cuda.lower(quantised, ((16, 256), BF16), *(weight, scales) * 2)
     (one,) = found()
     h200 = device("NVIDIA H200")
@@ -120,7 +123,7 @@ def test_a_quantised_layer_counts_the_bytes_that_its_kernel_reads() -> None:
     assert one.record.chosen == config
     timings = (ProductCandidate(None, None, 90.0, None), ProductCandidate(config, None, 2.0, None))
     measured = dataclasses.replace(one, record=dataclasses.replace(one.record, candidates=timings))
-    line = gemm.GemmReport("layer", (measured,)).table().splitlines()[3]
+    line = gemm_report.GemmReport("layer", (measured,)).table().splitlines()[3]
     assert "mixed 16x1024x256 bf16*int8 rc, b dequantized by column, gated  " in line
     floor = moved / h200.bandwidth * 1e6
     assert line.split()[-4:] == ["2.0", "90.0", f"{floor:.1f}", f"{floor / 2:.0%}"]
@@ -135,7 +138,7 @@ def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("it stands in for a GPU")
     sizes = ((64, 256), (256, 512), (256, 512))
-    with gemm.listen() as found, at_work():
+    with gemm_report.listen() as found, at_work():
         fake_cuda.lower(gate, *((size, BF16) for size in sizes))
     (declined,) = {each.record.declined for each in found()}
     assert any("gated" in each and "max_autotune does that" in each for each in declined)
@@ -173,12 +176,12 @@ def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -
     ],
 )
 def test_reasons(decision: Decision, words: str) -> None:
-    assert gemm_records.reason(decision) == words
+    assert explain_records.reason(decision) == words
 
 
 def test_measuring_is_not_said_to_help_where_no_backend_is_ours() -> None:
     with inductor_config.patch(max_autotune=True, max_autotune_gemm_backends="aten"):
-        words = gemm_records.reason(decided(None, "unknown"))
+        words = explain_records.reason(decided(None, "unknown"))
     assert words == "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
 
 
@@ -232,10 +235,10 @@ def test_table() -> None:
         candidates=(),
     )
     gemms = (
-        gemm.Gemm(record(), ("layers.0.key", "layers.1.key"), ("relu",)),
-        gemm.Gemm(other, ("",), (), ("softmax (it is a reduction)",)),
+        gemm_report.Gemm(record(), ("layers.0.key", "layers.1.key"), ("relu",)),
+        gemm_report.Gemm(other, ("",), (), ("softmax (it is a reduction)",)),
     )
-    report = gemm.GemmReport("model", gemms)
+    report = gemm_report.GemmReport("model", gemms)
     assert report.table(candidates=True) == TABLE
     assert "predicted" not in str(report)
     assert report.count == 3
@@ -243,7 +246,10 @@ def test_table() -> None:
     assert gemms[1].share is None
     loaded = json.loads(report.to_json())
     assert [each["reason"] for each in loaded["gemms"]] == [gemms[0].record.reason, other.reason]
-    assert str(gemm.GemmReport("empty", ())) == "GEMMs of empty: 0, of which 0 get a kernel of ours"
+    assert (
+        str(gemm_report.GemmReport("empty", ()))
+        == "GEMMs of empty: 0, of which 0 get a kernel of ours"
+    )
 
 
 def test_record_in_one_line_and_as_json() -> None:
@@ -339,13 +345,13 @@ def test_command_runs_a_program_as_it_is(
 ) -> None:
     script, out = tmp_path / "script.py", tmp_path / "report.json"
     script.write_text(SCRIPT)
-    assert cli.main(["explain", "--json", str(out), str(script), "--flag", "1"]) == 3
+    assert main.main(["explain", "--json", str(out), str(script), "--flag", "1"]) == 3
     program, report = capsys.readouterr().out.split("\n", 1)
     assert program == "24.0 --flag 1 __main__"
     assert f"GEMMs of {script}: 1, of which 0 get a kernel of ours" in report
     assert "aten.mm float32[2, 3] x float32[3, 4]" in report
     assert len(json.loads(out.read_text())["gemms"]) == 1
-    assert cli.main(["explain", str(tmp_path / "absent.py")]) == 2
+    assert main.main(["explain", str(tmp_path / "absent.py")]) == 2
     assert "no such file" in capsys.readouterr().err
 
 
@@ -358,7 +364,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(
     script, absent = tmp_path / "script.py", tmp_path / "absent" / "report.json"
     script.write_text("print('it runs')\n")
     for out in (absent, tmp_path):
-        assert cli.main(["explain", "--json", str(out), str(script)]) == 2
+        assert main.main(["explain", "--json", str(out), str(script)]) == 2
         said = capsys.readouterr()
         assert said.out == ""
         assert f"{out}: cannot be written: " in said.err
@@ -369,7 +375,7 @@ def test_what_a_program_exits_with_is_said(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(PRODUCT + "import sys; sys.exit('an input is missing')\n")
-    assert cli.main(["explain", str(script)]) == 1
+    assert main.main(["explain", str(script)]) == 1
     said = capsys.readouterr()
     assert said.err == "an input is missing\n"
     assert f"GEMMs of {script}: 1," in said.out
@@ -380,19 +386,19 @@ def test_why_nothing_is_reported_is_said(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
-    assert cli.main(["explain", str(script)]) == 0
+    assert main.main(["explain", str(script)]) == 0
     assert "Inductor has compiled nothing" in capsys.readouterr().out
     script.write_text(PRODUCT)
     with inductor_ext.config.patch(enabled=False):
-        assert cli.main(["explain", str(script)]) == 0
+        assert main.main(["explain", str(script)]) == 0
     assert "the setting enabled is False" in capsys.readouterr().out
-    assert cli.main(["explain", str(script)]) == 0
+    assert main.main(["explain", str(script)]) == 0
     assert "compiled nothing" not in capsys.readouterr().out
 
 
 def test_a_program_needs_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["explain"])
+        main.main(["explain"])
     assert capsys.readouterr().err.endswith("arguments are required: SCRIPT\n")
 
 
@@ -403,6 +409,6 @@ def test_a_program_that_fails_is_reported_until_then(
     script = tmp_path / "script.py"
     script.write_text(PRODUCT + "import os; os.chdir('/'); raise KeyError('of the program')\n")
     with pytest.raises(KeyError, match="of the program"):
-        cli.main(["explain", "--json", "report.json", str(script)])
+        main.main(["explain", "--json", "report.json", str(script)])
     assert f"GEMMs of {script}: 1," in capsys.readouterr().out
     assert len(json.loads((tmp_path / "report.json").read_text())["gemms"]) == 1

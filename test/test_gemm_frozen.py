@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
-from inductor_ext.lowerings import frozen
+from inductor_ext.lowerings.graph import concat_frozen_weights
 from test import aot_util
 
 aten = torch.ops.aten
@@ -102,7 +102,7 @@ class Unlike(nn.Module):
 
 @pytest.fixture(autouse=True)
 def covered() -> Iterator[None]:
-    with mock.patch.object(frozen, "is_covered", return_value=True):
+    with mock.patch.object(concat_frozen_weights, "is_covered", return_value=True):
         yield
 
 
@@ -110,7 +110,7 @@ def covered() -> Iterator[None]:
 def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
     """Inside, weights are frozen, or not; the products that Inductor is given."""
     found: list[fx.Node] = []
-    run = frozen.run
+    run = concat_frozen_weights.run
 
     def recorded(gm: fx.GraphModule, settings: Any) -> None:
         run(gm, settings)
@@ -118,7 +118,7 @@ def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
 
     # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
     asked = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
-    with asked, mock.patch.object(frozen, "run", recorded), torch.no_grad():
+    with asked, mock.patch.object(concat_frozen_weights, "run", recorded), torch.no_grad():
         yield found
 
 

@@ -15,12 +15,12 @@ pytest.importorskip("triton")
 from torch.nn import functional as F
 
 from inductor_ext import config
+from inductor_ext.autotune import decide, inductor_benchmark
+from inductor_ext.autotune.reference_programs import ACTIVATIONS
 from inductor_ext.hooks import scope
-from inductor_ext.selection import choose, variants
-from inductor_ext.selection.programs import ACTIVATIONS
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import persistent, shared
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.kernels import common, persistent_tma
 from test import fake_cuda, kernel_util
 from test.test_gemm_pass import lower as lower_by
 
@@ -111,7 +111,7 @@ def inputs(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float16) ->
 def lowered(
     function: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float16
 ) -> fake_cuda.Lowered:
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
         return fake_cuda.lower(function, *((shape, dtype) for shape in shapes))
 
 
@@ -151,10 +151,10 @@ def tuned_and_compiled(
         met.append(problem)
         return TILE
 
-    with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+    with scope.compile_scope(config.snapshot({})), decide.forced(rule):
         compiled = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
         with fake_cuda.device((9, 0)):
-            code, _ = variants._generate(variants._trace(met[0], "cuda:0"))
+            code, _ = inductor_benchmark._generate(inductor_benchmark._trace(met[0], "cuda:0"))
     (kernel,) = compiled.kernels().values()
     (tuned,) = fake_cuda.Lowered(code, ()).kernels().values()
     return tuned, kernel
@@ -170,7 +170,7 @@ def test_norms_are_tuned_with_the_model_s_epsilon(epsilon: float) -> None:
     assert tuned == kernel
 
 
-@pytest.mark.parametrize("name", shared.ACTIVATIONS)
+@pytest.mark.parametrize("name", common.ACTIVATIONS)
 def test_gates_are_tuned_with_what_gates(name: str) -> None:
     def function(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
         return ACTIVATIONS[name](F.linear(x, g)) * F.linear(x, u)
@@ -211,7 +211,7 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
         return F.linear(norm(x, n), w)
 
     shapes: list[tuple[int, ...]] = [(rows, 64), NORM, W]
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: configs[template]):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: configs[template]):
         module = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
     assert len(module.kernels()) == (1 if template == "gemv" else 2)
     x, n, w = inputs(shapes)
@@ -235,7 +235,7 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
         assert (ours.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
-@pytest.mark.parametrize("reach", [persistent.REACH, 1025])
+@pytest.mark.parametrize("reach", [persistent_tma.REACH, 1025])
 def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
     """However far they lie from each other: the lesser reach ends at 16 KB."""
     config_ = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
@@ -254,8 +254,8 @@ def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
         shapes = ((tuple(each.shape), each.dtype) for each in given)
         with (
             scope.compile_scope(config.snapshot({})),
-            choose.forced(lambda _: config_),
-            mock.patch.object(persistent, "REACH", reach),
+            decide.forced(lambda _: config_),
+            mock.patch.object(persistent_tma, "REACH", reach),
         ):
             code = fake_cuda.lower(function, *shapes).code
         assert "JOINED : tl.constexpr = True" in code
@@ -314,7 +314,7 @@ def test_scales_and_biases_of_fp8() -> None:
 
 
 def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
         code = fake_cuda.lower(function, *(each.to("meta") for each in given)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code

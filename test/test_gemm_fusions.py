@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from torch import fx
 from torch.nn import functional as F
 
-from inductor_ext.lowerings import fusion, patterns
-from inductor_ext.lowerings.epilogues import flatten, region, with_epilogue
-from inductor_ext.lowerings.fusion import Fusion
-from inductor_ext.lowerings.problems import problem_of
-from inductor_ext.selection.programs import program
+from inductor_ext.autotune.reference_programs import program
+from inductor_ext.lowerings.graph import fusion, match_shared_input
+from inductor_ext.lowerings.graph.epilogue_region import flatten, region, with_epilogue
+from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.lowerings.graph.matmul_nodes import problem_of
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     Epilogue,
@@ -96,7 +96,7 @@ def reference(found: Fusion) -> Callable[..., Any]:
 
 
 def find(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[Fusion]:
-    return patterns.find(lowered_graph(function, *inputs, **options), PLAIN)
+    return match_shared_input.find(lowered_graph(function, *inputs, **options), PLAIN)
 
 
 def check(
@@ -108,7 +108,7 @@ def check(
 ) -> Fusion:
     """The first fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs, **options)
-    found = patterns.find(graph, PLAIN)
+    found = match_shared_input.find(graph, PLAIN)
     assert len(found) == count, found
     tolerance = tolerance or (1e-5 if inputs[0].dtype is F32 else 0.05)
     apply_and_compare(graph, found[:1], values_of(inputs), tolerance)
@@ -454,7 +454,7 @@ def test_two_pairs_that_would_wait_for_each_other() -> None:
 
 def test_there_is_a_most_of_parts() -> None:
     found = find(qkv, X, *[W] * 10)
-    assert [len(each.problem.parts) for each in found] == [patterns.MOST_PARTS, 2]
+    assert [len(each.problem.parts) for each in found] == [match_shared_input.MOST_PARTS, 2]
 
 
 @pytest.mark.parametrize("written", ["the input", "a cache"])
@@ -468,7 +468,7 @@ def test_only_what_reads_what_is_written_stays_behind_a_write(written: str) -> N
     node = {"the input": x, "a cache": cache}[written]
     with graph.inserting_before(second):
         graph.call_function(aten.add_.Scalar, (node, 1)).meta["val"] = node.meta["val"]
-    assert len(patterns.find(graph, PLAIN)) == (written == "a cache")
+    assert len(match_shared_input.find(graph, PLAIN)) == (written == "a cache")
 
 
 # Norms
@@ -692,10 +692,10 @@ def kinds_of(found: Sequence[Fusion]) -> list[tuple[bool, bool]]:
 @pytest.mark.parametrize("dynamic", [(), [(0, 1)]])
 def test_a_layer_with_all_of_them(dynamic: Any) -> None:
     graph = lowered_graph(layer, X3, *LAYER, dynamic=dynamic)
-    found = patterns.find(graph, PLAIN)
+    found = match_shared_input.find(graph, PLAIN)
     assert kinds_of(found) == [(True, True), (True, False), (False, True), (False, False)]
     apply_and_compare(graph, found[:2], values_of((X3, *LAYER)), 0.05)
-    assert patterns.find(graph, PLAIN) == []
+    assert match_shared_input.find(graph, PLAIN) == []
 
 
 @pytest.mark.parametrize(
@@ -708,13 +708,13 @@ def test_a_layer_with_all_of_them(dynamic: Any) -> None:
 )
 def test_each_can_be_switched_off(switch: str, kinds: list[tuple[bool, bool]]) -> None:
     settings = dataclasses.replace(PLAIN, **{f"gemm_fuse_{switch}": False})  # type: ignore[arg-type]
-    assert kinds_of(patterns.find(lowered_graph(layer, X3, *LAYER), settings)) == kinds
+    assert kinds_of(match_shared_input.find(lowered_graph(layer, X3, *LAYER), settings)) == kinds
 
 
 def test_casts_that_the_user_wants_are_kept() -> None:
     graph = lowered_graph(layer, X3, *LAYER)
     with torch._inductor.config.patch(emulate_precision_casts=True):
-        found = patterns.find(graph, PLAIN)
+        found = match_shared_input.find(graph, PLAIN)
     assert [each.problem.epilogue for each in found] == [Epilogue(), Epilogue()]
     assert [each.problem.prologue for each in found] == [None, None]
 
@@ -830,7 +830,7 @@ def test_random_graphs_compute_the_same(
         builder.step(kind, *(builder.values[-1 - pick % len(builder.values)] for pick in picks))
     builder.graph.output(tuple(builder.values[-outputs:]))
     graph = builder.graph
-    found = patterns.find(graph, PLAIN)
+    found = match_shared_input.find(graph, PLAIN)
     choose = random.Random(seed)
     choose.shuffle(found)
     chosen: list[Fusion] = []
@@ -1026,7 +1026,7 @@ def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem)
     canonical = program(given)
     inputs = canonical.empty_inputs("meta")
     graph = lowered_graph(canonical.function, *inputs)
-    found = patterns.find(graph, PLAIN)
+    found = match_shared_input.find(graph, PLAIN)
     if found:
         described, outputs = found[0].problem, found[0].outputs
     else:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from inductor_ext import numerics
-from inductor_ext.lowerings import problems
+from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand
 from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
@@ -38,9 +38,9 @@ def product(graph: fx.Graph) -> fx.Node:
 def problem(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> GemmProblem:
     """The problem of a function's only product."""
     node = product(lowered_graph(function, *inputs, **rest))
-    found = problems.problem_of(node)
-    assert found is not None, problems.obstacle(node)
-    assert problems.obstacle(node) is None
+    found = matmul_nodes.problem_of(node)
+    assert found is not None, matmul_nodes.obstacle(node)
+    assert matmul_nodes.obstacle(node) is None
     return found
 
 
@@ -148,16 +148,16 @@ def test_symbols_count_as_their_examples_or_as_asked() -> None:
         torch.nn.functional.linear, tensor(2, 16, 64), tensor(96, 64), dynamic=[(0, 1)]
     )
     node = product(graph)
-    assert problems.problem_of(node) == GemmProblem.contiguous("mm", 32, 96, 64)
+    assert matmul_nodes.problem_of(node) == GemmProblem.contiguous("mm", 32, 96, 64)
     (symbol,) = node.meta["val"].shape[0].node.expr.free_symbols
-    assert problems.problem_of(node, {symbol: 128}) == GemmProblem.contiguous("mm", 256, 96, 64)
+    assert matmul_nodes.problem_of(node, {symbol: 128}) == GemmProblem.contiguous("mm", 256, 96, 64)
 
 
 def test_alignment_is_what_holds_for_all_sizes() -> None:
     # The example's leading stride of 64 would be aligned.
     a = tensor(32, 64)
     graph = lowered_graph(torch.mm, a, tensor(64, 96), dynamic=[(0, 1), (1, 0)])
-    found = problems.problem_of(product(graph))
+    found = matmul_nodes.problem_of(product(graph))
     assert found is not None
     assert (found.a.alignment, found.b.alignment) == (1, 8)
     graph = lowered_graph(
@@ -166,7 +166,7 @@ def test_alignment_is_what_holds_for_all_sizes() -> None:
         tensor(256, 96),
         dynamic=[(0, 0), (1, 0)],
     )
-    found = problems.problem_of(product(graph))
+    found = matmul_nodes.problem_of(product(graph))
     assert found is not None
     assert found.a == Operand("bfloat16", (1, 8), 8)
 
@@ -180,14 +180,14 @@ def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
         values = [torch.empty(*each, device="cuda") for each in ((32, size), (size, 96), (32, 96))]
     for node, value in zip(graph.nodes, values, strict=False):
         node.meta["val"] = value
-    assert problems.obstacle(product(graph)) == "the summed dimension may have size 0"
+    assert matmul_nodes.obstacle(product(graph)) == "the summed dimension may have size 0"
 
 
 def test_one_row_of_many_may_be_one_number() -> None:
     inputs = tensor(32, 64), tensor(64, 1)
     node = product(lowered_graph(torch.mm, *inputs, dynamic=[(0, 0)]))
     symbol = node.meta["val"].shape[0].node.expr
-    assert problems.problem_of(node, {symbol: 1}) == GemmProblem.contiguous("mm", 1, 1, 64)
+    assert matmul_nodes.problem_of(node, {symbol: 1}) == GemmProblem.contiguous("mm", 1, 1, 64)
 
 
 @pytest.mark.parametrize(("offset", "alignment"), [(0, 8), (4, 1), (8, 8)])
@@ -203,7 +203,7 @@ def test_what_the_user_asks_of_results() -> None:
     half = lowered_graph(torch.mm, tensor(32, 64), tensor(64, 96))
 
     def flags(graph: fx.Graph) -> tuple[bool, bool]:
-        found = problems.problem_of(product(graph))
+        found = matmul_nodes.problem_of(product(graph))
         assert found is not None
         return found.tf32, found.deterministic
 
@@ -227,14 +227,14 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
     wide = lowered_graph(torch.mm, tensor(32, 64, dtype=F32), tensor(64, 96, dtype=F32))
 
     def flags(graph: fx.Graph) -> str | None:
-        found = problems.problem_of(product(graph))
+        found = matmul_nodes.problem_of(product(graph))
         assert found is not None
         return found.math_flags
 
     assert flags(half) is None
     text = "-allow_bf16_reduced_precision_reduction"
     with numerics.with_matmul_flags(f"allow_fp16_accumulation,{text}"):
-        dtype = problems.dtype_of(product(half).meta["val"])
+        dtype = matmul_nodes.dtype_of(product(half).meta["val"])
         assert flags(half) == {"bfloat16": text, "float16": "allow_fp16_accumulation"}[dtype]
         assert flags(wide) is None
 
@@ -264,8 +264,8 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
 )
 def test_what_is_not_covered(function: Any, inputs: Any, reason: str) -> None:
     node = product(lowered_graph(function, *inputs))
-    assert problems.problem_of(node) is None
-    assert reason in (problems.obstacle(node) or "")
+    assert matmul_nodes.problem_of(node) is None
+    assert reason in (matmul_nodes.obstacle(node) or "")
 
 
 def test_on_a_cpu_nothing_is_covered() -> None:
@@ -273,6 +273,6 @@ def test_on_a_cpu_nothing_is_covered() -> None:
     for node in graph.find_nodes(op="placeholder"):
         node.meta["val"] = torch.ones(8, 8)
     node = product(graph)
-    assert problems.obstacle(node) == f"nothing is known about the tensor {node}"
+    assert matmul_nodes.obstacle(node) == f"nothing is known about the tensor {node}"
     node.meta["val"] = torch.ones(8, 8)
-    assert problems.obstacle(node) == "the product is computed on cpu"
+    assert matmul_nodes.obstacle(node) == "the product is computed on cpu"

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch._higher_order_ops.out_dtype import out_dtype
 
 from inductor_ext import config
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.reference_programs import program
 from inductor_ext.hooks import scope
-from inductor_ext.selection import choose
-from inductor_ext.selection.programs import program
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, kernel_util
 
 TILE = GemmConfig("cp_async", 32, 32, 32, 2, 4)
@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...],
 
 
 def lowered(function: Callable[..., Tensor], given: list[Tensor], asked: GemmConfig) -> str:
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: asked):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
         return fake_cuda.lower(function, *(each.to("meta") for each in given)).code
 
 
@@ -122,7 +122,7 @@ def test_rows_known_only_at_run_time() -> None:
     work, exact = {}, {}
     x, w, s, t = operands((M, 1), (N,), dtype=F32)
     for asked in (TILE, TMA):
-        with scope.compile_scope(config.snapshot({})), choose.forced(lambda _, asked=asked: asked):
+        with scope.compile_scope(config.snapshot({})), decide.forced(lambda _, asked=asked: asked):
             module = fake_cuda.lower(
                 function, (("m", K), torch.int8), ((N, K), torch.int8), (("m", 1), F32), ((N,), F32)
             )
@@ -187,7 +187,7 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
             ((14336,), torch.bfloat16),
         )
     ]
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: asked):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
         module = fake_cuda.lower(lambda *each: dynamic(*each).to(torch.bfloat16), *given)
     made = kernel_util.compiled_module(module, asked)
     assert made.spills == 0
@@ -208,7 +208,7 @@ def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
             asked.append(found)
             return TILE
 
-        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             module = fake_cuda.lower(function, *given)
         assert asked == [problem]
         return {re.sub(r"triton_\w+", "", each) for each in module.kernels().values()}

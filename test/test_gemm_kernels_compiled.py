@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 
 from expecttest import assert_expected_inline
 
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case, Compiled

@@ -16,8 +16,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.problem import (
     Epilogue,
     EpilogueInput,
@@ -25,6 +23,8 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case

@@ -15,9 +15,9 @@ from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime import cache_dir_utils
 
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import launchers
+from inductor_ext.templates.triton import launcher_prebuild
+from inductor_ext.templates.triton.config import GemmConfig
 from test import gpu_util, kernel_util
 from test.test_compile_workers import Pool
 
@@ -38,8 +38,8 @@ KERNEL = {
 def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pool:
     """Compile workers that never begin, of a Triton that builds launchers."""
     found = Pool()
-    monkeypatch.setattr(launchers, "_are_built", lambda: True)
-    monkeypatch.setattr(launchers, "_begun", set())
+    monkeypatch.setattr(launcher_prebuild, "_are_built", lambda: True)
+    monkeypatch.setattr(launcher_prebuild, "_begun", set())
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
     monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -53,20 +53,22 @@ def but(kernel: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
 def test_each_is_asked_for_once(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launchers.prepare(KERNEL)
-    launchers.prepare(but(KERNEL, signature={"B": "*bf16", "M": "i32", "WIDE": "constexpr"}))
+    launcher_prebuild.prepare(KERNEL)
+    launcher_prebuild.prepare(
+        but(KERNEL, signature={"B": "*bf16", "M": "i32", "WIDE": "constexpr"})
+    )
     signature, constants = KERNEL["signature"], KERNEL["constants"]
-    asked = [(launchers.build, signature, constants, str(tmp_path))]
+    asked = [(launcher_prebuild.build, signature, constants, str(tmp_path))]
     assert pool.submitted == asked
     wider = {"A": "*bf16", "N": "i64", "WIDE": "constexpr"}
-    launchers.prepare(but(KERNEL, signature=wider))
-    launchers.prepare(but(KERNEL, constants={"WIDE": 2}))
+    launcher_prebuild.prepare(but(KERNEL, signature=wider))
+    launcher_prebuild.prepare(but(KERNEL, constants={"WIDE": 2}))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other"))
-    launchers.prepare(KERNEL)
+    launcher_prebuild.prepare(KERNEL)
     asked += [
-        (launchers.build, wider, constants, str(tmp_path)),
-        (launchers.build, signature, {"WIDE": 2}, str(tmp_path)),
-        (launchers.build, signature, constants, str(tmp_path / "other")),
+        (launcher_prebuild.build, wider, constants, str(tmp_path)),
+        (launcher_prebuild.build, signature, {"WIDE": 2}, str(tmp_path)),
+        (launcher_prebuild.build, signature, constants, str(tmp_path / "other")),
     ]
     assert pool.submitted == asked
 
@@ -76,16 +78,16 @@ def test_nobody_is_asked(lacking: str, pool: Pool, monkeypatch: pytest.MonkeyPat
     if lacking == "workers":
         monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
     else:
-        monkeypatch.setattr(launchers, "_are_built", lambda: False)
-    launchers.prepare(KERNEL)
+        monkeypatch.setattr(launcher_prebuild, "_are_built", lambda: False)
+    launcher_prebuild.prepare(KERNEL)
     assert pool.submitted == []
 
 
 def test_a_pool_that_is_gone_is_asked_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch.object(AsyncCompile, "process_pool", side_effect=RuntimeError("shut down")):
-        launchers.prepare(KERNEL)
+        launcher_prebuild.prepare(KERNEL)
     assert pool.submitted == []
-    launchers.prepare(KERNEL)
+    launcher_prebuild.prepare(KERNEL)
     assert len(pool.submitted) == 1
 
 
@@ -104,7 +106,7 @@ def test_triton_builds_it_in_the_folder(fails: bool, tmp_path: Path) -> None:
             raise RuntimeError("no gcc")
 
     with mock.patch.object(driver, "CudaLauncher", launcher):
-        launchers.build(KERNEL["signature"], KERNEL["constants"], str(tmp_path))
+        launcher_prebuild.build(KERNEL["signature"], KERNEL["constants"], str(tmp_path))
     assert built == [(KERNEL["signature"], KERNEL["constants"], str(tmp_path))]
     assert triton.knobs.cache.dir == before
 
@@ -122,7 +124,7 @@ def test_triton_builds_it_in_the_folder(fails: bool, tmp_path: Path) -> None:
 def test_kernels_that_need_one(config: GemmConfig, needed: bool) -> None:
     m = 16 if config.swap else 256
     case = kernel_util.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
-    with mock.patch.object(launchers, "prepare") as prepare:
+    with mock.patch.object(launcher_prebuild, "prepare") as prepare:
         kernel_util.render(case)
     assert prepare.call_count == needed
     if needed:
@@ -139,7 +141,7 @@ def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
     from triton.backends.nvidia import driver
     from triton.runtime import build
 
-    if not launchers._are_built():
+    if not launcher_prebuild._are_built():
         pytest.skip("this Triton builds no launchers")
     m = 16 if config.swap else 256
     case = kernel_util.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
@@ -148,7 +150,7 @@ def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
         fresh_cache(),
         kernel_util.lowering_of(case) as function,
         gpu_util.compiling(),
-        mock.patch.object(launchers, "prepare") as prepare,
+        mock.patch.object(launcher_prebuild, "prepare") as prepare,
     ):
         torch.compile(function, fullgraph=True)(*kernel_util.inputs(case, "cuda"))
         (kernel,) = prepare.call_args.args
@@ -157,6 +159,6 @@ def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
         compile_ = driver.compile_module_from_src
         looked = mock.patch.object(driver, "compile_module_from_src", wraps=compile_)
         with built as built_again, looked as looked_for:
-            launchers.build(kernel["signature"], kernel["constants"], folder)
+            launcher_prebuild.build(kernel["signature"], kernel["constants"], folder)
         assert looked_for.called
         assert not built_again.called

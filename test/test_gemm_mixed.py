@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from inductor_ext import compat
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
+from inductor_ext import _compat
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
-from inductor_ext.templates.ranking import rank
-from inductor_ext.templates.space import candidates
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
+from inductor_ext.templates.triton.cost_model import rank
+from inductor_ext.templates.triton.search_space import candidates
 from test import kernel_util
 from test.gemm_problems import device
 from test.kernel_util import Case
@@ -431,7 +431,7 @@ class TestDirect:
         assert "shared" not in loop
         assert "bar.sync" not in loop
         assert "cvt.rn.bf16" not in loop
-        if compat.triton_version() == (3, 8) and "shfl" in loop:
+        if _compat.triton_version() == (3, 8) and "shfl" in loop:
             pytest.skip("Triton 3.8 exchanges converted elements between lanes by shuffles")
         # Lanes along K have one scale, of which two shuffles make sure for each column of a lane.
         gates = 2 if each.problem.epilogue.gated else 1
@@ -574,6 +574,6 @@ class TestCompiled:
         assert "cvt.rn" not in loop
         # All of it comes by asynchronous copies, and none of b goes through shared memory again.
         assert "ld.global" not in loop
-        if compat.triton_version() == (3, 8) and each.problem.epilogue.gated:
+        if _compat.triton_version() == (3, 8) and each.problem.epilogue.gated:
             pytest.skip("Triton 3.8 moves the operands of a gate through shared memory")
         assert loop.count("st.shared") == 0

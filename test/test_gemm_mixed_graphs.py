@@ -17,14 +17,19 @@ from torch.nn import functional as F
 
 from benchmarks.gemm_models import LlamaLayer, int4_linear, int8_linear, quantize_int8
 from inductor_ext import config
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.reference_programs import program
 from inductor_ext.hooks import scope
-from inductor_ext.lowerings import mixed, patterns, problems, weight_only
-from inductor_ext.lowerings.fusion import Fusion, View, apply
-from inductor_ext.selection import choose
-from inductor_ext.selection.programs import program
+from inductor_ext.lowerings.graph import (
+    match_dequantized,
+    match_shared_input,
+    matmul_nodes,
+    undo_woq_int8,
+)
+from inductor_ext.lowerings.graph.fusion import Fusion, View, apply
 from inductor_ext.settings import Settings
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, kernel_util
 from test.gemm_graphs import lowered_graph, tensor
 
@@ -129,13 +134,13 @@ def values(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def find(function: Callable[..., Any], *inputs: Tensor, settings: Settings = PLAIN) -> list[Fusion]:
-    return mixed.find(lowered_graph(function, *inputs), settings)
+    return match_dequantized.find(lowered_graph(function, *inputs), settings)
 
 
 def check(function: Callable[..., Any], *inputs: Tensor) -> Fusion:
     """The only fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs)
-    (found,) = mixed.find(graph, PLAIN)
+    (found,) = match_dequantized.find(graph, PLAIN)
     assert found.problem.operation == "mixed"
     given = values(inputs)
     expected = function(*given)
@@ -221,7 +226,7 @@ class TestBytes:
         zeros = tensor(N, K // G, dtype=I8 if steps[0] is I8 else BF16)
         found = check(function, X, BYTES, SCALES, zeros)
         # What the kernel reads is what they have become.
-        assert problems.dtype_of(found.inputs[3].meta["val"]) == str(steps[-1])[6:]
+        assert matmul_nodes.dtype_of(found.inputs[3].meta["val"]) == str(steps[-1])[6:]
 
     @pytest.mark.parametrize("kind", [torch.int32, torch.float8_e4m3fn], ids=str)
     def test_scales_that_are_rounded_stay_so(self, kind: torch.dtype) -> None:
@@ -262,9 +267,9 @@ class TestBytes:
     def test_what_inductor_has_replaced_and_gets_back(self) -> None:
         x = tensor(2, 3, K)
         graph = lowered_graph(lambda x, w, s: F.linear(x, w.to(BF16)) * s, x, BYTES, ROWS)
-        assert mixed.find(graph, PLAIN) == []
-        weight_only.restore(graph)
-        (found,) = mixed.find(graph, PLAIN)
+        assert match_dequantized.find(graph, PLAIN) == []
+        undo_woq_int8.restore(graph)
+        (found,) = match_dequantized.find(graph, PLAIN)
         assert found.problem.prologue == Prologue("dequantize")
 
 
@@ -353,11 +358,13 @@ def check_several(
     """The first fusion of several products, after which the function's graph computes the same."""
     graph = lowered_graph(function, *inputs, **rest)
     with fake_cuda.device():
-        weight_only.restore(graph)
-    single = mixed.find(graph, settings)
-    scaled = [mixed.with_scales(each) for each in single]
+        undo_woq_int8.restore(graph)
+    single = match_dequantized.find(graph, settings)
+    scaled = [match_dequantized.with_scales(each) for each in single]
     found = next(
-        each for each in patterns.find(graph, settings, scaled) if each.problem.operation == "mixed"
+        each
+        for each in match_shared_input.find(graph, settings, scaled)
+        if each.problem.operation == "mixed"
     )
     given = values(inputs)
     expected = function(*given)
@@ -531,10 +538,12 @@ class TestSeveralRead:
     ) -> None:
         graph = lowered_graph(function, *inputs)
         with fake_cuda.device():
-            weight_only.restore(graph)
-        scaled = [mixed.with_scales(each) for each in mixed.find(graph, PLAIN)]
+            undo_woq_int8.restore(graph)
+        scaled = [
+            match_dequantized.with_scales(each) for each in match_dequantized.find(graph, PLAIN)
+        ]
         assert len(scaled) == 2
-        found = patterns.find(graph, PLAIN, scaled)
+        found = match_shared_input.find(graph, PLAIN, scaled)
         assert [each for each in found if each.problem.operation == "mixed"] == []
 
     def test_what_follows_is_read_as_far_as_kernels_do_it(self) -> None:
@@ -542,8 +551,8 @@ class TestSeveralRead:
             graph = lowered_graph(
                 lambda x, w, *rest: function(F.linear(x, w.to(BF16)), *rest), X, BYTES, *more
             )
-            (found,) = mixed.find(graph, PLAIN)
-            return mixed.with_scales(found)
+            (found,) = match_dequantized.find(graph, PLAIN)
+            return match_dequantized.with_scales(found)
 
         prologue = Prologue("dequantize", "column", scale_dtype="float32")
         wide = follow(lambda y, s: (y.float() * s).to(BF16), tensor(N, dtype=F32))
@@ -585,9 +594,11 @@ class TestSeveralRead:
         canonical = program(problem)
         graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
         with fake_cuda.device():
-            weight_only.restore(graph)
-        scaled = [mixed.with_scales(each) for each in mixed.find(graph, PLAIN)]
-        assert problem in [each.problem for each in patterns.find(graph, PLAIN, scaled)]
+            undo_woq_int8.restore(graph)
+        scaled = [
+            match_dequantized.with_scales(each) for each in match_dequantized.find(graph, PLAIN)
+        ]
+        assert problem in [each.problem for each in match_shared_input.find(graph, PLAIN, scaled)]
 
 
 def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -644,7 +655,7 @@ class TestLowered:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             return TILE if problem.operation == "mixed" else None
 
-        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             return fake_cuda.lower(function, *inputs).code
 
     def test_pairs_in_groups_are_read_by_one_kernel(self) -> None:
@@ -685,7 +696,7 @@ class TestLowered:
             return tuple(int8_linear(x, weight, scales) for weight, scales in pairs)
 
         weights = [((N, K), I8), ((N,), BF16)] * 3
-        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             code = fake_cuda.lower(function, ((2, "rows", K), BF16), *weights).code
         assert (
             code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_gemm_", code)) == 2
@@ -713,7 +724,7 @@ class TestLowered:
 
         inputs = [tensor(2, 3, 64), tensor(3, 8), tensor(3, 8)]
         weights = [tensor(*each.shape, dtype=each.dtype) for each in tensors.values()]
-        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             return met, fake_cuda.lower(function, *inputs, *weights).code
 
     def test_a_layer_has_four_kernels_for_its_seven_products(
@@ -746,7 +757,7 @@ class TestLowPrecision:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             return GemmConfig("splitk", 16, 32, 64, 2, 2)
 
-        with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             return fake_cuda.lower(function, *inputs).code
 
     def test_integers_scaled_by_rows_and_columns(self) -> None:
@@ -810,7 +821,7 @@ class TestLowPrecision:
             *(tensor(dtype=F32),) * 2,
             *(tensor(N, K, dtype=fp8),) * 2,
         )
-        assert patterns.find(graph, PLAIN) == []
+        assert match_shared_input.find(graph, PLAIN) == []
 
     @pytest.mark.parametrize("by_row", [False, True])
     def test_the_canonical_program_of_several_in_fp8(self, by_row: bool) -> None:
@@ -827,7 +838,7 @@ class TestLowPrecision:
         )
         canonical = program(problem)
         graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
-        (found,) = patterns.find(graph, PLAIN)
+        (found,) = match_shared_input.find(graph, PLAIN)
         assert found.problem == problem
         given = [torch.ones(each.shape, dtype=BF16) for each in canonical.inputs]
         exact = canonical.reference(given, torch.arange(32))

@@ -15,13 +15,13 @@ import torch
 from torch._inductor import config as inductor_config
 
 from inductor_ext import config, events, numerics
+from inductor_ext.autotune import decide, tuner
+from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
-from inductor_ext.lowerings import gemm_pass
-from inductor_ext.selection import choose, tuner
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.lowerings.graph import planner
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import instances
+from inductor_ext.templates.triton import inductor_template
+from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
 
@@ -50,7 +50,7 @@ def lower(
         return rule(problem)
 
     settings = config.snapshot({})
-    with scope.compile_scope(settings), choose.forced(remembered):
+    with scope.compile_scope(settings), decide.forced(remembered):
         return fake_cuda.lower(function, *inputs, **options), asked
 
 
@@ -206,10 +206,10 @@ def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
 def test_flags_that_restrict_cublas_are_in_the_cache_key() -> None:
     settings = config.snapshot({})
     with mock.patch.object(torch.cuda, "is_available", return_value=True):
-        plain = gemm_pass.cache_key(settings)
+        plain = planner.cache_key(settings)
         with numerics.with_matmul_flags("allow_fp16_accumulation"):
-            assert gemm_pass.cache_key(settings) != plain
-        assert gemm_pass.cache_key(settings) == plain
+            assert planner.cache_key(settings) != plain
+        assert planner.cache_key(settings) == plain
 
 
 def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
@@ -231,7 +231,7 @@ def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
         assert kernel.index("if before == SPLIT_K - 1:") < kernel.index("tl.store(out_ptr")
     taken = re.findall(r"semaphores_\d+ = counters_0\.take\((\d+)\)", lowered.code)
     assert taken == ["16", "16"]
-    assert "counters_0 = counters_runtime.counters(0)" in lowered.code
+    assert "counters_0 = semaphores.counters(0)" in lowered.code
     # Sums of 16 rows, of which the output has 8, in memory that is used twice.
     sums = re.findall(r"workspace_\d+ = reinterpret_tensor\((.*)\)", lowered.code)
     assert len(sums) == 2
@@ -260,7 +260,7 @@ def test_what_is_likely_to_be_left_is_measured_with_the_fusions(rows: int) -> No
         asked.append(list(found))
         return {each: Decision(TILE, "forced") for each in found}
 
-    with mock.patch.object(choose, "decide", decided):
+    with mock.patch.object(decide, "decide", decided):
         lower(lambda _: None, layer, *layer_inputs(rows))
     (together,) = asked
     assert sum(len(each.parts) > 1 for each in together) == 4
@@ -312,7 +312,7 @@ def test_parts_of_what_comes_near_the_roofline_are_not_measured(
 
     weight = ((128, 256), torch.int8)
     with mock.patch.object(
-        choose, "decide", lambda found, *_: {each: decided(each) for each in found}
+        decide, "decide", lambda found, *_: {each: decided(each) for each in found}
     ):
         lowered, _ = lower(
             lambda _: None, gate_of_int8, matrix(rows, 256), *(2 * [weight, matrix(128)])
@@ -354,7 +354,7 @@ def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(compu
 
     rows = matrix(8, 256)
     with mock.patch.object(
-        choose, "decide", lambda found, *_: {each: decided(each) for each in found}
+        decide, "decide", lambda found, *_: {each: decided(each) for each in found}
     ):
         lowered, _ = lower(lambda _: None, function, rows, rows, matrix(256), matrix(256, 256))
     kernels = list(lowered.kernels().values())
@@ -378,7 +378,7 @@ def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
 ) -> None:
     tile = dataclasses.replace(TILE, pdl=measured)
     decision = Decision(tile, "measured", (Timing(None, 100.0), Timing(tile, 50.0)))
-    decided = mock.patch.object(choose, "decide", lambda found, *_: dict.fromkeys(found, decision))
+    decided = mock.patch.object(decide, "decide", lambda found, *_: dict.fromkeys(found, decision))
     with scope.compile_scope(config.snapshot({})), decided:
         lowered = fake_cuda.lower(
             lambda x, w: x @ w.t(), matrix(8, 64), matrix(64, 64), max_autotune=True, **options
@@ -389,9 +389,9 @@ def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
 
 
 def test_cpp_launches_dependents() -> None:
-    assert not choose.launches_dependents()
+    assert not decide.launches_dependents()
     with inductor_config.patch(cpp_wrapper=True):
-        assert choose.launches_dependents()
+        assert decide.launches_dependents()
 
 
 def test_what_a_norm_computes_on_the_way_is_no_kernel_that_could_be_saved() -> None:
@@ -607,7 +607,7 @@ def stores_by_tma(
     decision = Decision(chosen, "measured", (Timing(None, 9.0), Timing(chosen, 5.0)))
     with (
         scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
-        choose.forced(lambda _: chosen) if rule else contextlib.nullcontext(),
+        decide.forced(lambda _: chosen) if rule else contextlib.nullcontext(),
         mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)),
     ):
         lowered = fake_cuda.lower(function, *inputs, max_autotune=True)
@@ -645,7 +645,7 @@ class TestStoreByTma:
         self, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(events, "_warned", set())
-        monkeypatch.setattr(instances, "_WHOLE_TILE", re.compile("another text"))
+        monkeypatch.setattr(inductor_template, "_WHOLE_TILE", re.compile("another text"))
         stores, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64))
         assert (stores, code.count("tl.dot(")) == (0, 1)
         assert caplog.text.count(self.WARNING) == 1
@@ -653,7 +653,7 @@ class TestStoreByTma:
     def test_it_is_not_measured_as_a_store_by_tma(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(instances, "_WHOLE_TILE", re.compile("another text"))
+        monkeypatch.setattr(inductor_template, "_WHOLE_TILE", re.compile("another text"))
         _, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64), rule=True)
         assert "extern_kernels.mm(" in code
         assert "tl.dot(" not in code

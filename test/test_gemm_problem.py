@@ -12,11 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inductor_ext import compat, exc
-from inductor_ext.templates import config as config_module
-from inductor_ext.templates import constraints as constraints_module
-from inductor_ext.templates.config import TEMPLATES, GemmConfig, warpgroup_mma
-from inductor_ext.templates.constraints import CONSTRAINTS, legal, why_not
+from inductor_ext import _compat, exc
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
@@ -26,7 +22,11 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
-from inductor_ext.templates.space import candidates
+from inductor_ext.templates.triton import config as config_module
+from inductor_ext.templates.triton import constraints as constraints_module
+from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma
+from inductor_ext.templates.triton.constraints import CONSTRAINTS, legal, why_not
+from inductor_ext.templates.triton.search_space import candidates
 from test import hash_seeds
 from test.gemm_problems import configs, device, devices, examples, problems
 
@@ -781,7 +781,7 @@ class TestConstraints:
         self, monkeypatch: pytest.MonkeyPatch, copies: bool
     ) -> None:
         """What Triton 3.7 and 3.8 allocate, as compiled."""
-        monkeypatch.setattr(compat, "triton_copies_register_operand", lambda: copies)
+        monkeypatch.setattr(_compat, "triton_copies_register_operand", lambda: copies)
         standardized = but(LINEAR, prologue=Prologue("standardize", vectors=2))
         allocated = {64: (131_840, 148_224), 32: (41_344, 41_344)}
         for config in (

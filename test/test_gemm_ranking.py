@@ -14,11 +14,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from inductor_ext.templates.config import TEMPLATES, GemmConfig, warpgroup_mma
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
-from inductor_ext.templates.ranking import (
+from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma
+from inductor_ext.templates.triton.constraints import legal
+from inductor_ext.templates.triton.cost_model import (
     DEFAULT,
     Constants,
     Measurement,
@@ -29,7 +29,7 @@ from inductor_ext.templates.ranking import (
     prologue_pays,
     rank,
 )
-from inductor_ext.templates.space import candidates
+from inductor_ext.templates.triton.search_space import candidates
 from test import hash_seeds
 from test.gemm_problems import configs, device, devices, examples, problems
 

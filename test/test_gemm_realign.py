@@ -14,14 +14,14 @@ from torch.nn import functional
 pytest.importorskip("triton")
 
 from inductor_ext import config
+from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
-from inductor_ext.selection import choose
-from inductor_ext.selection.wording import config_words
-from inductor_ext.templates import ranking
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal, why_not
+from inductor_ext.templates.format import config_words
 from inductor_ext.templates.problem import GemmProblem, Operand
-from inductor_ext.templates.space import candidates
+from inductor_ext.templates.triton import cost_model
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal, why_not
+from inductor_ext.templates.triton.search_space import candidates
 from test import fake_cuda, kernel_util
 from test.gemm_problems import device
 
@@ -91,7 +91,7 @@ def test_the_kernel_s_own_rules_are_asked_of_what_it_reads() -> None:
 @pytest.mark.parametrize("on", [H200, A100], ids=lambda each: each.name)
 def test_many_odd_rows_are_worth_a_copy_and_few_are_not(on: Any) -> None:
     def first(m: int) -> GemmConfig:
-        return ranking.rank(GemmProblem.contiguous("mm", m, 4097, 4095), on)[0][0]
+        return cost_model.rank(GemmProblem.contiguous("mm", m, 4097, 4095), on)[0][0]
 
     assert first(2048).realign == "copy"
     assert first(1).realign is None
@@ -99,9 +99,9 @@ def test_many_odd_rows_are_worth_a_copy_and_few_are_not(on: Any) -> None:
 
 def test_copies_are_counted() -> None:
     odd = GemmProblem.contiguous("mm", 999, 1001, 1003)
-    whole, own = (ranking.predict(*each, H200) for each in ((odd, TMA), TMA.of_kernel(odd)))
+    whole, own = (cost_model.predict(*each, H200) for each in ((odd, TMA), TMA.of_kernel(odd)))
     moved = 2 * (odd.a_bytes + odd.b_bytes) / H200.bandwidth * 1e6
-    assert whole.total > own.total + moved + ranking.DEFAULT.gap
+    assert whole.total > own.total + moved + cost_model.DEFAULT.gap
     assert "realign" in config_words(TMA)
 
 
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[GemmConfig, Callable[..., Tensor], list[Shape]]] = {
 
 def lower(name: str) -> fake_cuda.Lowered:
     wanted, function, shapes = CASES[name]
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: wanted):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: wanted):
         return fake_cuda.lower(function, *((shape, HALF) for shape in shapes))
 
 
@@ -170,7 +170,7 @@ def test_only_what_does_not_lie_right_is_copied(
 
 
 def test_rows_that_are_known_only_at_run_time() -> None:
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
         found = fake_cuda.lower(functional.linear, (("rows", 37), HALF), ((23, 37), HALF))
     results = kernel_util.interpret_modules(
         {
@@ -186,7 +186,7 @@ def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
     sizes: list[int | str] = [67, 37, 23]
     sizes[unknown] = "size"
     m, k, n = sizes
-    with scope.compile_scope(config.snapshot({})), choose.forced(lambda _: BATCHED):
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: BATCHED):
         found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
     m, k, n = (each if isinstance(each, int) else 41 for each in sizes)
     inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]

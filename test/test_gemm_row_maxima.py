@@ -16,17 +16,17 @@ pytest.importorskip("triton")
 from torch.nn import functional as F
 
 from inductor_ext import config
+from inductor_ext.autotune import decide as choose
+from inductor_ext.autotune.accuracy import Verifier
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.autotune.reference_programs import program
 from inductor_ext.hooks import scope
-from inductor_ext.lowerings import mixed, patterns, row_maxima
-from inductor_ext.selection import choose
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.selection.programs import program
-from inductor_ext.selection.verify import Verifier
+from inductor_ext.lowerings.graph import match_dequantized, match_row_amax, match_shared_input
 from inductor_ext.settings import Settings
-from inductor_ext.templates import ranking, space
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
+from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
 from test import fake_cuda, kernel_util
 from test.gemm_graphs import lowered_graph, tensor
 from test.gemm_problems import device
@@ -68,11 +68,11 @@ X, X3, W, BIAS = tensor(32, 64), tensor(2, 16, 64), tensor(48, 64), tensor(48)
 
 def find(
     function: Callable[..., Any], *inputs: Tensor, settings: Settings | None = None
-) -> list[row_maxima.RowMaxima]:
+) -> list[match_row_amax.RowMaxima]:
     graph = lowered_graph(function, *inputs)
     settings = settings or Settings()
-    fusions = [*patterns.find(graph, settings), *mixed.find(graph, settings)]
-    return row_maxima.find(graph, settings, fusions)
+    fusions = [*match_shared_input.find(graph, settings), *match_dequantized.find(graph, settings)]
+    return match_row_amax.find(graph, settings, fusions)
 
 
 def quantized_to_int8(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def test_rows_of_unknown_sizes_seen_in_three_dimensions() -> None:
         return quantized(y)
 
     graph = lowered_graph(function, X3, W, dynamic=[(0, 0), (0, 1)])
-    (found,) = row_maxima.find(graph, Settings(), [])
+    (found,) = match_row_amax.find(graph, Settings(), [])
     assert (found.problem.m, found.problem.quantized) == (32, True)
 
 
@@ -201,7 +201,7 @@ def test_the_graph_computes_the_same_after_the_replacement() -> None:
 
     inputs = [each.to(torch.float32) for each in (X3, W, BIAS, tensor(2, 16, 48))]
     graph = lowered_graph(function, *inputs)
-    (found,) = row_maxima.find(graph, Settings(), [])
+    (found,) = match_row_amax.find(graph, Settings(), [])
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(each.shape, generator=generator) for each in inputs]
     before = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
@@ -212,7 +212,7 @@ def test_the_graph_computes_the_same_after_the_replacement() -> None:
         return y.view(2, 16, 48), y.abs().amax(-1).view(2, 16, 1)
 
     with fake_cuda.device():
-        row_maxima.apply(graph, found, kernel)
+        match_row_amax.apply(graph, found, kernel)
     graph.lint()
     after = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
     assert not any("mm" in str(node.target) for node in graph.nodes)
@@ -433,10 +433,10 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
     epilogue = Epilogue(reductions=1)
     problem = GemmProblem.contiguous("mm", 64, 256, 4096, epilogue=epilogue)
     several = dataclasses.replace(problem, parts=(128, 128))
-    assert not list(space.candidates(several, H200))
+    assert not list(search_space.candidates(several, H200))
     batch = GemmProblem.contiguous("bmm", 64, 256, 64, batch=2, epilogue=epilogue)
-    assert not list(space.candidates(batch, H200))
-    found = list(space.candidates(problem, H200))
+    assert not list(search_space.candidates(batch, H200))
+    found = list(search_space.candidates(problem, H200))
     assert all(each.split_k == 1 or each.one_launch for each in found)
     assert any(each.one_launch for each in found)
 
@@ -445,8 +445,8 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
 def test_what_follows_the_kernel_is_predicted(rows: int) -> None:
     problem = gate_problem(rows)
     gate_alone = dataclasses.replace(problem, epilogue=Epilogue(gated=True))
-    for chosen, prediction in ranking.rank(problem, H200):
-        alone = ranking.predict(gate_alone, chosen, H200)
+    for chosen, prediction in cost_model.rank(problem, H200):
+        alone = cost_model.predict(gate_alone, chosen, H200)
         assert alone.total < prediction.total < 1.2 * alone.total + 20
         assert prediction.reduction > 0
         assert prediction.total > problem.roofline(H200)

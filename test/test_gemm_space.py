@@ -12,24 +12,24 @@ import torch
 
 from benchmarks import gemm_space, gemm_summary, results
 from benchmarks.gemm_space import Space
-from inductor_ext.selection import variants
-from inductor_ext.templates import ranking, space
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import inductor_benchmark
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton.config import GemmConfig
 from test.gemm_problems import device
 from test.tuning_bench import STOCK, cpu_bench
 
 H200 = device("NVIDIA H200")
 SMALL = GemmProblem.contiguous("mm", 16, 48, 64, "float32")
 INT8 = GemmProblem.contiguous("mixed", 2048, 4096, 4096, b_dtype="int8")
-FAR = dataclasses.replace(ranking.DEFAULT, convert=2 * ranking.DEFAULT.convert)
+FAR = dataclasses.replace(cost_model.DEFAULT, convert=2 * cost_model.DEFAULT.convert)
 
 
 @pytest.fixture(scope="module")
 def imagined() -> Space:
     """Times of a device on which dequantising takes twice as long as the model thinks."""
     configs, count = gemm_space.chosen(INT8, H200, 30)
-    taken = {each: ranking.predict(INT8, each, H200, FAR).total for each in configs}
+    taken = {each: cost_model.predict(INT8, each, H200, FAR).total for each in configs}
     return Space(INT8, H200, count, 500.0, taken, {})
 
 
@@ -38,25 +38,25 @@ def test_the_sets_hold_different_problems_that_are_covered() -> None:
         found = list(problems())
         assert len(set(found)) == len(found), name
         for problem in found:
-            assert next(space.candidates(problem, H200), None) is not None, problem
+            assert next(search_space.candidates(problem, H200), None) is not None, problem
     assert len(list(gemm_space.SETS["regret"]())) == 12
 
 
 def test_of_many_candidates_the_ranked_the_best_and_some_others_are_chosen() -> None:
-    everything = list(space.candidates(INT8, H200))
+    everything = list(search_space.candidates(INT8, H200))
     found, count = gemm_space.chosen(INT8, H200, 20)
     assert count == len(everything) > 30
     assert len(found) == len(set(found)) == 20
     assert set(found) <= set(everything)
-    ranked = [config for config, _ in ranking.rank(INT8, H200, 6)]
+    ranked = [config for config, _ in cost_model.rank(INT8, H200, 6)]
     assert found[:6] == ranked
-    times = sorted(ranking.predict(INT8, each, H200).total for each in everything)
-    chosen = sorted(ranking.predict(INT8, each, H200).total for each in found)
+    times = sorted(cost_model.predict(INT8, each, H200).total for each in everything)
+    chosen = sorted(cost_model.predict(INT8, each, H200).total for each in found)
     assert chosen[0] == times[0]
     # Evenly spread up to the slow end.
     assert chosen[-1] > times[len(times) * 3 // 4]
     assert gemm_space.chosen(INT8, H200, None) == (
-        sorted(everything, key=lambda each: ranking.predict(INT8, each, H200).total),
+        sorted(everything, key=lambda each: cost_model.predict(INT8, each, H200).total),
         count,
     )
 
@@ -96,7 +96,7 @@ def test_the_command_goes_on_with_what_is_in_the_file(
         regs_per_multiprocessor=65_536,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(variants, "cuda_bench", cpu_bench)
+    monkeypatch.setattr(inductor_benchmark, "cuda_bench", cpu_bench)
     other = dataclasses.replace(SMALL, deterministic=True)
     sets = {"one": lambda: iter([SMALL]), "both": lambda: iter([SMALL, other])}
     monkeypatch.setattr(gemm_space, "SETS", sets)
@@ -117,13 +117,13 @@ def test_the_command_goes_on_with_what_is_in_the_file(
 def test_one_constant_is_fitted_alone(imagined: Space) -> None:
     found, before, after = gemm_space.fitted([imagined], ["convert"])
     assert found.convert == pytest.approx(FAR.convert, rel=0.02)
-    assert dataclasses.replace(found, convert=ranking.DEFAULT.convert) == ranking.DEFAULT
+    assert dataclasses.replace(found, convert=cost_model.DEFAULT.convert) == cost_model.DEFAULT
     assert after < 0.1 * before
 
 
 def test_the_share_is_of_the_fastest(imagined: Space) -> None:
     assert gemm_space.share(imagined, FAR) == pytest.approx(1.0)
-    ranked = [config for config, _ in ranking.rank(INT8, H200, 6)]
+    ranked = [config for config, _ in cost_model.rank(INT8, H200, 6)]
     best = min(imagined.microseconds.values())
     times = {
         config: 2 * best if config in ranked else taken

@@ -21,15 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
-from inductor_ext.selection import ranks
-from inductor_ext.selection import store as stores
-from inductor_ext.selection.decision import STOCK, Decision, Timing
-from inductor_ext.selection.entries import Entry, Environment, merged, read_table, write_table
-from inductor_ext.selection.store import Store
+from inductor_ext.autotune import distributed
+from inductor_ext.autotune import results_db as stores
+from inductor_ext.autotune.decision import STOCK, Decision, Timing
+from inductor_ext.autotune.results import Entry, Environment, merged, read_table, write_table
+from inductor_ext.autotune.results_db import Store
 from inductor_ext.settings import Settings
 from inductor_ext.templates import versions
-from inductor_ext.templates.config import GemmConfig
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.versions import template_version
 from test.child_tuning import CONFIG, H200, HERE, decision, entry, here, problem
 from test.gemm_problems import configs, device, examples, problems
@@ -366,7 +366,7 @@ def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
 
 
 def test_what_is_shipped_is_in_order() -> None:
-    folder = CHECKOUT / "inductor_ext" / "selection" / "tables"
+    folder = CHECKOUT / "inductor_ext" / "autotune" / "tables"
     for path in folder.glob("*.json"):
         assert read_table(path) == merged(read_table(path))
 
@@ -662,15 +662,15 @@ def test_ranks_decide_only_on_what_nobody_has_decided() -> None:
         asked.append([each.m for each in batch])
         return {each: decision(float(len(asked))) for each in batch}
 
-    first = ranks.agree([problem(), problem(1)], decide, here, "", shared)
-    again = ranks.agree([problem(1), problem(2), problem()], decide, here, "", shared)
+    first = distributed.agree([problem(), problem(1)], decide, here, "", shared)
+    again = distributed.agree([problem(1), problem(2), problem()], decide, here, "", shared)
     assert asked == [[2048, 2049], [2050]]
     assert [again[problem(index)].microseconds(CONFIG) for index in range(3)] == [1.0, 1.0, 2.0]
     assert first[problem()] == again[problem()] == decision(1.0)
-    ranks.agree([problem()], decide, here, "tuning", shared)
-    ranks.agree([problem()], decide, lambda _: OLD_TRITON, "", shared)
+    distributed.agree([problem()], decide, here, "tuning", shared)
+    distributed.agree([problem()], decide, lambda _: OLD_TRITON, "", shared)
     assert asked[2:] == [[2048], [2048]]
-    assert ranks.agree([problem()], decide, here, "") == {problem(): decision(5.0)}
+    assert distributed.agree([problem()], decide, here, "") == {problem(): decision(5.0)}
 
 
 def test_a_store_that_does_not_answer_leaves_each_rank_alone(
@@ -687,7 +687,7 @@ def test_a_store_that_does_not_answer_leaves_each_rank_alone(
     def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         return dict.fromkeys(batch, decision())
 
-    assert ranks.agree([problem()], decide, here, "", broken) == {problem(): decision()}
+    assert distributed.agree([problem()], decide, here, "", broken) == {problem(): decision()}
     assert [message.split(":")[0] for message in caplog.messages] == [
         "ranks cannot agree on GEMM kernels, and each takes its own"
     ]

@@ -14,14 +14,14 @@ from torch._inductor import config as inductor_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_ext import config
+from inductor_ext.autotune import tuner
+from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
-from inductor_ext.selection import tuner
-from inductor_ext.selection.decision import Decision, Timing
 
 pytest.importorskip("triton")
 
-from inductor_ext.lowerings import gemm_pass
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.lowerings.graph import planner
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, kernel_util
 from test.test_gemm_pass import lower
 
@@ -201,10 +201,10 @@ class TestOptionsOfRegions:
         )
         settings = config.snapshot({"tuning_cache_dir": str(tmp_path)})
         with fake_cuda.device():
-            plain = gemm_pass.cache_key(settings)
-            whole = gemm_pass.cache_key(settings, graph)
+            plain = planner.cache_key(settings)
+            whole = planner.cache_key(settings, graph)
             with inductor_config.patch(max_autotune=True):
-                tuned = gemm_pass.cache_key(settings)
-                assert gemm_pass.cache_key(settings, graph) == tuned
+                tuned = planner.cache_key(settings)
+                assert planner.cache_key(settings, graph) == tuned
         assert plain != tuned
         assert whole == f"{plain}-{tuned}"

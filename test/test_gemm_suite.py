@@ -95,7 +95,12 @@ FOUND = [
 @pytest.mark.parametrize("kind", FOUND)
 def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     pytest.importorskip("triton")
-    from inductor_ext.lowerings import mixed, patterns, problems, weight_only
+    from inductor_ext.lowerings.graph import (
+        match_dequantized,
+        match_shared_input,
+        matmul_nodes,
+        undo_woq_int8,
+    )
     from inductor_ext.settings import Settings
     from test import fake_cuda
     from test.gemm_graphs import lowered_graph
@@ -104,12 +109,12 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     program = case.program("cpu")
     graph = lowered_graph(program.function, *(each.to("meta") for each in program.inputs))
     with fake_cuda.device():
-        weight_only.restore(graph)
-    dequantized = mixed.find(graph, Settings())
-    scaled = [mixed.with_scales(each) for each in dequantized]
-    fused = patterns.find(graph, Settings(), scaled)
+        undo_woq_int8.restore(graph)
+    dequantized = match_dequantized.find(graph, Settings())
+    scaled = [match_dequantized.with_scales(each) for each in dequantized]
+    fused = match_shared_input.find(graph, Settings(), scaled)
     found = [each.problem for each in (*fused, *scaled)]
-    found += [each for node in graph.nodes if (each := problems.problem_of(node)) is not None]
+    found += [each for node in graph.nodes if (each := matmul_nodes.problem_of(node)) is not None]
     # What is pointwise in the epilogue takes no bytes.
     plain = [
         dataclasses.replace(each, epilogue=dataclasses.replace(each.epilogue, pointwise=0))
@@ -121,16 +126,16 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
 @pytest.mark.parametrize("kind", ["bias_gelu", "residual", "int8_by_int8"])
 def test_what_follows_a_product_is_counted_as_in_graphs(kind: str) -> None:
-    from inductor_ext.lowerings import epilogues, problems
+    from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
     from test.gemm_graphs import lowered_graph
 
     case = TOYS[kind]
     program = case.program("cpu")
     graph = lowered_graph(program.function, *(each.to("meta") for each in program.inputs))
     found = [
-        epilogues.with_epilogue(node, problem)
+        epilogue_region.with_epilogue(node, problem)
         for node in graph.nodes
-        if (problem := problems.problem_of(node)) is not None
+        if (problem := matmul_nodes.problem_of(node)) is not None
     ]
     assert found == [case.problem]
 

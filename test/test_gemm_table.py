@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from benchmarks import gemm_table
 from benchmarks.gemm_suite import CASES
-from inductor_ext.selection import entries
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.selection.entries import Entry, Environment
+from inductor_ext.autotune import results
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.autotune.results import Entry, Environment
 from inductor_ext.templates.problem import GemmProblem
 from test.gemm_problems import device
 from test.tuning_bench import cpu_bench
@@ -51,16 +51,16 @@ def test_the_suite_s_are_measured_with_what_gates_there() -> None:
 def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:
     old, new = entry(PROBLEMS[0], 1, "old"), entry(PROBLEMS[0], 2, "new")
     other = entry(PROBLEMS[1], 1, "old")
-    assert entries.merged(gemm_table.newest([new, old, other])) == entries.merged([other, new])
+    assert results.merged(gemm_table.newest([new, old, other])) == results.merged([other, new])
 
 
 def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
-    entries.write_table(table, [entry(each) for each in PROBLEMS[:2]])
+    results.write_table(table, [entry(each) for each in PROBLEMS[:2]])
     found = gemm_table.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
     assert [each.problem for each in found] == PROBLEMS[:1]
     assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
-    merged = {each.problem: each for each in entries.read_table(table)}
+    merged = {each.problem: each for each in results.read_table(table)}
     assert set(merged) == set(PROBLEMS[:2])
     assert merged[PROBLEMS[0]] == found[0]
     assert merged[PROBLEMS[1]].environment.templates == "old"
@@ -68,9 +68,9 @@ def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
 
 def test_a_table_that_is_not_there_is_made_of_what_was_measured(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
-    entries.write_table(part, [entry(PROBLEMS[0])])
+    results.write_table(part, [entry(PROBLEMS[0])])
     assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
-    assert entries.read_table(table) == [entry(PROBLEMS[0])]
+    assert results.read_table(table) == [entry(PROBLEMS[0])]
 
 
 def test_nothing_is_begun_once_time_is_up(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from inductor_ext import cli
-from inductor_ext.selection import store as stores
-from inductor_ext.selection.entries import read_table, write_table
-from inductor_ext.selection.store import Store
-from inductor_ext.selection.wording import config_words, problem_words
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import results_db as stores
+from inductor_ext.autotune.results import read_table, write_table
+from inductor_ext.autotune.results_db import Store
+from inductor_ext.cli import main
+from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
+from inductor_ext.templates.triton.config import GemmConfig
 from test.child_tuning import H200, HERE, decision, entry, here, problem
 
 CHECKOUT = Path(__file__).parent.parent
@@ -36,7 +36,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def tune(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert cli.main(["tune", *map(str, arguments)]) == 0
+    assert main.main(["tune", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
@@ -106,7 +106,7 @@ def test_this_device_needs_a_gpu(
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main(["tune", "show", "--device", "this"]) == 2
+    assert main.main(["tune", "show", "--device", "this"]) == 2
     assert "A GPU is missing" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
@@ -141,7 +141,7 @@ def test_import_of_anything_wrong_changes_nothing(
     (tmp_path / "bad.json").write_text('{"format": 1, "entries": [{}]}')
     before = store.generation(tuning=True)
     files = [str(tmp_path / "good.json"), str(tmp_path / "bad.json")]
-    assert cli.main(["tune", "import", *files]) == 2
+    assert main.main(["tune", "import", *files]) == 2
     assert f"{files[1]}, entry 1: " in capsys.readouterr().err
     assert len(store.entries("imported")) == 1
     assert store.generation(tuning=True) == before
@@ -153,7 +153,7 @@ def test_import_into_a_folder_that_cannot_be_written_fails(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "file" / "store"))
     write_table(tmp_path / "table.json", [entry()])
-    assert cli.main(["tune", "import", str(tmp_path / "table.json")]) == 2
+    assert main.main(["tune", "import", str(tmp_path / "table.json")]) == 2
     assert "the folder cannot be written" in capsys.readouterr().err
 
 
@@ -163,11 +163,11 @@ def test_what_is_done_in_part_fails_and_says_what_was_done(
     # The file of the fourth can neither be replaced nor removed.
     store._path("imported", problem(3)).mkdir()
     write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
-    assert cli.main(["tune", "import", str(tmp_path / "table.json")]) == 2
+    assert main.main(["tune", "import", str(tmp_path / "table.json")]) == 2
     said = capsys.readouterr().err
     assert "2 measurements are missing. Added: 3 measurements: 3 new, 0 updated" in said
     assert len(store.entries("imported")) == 4
-    assert cli.main(["tune", "clear", "--source", "imported"]) == 2
+    assert main.main(["tune", "clear", "--source", "imported"]) == 2
     said = capsys.readouterr().err
     left = len(store._files("imported"))
     assert f"removed what was known of {4 - left} GEMM" in said
@@ -185,7 +185,7 @@ def test_that_the_folder_is_not_used_is_said_beside_what_programs_read(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE", "0")
-    assert cli.main(["tune", "show", "--json"]) == 0
+    assert main.main(["tune", "show", "--json"]) == 0
     said = capsys.readouterr()
     assert len(json.loads(said.out)["entries"]) == 2
     assert said.err == "The folder is not used: INDUCTOR_EXT_TUNING_CACHE is off.\n"

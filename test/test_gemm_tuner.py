@@ -22,12 +22,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.gemm_models import int8_linear
 from inductor_ext import config, events, exc
+from inductor_ext.autotune import (
+    accuracy,
+    candidate_run,
+    decide,
+    inductor_benchmark,
+    reference_programs,
+    timing,
+    tuner,
+)
+from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import activate, compile_fx, scope
-from inductor_ext.selection import choose, programs, timing, trial, tuner, variants, verify
-from inductor_ext.selection.decision import Decision, Timing
-from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import (
     Epilogue,
     EpilogueInput,
@@ -35,6 +42,7 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
+from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, tuning_bench
 from test.gemm_problems import device, examples, problems
 from test.tuning_bench import STOCK, CpuBench, SimulatedStopwatch, candidate
@@ -130,7 +138,7 @@ class TestPrograms:
         prologue, floats = problem.prologue, ("bfloat16", "float16", "float32")
         if prologue and prologue.kind != "dequantize" and problem.a.dtype not in floats:
             return
-        program = programs.program(problem)
+        program = reference_programs.program(problem)
         inputs = program.make_inputs("cpu")
         a, b = inputs[:2]
         assert a.shape[-2:] == (problem.m, problem.k)
@@ -146,9 +154,9 @@ class TestPrograms:
             problem.operation == "int_mm" and problem.epilogue != Epilogue()
         ):
             return  # The CPU has no kernel for all of these, and no rounding to int32 is stock's.
-        with programs.precision(problem):
+        with reference_programs.precision(problem):
             outputs = program.function(*inputs)
-        verifier = verify.Verifier(program, inputs)
+        verifier = accuracy.Verifier(program, inputs)
         refused = verifier.set_stock(outputs)
         # A chain whose every step is rounded, as in no kernel, may pass the bound.
         assert refused is None or problem.epilogue != Epilogue()
@@ -161,10 +169,10 @@ class TestPrograms:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        from inductor_ext.lowerings.problems import problem_of
+        from inductor_ext.lowerings.graph.matmul_nodes import problem_of
 
-        program = programs.program(problem)
-        with fake_cuda.device(), FakeTensorMode(), programs.precision(problem):
+        program = reference_programs.program(problem)
+        with fake_cuda.device(), FakeTensorMode(), reference_programs.precision(problem):
             inputs = program.empty_inputs("cuda")
             table = select_decomp_table()
             graph = make_fx(program.function, decomposition_table=table)(*inputs).graph
@@ -175,15 +183,15 @@ class TestPrograms:
         aligned = contiguous("mm", 16, 512, 256)
         skewed = dataclasses.replace(aligned, b=dataclasses.replace(aligned.b, alignment=2))
         offsets = [
-            programs.program(each).make_inputs("cpu")[1].storage_offset()
+            reference_programs.program(each).make_inputs("cpu")[1].storage_offset()
             for each in (aligned, skewed)
         ]
         assert offsets == [0, 2]
 
     def test_parts_are_separate_products_of_one_input(self) -> None:
         problem = contiguous("mm", 8, 48, 32, "float32", parts=(32, 8, 8))
-        a, *weights = programs.program(problem).make_inputs("cpu")
-        outputs = programs.program(problem).function(a, *weights)
+        a, *weights = reference_programs.program(problem).make_inputs("cpu")
+        outputs = reference_programs.program(problem).function(a, *weights)
         assert [each.shape[1] for each in outputs] == [32, 8, 8]
         assert all(torch.equal(a @ w, out) for w, out in zip(weights, outputs, strict=True))
 
@@ -198,8 +206,8 @@ class TestPrograms:
             prologue=Prologue("normalize", vectors=1, scale_dtype="float32"),
             epilogue=Epilogue(gated=True, reductions=1),
         )
-        a, gate, up, weight = programs.program(problem).make_inputs("cpu")
-        out, largest = programs.program(problem).function(a, gate, up, weight)
+        a, gate, up, weight = reference_programs.program(problem).make_inputs("cpu")
+        out, largest = reference_programs.program(problem).function(a, gate, up, weight)
         normalized = torch.nn.functional.rms_norm(a, (32,), weight, 1e-5)
         expected = torch.nn.functional.silu(normalized @ gate) * (normalized @ up)
         torch.testing.assert_close(out, expected)
@@ -210,8 +218,8 @@ class TestPrograms:
         bias = inputs_of("row", dtype="float32")
         epilogue = Epilogue(bias, 1, gated=True, activation="gelu", halves=first)
         problem = contiguous("addmm", 8, 48, 32, "float32", parts=(24, 24), epilogue=epilogue)
-        a, weight, added = programs.program(problem).make_inputs("cpu")
-        (out,) = programs.program(problem).function(a, weight, added)
+        a, weight, added = reference_programs.program(problem).make_inputs("cpu")
+        (out,) = reference_programs.program(problem).function(a, weight, added)
         parts = torch.addmm(added, a, weight).split(24, 1)
         gate, up = parts if first == "gate" else reversed(parts)
         torch.testing.assert_close(out, torch.nn.functional.gelu(gate) * up)
@@ -219,25 +227,25 @@ class TestPrograms:
     def test_a_layer_norm_is_torchs(self) -> None:
         prologue = Prologue("standardize", scale_dtype="float32", vectors=2)
         problem = contiguous("mm", 8, 24, 32, "float32", prologue=prologue)
-        a, b, weight, bias = programs.program(problem).make_inputs("cpu")
-        (out,) = programs.program(problem).function(a, b, weight, bias)
+        a, b, weight, bias = reference_programs.program(problem).make_inputs("cpu")
+        (out,) = reference_programs.program(problem).function(a, b, weight, bias)
         expected = torch.nn.functional.layer_norm(a, (32,), weight, bias, 1e-5) @ b
         torch.testing.assert_close(out, expected)
 
     def test_packed_numbers_are_unpacked_along_k(self) -> None:
         packed = torch.tensor([[0x12, 0xF8]], dtype=torch.uint8)
-        assert programs.unpack_int4(packed, signed=False).tolist() == [[1, 2, 15, 8]]
-        assert programs.unpack_int4(packed, signed=True).tolist() == [[1, 2, -1, -8]]
+        assert reference_programs.unpack_int4(packed, signed=False).tolist() == [[1, 2, 15, 8]]
+        assert reference_programs.unpack_int4(packed, signed=True).tolist() == [[1, 2, -1, -8]]
 
     @pytest.mark.parametrize("divided", ["n", "k"])
     def test_groups_of_columns_and_along_k(self, divided: str) -> None:
         problem = contiguous("grouped", 16, 32, 64, layouts="rr", batch=4, divided=divided)
-        program = programs.program(problem)
+        program = reference_programs.program(problem)
         a, b, ends = program.make_inputs("cpu")
         assert ends.tolist() == [
             problem.n // 4 * (g + 1) if divided == "n" else 16 * (g + 1) for g in range(4)
         ]
-        verifier = verify.Verifier(program, [a, b, ends])
+        verifier = accuracy.Verifier(program, [a, b, ends])
         if divided == "n":
             found = torch.cat([a[g] @ b[:, 8 * g : 8 * g + 8] for g in range(4)], 1)
         else:
@@ -249,7 +257,7 @@ class TestPrograms:
         problem = contiguous(
             "grouped", 16, 32, 64, "float8_e4m3fn", batch=4, layouts="rc", divided=divided
         )
-        program = programs.program(problem)
+        program = reference_programs.program(problem)
         a, b, ends, scale_a, scale_b = program.make_inputs("cpu")
         spans = [slice(end - end // (g + 1), end) for g, end in enumerate(ends.tolist())]
         wide_a, wide_b = a.double(), b.double()
@@ -268,21 +276,21 @@ class TestPrograms:
 
 
 class TestVerification:
-    def verifier(self, problem: GemmProblem) -> tuple[verify.Verifier, list[torch.Tensor]]:
-        program = programs.program(problem)
+    def verifier(self, problem: GemmProblem) -> tuple[accuracy.Verifier, list[torch.Tensor]]:
+        program = reference_programs.program(problem)
         inputs = program.make_inputs("cpu")
-        found = verify.Verifier(program, inputs)
+        found = accuracy.Verifier(program, inputs)
         assert found.set_stock(program.function(*inputs)) is None
         return found, inputs
 
     def test_the_bound_grows_with_k_and_with_coarser_dtypes(self) -> None:
         fine, long, coarse = (
-            verify.bound(contiguous("mm", 16, 16, k, dtype))
+            accuracy.bound(contiguous("mm", 16, 16, k, dtype))
             for k, dtype in ((64, "float32"), (4096, "float32"), (64, "bfloat16"))
         )
         assert fine < 1e-5 < 4e-5 > long > 4 * fine
         assert 2**-8 < coarse < 2**-7
-        assert verify.bound(contiguous("int_mm", 16, 16, 64, "int8")) == 0
+        assert accuracy.bound(contiguous("int_mm", 16, 16, 64, "int8")) == 0
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     def test_a_kernel_that_skips_one_step_of_k_is_wrong(self, dtype: str) -> None:
@@ -309,9 +317,9 @@ class TestVerification:
         assert "2 results" in str(verifier.check(lambda: [a @ b, a @ b]))
 
     def test_rows_that_are_not_sampled_are_held_to_stocks(self) -> None:
-        problem = contiguous("mm", 3 * verify.ROWS, 16, 16, "float32")
-        rows = verify.sampled_rows(problem)
-        assert len(rows) == verify.ROWS
+        problem = contiguous("mm", 3 * accuracy.ROWS, 16, 16, "float32")
+        rows = accuracy.sampled_rows(problem)
+        assert len(rows) == accuracy.ROWS
         assert (rows[0], rows[-1]) == (0, problem.m - 1)
         verifier, (a, b) = self.verifier(problem)
         out = a @ b
@@ -328,23 +336,23 @@ class TestVerification:
     @pytest.mark.parametrize("problem", INTEGERS, ids=problem_words)
     def test_integers_besides_a_product_do_not_hide_it(self, problem: GemmProblem) -> None:
         verifier, (a, *others) = self.verifier(problem)
-        function = programs.program(problem).function
+        function = reference_programs.program(problem).function
         assert verifier.check(lambda: function(a, *others)) is None
         reason = verifier.check(lambda: function(torch.zeros_like(a), *others))
         assert str(reason).startswith("wrong: error")
 
     def test_bools_are_held_to_stocks_where_no_row_is_sampled(self) -> None:
-        problem = contiguous("mm", 3 * verify.ROWS, 16, 16, epilogue=Epilogue((), 0, "bool"))
+        problem = contiguous("mm", 3 * accuracy.ROWS, 16, 16, epilogue=Epilogue((), 0, "bool"))
         verifier, (a, b) = self.verifier(problem)
         out = (a @ b) > 0
         assert verifier.check(lambda: [out]) is None
-        row = min(set(range(problem.m)) - set(verify.sampled_rows(problem)))
+        row = min(set(range(problem.m)) - set(accuracy.sampled_rows(problem)))
         out[row] ^= True
         assert "against stock" in str(verifier.check(lambda: [out]))
 
     def test_integers_of_many_operations(self) -> None:
         problem = contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((), 24))
-        program = programs.program(problem)
+        program = reference_programs.program(problem)
         (out,) = program.function(*program.make_inputs("cpu"))
         assert out.dtype == torch.int32
 
@@ -420,11 +428,11 @@ class TestTiming:
 
 def tried(
     problem: GemmProblem, *configs: GemmConfig, bench: CpuBench | None = None
-) -> trial.Report:
+) -> candidate_run.Report:
     notified: list[tuple[int, GemmConfig | None]] = []
-    job = trial.Job(problem, configs)
+    job = candidate_run.Job(problem, configs)
     bench = bench or CpuBench()
-    (report,) = trial.run([job], bench, 50, lambda *at: notified.append(at))
+    (report,) = candidate_run.run([job], bench, 50, lambda *at: notified.append(at))
     assert {at for at in notified if at[1] is None} == {(0, None)}
     return report
 
@@ -491,7 +499,7 @@ class TestTrial:
 def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any) -> Decision:
     """Tune one problem with these candidates."""
     ranked = [(config, mock.Mock(total=50.0)) for config in configs]
-    with mock.patch.object(tuner.ranking, "rank", return_value=ranked):
+    with mock.patch.object(tuner.cost_model, "rank", return_value=ranked):
         found = tuner.tune(
             [LINEAR, LINEAR], H200, tuning_bench.cpu_bench, settings or Settings(), **options
         )
@@ -503,9 +511,11 @@ class NoReports:
     """What tells of no job that it was given."""
 
     def __init__(self) -> None:
-        self.jobs: list[trial.Job] = []
+        self.jobs: list[candidate_run.Job] = []
 
-    def __call__(self, jobs: Sequence[trial.Job], *_: Any) -> Generator[trial.Report, None, None]:
+    def __call__(
+        self, jobs: Sequence[candidate_run.Job], *_: Any
+    ) -> Generator[candidate_run.Report, None, None]:
         self.jobs.extend(jobs)
         yield from ()
 
@@ -532,7 +542,7 @@ class TestTuner:
         assert record.describe().startswith("tuning: mm 24x48x64: splitk: 20.0% less time")
 
     def test_a_problem_that_no_template_covers_is_not_measured(self) -> None:
-        with mock.patch.object(tuner.trial, "run", side_effect=AssertionError):
+        with mock.patch.object(tuner.candidate_run, "run", side_effect=AssertionError):
             assert tune() == Decision(None, "unknown")
 
     @pytest.mark.parametrize("exhaustive", [False, True])
@@ -543,7 +553,7 @@ class TestTuner:
         search = "EXHAUSTIVE" if exhaustive else "DEFAULT"
         with (
             inductor_config.patch(max_autotune_gemm_search_space=search),
-            mock.patch.object(tuner.trial, "run", tried),
+            mock.patch.object(tuner.candidate_run, "run", tried),
         ):
             found = tuner.tune([normalized, plain], H200, tuning_bench.cpu_bench, Settings())
         measured = [normalized, plain] if exhaustive else [plain]
@@ -568,19 +578,19 @@ class TestTuner:
         seen = NoReports()
         with (
             inductor_config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"),
-            mock.patch.object(tuner.trial, "run", seen),
+            mock.patch.object(tuner.candidate_run, "run", seen),
         ):
             tuner.tune([contiguous("mm", 16, 512, 256)], H200, tuning_bench.cpu_bench, Settings())
         assert len(seen.jobs[0].configs) > tuner.CANDIDATES
 
     def test_nothing_of_a_trial_outlives_an_interrupt(self) -> None:
         class Bench(CpuBench):
-            prepared = variants.InductorBench.prepared
+            prepared = inductor_benchmark.InductorBench.prepared
 
         ranked = [(candidate(80), mock.Mock(total=50.0))]
         other = contiguous("mm", 24, 48, 32, "float32")
         with (
-            mock.patch.object(tuner.ranking, "rank", return_value=ranked),
+            mock.patch.object(tuner.cost_model, "rank", return_value=ranked),
             mock.patch.object(tuner, "_print_table", side_effect=KeyboardInterrupt),
             events.capture(events.TuningRecord) as records,
             pytest.raises(KeyboardInterrupt) as kept,
@@ -683,7 +693,7 @@ def compiled_and_tuned(
     pytest.importorskip("triton")
     codes: list[str] = []
 
-    def run(jobs: list[trial.Job], bench: Any, *_: Any) -> Any:
+    def run(jobs: list[candidate_run.Job], bench: Any, *_: Any) -> Any:
         (job,) = jobs
         wanted = [(job.problem, config) for config in (None, *job.configs)]
         with bench.prepared():
@@ -692,13 +702,15 @@ def compiled_and_tuned(
         timings = tuple(
             Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
         )
-        yield trial.Report(job.problem, job.configs[1], timings, "it is", 0.0)
+        yield candidate_run.Report(job.problem, job.configs[1], timings, "it is", 0.0)
 
     compile_fx.install_hooks(activate.requested)
     with (
         scope.compile_scope(config.snapshot({"tuning_cache": False})),
-        mock.patch.object(trial, "run", run),
-        mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
+        mock.patch.object(candidate_run, "run", run),
+        mock.patch.object(
+            inductor_benchmark, "_load", lambda code, _: candidate_run.Compiled(list, code)
+        ),
         mock.patch.object(torch.cuda, "init"),
         events.capture() as records,
     ):
@@ -714,8 +726,8 @@ def compiled_and_tuned(
 
 class TestVariants:
     def test_a_program_is_compiled_by_inductor_and_leaves_no_trace(self) -> None:
-        bench = variants.InductorBench("cpu")
-        program = programs.program(LINEAR)
+        bench = inductor_benchmark.InductorBench("cpu")
+        program = reference_programs.program(LINEAR)
         inputs = program.make_inputs("cpu")
         started: list[int] = []
         before = json.dumps(counters)
@@ -728,31 +740,31 @@ class TestVariants:
             bench.prepared(),
         ):
             (compiled,) = bench.compile([(LINEAR, None)], started.append)
-            assert isinstance(compiled, trial.Compiled)
+            assert isinstance(compiled, candidate_run.Compiled)
             (out,) = compiled.call(*inputs)
         assert out.dtype == torch.float32
-        assert verify.Verifier(program, inputs).check(lambda: [out]) is None
+        assert accuracy.Verifier(program, inputs).check(lambda: [out]) is None
         assert started == [0, 0]
         assert records == []
         assert json.dumps(counters) == before
 
     def test_what_cannot_be_compiled_is_returned_as_its_error(self) -> None:
-        bench = variants.InductorBench("cpu")
+        bench = inductor_benchmark.InductorBench("cpu")
         with (
             inductor_config.patch(compile_threads=1),
-            mock.patch.object(variants, "_generate", side_effect=ValueError("no")),
+            mock.patch.object(inductor_benchmark, "_generate", side_effect=ValueError("no")),
         ):
             (error,) = bench.compile([(LINEAR, None)], lambda index: None)
         assert isinstance(error, ValueError)
 
     def test_what_takes_long_to_compile_is_generated_first(self) -> None:
         light, heavy = candidate(1), dataclasses.replace(candidate(1), block_k=4096)
-        bench = variants.InductorBench("cpu")
+        bench = inductor_benchmark.InductorBench("cpu")
         begun: list[int] = []
         with (
             inductor_config.patch(compile_threads=1),
-            mock.patch.object(variants, "_trace"),
-            mock.patch.object(variants, "_generate", side_effect=ValueError("no")),
+            mock.patch.object(inductor_benchmark, "_trace"),
+            mock.patch.object(inductor_benchmark, "_generate", side_effect=ValueError("no")),
         ):
             bench.compile([(LINEAR, None), (LINEAR, light), (LINEAR, heavy)], begun.append)
         assert begun[:3] == [2, 1, 0]
@@ -769,17 +781,21 @@ class TestVariants:
             except BrokenProcessPool as error:
                 crash = RuntimeError("a compilation subprocess exited")
                 crash.__cause__ = error
-            return crash if code == "bad" or loaded.count(code) < 2 else trial.Compiled(list, code)
+            return (
+                crash
+                if code == "bad" or loaded.count(code) < 2
+                else candidate_run.Compiled(list, code)
+            )
 
-        bench = variants.InductorBench("cpu")
+        bench = inductor_benchmark.InductorBench("cpu")
         codes = [("good", {}), ("bad", {}), ("better", {})]
         with (
             inductor_config.patch(compile_threads=1),
-            mock.patch.object(variants, "_generate", side_effect=codes),
-            mock.patch.object(variants, "_load", load),
+            mock.patch.object(inductor_benchmark, "_generate", side_effect=codes),
+            mock.patch.object(inductor_benchmark, "_load", load),
         ):
             found = bench.compile([(LINEAR, None)] * 3, lambda index: None)
-        assert [isinstance(each, trial.Compiled) for each in found] == [True, False, True]
+        assert [isinstance(each, candidate_run.Compiled) for each in found] == [True, False, True]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("problem", FUSED, ids=problem_words)
@@ -792,10 +808,10 @@ class TestVariants:
         with (
             fake_cuda.device(),
             scope.compile_scope(config.snapshot()),
-            choose.forced(met.append),  # type: ignore[func-returns-value]
-            variants._untraced(),
+            decide.forced(met.append),  # type: ignore[func-returns-value]
+            inductor_benchmark._untraced(),
         ):
-            variants._generate(variants._trace(problem, "cuda:0"))
+            inductor_benchmark._generate(inductor_benchmark._trace(problem, "cuda:0"))
         assert problem in met
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
@@ -804,21 +820,27 @@ class TestVariants:
         problem = contiguous("mm", 256, 512, 256, epilogue=Epilogue((), 2))
         tile = GemmConfig("cp_async", 64, 64, 64, 3, 4)
         parts = dataclasses.replace(problem, parts=(256, 256), epilogue=GATED)
-        bench = variants.InductorBench("cuda:0")
+        bench = inductor_benchmark.InductorBench("cuda:0")
         compile_fx.install_hooks(activate.requested)
         with (
             fake_cuda.device(),
             scope.compile_scope(config.snapshot()),
-            mock.patch.object(variants, "_load", lambda code, _: trial.Compiled(list, code)),
-            mock.patch.object(variants, "_trace", wraps=variants._trace) as trace,
+            mock.patch.object(
+                inductor_benchmark, "_load", lambda code, _: candidate_run.Compiled(list, code)
+            ),
+            mock.patch.object(
+                inductor_benchmark, "_trace", wraps=inductor_benchmark._trace
+            ) as trace,
             mock.patch.object(bench, "device", "cuda:0"),
             inductor_config.patch(compile_threads=1),
-            variants._untraced(),
+            inductor_benchmark._untraced(),
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
             found = bench.compile(wanted, lambda index: None)
         assert [each.args[0] for each in trace.call_args_list] == [problem, parts]
-        codes = [each.key if isinstance(each, trial.Compiled) else repr(each) for each in found]
+        codes = [
+            each.key if isinstance(each, candidate_run.Compiled) else repr(each) for each in found
+        ]
         assert "extern_kernels.mm" in codes[0]
         assert "extern_kernels.mm" not in codes[1]
         assert "tl.dot" in codes[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inductor_ext.selection import programs, variants
+from inductor_ext.autotune import inductor_benchmark, reference_programs
 from inductor_ext.templates.problem import GemmProblem, Operand
 
 
@@ -16,7 +16,7 @@ def test_counters_and_metrics_are_those_from_before() -> None:
     counters["inductor"]["inductor_ext_test"] = 3
     before = metrics.generated_kernel_count
     try:
-        with variants._untraced():
+        with inductor_benchmark._untraced():
             counters["inductor"]["inductor_ext_test"] += 1
             counters["inductor_ext_test"]["other"] += 1
             metrics.generated_kernel_count += 2
@@ -34,7 +34,7 @@ def test_kernels_that_have_failed_are_forgotten() -> None:
     future = object()
     CompiledTritonKernels.save("source of a kernel", future)  # type: ignore[arg-type]
     assert CompiledTritonKernels.get("source of a kernel") is future
-    variants._forget_kernels()
+    inductor_benchmark._forget_kernels()
     assert CompiledTritonKernels.get("source of a kernel") is None
 
 
@@ -47,7 +47,7 @@ def test_the_precision_of_float32_is_that_from_before(before: str, tf32: bool) -
     problem = GemmProblem("mm", 8, 8, 8, operand, operand, "float32", tf32=tf32)
     matmul.fp32_precision = before
     try:
-        with programs.precision(problem):
+        with reference_programs.precision(problem):
             assert (matmul.fp32_precision == "tf32") == tf32
         assert matmul.fp32_precision == before
     finally:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from benchmarks.gemm_models import int8_linear
-from inductor_ext.lowerings import problems, weight_only
+from inductor_ext.lowerings.graph import matmul_nodes, undo_woq_int8
 from test import fake_cuda
 from test.gemm_graphs import lowered_graph, tensor
 
@@ -56,10 +56,10 @@ def test_a_replaced_product_is_written_out(
     graph = graph_of(function, x)
     assert replaced(graph)
     with fake_cuda.device():
-        weight_only.restore(graph)
+        undo_woq_int8.restore(graph)
     graph.lint()
     (product,) = [node for node in graph.nodes if node.target == aten.mm.default]
-    problem = problems.problem_of(product)
+    problem = matmul_nodes.problem_of(product)
     assert problem is not None
     rows = torch.Size(x[:-1]).numel()
     assert (problem.m, problem.n, problem.k) == (rows, 24, 32)
@@ -75,7 +75,7 @@ def test_a_replaced_product_is_written_out(
 def test_where_ops_round_it_stays_as_stock_leaves_it() -> None:
     graph = graph_of(by_hand, (2, 4, 32))
     with fake_cuda.device(), inductor_config.patch(emulate_precision_casts=True):
-        weight_only.restore(graph)
+        undo_woq_int8.restore(graph)
     assert replaced(graph)
 
 
@@ -83,7 +83,7 @@ def test_sizes_may_be_symbols() -> None:
     graph = graph_of(by_hand, (2, 4, 32), dynamic=[(0, 1)])
     assert replaced(graph)
     with fake_cuda.device():
-        weight_only.restore(graph)
+        undo_woq_int8.restore(graph)
     graph.lint()
     inputs = (
         torch.randn(2, 9, 32).bfloat16(),
@@ -98,5 +98,5 @@ def test_on_a_cpu_stock_s_replacement_stays() -> None:
     graph = graph_of(int8_linear, (4, 32))
     (node,) = replaced(graph)
     node.meta["val"] = torch.empty(4, 24)
-    weight_only.restore(graph)
+    undo_woq_int8.restore(graph)
     assert replaced(graph) == [node]

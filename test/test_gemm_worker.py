@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inductor_ext import numerics
-from inductor_ext.selection import trial, worker
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import candidate_run, subprocess_runner
 from inductor_ext.templates.problem import Epilogue, GemmProblem, read
+from inductor_ext.templates.triton.config import GemmConfig
 from test import tuning_bench
 from test.tuning_bench import STOCK, candidate
 
@@ -29,25 +29,25 @@ THIRD = GemmProblem.contiguous("mm", 24, 48, 16, "float32")
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
     yield
-    worker._end()
+    subprocess_runner._end()
 
 
 def reports(
-    *jobs: trial.Job,
+    *jobs: candidate_run.Job,
     bench: Callable[[int], tuning_bench.CpuBench] = tuning_bench.cpu_bench,
     deadline: float = 120.0,
-) -> dict[GemmProblem, trial.Report]:
-    found = worker.run(jobs, bench, 0, 50, deadline)
+) -> dict[GemmProblem, candidate_run.Report]:
+    found = subprocess_runner.run(jobs, bench, 0, 50, deadline)
     return {each.problem: each for each in found}
 
 
-def failures(report: trial.Report) -> dict[GemmConfig | None, str | None]:
+def failures(report: candidate_run.Report) -> dict[GemmConfig | None, str | None]:
     return {each.config: each.failure for each in report.timings}
 
 
 def test_a_crash_takes_down_its_own_candidate_only() -> None:
     dies, good = candidate(20, tuning_bench.SEGFAULTS), candidate(80)
-    found = reports(trial.Job(OTHER, (good,)), trial.Job(PROBLEM, (dies, good)))
+    found = reports(candidate_run.Job(OTHER, (good,)), candidate_run.Job(PROBLEM, (dies, good)))
     assert set(found) == {OTHER, PROBLEM}
     for report in found.values():
         assert report.chosen == good
@@ -58,30 +58,30 @@ def test_a_crash_takes_down_its_own_candidate_only() -> None:
         dies: "the process died of SIGSEGV",
     }
     # The one that went through stays for the next batch.
-    process = worker._workers[0]._process.pid
-    assert reports(trial.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
-    assert worker._workers[0]._process.pid == process
+    process = subprocess_runner._workers[0]._process.pid
+    assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert subprocess_runner._workers[0]._process.pid == process
 
 
 def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
-    started = worker.warm_up(tuning_bench.cpu_bench, 0)
+    started = subprocess_runner.warm_up(tuning_bench.cpu_bench, 0)
     assert started is not None
     good = candidate(80)
     # Whoever needs it while it starts waits for it.
-    assert reports(trial.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
     started.join()
-    process = worker._workers[0]._process.pid
-    assert worker.warm_up(tuning_bench.cpu_bench, 0) is None
-    assert reports(trial.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
-    assert worker._workers[0]._process.pid == process
+    process = subprocess_runner._workers[0]._process.pid
+    assert subprocess_runner.warm_up(tuning_bench.cpu_bench, 0) is None
+    assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert subprocess_runner._workers[0]._process.pid == process
 
 
 def test_the_bench_of_a_worker_that_is_started_ahead_is_warmed_up() -> None:
     good = candidate(80)
-    job = trial.Job(PROBLEM, (good,))
+    job = candidate_run.Job(PROBLEM, (good,))
     assert "warmed up 0 times" in str(reports(job, bench=tuning_bench.eager_bench)[PROBLEM])
-    worker._end()
-    started = worker.warm_up(tuning_bench.eager_bench, 0)
+    subprocess_runner._end()
+    started = subprocess_runner.warm_up(tuning_bench.eager_bench, 0)
     assert started is not None
     started.join()
     assert reports(job, bench=tuning_bench.eager_bench)[PROBLEM].chosen == good
@@ -90,7 +90,7 @@ def test_the_bench_of_a_worker_that_is_started_ahead_is_warmed_up() -> None:
 def test_a_hang_ends_with_the_deadline() -> None:
     hangs, exits = candidate(10, tuning_bench.HANGS), candidate(20, tuning_bench.CRASHES)
     # Every other step takes less on a machine that is busy.
-    job = trial.Job(PROBLEM, (hangs, exits))
+    job = candidate_run.Job(PROBLEM, (hangs, exits))
     found = reports(job, bench=tuning_bench.warm_cpu_bench, deadline=20.0)
     report = found[PROBLEM]
     assert report.chosen is None
@@ -103,7 +103,7 @@ def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tuning_bench.cpu_bench, "__qualname__", "no_such_bench")
-    report = reports(trial.Job(PROBLEM, (candidate(10),)))[PROBLEM]
+    report = reports(candidate_run.Job(PROBLEM, (candidate(10),)))[PROBLEM]
     assert report.chosen is None
     assert "no_such_bench" in report.reason
 
@@ -113,7 +113,7 @@ def test_a_process_that_cannot_be_started_leaves_everything_to_stock(
 ) -> None:
     opened = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    report = reports(trial.Job(PROBLEM, (candidate(10),)))[PROBLEM]
+    report = reports(candidate_run.Job(PROBLEM, (candidate(10),)))[PROBLEM]
     assert report.chosen is None
     assert "cannot be started" in report.reason
     assert len(os.listdir("/proc/self/fd")) == opened
@@ -121,18 +121,18 @@ def test_a_process_that_cannot_be_started_leaves_everything_to_stock(
 
 def test_what_was_reported_holds_when_the_process_dies_after_that() -> None:
     good = candidate(80)
-    jobs = [trial.Job(PROBLEM, (good,)), trial.Job(OTHER, (good,))]
-    found = list(worker.run(jobs, tuning_bench.dying_bench, 0, 50, 120.0))
+    jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
+    found = list(subprocess_runner.run(jobs, tuning_bench.dying_bench, 0, 50, 120.0))
     assert [(each.problem, each.chosen) for each in found] == [(PROBLEM, good), (OTHER, good)]
 
 
 def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
     good = candidate(80)
-    jobs = [trial.Job(PROBLEM, (good,)), trial.Job(OTHER, (good,))]
-    found = worker.run(jobs, tuning_bench.cpu_bench, 0, 50, 120.0)
+    jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
+    found = subprocess_runner.run(jobs, tuning_bench.cpu_bench, 0, 50, 120.0)
     assert next(found).problem == PROBLEM
     found.close()
-    assert set(reports(trial.Job(THIRD, (good,)))) == {THIRD}
+    assert set(reports(candidate_run.Job(THIRD, (good,)))) == {THIRD}
 
 
 def test_a_process_may_have_many_files_open() -> None:
@@ -142,9 +142,11 @@ def test_a_process_may_have_many_files_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
         while not opened or opened[-1] < 1100:
             opened.append(os.open(os.devnull, os.O_RDONLY))
-        assert reports(trial.Job(PROBLEM, (candidate(80),)))[PROBLEM].chosen == candidate(80)
+        assert reports(candidate_run.Job(PROBLEM, (candidate(80),)))[PROBLEM].chosen == candidate(
+            80
+        )
     finally:
-        worker._end()
+        subprocess_runner._end()
         for each in opened:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -153,7 +155,7 @@ def test_a_process_may_have_many_files_open() -> None:
 def test_it_ends_with_the_process_that_started_it() -> None:
     parent = (
         "import sys, os, signal\n"
-        "from inductor_ext.selection import worker\n"
+        "from inductor_ext.autotune import worker\n"
         "print(worker._worker_of(0)._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -173,7 +175,7 @@ def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.Monke
     from torch._inductor import config as inductor_config
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    job = trial.Job(PROBLEM, ())
+    job = candidate_run.Job(PROBLEM, ())
 
     def told() -> str | None:
         return failures(reports(job, bench=tuning_bench.telling_bench)[PROBLEM])[None]
@@ -197,6 +199,8 @@ def test_a_worker_gets_all_of_a_problem() -> None:
     problem = GemmProblem.contiguous(
         "mm", 16, 64, 32, parts=(32, 32), epilogue=Epilogue(gated=True, activation="relu")
     )
-    request = worker._request([trial.Job(problem, ())], tuning_bench.cpu_bench, 0, 50)
-    found = read(trial.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
+    request = subprocess_runner._request(
+        [candidate_run.Job(problem, ())], tuning_bench.cpu_bench, 0, 50
+    )
+    found = read(candidate_run.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
     assert dataclasses.asdict(found) == dataclasses.asdict(problem)

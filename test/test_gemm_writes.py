@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 from torch import fx
 from torch.nn import functional as F
 
-from inductor_ext.lowerings.fusion import is_closed, is_written_between
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.lowerings.graph.fusion import is_closed, is_written_between
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 from test import kernel_util
 from test.gemm_graphs import lowered_graph, tensor
 from test.test_gemm_pass import lower

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from inductor_ext import cache, parts
-from inductor_ext.selection.programs import unpack_int4
-from inductor_ext.selection.verify import bound, error
-from inductor_ext.templates.cutlass.build import Toolchain, build_all
+from inductor_ext.autotune.accuracy import bound, error
+from inductor_ext.autotune.reference_programs import unpack_int4
+from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.constraints import why_not
-from inductor_ext.templates.cutlass.epilogue import (
+from inductor_ext.templates.cutlass.cost_model import rank
+from inductor_ext.templates.cutlass.evt import (
     ACCUMULATOR,
     Epilogue,
     Node,
@@ -37,11 +37,12 @@ from inductor_ext.templates.cutlass.epilogue import (
     silu,
 )
 from inductor_ext.templates.cutlass.launch import Kernel, call, load
-from inductor_ext.templates.cutlass.ranking import rank
+from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build_all
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import INT4, EpilogueInput, GemmProblem, Operand, Prologue
 from inductor_ext.templates.problem import Epilogue as FusedEpilogue
+from inductor_ext.toolchain import components
 
 pytestmark = pytest.mark.gpu
 
@@ -214,12 +215,12 @@ def source_of(case: Case) -> Source:
 
 
 @pytest.fixture(scope="module")
-def store(request: pytest.FixtureRequest) -> cache.Store:
+def store(request: pytest.FixtureRequest) -> artifact_store.Store:
     """With the kernels of all cases that have been asked for."""
-    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+    for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    found = cache.Store(cache.kernel_folder(), 4 << 30)
+    found = artifact_store.Store(artifact_store.kernel_folder(), 4 << 30)
     asked = {
         item.callspec.params["name"]
         for item in request.session.items
@@ -306,7 +307,7 @@ def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torc
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_computes_what_it_should(store: cache.Store, name: str) -> None:
+def test_computes_what_it_should(store: artifact_store.Store, name: str) -> None:
     case, problem = CASES[name], CASES[name].problem
     config = config_of(case)
     assert why_not(problem, config, device()) == []
@@ -363,7 +364,7 @@ def _exactly(
     return [value(node).expand(accumulator.shape) for _, node in epilogue.outputs]
 
 
-def test_one_binary_serves_other_shapes(store: cache.Store) -> None:
+def test_one_binary_serves_other_shapes(store: artifact_store.Store) -> None:
     """And strides, batches, swizzles and orders of tiles."""
     case = CASES["mm_rc"]
     config = config_of(case)
@@ -382,7 +383,7 @@ def test_one_binary_serves_other_shapes(store: cache.Store) -> None:
             assert error(out, exact, scale) <= 2 * bound(mm("mm", m, n, k))
 
 
-def test_results_of_stream_k_have_the_same_bits_each_time(store: cache.Store) -> None:
+def test_results_of_stream_k_have_the_same_bits_each_time(store: artifact_store.Store) -> None:
     case = CASES["stream_k_1024x256x1024"]
     config = config_of(case)
     kernel = load(source(config, case.epilogue), store)
@@ -394,7 +395,7 @@ def test_results_of_stream_k_have_the_same_bits_each_time(store: cache.Store) ->
     assert torch.equal(outs[0], outs[2])
 
 
-def test_what_is_not_aligned_is_refused_and_not_computed(store: cache.Store) -> None:
+def test_what_is_not_aligned_is_refused_and_not_computed(store: artifact_store.Store) -> None:
     case = CASES["mm_rc"]
     config = config_of(case)
     if config.arch != 90:
@@ -405,7 +406,7 @@ def test_what_is_not_aligned_is_refused_and_not_computed(store: cache.Store) -> 
     assert kernel.workspace_size(call(config, *half)) is None
 
 
-def test_the_graph_of_a_launch_can_be_replayed(store: cache.Store) -> None:
+def test_the_graph_of_a_launch_can_be_replayed(store: artifact_store.Store) -> None:
     case = CASES["addmm_row"]
     config = config_of(case)
     kernel = load(source(config, case.epilogue), store)

@@ -20,10 +20,10 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import inductor_ext
-from inductor_ext import parts
-from inductor_ext.selection import choose, cutlass_options
+from inductor_ext.autotune import cutlass_options, decide
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.toolchain import components
 from test import gpu_util
 from test.gpu_util import device
 
@@ -44,13 +44,13 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def forced() -> Iterator[None]:
     """Every graph is compiled, with CUTLASS kernels for all that asks for them."""
-    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+    for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
     if device().capability != (9, 0):
         pytest.skip("kernels that divide K evenly among multiprocessors are of capability 9.0")
     torch.manual_seed(0)
-    with gpu_util.compiling(), choose.forced(rule):
+    with gpu_util.compiling(), decide.forced(rule):
         yield
 
 
@@ -282,7 +282,7 @@ torch._functorch.config.enable_autograd_cache = False
 from torch._dynamo.utils import counters
 from inductor_ext.templates.cutlass import build
 from test import test_gpu_cutlass_call as own
-from inductor_ext.selection import choose
+from inductor_ext.autotune import choose
 builds = []
 stock = build._build
 build._build = lambda *arguments: (builds.append(1), stock(*arguments))

@@ -19,12 +19,13 @@ import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
 from benchmarks.gemm_models import int4_linear
-from inductor_ext import config, cutlass_runtime, events, parts
-from inductor_ext.selection import choose, cutlass_kernels, cutlass_options
-from inductor_ext.templates import families
-from inductor_ext.templates.cutlass import build
+from inductor_ext import config, events
+from inductor_ext.autotune import cutlass_kernels, cutlass_options, decide
+from inductor_ext.templates import kernels as families
+from inductor_ext.templates.cutlass import nvcc_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.toolchain import components
 from test import gpu_util
 from test.gpu_util import device
 
@@ -203,7 +204,7 @@ def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem
     asked: dict[GemmProblem, None] = {}
 
     # Remembers each, and chooses nothing.
-    with choose.forced(asked.setdefault):
+    with decide.forced(asked.setdefault):
         compiled(function, inputs)
     return [each for each in asked if each.epilogue.tree is not None]
 
@@ -215,7 +216,7 @@ def mm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def kernels() -> Mapping[str, str]:
     """Why kernels cannot be had that are forced, by what is computed; all others are there then."""
-    for part in (parts.probe("nvcc"), parts.probe("cutlass")):
+    for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
     if device().capability != (9, 0):
@@ -259,7 +260,7 @@ def test_a_product_and_what_follows_are_one_kernel(name: str, kernels: Mapping[s
     function, make = GRAPHS[name]
     inputs = make()
     before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
-    with choose.forced(best), events.capture() as records:
+    with decide.forced(best), events.capture() as records:
         found = compiled(function, inputs)
     assert_right(found, function, inputs)
     (config_,) = chosen(records)
@@ -280,7 +281,7 @@ def test_one_kernel_takes_all_sizes(
     def rule(problem: GemmProblem) -> CutlassConfig | None:
         return FORCED[name] if problem.epilogue.tree is not None else None
 
-    with choose.forced(rule), events.capture() as records:
+    with decide.forced(rule), events.capture() as records:
         found = compiled(mm, inputs)
     assert_right(found, mm, inputs)
     assert chosen(records) == [FORCED[name]]
@@ -299,7 +300,7 @@ def test_float16_is_summed_up_in_float32_whatever_is_allowed(
     before = getattr(matmul, switch)
     setattr(matmul, switch, on)
     try:
-        with choose.forced(best), events.capture() as records:
+        with decide.forced(best), events.capture() as records:
             found = compiled(function, inputs)
     finally:
         setattr(matmul, switch, before)
@@ -318,7 +319,7 @@ def test_rows_that_are_known_only_at_run_time(kernels: Mapping[str, str]) -> Non
     (w,) = linear((768, 512))
     options = {**FUSES, "cutlass.cutlass_backend_min_gemm_size": 100 * 768 * 512}
     with (
-        choose.forced(rule),
+        decide.forced(rule),
         inductor_config.patch(options),
         torch.no_grad(),
         events.capture() as records,
@@ -380,8 +381,8 @@ def test_a_faulty_kernel_is_dropped_and_stock_s_path_is_taken(
 
 def _put_faulty(source: Any, launch: str) -> None:
     """Have another kernel in the store in the place of one."""
-    toolchain = build.Toolchain.find()
-    store = cutlass_runtime.store(config.snapshot({}))
+    toolchain = nvcc_build.Toolchain.find()
+    store = runtime.store(config.snapshot({}))
     text = f"""#include <cstdint>
 __global__ void run(int* at) {{ *at = 1; }}
 extern "C" int64_t inductor_ext_workspace_size(void const*) {{ return 0; }}
@@ -390,7 +391,7 @@ extern "C" int32_t inductor_ext_run(void const*, void*, cudaStream_t stream) {{
   return 0;
 }}
 """
-    with store.publish(build.key(source)) as folder:
+    with store.publish(nvcc_build.key(source)) as folder:
         file = folder / "kernel.cu"
         file.write_text(text)
         target = f"-gencode=arch=compute_{source.architecture},code=sm_{source.architecture}"

@@ -11,8 +11,6 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext.templates.config import GemmConfig
-from inductor_ext.templates.constraints import legal
 from inductor_ext.templates.problem import (
     Epilogue,
     EpilogueInput,
@@ -20,7 +18,9 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
-from inductor_ext.templates.triton import persistent
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
+from inductor_ext.templates.triton.kernels import persistent_tma
 from test import gpu_util, kernel_util
 from test.gpu_util import device
 from test.kernel_util import Case
@@ -279,7 +279,7 @@ def test_gates(config: GemmConfig, activation: str) -> None:
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-@pytest.mark.parametrize("reach", [persistent.REACH, 1025])
+@pytest.mark.parametrize("reach", [persistent_tma.REACH, 1025])
 def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
     problem = mm(264, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
     case = Case(problem, TMA, {"ACTIVATION": "'silu'"})
@@ -290,7 +290,7 @@ def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
     for i, begin in enumerate(reversed(begins) if flipped else begins):
         moved = space.as_strided(factors[i].shape, factors[i].stride(), begin)
         factors[i] = moved.copy_(factors[i])
-    with mock.patch.object(persistent, "REACH", reach):
+    with mock.patch.object(persistent_tma, "REACH", reach):
         assert error(case, [a, *factors]) < TOLERANCE["float16"]
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from inductor_ext import events
-from inductor_ext.selection import choose
-from inductor_ext.selection.programs import program
-from inductor_ext.templates import space
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.reference_programs import program
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.triton import search_space
+from inductor_ext.templates.triton.config import GemmConfig
 from test import gpu_util
 from test.gpu_util import device
 
@@ -31,7 +31,9 @@ def uncached() -> Iterator[None]:
 
 def check(problem: GemmProblem, template: str, count: int = 3) -> None:
     """Some of a template's candidates, far apart in its space, against float64."""
-    found = [each for each in space.candidates(problem, device()) if each.template == template]
+    found = [
+        each for each in search_space.candidates(problem, device()) if each.template == template
+    ]
     assert found
     canonical = program(problem)
     inputs = canonical.make_inputs("cuda")
@@ -56,7 +58,7 @@ def run(
         return config if what(asked) == what(problem) else None
 
     torch._dynamo.reset()
-    with torch.no_grad(), choose.forced(rule), events.capture() as records:
+    with torch.no_grad(), decide.forced(rule), events.capture() as records:
         compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
         results = compiled(*inputs)
     taken = [each.chosen for each in records if isinstance(each, events.ProductRecord)]

@@ -12,11 +12,11 @@ import torch._inductor
 
 import inductor_ext
 from inductor_ext import events
-from inductor_ext.selection import choose, programs
-from inductor_ext.selection.verify import Verifier
-from inductor_ext.templates import space
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import decide, reference_programs
+from inductor_ext.autotune.accuracy import Verifier
 from inductor_ext.templates.problem import Epilogue, GemmProblem
+from inductor_ext.templates.triton import search_space
+from inductor_ext.templates.triton.config import GemmConfig
 from test import gpu_util
 from test.gpu_util import device
 
@@ -80,14 +80,14 @@ class Activated(torch.nn.Module):
         return quantized(self.output(x))
 
 
-def only_with_maxima(pick: Callable[[list[GemmConfig]], GemmConfig | None]) -> choose.Rule:
+def only_with_maxima(pick: Callable[[list[GemmConfig]], GemmConfig | None]) -> decide.Rule:
     def rule(problem: GemmProblem) -> GemmConfig | None:
-        return pick(list(space.candidates(problem, device()))) if problem.quantized else None
+        return pick(list(search_space.candidates(problem, device()))) if problem.quantized else None
 
     return rule
 
 
-def first(*templates: str) -> choose.Rule:
+def first(*templates: str) -> decide.Rule:
     return only_with_maxima(
         lambda found: next((each for each in found if each.template in templates), None)
     )
@@ -118,11 +118,11 @@ def check_scaling(results: Results) -> None:
 
 
 def run(
-    module: Any, x: Tensor, rule: choose.Rule, **options: Any
+    module: Any, x: Tensor, rule: decide.Rule, **options: Any
 ) -> tuple[Any, list[events.ProductRecord]]:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="inductor_ext", options=options or None, dynamic=False)
-    with torch.no_grad(), choose.forced(rule), events.capture(events.ProductRecord) as records:
+    with torch.no_grad(), decide.forced(rule), events.capture(events.ProductRecord) as records:
         for _ in range(3):
             results = tuple(each.clone() for each in compiled(x))
     return results, [each for each in records if each.problem is not None]
@@ -197,7 +197,7 @@ def test_other_ways_to_run(options: dict[str, Any]) -> None:
 def test_rows_known_only_at_run_time() -> None:
     module = Gated().cuda().bfloat16()
     compiled = torch.compile(module, backend="inductor_ext", dynamic=True)
-    with torch.no_grad(), choose.forced(ANY):
+    with torch.no_grad(), decide.forced(ANY):
         for rows in (7, 16, 17, 64, 65, 300, 2048, 3000):
             x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
             check(module, x, compiled(x))
@@ -207,7 +207,7 @@ def test_a_package(tmp_path: Path) -> None:
     module = Gated().cuda().bfloat16()
     x = torch.randn(24, 256, device="cuda", dtype=torch.bfloat16)
     program = torch.export.export(module, (x,))
-    with inductor_ext.activate(artifact_cache=False), choose.forced(ANY):
+    with inductor_ext.activate(artifact_cache=False), decide.forced(ANY):
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=str(tmp_path / "gated.pt2")
         )
@@ -219,17 +219,17 @@ def test_a_package(tmp_path: Path) -> None:
 def test_the_canonical_program_is_verified(rows: int, stored: str | None) -> None:
     epilogue = Epilogue(gated=True, reductions=1, out=stored)
     problem = GemmProblem.contiguous("mm", rows, 1040, 256, parts=(520, 520), epilogue=epilogue)
-    canonical = programs.program(problem)
+    canonical = reference_programs.program(problem)
     inputs = canonical.make_inputs("cuda")
     verifier = Verifier(canonical, inputs)
     verifier.set_stock(canonical.function(*inputs))
-    config = next(iter(space.candidates(problem, device())))
+    config = next(iter(search_space.candidates(problem, device())))
     torch._dynamo.reset()
 
     def rule(met: GemmProblem) -> GemmConfig | None:
         return config if met.epilogue.reductions else None
 
     compiled = torch.compile(canonical.function, backend="inductor_ext", dynamic=False)
-    with torch.no_grad(), choose.forced(rule), events.capture(events.ProductRecord) as records:
+    with torch.no_grad(), decide.forced(rule), events.capture(events.ProductRecord) as records:
         assert verifier.check(lambda: compiled(*inputs)) is None
     assert [record.problem for record in records] == [problem]

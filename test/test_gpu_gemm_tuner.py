@@ -12,15 +12,23 @@ import torch
 import torch._inductor.config as inductor_config
 
 from inductor_ext import config, events
+from inductor_ext.autotune import (
+    accuracy,
+    candidate_run,
+    inductor_benchmark,
+    reference_programs,
+    subprocess_runner,
+    timing,
+    tuner,
+)
+from inductor_ext.autotune.candidate_run import Bench, Compiled
+from inductor_ext.autotune.decision import Decision
 from inductor_ext.hooks import activate, compile_fx, scope
-from inductor_ext.selection import programs, timing, trial, tuner, variants, verify, worker
-from inductor_ext.selection.decision import Decision
-from inductor_ext.selection.trial import Bench, Compiled
-from inductor_ext.selection.wording import problem_words
 from inductor_ext.settings import Settings
-from inductor_ext.templates import ranking
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.triton import cost_model
 from test import gpu_tuning_bench
 
 pytestmark = pytest.mark.gpu
@@ -57,7 +65,7 @@ OUTPUTS = (
         parts=(256, 256),
         epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
     ),
-    contiguous("mm", 2 * verify.ROWS, 256, 64, epilogue=Epilogue((), 1, "float8_e4m3fn", 1)),
+    contiguous("mm", 2 * accuracy.ROWS, 256, 64, epilogue=Epilogue((), 1, "float8_e4m3fn", 1)),
 )
 """Problems that every device from capability 8.9 on can compute by stock's path."""
 
@@ -75,11 +83,13 @@ def compiling() -> Iterator[None]:
         scope.compile_scope(config.snapshot()),
     ):
         yield
-    worker._end()
+    subprocess_runner._end()
 
 
 def tune(
-    *problems: GemmProblem, bench: Callable[[int], Bench] = variants.cuda_bench, **options: Any
+    *problems: GemmProblem,
+    bench: Callable[[int], Bench] = inductor_benchmark.cuda_bench,
+    **options: Any,
 ) -> dict[GemmProblem, Decision]:
     return tuner.tune(problems, this_device(), bench, Settings(), **options)
 
@@ -88,13 +98,13 @@ def tune(
 def test_stocks_path_is_taken_for_right(problem: GemmProblem) -> None:
     if problem.stored.startswith("float8") and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8")
-    bench = variants.cuda_bench(0)
-    program = programs.program(problem)
-    with bench.prepared(), programs.precision(problem):
+    bench = inductor_benchmark.cuda_bench(0)
+    program = reference_programs.program(problem)
+    with bench.prepared(), reference_programs.precision(problem):
         (compiled,) = bench.compile([(problem, None)], lambda index: None)
         assert isinstance(compiled, Compiled), compiled
         inputs = program.make_inputs(bench.device)
-        verifier = verify.Verifier(program, inputs)
+        verifier = accuracy.Verifier(program, inputs)
         refused = verifier.set_stock(compiled.call(*inputs))
         # A chain is rounded step by step, a single product once.
         plain = problem.epilogue == Epilogue() and not problem.parts
@@ -187,9 +197,9 @@ def test_a_wrong_candidate_is_dropped(isolated: bool) -> None:
 
 
 def test_a_candidate_that_breaks_the_device_breaks_its_own_process() -> None:
-    bad, good = (config for config, _ in ranking.rank(DECODE, this_device(), 2))
-    job = trial.Job(DECODE, (bad, good))
-    (report,) = worker.run([job], gpu_tuning_bench.faulty_bench, 0, 100, 60)
+    bad, good = (config for config, _ in cost_model.rank(DECODE, this_device(), 2))
+    job = candidate_run.Job(DECODE, (bad, good))
+    (report,) = subprocess_runner.run([job], gpu_tuning_bench.faulty_bench, 0, 100, 60)
     failures = {each.config: each.failure for each in report.timings}
     assert failures[bad] is not None
     # The fault shows wherever the device is waited for next.

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import inductor_ext
 from inductor_ext import config, events, numerics
+from inductor_ext.autotune import inductor_benchmark, subprocess_runner, tuner
 from inductor_ext.hooks import activate, compile_fx, scope
-from inductor_ext.selection import tuner, variants, worker
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import GemmProblem
 from test import gpu_util
@@ -120,7 +120,7 @@ def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     problem = dataclasses.replace(DECODE, deterministic=True)
     compile_fx.install_hooks(activate.requested)
-    worker._end()
+    subprocess_runner._end()
     try:
         with (
             inductor_config.patch(force_disable_caches=True, deterministic=True),
@@ -128,9 +128,13 @@ def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPa
             scope.compile_scope(config.snapshot()),
         ):
             decision = tuner.tune(
-                [problem], gpu_util.device(), variants.cuda_bench, Settings(), isolated=True
+                [problem],
+                gpu_util.device(),
+                inductor_benchmark.cuda_bench,
+                Settings(),
+                isolated=True,
             )[problem]
     finally:
-        worker._end()
+        subprocess_runner._end()
     assert decision.origin == "measured"
     assert decision.microseconds(None) is not None, [each.failure for each in decision.timings]

@@ -18,8 +18,9 @@ from torch._inductor.codecache import FxGraphHashDetails
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_ext
-from inductor_ext import cache, compat, config, events, exc, lowerings
+from inductor_ext import _compat, config, events, exc, lowerings
 from inductor_ext.hooks import activate, compile_fx, scope
+from inductor_ext.storage import artifact_store
 
 ATEN_SINH = torch.ops.aten.sinh.default
 
@@ -153,7 +154,7 @@ def test_two_threads_do_not_see_each_other(entry: str) -> None:
             compiled = torch._inductor.compile(graph, [torch.randn(7)])
         x = torch.randn(7)
         torch.testing.assert_close(compiled(x)[0], torch.sinh(x) + 3)
-        stock_handler.append(compat.peek_choices())
+        stock_handler.append(_compat.peek_choices())
         details = FxGraphHashDetails(graph, [x], {}, [])
         stock_keys.append(tuple(sorted(vars(details))))
 
@@ -212,7 +213,7 @@ def test_exception_inside_the_block_deactivates() -> None:
 
 
 def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any]) -> None:
-    before = compat.peek_choices()
+    before = _compat.peek_choices()
 
     def fail(*args: Any) -> Any:
         raise ArithmeticError("from the lowering")
@@ -222,7 +223,7 @@ def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any
     with pytest.raises(Exception, match="from the lowering"):
         run("inductor_ext")
     assert scope.settings() is None
-    assert compat.peek_choices() is before
+    assert _compat.peek_choices() is before
     run("inductor")
     assert sinh_lowerings == []
 
@@ -237,7 +238,7 @@ def test_choices_handler_leaves_no_trace() -> None:
 
     def work() -> None:
         run("inductor_ext")
-        seen.append(compat.peek_choices())
+        seen.append(_compat.peek_choices())
         with inductor_config.patch(inductor_choices_class=Custom):
             seen.append(type(virtualized.V.choices))
 
@@ -412,7 +413,7 @@ def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
         tag = torch.compiler.config.cache_key_tag
     outside = vars(FxGraphHashDetails(None, [], {}, []))
     assert set(inside) - set(outside) == {"inductor_ext"}
-    assert inside["inductor_ext"].startswith(cache.source_key())
+    assert inside["inductor_ext"].startswith(artifact_store.source_key())
     assert tag == torch.compiler.config.cache_key_tag
 
 
@@ -438,7 +439,7 @@ def test_bad_overrides_are_refused_before_anything_happens() -> None:
 def test_unsupported_torch_is_refused_with_an_override(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(compat, "torch_version", lambda: version)
+    monkeypatch.setattr(_compat, "torch_version", lambda: version)
     with pytest.raises(exc.UnsupportedTorchError) as caught, inductor_ext.activate():
         raise AssertionError("the block must not run")
     text = str(caught.value)
@@ -455,7 +456,7 @@ def test_unsupported_torch_is_refused_with_an_override(
     "version", ["2.11.0+cu130", "2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0a0+git1"]
 )
 def test_supported_torch_is_accepted(version: str) -> None:
-    assert compat.in_range(version)
+    assert _compat.in_range(version)
 
 
 def test_standalone_compile_follows_the_activation() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inductor_ext import compat, exc
+from inductor_ext import _compat, exc
 from inductor_ext.hooks import registry
 from inductor_ext.hooks.hook_table import HOOKS, Hook
 from inductor_ext.hooks.torch_source import TorchSource
@@ -23,14 +23,14 @@ CHECKOUT = Path(__file__).parent.parent
 
 
 def test_every_hook_fits_the_installed_torch() -> None:
-    misfits = registry.check(TORCH, compat.torch_version())
+    misfits = registry.check(TORCH, _compat.torch_version())
     assert [f"{misfit.hook.name}: {misfit.why}" for misfit in misfits] == []
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
 def test_the_source_and_the_import_agree(hook: Hook) -> None:
     """What the check reads from files is what importing torch gives."""
-    if not registry.concerns(hook, compat.torch_version()):
+    if not registry.concerns(hook, _compat.torch_version()):
         pytest.skip("does not concern this torch")
     source = TorchSource(TORCH)
     target = next(target for target in hook.targets if source.find(target))

@@ -24,8 +24,15 @@ from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
 from benchmarks import measure
-from inductor_ext import events, exc, kernel_order, known_ir
-from inductor_ext.planning.order import EFFORT, Buffer, OrderProblem, find_order, profile
+from inductor_ext import events, exc
+from inductor_ext.memory import known_ir, reorder_kernels
+from inductor_ext.memory.planner.kernel_order import (
+    EFFORT,
+    Buffer,
+    OrderProblem,
+    find_order,
+    profile,
+)
 from test.compile_util import OUT_VARIANT
 
 CHECKOUT = Path(__file__).parent.parent
@@ -194,7 +201,7 @@ def test_effort_bounds_the_search() -> None:
 def test_the_same_problem_has_the_same_order_in_every_process() -> None:
     problem = random_problem(random.Random(5), 60, batches=True)
     code = (
-        "from inductor_ext.planning.order import Buffer, OrderProblem, find_order\n"
+        "from inductor_ext.memory.planner.kernel_order import Buffer, OrderProblem, find_order\n"
         f"print(find_order({problem!r}, range(60)).order)"
     )
     orders = {
@@ -277,24 +284,24 @@ def branches(
 
 
 @pytest.fixture
-def reorderings(monkeypatch: pytest.MonkeyPatch) -> list[kernel_order.Reordering]:
+def reorderings(monkeypatch: pytest.MonkeyPatch) -> list[reorder_kernels.Reordering]:
     """What has become of the order of each graph that the extension compiles meanwhile."""
     from torch._inductor.virtualized import V
 
-    found: list[kernel_order.Reordering] = []
-    stock = kernel_order.improve
+    found: list[reorder_kernels.Reordering] = []
+    stock = reorder_kernels.improve
 
     def improve(*args: Any) -> Any:
         order = stock(*args)
-        outcome = kernel_order.reordering(V.graph)
+        outcome = reorder_kernels.reordering(V.graph)
         assert outcome is not None
-        assert kernel_order.peak_before_reorder(V.graph) == (
+        assert reorder_kernels.peak_before_reorder(V.graph) == (
             outcome.peak_before if outcome.moved else None
         )
         found.append(dataclasses.replace(outcome, seconds=0.0))
         return order
 
-    monkeypatch.setattr(kernel_order, "improve", improve)
+    monkeypatch.setattr(reorder_kernels, "improve", improve)
     return found
 
 
@@ -326,7 +333,7 @@ AS_SCHEDULED = {"allow_buffer_reuse": False}
 
 
 def test_the_measured_peak_falls_to_what_the_search_says(
-    reorderings: list[kernel_order.Reordering],
+    reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     function, inputs = branches()
     result, _, peak = generated(function, inputs, patches=AS_SCHEDULED)
@@ -343,7 +350,7 @@ def test_the_measured_peak_falls_to_what_the_search_says(
 
 
 def test_reordering_is_a_setting_of_ours_and_of_inductors(
-    reorderings: list[kernel_order.Reordering],
+    reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     function, inputs = branches()
     _, ours, _ = generated(function, inputs, patches=AS_SCHEDULED)
@@ -362,7 +369,7 @@ def test_reordering_is_a_setting_of_ours_and_of_inductors(
 
 
 def test_another_threads_stock_compile_keeps_stocks_order(
-    reorderings: list[kernel_order.Reordering], monkeypatch: pytest.MonkeyPatch
+    reorderings: list[reorder_kernels.Reordering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It happens while ours is choosing its order."""
     from torch._inductor.compile_fx import compile_fx
@@ -371,7 +378,7 @@ def test_another_threads_stock_compile_keeps_stocks_order(
     function, inputs = branches()
     graph = make_fx(lambda x, *weights: tuple(function(x, list(weights))))(inputs[0], *inputs[1])
     chosen: list[Any] = []
-    note = kernel_order.improve
+    note = reorder_kernels.improve
 
     def compile_by_stock() -> None:
         with torch.no_grad(), inductor_config.patch(force_disable_caches=True):
@@ -385,14 +392,14 @@ def test_another_threads_stock_compile_keeps_stocks_order(
         thread.join()
         return note(*args)
 
-    monkeypatch.setattr(kernel_order, "improve", improve)
+    monkeypatch.setattr(reorder_kernels, "improve", improve)
     generated(function, inputs)
     assert chosen == [0]
     assert len(reorderings) == 1
 
 
 def test_random_numbers_are_drawn_in_stocks_order(
-    reorderings: list[kernel_order.Reordering],
+    reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     """Fallback random operators share one generator: each keeps its turn.
 
@@ -455,13 +462,13 @@ def test_stocks_estimate_is_counted_as_stock_does(
 ) -> None:
     """Kernels with several outputs, concatenations, changed inputs, unused outputs."""
     follows: list[bool] = []
-    stock = kernel_order._Converted.follows_stock
+    stock = reorder_kernels._Converted.follows_stock
 
     def follows_stock(self: Any) -> bool:
         follows.append(stock(self))
         return follows[-1]
 
-    monkeypatch.setattr(kernel_order._Converted, "follows_stock", follows_stock)
+    monkeypatch.setattr(reorder_kernels._Converted, "follows_stock", follows_stock)
     # Only the schedule is looked at, so that no kernel needs to be compiled.
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_args: lambda *_tensors: None)
 
@@ -479,7 +486,7 @@ def test_stocks_estimate_is_counted_as_stock_does(
 
 
 def test_pools_and_unknown_classes_keep_inductors_order(
-    reorderings: list[kernel_order.Reordering], monkeypatch: pytest.MonkeyPatch
+    reorderings: list[reorder_kernels.Reordering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel allocates from the pool in whose context it is called."""
     function, inputs = branches()

@@ -20,15 +20,17 @@ from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from torch._inductor.virtualized import V
 
 import inductor_ext
-from inductor_ext import events, known_ir, memory_planning, memory_plans
-from inductor_ext.known_ir import LineUse
+from inductor_ext import events, memory_planning
+from inductor_ext.memory import known_ir, plan_store
+from inductor_ext.memory.known_ir import LineUse
 
 _CLASSES = """
 import contextlib, importlib, json, pkgutil, sys
 import torch._inductor.codegen, torch._inductor.kernel
 from torch._inductor import ir, scheduler
 from torch._inductor.codegen import common, wrapper
-import inductor_ext.lowerings.cutlass, inductor_ext.lowerings.out_variants, inductor_ext.arena_lines
+import inductor_ext.lowerings.cutlass_call, inductor_ext.memory.out_variants
+import inductor_ext.memory.arena_lines
 
 for package in (torch._inductor, torch._inductor.codegen, torch._inductor.kernel):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
@@ -194,7 +196,7 @@ class TestUnknown:
         assert (plan.strategy, plan.arenas, plan.storages) == ("stock", (), ())
         assert "torch._inductor.codegen.wrapper.NewLine" in plan.reason
         assert plan.reason in plan.describe()
-        assert memory_plans.parse(json.loads(json.dumps(plan.as_json()))) == plan
+        assert plan_store.parse(json.loads(json.dumps(plan.as_json()))) == plan
         ours_only = [each for each in caplog.records if each.name == "inductor_ext"]
         unknown, budget = (each.getMessage() for each in ours_only)
         assert "memory plan of a graph is Inductor's" in unknown
@@ -240,7 +242,7 @@ def test_an_older_log_has_no_reason() -> None:
         call_code("inductor_ext")
     entry = json.loads(json.dumps(records[0].as_json()))
     del entry["reason"]
-    assert memory_plans.parse(entry) == records[0]
+    assert plan_store.parse(entry) == records[0]
 
 
 @pytest.mark.parametrize("freed_by", ["FreeIfNotReusedLine", "FreeLine"])

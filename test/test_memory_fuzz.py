@@ -59,7 +59,7 @@ class TestFailures:
         self, program: memory_fuzz.Program, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Members that lie on top of each other."""
-        from inductor_ext.planning import arenas
+        from inductor_ext.memory.planner import arenas
 
         plan = arenas.plan_arenas
 

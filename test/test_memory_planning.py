@@ -25,9 +25,10 @@ from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from torch.testing import FileCheck
 
 import inductor_ext
-from inductor_ext import arena_runtime, events, exc, memory_planning
+from inductor_ext import events, exc, memory_planning
 from inductor_ext.hooks import scope
-from inductor_ext.planning import arenas
+from inductor_ext.memory import arena_runtime
+from inductor_ext.memory.planner import arenas
 from test import aot_util
 from test.compile_util import OUT_VARIANT
 

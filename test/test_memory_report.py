@@ -21,12 +21,14 @@ from xml.etree import ElementTree
 import pytest
 
 import inductor_ext
-from inductor_ext import cli, events, exc, memory_plans
+from inductor_ext import events, exc
+from inductor_ext.cli import main
 from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
-from inductor_ext.planning import peak
-from inductor_ext.report import memory, memory_html, memory_measure
-from inductor_ext.report.memory import MemoryReport
+from inductor_ext.memory import plan_store
+from inductor_ext.memory.planner import peak_report
+from inductor_ext.report import memory_html, memory_measure, memory_report
 from inductor_ext.report.memory_measure import Allocation, Measured
+from inductor_ext.report.memory_report import MemoryReport
 
 CHECKOUT = pathlib.Path(__file__).parent.parent
 
@@ -71,9 +73,9 @@ def plan(
         "storages": storages,
     }
     record = MemoryPlanRecord(**{**values, **fields})
-    devices = peak.devices(record)
-    total = sum(max(peak.held(record, device)) for device in devices)
-    bound = sum(max(peak.alive(record, device)) for device in devices)
+    devices = peak_report.devices(record)
+    total = sum(max(peak_report.held(record, device)) for device in devices)
+    bound = sum(max(peak_report.alive(record, device)) for device in devices)
     totals = {"peak_before": total, "peak": total, "lower_bound": bound}
     return dataclasses.replace(record, **{**totals, **fields})
 
@@ -155,12 +157,12 @@ def many(count: int, loose: int) -> MemoryPlanRecord:
 class TestPeak:
     def test_table(self) -> None:
         expected = textwrap.dedent("\n".join(line[1:] for line in TABLE.splitlines()[1:]))
-        title, *rows = peak.peak_table(SMALL).splitlines()
+        title, *rows = peak_report.peak_table(SMALL).splitlines()
         assert title == TABLE.splitlines()[0]
         assert "\n".join(rows) == expected
 
     def test_table_cut_short_still_sums_to_the_peak(self) -> None:
-        assert peak.peak_table(SMALL, 2).splitlines()[-2:] == [
+        assert peak_report.peak_table(SMALL, 2).splitlines()[-2:] == [
             "2.00 KiB   28.6 %  2 others",
             "7.00 KiB  100.0 %  in all",
         ]
@@ -168,9 +170,9 @@ class TestPeak:
     @pytest.mark.parametrize("seed", range(20))
     def test_rows_sum_to_the_peak(self, seed: int) -> None:
         record = random_plan(40, 10, seed)
-        rows = peak.peak_rows(record, "cpu")
+        rows = peak_report.peak_rows(record, "cpu")
         assert sum(row.bytes for row in rows) == record.peak
-        step = peak.peak_step(record, "cpu")
+        step = peak_report.peak_step(record, "cpu")
         assert all(row.start <= step < row.end for row in rows)
         assert [row.bytes for row in rows] == sorted((r.bytes for r in rows), reverse=True)
 
@@ -183,21 +185,21 @@ class TestPeak:
             )
         )
         assert record.peak == 170
-        assert peak.peak_step(record, "cuda:0") == 0
-        assert peak.peak_step(record, "cpu") == 1
-        assert [row.name for row in peak.peak_rows(record, "cuda:0")] == ["a"]
-        tables = peak.peak_table(record).split("\n\n")
+        assert peak_report.peak_step(record, "cuda:0") == 0
+        assert peak_report.peak_step(record, "cpu") == 1
+        assert [row.name for row in peak_report.peak_rows(record, "cuda:0")] == ["a"]
+        tables = peak_report.peak_table(record).split("\n\n")
         assert [table.split()[2] for table in tables] == ["cuda:0", "cpu"]
-        assert peak.peak_table(record, device="cpu") == tables[1]
+        assert peak_report.peak_table(record, device="cpu") == tables[1]
 
     def test_long_texts_are_cut_where_they_say_least(self) -> None:
         record = plan((storage("a", 1, 0, 1, operator="x" * 50, module="m." * 50 + "last"),))
-        (row,) = peak.peak_table(record).splitlines()[2:-1]
+        (row,) = peak_report.peak_table(record).splitlines()[2:-1]
         assert row.split()[-4:-2] == ["x" * 29 + "...", "..." + ("m." * 50 + "last")[-37:]]
 
     def test_an_empty_plan(self) -> None:
-        assert peak.peak_table(plan(())) == "Nothing is allocated."
-        assert peak.held(plan(()), "cpu") == [0]
+        assert peak_report.peak_table(plan(())) == "Nothing is allocated."
+        assert peak_report.held(plan(()), "cpu") == [0]
 
     @pytest.mark.parametrize(
         ("count", "text"),
@@ -210,7 +212,7 @@ class TestPeak:
         ],
     )
     def test_human_bytes(self, count: int, text: str) -> None:
-        assert peak.human_bytes(count) == text
+        assert peak_report.human_bytes(count) == text
 
     def test_budget_error_names_the_buffers(self) -> None:
         error = exc.MemoryBudgetError(
@@ -218,14 +220,14 @@ class TestPeak:
             device="cpu",
             peak="7.00 KiB",
             budget="1.00 KiB",
-            table=peak.peak_table(SMALL),
+            table=peak_report.peak_table(SMALL),
         )
         first, *rest = str(error).splitlines()
         assert first.startswith(
             "The planned memory peak of call (inference) on cpu is 7.00 KiB, above the budget of "
             "1.00 KiB. Raise memory_budget"
         )
-        assert rest == peak.peak_table(SMALL).splitlines()
+        assert rest == peak_report.peak_table(SMALL).splitlines()
 
 
 class TestReport:
@@ -248,7 +250,7 @@ class TestReport:
         assert text.startswith(
             "Memory of a model\n\n1. call (inference): peak 9.00 KiB -> 7.00 KiB, lower bound "
             "6.00 KiB, ratio 1.167, 1 arena, allocator calls 4 -> 2\n\n"
-            + peak.peak_table(SMALL)
+            + peak_report.peak_table(SMALL)
             + "\n\n2. partition_0 (backward): peak 8.00 KiB -> "
         )
         assert text.endswith(
@@ -258,16 +260,16 @@ class TestReport:
 
     def test_the_documented_example_is_this_one(self) -> None:
         text = (CHECKOUT / "docs" / "memory_report.md").read_text()
-        assert f"1. {memory.headline(SMALL)}\n\n{peak.peak_table(SMALL)}\n" in text
+        assert f"1. {memory_report.headline(SMALL)}\n\n{peak_report.peak_table(SMALL)}\n" in text
 
     def test_reordering_is_told(self) -> None:
         record = dataclasses.replace(SMALL, peak_reordered_from=10240)
-        assert "6.00 KiB (10.00 KiB in stock's order of kernels)" in memory.headline(record)
+        assert "6.00 KiB (10.00 KiB in stock's order of kernels)" in memory_report.headline(record)
 
     def test_json_round_trip(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "report.json"
         path.write_text(self.REPORT.to_json())
-        assert memory.read(str(path)) == self.REPORT
+        assert memory_report.read(str(path)) == self.REPORT
 
     def test_nothing_planned(self) -> None:
         report = MemoryReport("nothing", ())
@@ -288,16 +290,16 @@ class TestReport:
     )
     def test_bad_records_are_named(self, change: dict[str, Any], why: str) -> None:
         entry = json.loads(json.dumps(SMALL.as_json()))
-        assert memory_plans.parse(entry) == SMALL
+        assert plan_store.parse(entry) == SMALL
         with pytest.raises(ValueError) as error:
-            memory_plans.parse({**entry, **change})
+            plan_store.parse({**entry, **change})
         assert str(error.value) == why
 
     def test_a_lifetime_backwards_is_named(self) -> None:
         entry = json.loads(json.dumps(SMALL.as_json()))
         entry["storages"][2]["end"] = 1
         with pytest.raises(ValueError, match=r"storages\[2\] has a negative size or lifetime"):
-            memory_plans.parse(entry)
+            plan_store.parse(entry)
 
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -496,7 +498,7 @@ class TestCommand:
         return path
 
     def test_an_event_log(self, log: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["memory", log]) == 0
+        assert main.main(["memory", log]) == 0
         printed = capsys.readouterr().out
         expected = MemoryReport(log, TestReport.REPORT.records).table()
         assert printed == expected + "\n"
@@ -505,24 +507,24 @@ class TestCommand:
         self, log: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "out.html"
-        assert cli.main(["memory", log, "--json", "--html", str(out)]) == 0
+        assert main.main(["memory", log, "--json", "--html", str(out)]) == 0
         printed = capsys.readouterr().out
         assert json.loads(printed)["records"][0]["storages"][1]["module"] == "encoder.layer.1"
         assert len(drawings(out.read_text())[1]) == 2
         again = tmp_path / "report.json"
         again.write_text(printed)
-        assert cli.main(["memory", str(again), "--top", "1"]) == 0
+        assert main.main(["memory", str(again), "--top", "1"]) == 0
         assert "3 others" in capsys.readouterr().out
 
     @pytest.mark.parametrize("wanted", ["2", "partition_0", "backward"])
     def test_one_graph(self, log: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["memory", log, "--graph", wanted]) == 0
+        assert main.main(["memory", log, "--graph", wanted]) == 0
         printed = capsys.readouterr().out
         assert "1. partition_0 (backward)" in printed
         assert "call (inference)" not in printed
 
     def test_an_unknown_graph(self, log: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["memory", log, "--graph", "3"]) == 2
+        assert main.main(["memory", log, "--graph", "3"]) == 2
         assert (
             "it has no graph '3'. Its graphs are: 1. call (inference), 2. partition_0 (backward)."
             in capsys.readouterr().err
@@ -550,7 +552,7 @@ class TestCommand:
     ) -> None:
         path = tmp_path / "file"
         path.write_text(text)
-        assert cli.main(["memory", str(path), "--html", str(tmp_path / "out.html")]) == 2
+        assert main.main(["memory", str(path), "--html", str(tmp_path / "out.html")]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert str(path) in captured.err
@@ -579,7 +581,7 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "binary").write_bytes(b"\xff\xfe")
         (tmp_path / "archive").write_bytes(b"PK and no more")
-        assert cli.main(["memory", *arguments]) == 2
+        assert main.main(["memory", *arguments]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert complaint in captured.err
@@ -628,7 +630,7 @@ class TestMeasure:
 
 def nested_calls() -> None:
     """What a graph break looks like to those who ask whose a graph is: one call in another."""
-    memory_plans.begin().add("inner", None)
+    plan_store.begin().add("inner", None)
 
 
 class TestOwners:
@@ -640,9 +642,9 @@ class TestOwners:
 
         nested_calls()
         other()
-        assert [len(memory_plans.find(f)) for f in (other, nested_calls)] == [1, 2]
-        memory_plans.clear()
-        assert memory_plans.find(other) == []
+        assert [len(plan_store.find(f)) for f in (other, nested_calls)] == [1, 2]
+        plan_store.clear()
+        assert plan_store.find(other) == []
 
     def test_a_module_owns_what_is_compiled_in_its_call(self) -> None:
         import torch
@@ -654,24 +656,24 @@ class TestOwners:
 
         model = torch.nn.Sequential(Block(), Block())
         model[0](torch.ones(1))
-        assert [len(memory_plans.find(m)) for m in (model[0], model[1], model)] == [1, 0, 0]
+        assert [len(plan_store.find(m)) for m in (model[0], model[1], model)] == [1, 0, 0]
         model(torch.ones(1))
-        assert [len(memory_plans.find(m)) for m in (model[0], model[1], model)] == [2, 1, 2]
+        assert [len(plan_store.find(m)) for m in (model[0], model[1], model)] == [2, 1, 2]
 
     def test_plans_are_kept_by_key_and_read_again(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
     ) -> None:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-        memory_plans.begin().add("fkey", [SMALL, events.PackageRecord("a", 1, 0.1)])
+        plan_store.begin().add("fkey", [SMALL, events.PackageRecord("a", 1, 0.1)])
         expected = (dataclasses.replace(SMALL, cache_key="fkey"),)
-        assert memory_plans.load("fkey") == expected
-        memory_plans._plans.clear()
-        assert memory_plans.load("fkey") == expected
-        memory_plans._plans.clear()
+        assert plan_store.load("fkey") == expected
+        plan_store._plans.clear()
+        assert plan_store.load("fkey") == expected
+        plan_store._plans.clear()
         (path,) = tmp_path.rglob("fkey.json")
         path.write_text("[{}]")
-        assert memory_plans.load("fkey") is None
-        assert memory_plans.load("absent") is None
+        assert plan_store.load("fkey") is None
+        assert plan_store.load("absent") is None
 
     def test_a_folder_that_cannot_be_written_costs_a_warning(
         self,
@@ -682,10 +684,10 @@ class TestOwners:
         (tmp_path / "inductor_ext").write_text("a file where the folder should be")
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         for key in ("fa", "fb"):
-            memory_plans.begin().add(key, [SMALL])
+            plan_store.begin().add(key, [SMALL])
         (message,) = caplog.messages
         assert message.startswith("memory plans cannot be kept in ")
-        assert memory_plans.load("fb") == (dataclasses.replace(SMALL, cache_key="fb"),)
+        assert plan_store.load("fb") == (dataclasses.replace(SMALL, cache_key="fb"),)
 
 
 class TestCompiled:
@@ -701,17 +703,19 @@ class TestCompiled:
         eager = Model()
         compiled = torch.compile(eager, backend="inductor_ext")
         with pytest.raises(exc.NothingCompiledError, match="Model by inductor_ext"):
-            memory.memory_report(compiled)
+            memory_report.memory_report(compiled)
         x = torch.randn(32, 64)
         loss = compiled(x)
-        assert [record.kind for record in memory.memory_report(compiled).records] == ["forward"]
+        assert [record.kind for record in memory_report.memory_report(compiled).records] == [
+            "forward"
+        ]
         loss.backward()
-        report = memory.memory_report(compiled)
-        assert report == memory.memory_report(eager)
+        report = memory_report.memory_report(compiled)
+        assert report == memory_report.memory_report(eager)
         assert report.title == "Model"
         assert [record.kind for record in report.records] == ["forward", "backward"]
         assert all(record.cache_key is not None for record in report.records)
-        rows = peak.peak_rows(report.records[0], "cpu")
+        rows = peak_report.peak_rows(report.records[0], "cpu")
         assert 32 * 256 * 4 in [row.bytes for row in rows]
         assert any(row.module.endswith("up") for row in rows)
 
@@ -733,7 +737,7 @@ class TestCompiled:
             report.measure(torch.sin, x)
         torch._dynamo.reset()
         with pytest.raises(exc.NothingCompiledError):
-            memory.memory_report(compiled)
+            memory_report.memory_report(compiled)
 
     def in_another_process(self, folder: pathlib.Path) -> Any:
         done = subprocess.run(
@@ -758,18 +762,18 @@ class TestCompiled:
         first, second = (torch.compile(Broken(), backend="inductor_ext") for _ in range(2))
         x = torch.randn(64)
         first(x)
-        report = memory.memory_report(first)
+        report = memory_report.memory_report(first)
         assert len(report.records) == 2
         with events.capture() as records:
             second(x)
         assert records == []
-        assert memory.memory_report(second) == report
+        assert memory_report.memory_report(second) == report
 
         torch._dynamo.reset()
         with events.capture() as records, autograd_config.patch(enable_autograd_cache=False):
             first(x)
         assert [record.cache for record in records] == ["hit", "hit"]
-        assert memory.memory_report(first) == report
+        assert memory_report.memory_report(first) == report
 
     def test_functions_that_are_not_inlined(self) -> None:
         import torch
@@ -785,9 +789,13 @@ class TestCompiled:
         with inductor_ext.activate():
             compiled = torch.compile(outer, dynamic=False)
             compiled(torch.randn(64))
-        names = [record.storages[0].operator for record in memory.memory_report(compiled).records]
+        names = [
+            record.storages[0].operator for record in memory_report.memory_report(compiled).records
+        ]
         assert names == ["tanh", "add, sinh", "cosh, mul", "sub"]
-        inside = [record.storages[0].operator for record in memory.memory_report(inner).records]
+        inside = [
+            record.storages[0].operator for record in memory_report.memory_report(inner).records
+        ]
         assert inside == names[1:3]
 
     def test_a_function_outside_of_the_caches(self) -> None:
@@ -800,7 +808,7 @@ class TestCompiled:
         x = torch.randn(64, 64)
         with torch.compiler.config.patch(force_disable_caches=True):
             compiled(x)
-        report = memory.memory_report(compiled)
+        report = memory_report.memory_report(compiled)
         (record,) = report.records
         assert record.cache_key is None
         (measured,) = report.measure(compiled, x).measured
@@ -816,7 +824,7 @@ class TestCompiled:
         path = tmp_path / "program.pt2"
         torch.export.save(program, path)
         with events.capture(events.MemoryPlanRecord, events.CompileRecord) as records:
-            report = memory.read(str(path))
+            report = memory_report.read(str(path))
         assert [type(record) for record in records] == [
             events.MemoryPlanRecord,
             events.CompileRecord,
@@ -829,11 +837,11 @@ class TestCompiled:
     @pytest.mark.parametrize("target", [3, int, None])
     def test_what_has_no_report(self, target: Any) -> None:
         with pytest.raises(exc.NotReportableError, match=type(target).__name__):
-            memory.memory_report(target)
+            memory_report.memory_report(target)
 
     def test_options_are_for_exported_programs(self) -> None:
         with pytest.raises(exc.NotReportableError, match="with options: it has been compiled"):
-            memory.memory_report(lambda: 0, options={"memory_arenas": "never"})
+            memory_report.memory_report(lambda: 0, options={"memory_arenas": "never"})
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("cached", [True, False])
@@ -846,8 +854,8 @@ class TestCompiled:
         x = torch.randn(4096, 64, device="cuda")
         with torch.compiler.config.patch(force_disable_caches=not cached):
             compiled(x).backward()
-        report = memory.memory_report(compiled)
-        assert {device for r in report.records for device in peak.devices(r)} == {"cuda:0"}
+        report = memory_report.memory_report(compiled)
+        assert {device for r in report.records for device in peak_report.devices(r)} == {"cuda:0"}
         report = report.measure(lambda: compiled(x).backward())
         assert [each.kind for each in report.measured] == ["forward", "backward"]
         for each in report.measured:

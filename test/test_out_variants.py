@@ -26,7 +26,7 @@ from torch.nn import functional as F
 import inductor_ext
 from benchmarks import measure
 from inductor_ext import events
-from inductor_ext.lowerings.out_variants import OUT_VARIANTS, SCRATCHLESS, out_variant
+from inductor_ext.memory.out_variants import OUT_VARIANTS, SCRATCHLESS, out_variant
 from test import compile_util
 
 aten = torch.ops.aten

@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import inductor_ext
-from inductor_ext import compat
+from inductor_ext import _compat
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -167,7 +167,7 @@ def test_metadata_states_version_licence_and_the_supported_torch(
         if parsed.marker is None
     }
     assert set(required) == {"torch", "sympy", "filelock"}
-    lowest, highest = compat.SUPPORTED
+    lowest, highest = _compat.SUPPORTED
     major, minor = map(int, highest.split("."))
     accepted = required["torch"].specifier
     assert accepted.contains(f"{lowest}.0")
@@ -203,7 +203,7 @@ def test_the_cuda_extra_accepts_the_triton_of_each_torch(
 
 
 def test_the_readme_states_the_supported_torch() -> None:
-    lowest, highest = compat.SUPPORTED
+    lowest, highest = _compat.SUPPORTED
     assert f"| torch | {lowest} to {highest}; others are refused" in README.read_text()
 
 

@@ -12,9 +12,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import pad_mm
 
 import inductor_ext
-from inductor_ext import config, padding
+from inductor_ext import config
+from inductor_ext.autotune import decide
 from inductor_ext.hooks import activate, compile_fx, scope
-from inductor_ext.selection import choose
+from inductor_ext.lowerings.graph import pad_mm_policy
 from test import aot_util
 
 
@@ -114,8 +115,8 @@ def test_strides_that_padding_has_changed(
     (output,) = module.graph.find_nodes(op="output")
     kept = before if recorded_before_passes else after
     output.meta["original_output_strides"] = [(1,), kept]
-    padding.keep_strides(module, [(1,), before])
-    padding.recorded(module)
+    pad_mm_policy.keep_strides(module, [(1,), before])
+    pad_mm_policy.recorded(module)
     assert output.meta["original_output_strides"] == [(1,), before if copied else kept]
     copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
     assert output.args[0] == ((x, *copies) if copied else (x, y))
@@ -127,7 +128,11 @@ def test_strides_of_results() -> None:
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(2, 3).t()
     graph.output((x, 3, None))
-    assert padding.strides(torch.fx.GraphModule(torch.nn.Module(), graph)) == [(1, 3), None, None]
+    assert pad_mm_policy.strides(torch.fx.GraphModule(torch.nn.Module(), graph)) == [
+        (1, 3),
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +154,11 @@ def test_rows_alone_are_not_padded_where_kernels_of_ours_are_compared(
     assert pad_mm.can_pad(*asked)
     with scope.compile_scope(config.snapshot({})):
         assert pad_mm.can_pad(*asked)
-        for comparing in (choose.forced(lambda _: None), inductor_config.patch(max_autotune=True)):
+        for comparing in (decide.forced(lambda _: None), inductor_config.patch(max_autotune=True)):
             with comparing:
                 assert pad_mm.can_pad(*asked) is not rows_alone
     with (
         scope.compile_scope(config.snapshot({"gemm_templates": False})),
-        choose.forced(lambda _: None),
+        decide.forced(lambda _: None),
     ):
         assert pad_mm.can_pad(*asked)

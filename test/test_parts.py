@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from inductor_ext import exc, parts
+from inductor_ext import exc
+from inductor_ext.toolchain import components
 
 VARIABLES = (
     "CC",
@@ -37,9 +38,9 @@ NVCC_ANSWER = "echo 'Cuda compilation tools, release 12.6, V12.6.85'"
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    parts.clear()
+    components.clear()
     yield
-    parts.clear()
+    components.clear()
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(parts, "_CUDA_HOME", str(tmp_path / "no-cuda"))
+    monkeypatch.setattr(components, "_CUDA_HOME", str(tmp_path / "no-cuda"))
     # What this test process has imported must not count.
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     monkeypatch.delitem(sys.modules, "torch.utils.cpp_extension", raising=False)
@@ -96,18 +97,18 @@ def loaded(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> Non
 class TestPart:
     def test_require_names_why_and_what_to_do(self, machine: Path) -> None:
         with pytest.raises(exc.MissingToolchainError) as raised:
-            parts.probe("cxx").require()
+            components.probe("cxx").require()
         assert raised.value.fields["part"] == "C++ compiler"
         assert raised.value.fields["why"] == "g++ is not found on PATH"
         assert "apt-get install g++" in raised.value.fields["install"]
 
     def test_require_is_content_with_what_is_there(self, machine: Path) -> None:
         script(machine / "bin" / "gcc", "echo gcc 1.2.3")
-        assert parts.probe("cc").require() is None
+        assert components.probe("cc").require() is None
 
     def test_unknown_name(self) -> None:
         with pytest.raises(ValueError, match="unknown part 'gxx'; there are torch, cxx, "):
-            parts.probe("gxx")
+            components.probe("gxx")
 
     def test_a_probe_that_breaks_is_an_answer(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,18 +117,18 @@ class TestPart:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(shutil, "which", broken)
-        part = parts.probe("cc")
+        part = components.probe("cc")
         assert not part.available
         assert "PermissionError" in (part.why or "")
 
     def test_exactly_one_of_available_and_why(self) -> None:
-        for name, part in parts.probe_all().items():
+        for name, part in components.probe_all().items():
             assert part.name == name
             assert part.available == (part.why is None) == (part.install is None)
             assert "failed with" not in (part.why or ""), "a probe broke on this machine"
 
     def test_texts_fit_the_sentences_they_are_put_into(self, machine: Path, site: Path) -> None:
-        for part in parts.probe_all().values():
+        for part in components.probe_all().values():
             for text in filter(None, (part.why, part.install)):
                 assert text == text.strip()
                 assert not text.endswith(".")
@@ -144,37 +145,37 @@ class TestCaching:
         return lambda: len(log.read_text().splitlines())
 
     def test_asks_once(self, runs: Callable[[], int]) -> None:
-        assert parts.probe("cxx") is parts.probe("cxx")
+        assert components.probe("cxx") is components.probe("cxx")
         assert runs() == 1
 
     def test_clear_forgets(self, runs: Callable[[], int]) -> None:
-        parts.probe("cxx")
-        parts.clear()
-        parts.probe("cxx")
+        components.probe("cxx")
+        components.clear()
+        components.probe("cxx")
         assert runs() == 2
 
     def test_an_environment_has_an_answer_of_its_own(
         self, runs: Callable[[], int], machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert parts.probe("cxx").available
+        assert components.probe("cxx").available
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("CXX", "nonsense")
-            assert not parts.probe("cxx").available
-        assert parts.probe("cxx").available
+            assert not components.probe("cxx").available
+        assert components.probe("cxx").available
         assert runs() == 1
 
 
 class TestCxx:
     def test_default(self, machine: Path) -> None:
         path = script(machine / "bin" / "g++", "echo 'g++ (Maker 1-2) 14.2.0'; echo Copyright")
-        part = parts.probe("cxx")
+        part = components.probe("cxx")
         assert (part.path, part.version) == (path, "g++ (Maker 1-2) 14.2.0")
 
     def test_cxx_names_another(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         script(machine / "bin" / "g++", "echo g++ 9.9")
         path = script(machine / "other" / "clang++", "echo clang 18")
         monkeypatch.setenv("CXX", path)
-        assert parts.probe("cxx").path == path
+        assert components.probe("cxx").path == path
 
     @pytest.mark.parametrize(
         ("cxx", "why"),
@@ -197,12 +198,12 @@ class TestCxx:
         script(machine / "bin" / "fails", "echo no licence >&2; exit 3")
         Path(script(machine / "bin" / "unreadable", "")).write_text("#!/no/such/interpreter\n")
         monkeypatch.setenv("CXX", cxx)
-        assert (parts.probe("cxx").why or "").startswith(why)
+        assert (components.probe("cxx").why or "").startswith(why)
 
     def test_a_compiler_that_hangs(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parts, "_SECONDS", 0.2)
+        monkeypatch.setattr(components, "_SECONDS", 0.2)
         script(machine / "bin" / "g++", "exec /bin/sleep 20")
-        assert "no answer" in (parts.probe("cxx").why or "")
+        assert "no answer" in (components.probe("cxx").why or "")
 
     def test_inductors_setting_counts_once_it_is_loaded(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,14 +212,14 @@ class TestCxx:
         monkeypatch.setenv("CXX", "nonsense")
         cpp = types.SimpleNamespace(cxx=(None, "also-nonsense", path))
         loaded(monkeypatch, "torch._inductor.config", cpp=cpp)
-        assert parts.probe("cxx").path == path
+        assert components.probe("cxx").path == path
 
     def test_a_half_imported_inductor_config(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = script(machine / "bin" / "g++", "echo g++ 9.9")
         loaded(monkeypatch, "torch._inductor.config")
-        assert parts.probe("cxx").path == path
+        assert components.probe("cxx").path == path
 
     @pytest.mark.skipif(sys.platform != "linux", reason="Inductor installs a compiler on Linux")
     def test_inductor_will_install_one(
@@ -226,10 +227,10 @@ class TestCxx:
     ) -> None:
         marker = machine / "conda-ran"
         monkeypatch.setenv("TORCH_INDUCTOR_INSTALL_GXX", "1")
-        assert "conda is not found" in (parts.probe("cxx").why or "")
+        assert "conda is not found" in (components.probe("cxx").why or "")
         monkeypatch.setenv("CONDA_EXE", script(machine / "conda", f"touch {marker}"))
-        assert parts.probe("cxx").available
-        assert parts.probe("openmp").available
+        assert components.probe("cxx").available
+        assert components.probe("openmp").available
         assert not marker.exists()
 
     @pytest.mark.parametrize("cxx", ["g++", "/no/such/g++", "ccache g++", "fails"])
@@ -250,12 +251,12 @@ class TestCxx:
                 theirs = None
             finally:
                 cpp_builder.cpp_compiler_search.cache_clear()
-            assert parts.probe("cxx").path == (theirs and shutil.which(theirs))
+            assert components.probe("cxx").path == (theirs and shutil.which(theirs))
 
 
 class TestOpenMP:
     def test_without_a_compiler(self, machine: Path) -> None:
-        part = parts.probe("openmp")
+        part = components.probe("openmp")
         assert part.why == "there is no C++ compiler (g++ is not found on PATH)"
         assert "apt-get install g++" in (part.install or "")
 
@@ -266,7 +267,7 @@ class TestOpenMP:
             "echo '<stdin>: In function f'; echo 'ld: error: cannot find -lgomp' >&2; exit 1"
         )
         path = script(machine / "bin" / "g++", body)
-        part = parts.probe("openmp")
+        part = components.probe("openmp")
         assert part.why == (
             f"{path} cannot build a shared library with OpenMP: ld: error: cannot find -lgomp"
         )
@@ -274,70 +275,70 @@ class TestOpenMP:
 
     @pytest.mark.skipif(not shutil.which("g++"), reason="no g++ here")
     def test_this_machine(self) -> None:
-        assert parts.probe("openmp").available
+        assert components.probe("openmp").available
 
 
 class TestC:
     def test_gcc_before_clang_as_triton_does(self, machine: Path) -> None:
         clang = script(machine / "bin" / "clang", "echo clang 18")
-        assert parts.probe("cc").path == clang
-        parts.clear()
+        assert components.probe("cc").path == clang
+        components.clear()
         gcc = script(machine / "bin" / "gcc", "echo gcc 14")
-        assert parts.probe("cc").path == gcc
+        assert components.probe("cc").path == gcc
 
     def test_cc_leaves_no_second_choice(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         script(machine / "bin" / "gcc", "echo gcc 14")
         monkeypatch.setenv("CC", "nonsense")
-        assert parts.probe("cc").why == "CC names 'nonsense', which is not found on PATH"
+        assert components.probe("cc").why == "CC names 'nonsense', which is not found on PATH"
 
 
 class TestPythonHeaders:
     def test_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sysconfig.get_path", lambda name, **_: str(tmp_path))
-        part = parts.probe("python_headers")
+        part = components.probe("python_headers")
         assert part.why == f"there is no Python.h in {tmp_path}"
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         assert f"apt-get install python{version}-dev" in (part.install or "")
         (tmp_path / "Python.h").touch()
-        parts.clear()
-        assert parts.probe("python_headers").path == str(tmp_path / "Python.h")
+        components.clear()
+        assert components.probe("python_headers").path == str(tmp_path / "Python.h")
 
 
 class TestNvcc:
     def test_missing(self, machine: Path) -> None:
-        part = parts.probe("nvcc")
+        part = components.probe("nvcc")
         assert (part.why or "").startswith("nvcc is not found on PATH")
         assert "apt-get install nvidia-cuda-toolkit" in (part.install or "")
 
     def test_order_of_search(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         homes = {name: machine / name.lower() for name in ("CUDA_HOME", "CUDA_PATH")}
         wanted = script(machine / "bin" / "nvcc", NVCC_ANSWER)
-        assert parts.probe("nvcc").path == wanted
+        assert components.probe("nvcc").path == wanted
         for variable in ("CUDA_PATH", "CUDA_HOME"):
             wanted = script(homes[variable] / "bin" / "nvcc", NVCC_ANSWER)
             monkeypatch.setenv(variable, str(homes[variable]))
-            assert parts.probe("nvcc").path == wanted
+            assert components.probe("nvcc").path == wanted
         wanted = script(machine / "own-nvcc", NVCC_ANSWER)
         monkeypatch.setenv("CUDACXX", wanted)
-        assert parts.probe("nvcc").path == wanted
+        assert components.probe("nvcc").path == wanted
         wanted = script(machine / "inductors-nvcc", NVCC_ANSWER)
         cuda = types.SimpleNamespace(cuda_cxx=wanted)
         loaded(monkeypatch, "torch._inductor.config", cuda=cuda)
-        assert parts.probe("nvcc").path == wanted
-        assert parts.probe("nvcc").version == "12.6.85"
+        assert components.probe("nvcc").path == wanted
+        assert components.probe("nvcc").version == "12.6.85"
 
     def test_an_empty_cuda_home_does_not_hide_the_one_on_path(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = script(machine / "bin" / "nvcc", NVCC_ANSWER)
         monkeypatch.setenv("CUDA_HOME", str(machine / "nowhere"))
-        assert parts.probe("nvcc").path == path
+        assert components.probe("nvcc").path == path
 
     def test_something_else_of_that_name(self, machine: Path) -> None:
         script(machine / "bin" / "nvcc", "echo I compile nothing")
-        why = parts.probe("nvcc").why or ""
+        why = components.probe("nvcc").why or ""
         assert "nvcc --version does not answer as nvcc does: I compile nothing" in why
 
 
@@ -362,7 +363,7 @@ class TestCudaHeaders:
         return make
 
     def test_missing(self, machine: Path) -> None:
-        part = parts.probe("cuda_headers")
+        part = components.probe("cuda_headers")
         assert "CUDA_HOME is not set, there is no nvcc on PATH" in (part.why or "")
         assert "set CUDA_HOME" in (part.install or "")
 
@@ -372,18 +373,18 @@ class TestCudaHeaders:
     ) -> None:
         root = toolkit("toolkit")
         monkeypatch.setenv(variable, root)
-        part = parts.probe("cuda_headers")
+        part = components.probe("cuda_headers")
         assert (part.path, part.detail) == (os.path.join(root, "include"), variable)
 
     def test_an_nvcc_outside_its_toolkit_misleads_torch(
         self, toolkit: Callable[[str], str], machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A wrapper script in /usr/local/bin makes torch look for headers in /usr/local.
-        monkeypatch.setattr(parts, "_CUDA_HOME", toolkit("default"))
-        assert parts.probe("cuda_headers").available
-        parts.clear()
+        monkeypatch.setattr(components, "_CUDA_HOME", toolkit("default"))
+        assert components.probe("cuda_headers").available
+        components.clear()
         nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
-        assert parts.probe("cuda_headers").why == (
+        assert components.probe("cuda_headers").why == (
             f"torch takes {machine} for CUDA's folder (the folder above that of {nvcc}), and its "
             "include folder has no cuda.h and no cuda_runtime_api.h"
         )
@@ -402,7 +403,7 @@ class TestCudaHeaders:
         monkeypatch.setenv(source, root + "/bin" if source == "PATH" else root)
         theirs = torch_cpp_extension._find_cuda_home()
         assert theirs == root
-        assert parts.probe("cuda_headers").path == os.path.join(theirs, "include")
+        assert components.probe("cuda_headers").path == os.path.join(theirs, "include")
 
 
 class TestTriton:
@@ -416,16 +417,16 @@ class TestTriton:
         return package
 
     def test_missing(self, site: Path) -> None:
-        part = parts.probe("triton")
+        part = components.probe("triton")
         assert (part.available, part.install) == (False, "pip install triton")
 
     def test_missing_and_torch_asks_for_a_release(self, site: Path) -> None:
         distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
-        assert parts.probe("triton").install == "pip install triton==3.6.0"
+        assert components.probe("triton").install == "pip install triton==3.6.0"
 
     def test_there(self, site: Path) -> None:
         package = self.install(site)
-        part = parts.probe("triton")
+        part = components.probe("triton")
         assert (part.available, part.version, part.path) == (True, "3.6.0", str(package))
         assert part.detail is None
         assert "triton" not in sys.modules
@@ -433,7 +434,7 @@ class TestTriton:
     def test_another_release_than_torch_asks_for(self, site: Path) -> None:
         self.install(site, "3.5.1")
         distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
-        part = parts.probe("triton")
+        part = components.probe("triton")
         assert (part.available, part.detail) == (True, "this torch asks for 3.6.0")
 
     @pytest.mark.parametrize(
@@ -445,22 +446,24 @@ class TestTriton:
         self.install(site, version)
         requirement = 'triton~=3.8.0; platform_system == "Linux" and python_version < "3.15"'
         distribution(site, "torch", "2.14.1", requirement)
-        assert parts.probe("triton").detail == (None if fits else "this torch asks for ~=3.8.0")
+        assert components.probe("triton").detail == (
+            None if fits else "this torch asks for ~=3.8.0"
+        )
 
     def test_missing_and_torch_asks_for_a_compatible_release(self, site: Path) -> None:
         distribution(site, "torch", "2.14.1", 'triton~=3.8.0; platform_system == "Linux"')
-        assert parts.probe("triton").install == "pip install triton~=3.8.0"
+        assert components.probe("triton").install == "pip install triton~=3.8.0"
 
     def test_for_another_python(self, site: Path) -> None:
         package = self.install(site, library=False)
         (package / "_C" / "libtriton.cpython-27-mips.so").touch()
-        part = parts.probe("triton")
+        part = components.probe("triton")
         assert part.why == f"{package / '_C'} has no libtriton that this Python can load"
         assert part.install == "pip install --force-reinstall triton"
 
     def test_a_folder_of_that_name_is_not_triton(self, site: Path) -> None:
         (site / "triton").mkdir()
-        assert not parts.probe("triton").available
+        assert not components.probe("triton").available
 
 
 class TestCutlass:
@@ -476,19 +479,19 @@ class TestCutlass:
         return package / "source"
 
     def test_missing(self, site: Path) -> None:
-        part = parts.probe("cutlass")
+        part = components.probe("cutlass")
         assert "nvidia-cutlass is not installed" in (part.why or "")
         assert part.install == "pip install nvidia-cutlass==4.2.0.0"
 
     def test_the_package(self, site: Path) -> None:
         root = self.install(site)
         self.headers(root)
-        part = parts.probe("cutlass")
+        part = components.probe("cutlass")
         assert (part.version, part.path) == ("4.2.0.0", str(root))
 
     def test_the_package_without_its_sources(self, site: Path) -> None:
         root = self.install(site)
-        part = parts.probe("cutlass")
+        part = components.probe("cutlass")
         assert (part.why or "").startswith(f"{root} ")
         assert part.install == "pip install --force-reinstall nvidia-cutlass==4.2.0.0"
 
@@ -497,17 +500,17 @@ class TestCutlass:
     ) -> None:
         self.headers(self.install(site))
         monkeypatch.setenv("TORCHINDUCTOR_CUTLASS_DIR", str(tmp_path / "checkout"))
-        assert "TORCHINDUCTOR_CUTLASS_DIR" in (parts.probe("cutlass").install or "")
-        parts.clear()
+        assert "TORCHINDUCTOR_CUTLASS_DIR" in (components.probe("cutlass").install or "")
+        components.clear()
         self.headers(tmp_path / "checkout")
-        assert parts.probe("cutlass").path == str(tmp_path / "checkout")
+        assert components.probe("cutlass").path == str(tmp_path / "checkout")
 
 
 class TestTorch:
     def test_this_one(self) -> None:
         import torch
 
-        part = parts.probe("torch")
+        part = components.probe("torch")
         assert part.version == torch.__version__
         assert part.path == str(Path(torch.__file__).parent)
         built = f"built with CUDA {torch.version.cuda}"
@@ -515,17 +518,17 @@ class TestTorch:
 
     def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
-        part = parts.probe("torch")
+        part = components.probe("torch")
         assert part.why == "it is not installed for this Python"
         assert part.install == 'pip install "torch>=2.11,<2.16"'
-        assert parts.probe("cuda").install == part.install
+        assert components.probe("cuda").install == part.install
 
     def test_broken(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (site / "torch").mkdir()
         (site / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: no such file')")
         distribution(site, "torch", "2.12.1")
         monkeypatch.delitem(sys.modules, "torch", raising=False)
-        part = parts.probe("torch")
+        part = components.probe("torch")
         assert part.why == "importing it fails with OSError: libcudart.so: no such file"
         assert part.version == "2.12.1"
         assert (part.install or "").startswith("pip install --force-reinstall")
@@ -574,7 +577,7 @@ class TestCuda:
         """One usable device, and a torch that is built for CUDA 13.0."""
         import torch
 
-        monkeypatch.setattr(parts, "_CUDA_DRIVER", driver_library)
+        monkeypatch.setattr(components, "_CUDA_DRIVER", driver_library)
         monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -584,15 +587,15 @@ class TestCuda:
         return monkeypatch
 
     def test_one_device(self, gpu: pytest.MonkeyPatch) -> None:
-        part = parts.probe("cuda")
+        part = components.probe("cuda")
         assert (part.available, part.version) == (True, "13.0")
         assert part.detail == "Fake GPU (compute capability 9.0); driver for CUDA up to 13.0"
 
     def test_devices(self, gpu: pytest.MonkeyPatch) -> None:
         gpu.setenv("FAKE_COUNT", "2")
-        assert parts.cuda_devices() == (
-            parts.CudaDevice(0, "Fake GPU", (9, 0), 80 << 30),
-            parts.CudaDevice(1, "Other GPU", (9, 0), 80 << 30),
+        assert components.cuda_devices() == (
+            components.CudaDevice(0, "Fake GPU", (9, 0), 80 << 30),
+            components.CudaDevice(1, "Other GPU", (9, 0), 80 << 30),
         )
 
     def test_torch_without_cuda(self, gpu: pytest.MonkeyPatch) -> None:
@@ -601,7 +604,7 @@ class TestCuda:
         gpu.setattr(torch.version, "cuda", None)
         gpu.setattr(torch.version, "hip", None)
         gpu.setattr(torch, "__version__", "2.13.0+cpu")
-        part = parts.probe("cuda")
+        part = components.probe("cuda")
         assert part.why == "torch 2.13.0+cpu is built without CUDA"
         assert "pip install --force-reinstall torch==2.13.0 " in (part.install or "")
 
@@ -610,18 +613,18 @@ class TestCuda:
 
         gpu.setattr(torch.version, "cuda", None)
         gpu.setattr(torch.version, "hip", "6.4")
-        assert parts.probe("cuda").why == "torch 2.13.0+cu130 is built with ROCm 6.4"
+        assert components.probe("cuda").why == "torch 2.13.0+cu130 is built with ROCm 6.4"
 
     def test_no_driver(self, gpu: pytest.MonkeyPatch) -> None:
-        gpu.setattr(parts, "_CUDA_DRIVER", "libno-such-driver.so.1")
-        part = parts.probe("cuda")
+        gpu.setattr(components, "_CUDA_DRIVER", "libno-such-driver.so.1")
+        part = components.probe("cuda")
         assert "there is no NVIDIA driver" in (part.why or "")
         assert "--gpus all" in (part.install or "")
-        assert parts.cuda_devices() == ()
+        assert components.cuda_devices() == ()
 
     def test_driver_too_old(self, gpu: pytest.MonkeyPatch) -> None:
         gpu.setenv("FAKE_VERSION", "12040")
-        part = parts.probe("cuda")
+        part = components.probe("cuda")
         assert part.why == (
             "the driver is too old: it supports CUDA up to 12.4, and torch 2.13.0+cu130 needs "
             "CUDA 13.0"
@@ -631,15 +634,15 @@ class TestCuda:
         import torch
 
         gpu.setattr(torch.version, "cuda", "13.2")
-        assert parts.probe("cuda").available
+        assert components.probe("cuda").available
 
     @pytest.mark.parametrize(("init", "count"), [("100", "1"), ("0", "0")])
     def test_no_device(self, gpu: pytest.MonkeyPatch, init: str, count: str) -> None:
         gpu.setenv("FAKE_INIT", init)
         gpu.setenv("FAKE_COUNT", count)
-        assert parts.probe("cuda").why == "the NVIDIA driver shows no device"
+        assert components.probe("cuda").why == "the NVIDIA driver shows no device"
         gpu.setenv("CUDA_VISIBLE_DEVICES", "")
-        part = parts.probe("cuda")
+        part = components.probe("cuda")
         assert part.why == "the NVIDIA driver shows no device, with CUDA_VISIBLE_DEVICES=''"
         assert "unset CUDA_VISIBLE_DEVICES" in (part.install or "")
 
@@ -648,11 +651,11 @@ class TestCuda:
     )
     def test_the_driver_does_not_start(self, gpu: pytest.MonkeyPatch, code: str, name: str) -> None:
         gpu.setenv("FAKE_INIT", code)
-        assert parts.probe("cuda").why == f"the NVIDIA driver does not start: {name}"
+        assert components.probe("cuda").why == f"the NVIDIA driver does not start: {name}"
 
     def test_a_device_too_old_for_triton(self, gpu: pytest.MonkeyPatch) -> None:
         gpu.setenv("FAKE_CAPABILITY", "61")
-        part = parts.probe("cuda")
+        part = components.probe("cuda")
         assert "7.0 or higher, and there is Fake GPU (compute capability 6.1)" in (part.why or "")
 
     def test_torch_cannot_use_what_the_driver_shows(self, gpu: pytest.MonkeyPatch) -> None:
@@ -665,15 +668,15 @@ class TestCuda:
             return False
 
         gpu.setattr(torch.cuda, "is_available", refuse)
-        why = parts.probe("cuda").why or ""
+        why = components.probe("cuda").why or ""
         assert why.endswith("but torch cannot use it: CUDA initialization: it is Monday")
 
     @pytest.mark.gpu
     def test_this_machine(self) -> None:
         import torch
 
-        assert parts.probe("cuda").available
-        shown = parts.cuda_devices()
+        assert components.probe("cuda").available
+        shown = components.cuda_devices()
         assert len(shown) == torch.cuda.device_count()
         for device in shown:
             properties = torch.cuda.get_device_properties(device.index)
@@ -684,21 +687,23 @@ class TestCuda:
 
 class TestFeatures:
     @pytest.fixture
-    def lacking(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, parts.Feature]]:
+    def lacking(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., dict[str, components.Feature]]:
         """The features of a machine that has every part but the named ones."""
 
-        def look(*missing: str) -> dict[str, parts.Feature]:
-            def probe(name: str) -> parts.Part:
+        def look(*missing: str) -> dict[str, components.Feature]:
+            def probe(name: str) -> components.Part:
                 gone = name in missing
                 why, install = (f"no {name}", f"install {name}") if gone else (None, None)
-                return parts.Part(name, name.upper(), not gone, why=why, install=install)
+                return components.Part(name, name.upper(), not gone, why=why, install=install)
 
-            monkeypatch.setattr(parts, "probe", probe)
-            return {feature.name: feature for feature in parts.features()}
+            monkeypatch.setattr(components, "probe", probe)
+            return {feature.name: feature for feature in components.features()}
 
         return look
 
-    def test_all_there(self, lacking: Callable[..., dict[str, parts.Feature]]) -> None:
+    def test_all_there(self, lacking: Callable[..., dict[str, components.Feature]]) -> None:
         for feature in lacking().values():
             assert feature.available
             assert (feature.missing, feature.why, feature.install) == ((), None, None)
@@ -732,7 +737,7 @@ class TestFeatures:
         ],
     )
     def test_what_a_missing_part_costs(
-        self, lacking: Callable[..., dict[str, parts.Feature]], part: str, lost: set[str]
+        self, lacking: Callable[..., dict[str, components.Feature]], part: str, lost: set[str]
     ) -> None:
         features = lacking(part)
         assert {name for name, feature in features.items() if not feature.available} == lost
@@ -742,12 +747,12 @@ class TestFeatures:
             assert features[name].install == f"install {part}"
 
     def test_needs_are_parts(self) -> None:
-        for feature in parts.features():
-            assert set(feature.needs) <= set(parts.names())
+        for feature in components.features():
+            assert set(feature.needs) <= set(components.names())
             assert len(set(feature.needs)) == len(feature.needs)
 
     def test_one_remedy_for_two_parts_is_said_once(self, machine: Path) -> None:
-        (cpu,) = (feature for feature in parts.features() if feature.name == "cpu")
+        (cpu,) = (feature for feature in components.features() if feature.name == "cpu")
         assert {"cxx", "openmp"} <= set(cpu.missing)
         assert (cpu.install or "").count("apt-get install g++") == 1
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from inductor_ext import cli, exc
-from inductor_ext.planning import csv_problem, solver
-from inductor_ext.planning.problem import Interval, Placement, lower_bound, verify
-from inductor_ext.report import plan as command
+from inductor_ext import exc
+from inductor_ext.cli import main
+from inductor_ext.cli import plan as command
+from inductor_ext.memory.planner import csv_io, solver
+from inductor_ext.memory.planner.interval import Interval, Placement, lower_bound, verify
 
 CHECKOUT = Path(__file__).parent.parent
 EXAMPLE = CHECKOUT / "benchmarks" / "instances" / "minimalloc-example.csv"
@@ -34,7 +35,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def plan(*arguments: object) -> int:
-    return cli.main(["plan", *map(str, arguments)])
+    return main.main(["plan", *map(str, arguments)])
 
 
 def test_json_has_its_six_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +97,7 @@ def test_a_plan_can_be_planned_again(table: Path, tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "problem.csv"
     path.write_bytes(b"\xef\xbb\xbf" + TABLE.replace("\n", "\r\n").encode())
-    problem = csv_problem.read(path)
+    problem = csv_io.read(path)
     assert [(i.name, i.start, i.end, i.size) for i in problem.intervals] == [
         ("a", 0, 4, 10),
         ("b", 2, 6, 20),
@@ -167,7 +168,7 @@ def test_what_is_wrong_in_a_file_is_named(
         assert word.replace("999... ", "999...'") in captured.err
     assert not target.exists()
     with pytest.raises(exc.BadProblemFileError):
-        csv_problem.read(path)
+        csv_io.read(path)
 
 
 def test_a_file_that_is_not_text_is_named(
@@ -212,7 +213,7 @@ def test_a_failed_write_leaves_the_file_as_it_was(
 ) -> None:
     target = tmp_path / "plan.csv"
     target.write_text("before")
-    problem = csv_problem.read(table)
+    problem = csv_io.read(table)
 
     class Full:
         def __init__(self, *_: object, **__: object) -> None: ...
@@ -220,9 +221,9 @@ def test_a_failed_write_leaves_the_file_as_it_was(
         def writerow(self, row: object) -> None:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(csv_problem.csv, "writer", Full)
+    monkeypatch.setattr(csv_io.csv, "writer", Full)
     with pytest.raises(exc.BadProblemFileError, match="No space left on device"):
-        csv_problem.write(target, problem, [0, 0, 0])
+        csv_io.write(target, problem, [0, 0, 0])
     assert target.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.csv", "problem.csv"]
 
@@ -247,7 +248,7 @@ def test_wrong_options_are_usage_errors(
 
 def test_as_a_user_starts_it_without_torch(table: Path) -> None:
     code = (
-        "import sys; from inductor_ext.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from inductor_ext.cli.main import main; code = main(sys.argv[1:]); "
         "loaded = {'torch', 'sympy', 'numpy'} & set(sys.modules); print(loaded); sys.exit(code)"
     )
     run = subprocess.run(

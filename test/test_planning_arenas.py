@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
-from inductor_ext.planning import arenas as module
-from inductor_ext.planning import problem, solver
-from inductor_ext.planning.arenas import (
+from inductor_ext.memory.planner import arenas as module
+from inductor_ext.memory.planner import interval, solver
+from inductor_ext.memory.planner.arenas import (
     Arena,
     Member,
     Request,
@@ -25,7 +25,7 @@ from inductor_ext.planning.arenas import (
     replanner,
     verify_arenas,
 )
-from inductor_ext.planning.symbolic import Program
+from inductor_ext.memory.planner.symbolic import Program
 from test import hash_seeds
 from test.planner_examples import examples
 
@@ -94,7 +94,7 @@ def numbers(arena: Arena, values: Mapping[sympy.Symbol, int]) -> tuple[int, list
 def ratio(arena: Arena, values: Mapping[sympy.Symbol, int]) -> float:
     size, _, sizes = numbers(arena, values)
     intervals = [m.request.interval(s) for m, s in zip(arena.members, sizes, strict=True)]
-    return size / problem.lower_bound(intervals)
+    return size / interval.lower_bound(intervals)
 
 
 def printed(arena: Arena) -> list[str]:
@@ -364,7 +364,7 @@ def test_planning_twice_gives_the_same(requests: list[Request]) -> None:
 def test_a_plan_does_not_depend_on_the_hash_seed() -> None:
     code = """
 import sympy
-from inductor_ext.planning.arenas import Request, plan_arenas
+from inductor_ext.memory.planner.arenas import Request, plan_arenas
 names = sympy.symbols("s t u", integer=True, positive=True)
 sizes = [4 * names[i % 3] * (37 * i * i % 501 + 1) for i in range(30)]
 requests = [Request(f"b{i}", i, i + 2 + 7 * (i % 3 == 0), size) for i, size in enumerate(sizes)]
@@ -448,7 +448,7 @@ def test_an_arena_can_be_planned_again_for_other_sizes() -> None:
     size, offsets = plan(tuple(Program(sizes)(values)))
     again, _, member_sizes = numbers(arena, values)
     intervals = [m.request.interval(s) for m, s in zip(arena.members, member_sizes, strict=True)]
-    problem.verify(intervals, offsets, size)
+    interval.verify(intervals, offsets, size)
     assert len(sizes) < len(arena.members)
     assert size <= again
     assert eval(repr(plan), {"Replanner": type(plan)}) == plan

@@ -1,4 +1,4 @@
-"""What `planning.schedule` decides, replayed independently on random schedules.
+"""What `memory.planner.placement_policy` decides, replayed independently on random schedules.
 
 `PLANNER_EXAMPLES=100000 python -m pytest test/test_planning_schedule.py -k random` is the long run.
 """
@@ -15,8 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from inductor_ext.planning import arenas
-from inductor_ext.planning.schedule import Decision, Storage, count_calls, decide, load
+from inductor_ext.memory.planner import arenas
+from inductor_ext.memory.planner.placement_policy import (
+    Decision,
+    Storage,
+    count_calls,
+    decide,
+    load,
+)
 from test import planner_examples
 
 GRANULE = 64

@@ -19,11 +19,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
-from inductor_ext.planning import csv_problem, placing
-from inductor_ext.planning.placing import Part
-from inductor_ext.planning.problem import Interval, Placement, lower_bound, round_up, verify
-from inductor_ext.planning.search import Ejection, canonical
-from inductor_ext.planning.solver import DEFAULT_ITERATIONS, solve
+from inductor_ext.memory.planner import csv_io
+from inductor_ext.memory.planner import greedy as placing
+from inductor_ext.memory.planner.greedy import Part
+from inductor_ext.memory.planner.interval import Interval, Placement, lower_bound, round_up, verify
+from inductor_ext.memory.planner.local_search import Ejection, canonical
+from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 from test import hash_seeds, planner_examples
 
 CHECKOUT = Path(__file__).parent.parent
@@ -118,7 +119,7 @@ def stepped(problem: Sequence[Interval]) -> Part:
 
 
 def load(name: str) -> tuple[Interval, ...]:
-    return csv_problem.read(INSTANCES / f"{name}.csv").intervals
+    return csv_io.read(INSTANCES / f"{name}.csv").intervals
 
 
 class TestInterval:
@@ -427,7 +428,7 @@ class TestSolve:
     def test_the_same_in_every_process(self) -> None:
         code = (
             "import json; from test.test_planning_solver import dense; "
-            "from inductor_ext.planning.solver import solve; "
+            "from inductor_ext.memory.planner.solver import solve; "
             "print(json.dumps(solve(dense(70), seed=3).offsets))"
         )
         expected = list(solve(dense(70), seed=3).offsets)

@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
-from inductor_ext.planning import problem, symbolic
-from inductor_ext.planning.problem import Interval
-from inductor_ext.planning.symbolic import (
+from inductor_ext.memory.planner import interval as problem
+from inductor_ext.memory.planner import symbolic
+from inductor_ext.memory.planner.interval import Interval
+from inductor_ext.memory.planner.symbolic import (
     Algebra,
     Align,
     Program,

@@ -16,7 +16,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 from torch.nn import functional as F
 
-from inductor_ext import compat, config
+from inductor_ext import _compat, config
 from inductor_ext.hooks import scope
 from test import fake_cuda, kernel_util
 
@@ -161,9 +161,9 @@ def test_a_users_own_decision_holds() -> None:
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
             return False
 
-    with compat.choices_handler(Looping()):
+    with _compat.choices_handler(Looping()):
         assert kinds(lowered(layer_norm, (16, 4096))) == ["red"]
-    with compat.choices_handler(InductorChoices()):
+    with _compat.choices_handler(InductorChoices()):
         assert kinds(lowered(layer_norm, (16, 4096))) == ["per"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from inductor_ext import compat
+from inductor_ext import _compat
 from inductor_ext.hooks import registry
 from inductor_ext.hooks.hook_table import HOOKS
 
@@ -119,7 +119,7 @@ def test_every_replacement_is_declared(scenarios: Scenarios) -> None:
     declared = {target for hook in HOOKS if hook.kind == "replaced" for target in hook.targets}
     assert set(seen["replaced"]) <= declared
     # Each hook is in place, under one of its names.
-    version = compat.torch_version()
+    version = _compat.torch_version()
     for hook in HOOKS:
         if (
             hook.kind == "replaced"

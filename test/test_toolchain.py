@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 
-from inductor_ext import events, exc, parts, toolchain
+from inductor_ext import events, exc
+from inductor_ext.toolchain import components, requirements
 
 
 def test_a_cpu_graph_runs_in_eager_mode(
@@ -89,10 +90,10 @@ class FakeParts:
     def __init__(self, *absent: str) -> None:
         self.absent = absent
 
-    def __call__(self, name: str) -> parts.Part:
+    def __call__(self, name: str) -> components.Part:
         if name in self.absent:
-            return parts.Part(name, name, False, why=f"no {name}", install=f"get {name}")
-        return parts.Part(name, name, True)
+            return components.Part(name, name, False, why=f"no {name}", install=f"get {name}")
+        return components.Part(name, name, True)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,8 @@ class FakeParts:
 def test_what_a_graph_needs(
     monkeypatch: pytest.MonkeyPatch, use: str, devices: set[str], absent: str, missing: str | None
 ) -> None:
-    monkeypatch.setattr(parts, "probe", FakeParts(absent))
-    part = toolchain.missing(use, devices)  # type: ignore[arg-type]
+    monkeypatch.setattr(components, "probe", FakeParts(absent))
+    part = requirements.missing(use, devices)  # type: ignore[arg-type]
     assert (part.name if part else None) == missing
     if part is not None:
         with pytest.raises(exc.MissingToolchainError, match=f"get {missing}"):
@@ -130,7 +131,9 @@ def test_what_a_graph_needs(
 
 
 def test_every_need_is_a_part() -> None:
-    assert {name for needs in toolchain._NEEDS.values() for name in needs} <= set(parts.names())
+    assert {name for needs in requirements._NEEDS.values() for name in needs} <= set(
+        components.names()
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,11 +155,11 @@ def test_missing_cutlass_is_said_where_it_matters(
     absent: str,
     said: bool,
 ) -> None:
-    monkeypatch.setattr(parts, "probe", FakeParts(absent))
+    monkeypatch.setattr(components, "probe", FakeParts(absent))
     monkeypatch.setattr(events, "_warned", set())
     with inductor_config.patch({"max_autotune_gemm_backends": "aten, cutlass", **patches}):
         for _ in range(2):
-            toolchain.warn_about_gemm_backends(devices)
+            requirements.warn_about_gemm_backends(devices)
     assert len(caplog.messages) == said
     if said:
         assert f"get {absent}" in caplog.text

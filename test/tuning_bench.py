@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from inductor_ext import numerics
-from inductor_ext.selection import trial
-from inductor_ext.selection.timing import Stopwatch
-from inductor_ext.selection.trial import Compiled, Variant
-from inductor_ext.templates.config import GemmConfig
+from inductor_ext.autotune import candidate_run
+from inductor_ext.autotune.candidate_run import Compiled, Variant
+from inductor_ext.autotune.timing import Stopwatch
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.families import Config
+from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
 
 __all__ = [
     "STOCK",
@@ -142,9 +142,9 @@ class CpuBench:
         if behaviour == HANGS:
             time.sleep(60)
         # A crash needs no torch; what is left of this module does.
-        from inductor_ext.selection import programs
+        from inductor_ext.autotune import reference_programs
 
-        program = programs.program(problem)
+        program = reference_programs.program(problem)
 
         def call(*tensors: Any) -> Any:
             self.ran = float(microseconds)
@@ -228,5 +228,5 @@ def warm_cpu_bench(index: int) -> CpuBench:
 
     bench = CpuBench()
     problem = GemmProblem.contiguous("mm", 16, 16, 16, "float32")
-    list(trial.run([trial.Job(problem, ())], bench, 1, lambda *at: None))
+    list(candidate_run.run([candidate_run.Job(problem, ())], bench, 1, lambda *at: None))
     return bench

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from inductor_ext import compat, config
+from inductor_ext import _compat, config
 from inductor_ext.hooks import compile_fx, context
 
 __all__ = ["activate", "install", "requested", "uninstall"]
@@ -64,6 +64,6 @@ def uninstall() -> None:
 
 def _prepare(overrides: Overrides) -> Overrides:
     settings = config.snapshot(overrides)
-    compat.check_torch(override=settings.allow_unsupported_torch or not settings.enabled)
+    _compat.check_torch(override=settings.allow_unsupported_torch or not settings.enabled)
     compile_fx.install_hooks(requested)
     return overrides

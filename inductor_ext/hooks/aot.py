@@ -30,9 +30,9 @@ def exported_module(model: Any) -> Iterator[None]:
     if V.aot_compilation is not True or not hasattr(model, "graph"):
         yield
         return
-    from inductor_ext.cpp_wrapper import graph_signature
+    from inductor_ext.cpp_wrapper.signature import from_graph
 
-    with graph_signature.module_given(model):
+    with from_graph.module_given(model):
         yield
 
 
@@ -43,9 +43,9 @@ def _dispatch_wrapper_class(stock: Callable[..., Any]) -> Callable[..., Any]:
         settings = scope.settings()
         if settings is None:
             return generator
-        from inductor_ext.cpp_wrapper import codegen
+        from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
 
-        return codegen.generator(generator, settings)
+        return cpp_wrapper.generator(generator, settings)
 
     return get_wrapper_codegen_for_device
 
@@ -53,11 +53,12 @@ def _dispatch_wrapper_class(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _dispatch_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def compile_code(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        from inductor_ext.cpp_wrapper import build, codegen
+        from inductor_ext.cpp_wrapper.build import artifact
+        from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
 
         settings = scope.settings()
-        if settings is None or not isinstance(graph.wrapper_code, codegen.AotWrapper):
+        if settings is None or not isinstance(graph.wrapper_code, cpp_wrapper.AotWrapper):
             return stock(graph, *args, **kwargs)
-        return build.compile_artifact(graph, *args, **kwargs, values=settings)
+        return artifact.compile_artifact(graph, *args, **kwargs, values=settings)
 
     return compile_code

@@ -11,8 +11,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext import cache, lowerings, memory_plans
+from inductor_ext import lowerings
 from inductor_ext.hooks import registry, scope
+from inductor_ext.memory import plan_store
+from inductor_ext.storage import artifact_store
 
 __all__ = ["install_hooks"]
 
@@ -24,15 +26,15 @@ def install_hooks() -> None:
 
 
 def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
-    from inductor_ext.lowerings import gemm_pass
+    from inductor_ext.lowerings.graph import planner
 
     @functools.wraps(stock)
     def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, gm, *args, **kwargs)
         settings = scope.settings()
         if settings is not None:
-            parts = [cache.source_key(), settings.cache_key(), lowerings.registry_key()]
-            self.inductor_ext = "-".join([*parts, gemm_pass.cache_key(settings, gm)])
+            parts = [artifact_store.source_key(), settings.cache_key(), lowerings.registry_key()]
+            self.inductor_ext = "-".join([*parts, planner.cache_key(settings, gm)])
 
     return __init__
 
@@ -42,6 +44,6 @@ def _dispatch_compiled_graph(stock: Callable[..., None]) -> Callable[..., None]:
     def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         if scope.settings() is not None:
-            memory_plans.loaded(self._fx_graph_cache_key)
+            plan_store.loaded(self._fx_graph_cache_key)
 
     return post_compile

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inductor_ext import config, events, exc, memory_plans
+from inductor_ext import config, events, exc
 from inductor_ext.hooks import aot, cache_keys, context, direct_compiles, registry, scope
+from inductor_ext.memory import plan_store
 from inductor_ext.settings import Settings
 
 __all__ = ["install_hooks", "scoped_inner_compile"]
@@ -55,14 +56,14 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         settings = config.snapshot(overrides)
         if not settings.enabled:
             return stock(*args, **kwargs)
-        compile_ = memory_plans.begin()
+        compile_ = plan_store.begin()
         call.arguments["inner_compile"] = scoped_inner_compile(inner_compile, settings, compile_)
         model = call.arguments["model_"]
         hits = _autograd_cache_hits()
         start = time.perf_counter()
         with (
             scope.compile_scope(settings),
-            memory_plans.linking(compile_),
+            plan_store.linking(compile_),
             aot.exported_module(model),
         ):
             output = stock(*call.args, **call.kwargs)
@@ -83,7 +84,7 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
 
 
 def scoped_inner_compile(
-    inner: Callable[..., Any], settings: Settings, compile_: memory_plans.Compile
+    inner: Callable[..., Any], settings: Settings, compile_: plan_store.Compile
 ) -> Callable[..., Any]:
     """`inner_compile`, which compiles one graph, inside the scope and with a record of it.
 
@@ -98,7 +99,7 @@ def scoped_inner_compile(
         from torch._dynamo.utils import counters
         from torch._inductor.virtualized import V
 
-        from inductor_ext.lowerings import frozen
+        from inductor_ext.lowerings.graph import concat_frozen_weights
 
         if V.aot_compilation is True:
             kind = "aot"
@@ -116,7 +117,7 @@ def scoped_inner_compile(
             scope.compile_scope(settings),
             events.capture(this_thread=True) as records,
         ):
-            frozen.run(gm, settings)
+            concat_frozen_weights.run(gm, settings)
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")

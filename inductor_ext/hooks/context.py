@@ -31,7 +31,7 @@ class CompileContext:
     overrides: Mapping[str, object] | None = None
     """Settings requested by the innermost `activate`; None outside of it."""
     compile_: Any = None
-    """`memory_plans.Compile` to which graphs are linked that come from a cache."""
+    """`plan_store.Compile` to which graphs are linked that come from a cache."""
     is_aot: bool = False
     """Whether the graph belongs to an AOT package, whose constants may change after the compile."""
     graph_in_passes: Any = None
@@ -41,13 +41,13 @@ class CompileContext:
     in_control_flow: bool = False
     """Whether that graph is itself a subgraph of control flow (`padding`)."""
     signature: Any = None
-    """`cpp_wrapper.signature.Signature` of the exported program; None where there is none."""
+    """The `Signature` of the exported program (`cpp_wrapper.signature`); None if there is none."""
     symbol_ranges: Mapping[Any, Any] | None = None
-    """Ranges of symbols that `torch.export` left at the module (`cpp_wrapper.graph_signature`)."""
+    """Ranges of symbols that `torch.export` left at the module (`signature.from_graph`)."""
     artifacts: list[Any] | None = None
-    """Collects `cpp_wrapper.build.Artifact`; None if weights are written to files right away."""
+    """Collects each `build.artifact.Artifact`; None if weights are written to files right away."""
     gemm_rule: Callable[[Any], Any] | None = None
-    """Decides every GEMM without a lookup or a measurement (`selection.choose.forced`)."""
+    """Decides every GEMM without a lookup or a measurement (`autotune.decide.forced`)."""
 
 
 _NONE = CompileContext()

@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext import kernel_order, padding
 from inductor_ext.hooks import context, registry, scope
+from inductor_ext.lowerings.graph import pad_mm_policy
+from inductor_ext.memory import reorder_kernels
 
 __all__ = ["install_hooks"]
 
@@ -32,11 +33,11 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(gm, *args, **kwargs)
         # In a JIT compile the results are dynamo's, which asks each tensor for its strides, and a
         # graph in the FX graph cache is keyed by what it is after the passes.
-        before = padding.strides(gm) if V.aot_compilation is True else None
-        with padding.guarded(gm):
+        before = pad_mm_policy.strides(gm) if V.aot_compilation is True else None
+        with pad_mm_policy.guarded(gm):
             passed = stock(gm, *args, **kwargs)
         if before is not None:
-            padding.keep_strides(passed, before)
+            pad_mm_policy.keep_strides(passed, before)
         return passed
 
     return _recursive_joint_graph_passes
@@ -47,21 +48,21 @@ def _dispatch_output_strides(stock: Callable[..., None]) -> Callable[..., None]:
     def record_original_output_strides(gm: Any) -> None:
         stock(gm)
         if scope.settings() is not None:
-            padding.recorded(gm)
+            pad_mm_policy.recorded(gm)
 
     return record_original_output_strides
 
 
 def _dispatch_can_pad(stock: Callable[..., bool]) -> Callable[..., bool]:
-    from inductor_ext.selection import choose
+    from inductor_ext.autotune import decide
 
     @functools.wraps(stock)
     def can_pad(mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> bool:
         settings = scope.settings()
         if settings is not None:
-            if not padding.allowed():
+            if not pad_mm_policy.allowed():
                 return False
-            if choose.compares(settings) and padding.rows_alone(mat1, mat2):
+            if decide.compares(settings) and pad_mm_policy.rows_alone(mat1, mat2):
                 return False
         return stock(mat1, mat2, *args, **kwargs)
 
@@ -83,9 +84,9 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
         with context.enter(graph_in_passes=gm):
             stock(gm, *args, **kwargs)
         if inductor_config.use_post_grad_passes:
-            from inductor_ext.lowerings import gemm_pass
+            from inductor_ext.lowerings.graph import planner
 
-            gemm_pass.run(gm, settings)
+            planner.run(gm, settings)
 
     return _recursive_post_grad_passes
 
@@ -100,7 +101,7 @@ def _dispatch_kernel_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         if settings is None or not settings.memory_reorder:
             return order
         call = signature.bind(*args, **kwargs)
-        return kernel_order.improve(order, call.arguments["graph_outputs"])
+        return reorder_kernels.improve(order, call.arguments["graph_outputs"])
 
     return reorder_for_peak_memory
 

@@ -277,7 +277,7 @@ HOOKS: tuple[Hook, ...] = (
         "aot_wrapper",
         "overridden",
         (_CPP,),
-        "cpp_wrapper.codegen",
+        "cpp_wrapper.codegen.cpp_wrapper",
         "The frame around a package's code: the model's description instead of the text of torch's "
         "model class, checks of inputs, and writing back inputs that were copied to align them.",
         relies_on=(
@@ -296,7 +296,7 @@ HOOKS: tuple[Hook, ...] = (
         "loop_outputs",
         "overridden",
         (f"{_CPP}.codegen_while_loop",),
-        "cpp_wrapper.codegen",
+        "cpp_wrapper.codegen.cpp_wrapper",
         "The generated C++ starts a while_loop's outputs as aliases of its carried inputs. Without "
         "an iteration they stay aliases, and later writes to the input change the output.",
         parameters=("while_loop", "stack_output"),
@@ -310,7 +310,7 @@ HOOKS: tuple[Hook, ...] = (
         "aot_text",
         "changed",
         ("torch._inductor.utils.IndentedBuffer._lines",),
-        "cpp_wrapper.codegen",
+        "cpp_wrapper.codegen.cpp_wrapper",
         "torch's model class and interface are taken out of the generated C++, and declarations of "
         "outputs are moved: both stand in lines of text that upstream writes in one piece.",
     ),
@@ -318,14 +318,14 @@ HOOKS: tuple[Hook, ...] = (
         "triton_launchers",
         "changed",
         ("torch._inductor.codegen.cpp_wrapper_gpu.CppWrapperGpu._triton_call_wrappers",),
-        "cpp_wrapper.codegen",
+        "cpp_wrapper.codegen.cpp_wrapper",
         "Launchers of Triton kernels in C++ take floating-point arguments as double.",
     ),
     Hook(
         "extern_kernel_nodes",
         "changed",
         ("torch._inductor.virtualized._V.extern_kernel_nodes",),
-        "cpp_wrapper.codegen",
+        "cpp_wrapper.codegen.cpp_wrapper",
         "Operators that the folding graph calls get their numbers before those of the main graph.",
         relies_on=("torch._inductor.virtualized._V.set_extern_kernel_nodes",),
     ),
@@ -333,14 +333,14 @@ HOOKS: tuple[Hook, ...] = (
         "cuda_objects",
         "changed",
         ("torch._inductor.codecache.CUDACodeCache.aot_kernels_o",),
-        "lowerings.cutlass",
+        "lowerings.cutlass_call",
         "Object files of CUTLASS kernels that a package links; cleared when it is built.",
     ),
     Hook(
         "symbol_guards",
         "changed",
         ("torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_expr",),
-        "cpp_wrapper.exported",
+        "cpp_wrapper.signature.from_export",
         "On the shape environment of one exported program: questions about sizes that only decide "
         "what is faster must not narrow the range for which the package is right. The file that "
         "asks tells such questions from others.",
@@ -351,7 +351,7 @@ HOOKS: tuple[Hook, ...] = (
         "triton_template",
         "overridden",
         ("torch._inductor.select_algorithm.TritonTemplateKernel.render_hooks",),
-        "templates.triton.instances",
+        "templates.triton.inductor_template",
         "Stores through TMA descriptors: the text of the store hook is rewritten, since the public "
         "hook has no such option in torch 2.11.",
         relies_on=(
@@ -368,7 +368,7 @@ HOOKS: tuple[Hook, ...] = (
         "triton_template_device",
         "overridden",
         ("torch._inductor.select_algorithm.TritonTemplateKernel.jit_lines",),
-        "templates.triton.instances",
+        "templates.triton.inductor_template",
         "For torch.compiler.config.compile_on_one_rank, the device index is taken out of a "
         "template's decorator. Inductor takes it out of kernels that are not templates.",
         relies_on=(
@@ -381,7 +381,7 @@ HOOKS: tuple[Hook, ...] = (
         "out_variants",
         "changed",
         ("torch._inductor.ir.FallbackKernel",),
-        "lowerings.out_variants",
+        "memory.out_variants",
         "A fallback that has an out variant becomes a kernel that writes into planned memory: the "
         "node gets another class after Inductor has made it, because lowerings of these operators "
         "have no hook behind the node.",
@@ -409,21 +409,21 @@ HOOKS: tuple[Hook, ...] = (
         "removed_buffers",
         "changed",
         ("torch._inductor.graph.GraphLowering.removed_buffers",),
-        "lowerings.cutlass",
+        "lowerings.cutlass_call",
         "The output of a CUTLASS kernel is needed although fusion took it for removed.",
     ),
     Hook(
         "compiled_triton_kernels",
         "changed",
         ("torch._inductor.async_compile.CompiledTritonKernels.cache_clear",),
-        "selection.variants",
+        "autotune.inductor_benchmark",
         "Kernels compiled for candidates are not kept in the process.",
     ),
     Hook(
         "compile_counters",
         "changed",
         ("torch._dynamo.utils.counters",),
-        "selection.variants",
+        "autotune.inductor_benchmark",
         "Compiles of candidates and reference programs do not count as the user's.",
         relies_on=("torch._inductor.metrics.get_metric_fields|torch._inductor.metrics.reset",),
     ),
@@ -431,7 +431,7 @@ HOOKS: tuple[Hook, ...] = (
         "config_defaults",
         "read",
         ("torch.utils._config_module.ConfigModule._config",),
-        "selection.cutlass_options",
+        "autotune.cutlass_options",
         "Whether a CUTLASS option was set under its old name or its new one: the default of an "
         "option has no public reader.",
     ),
@@ -439,7 +439,7 @@ HOOKS: tuple[Hook, ...] = (
         "region_options",
         "read",
         ("torch._higher_order_ops.invoke_subgraph.NestedCompileRegionOptions",),
-        "compat",
+        "_compat",
         "Inductor options of one nested_compile_region. They are kept in the metadata of its graph "
         "module and of the node that calls it, which has no public reader.",
         since="2.14",
@@ -448,7 +448,7 @@ HOOKS: tuple[Hook, ...] = (
         "ephemeral_precision",
         "changed",
         ("torch.backends.cuda.matmul",),
-        "selection.programs",
+        "autotune.reference_programs",
         "The float32 precision of the reference program while a candidate is measured, restored "
         "afterwards.",
     ),
@@ -464,7 +464,7 @@ HOOKS: tuple[Hook, ...] = (
         "aot_compile_result",
         "read",
         ("torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable",),
-        "compat",
+        "_compat",
         "torch 2.11 serializes only the result of its own backend in `aot_compile`.",
         until="2.12",
     ),

@@ -21,11 +21,10 @@ def install_hooks() -> None:
     """Put dispatchers before the lowerings of all operators that are registered by now."""
     from torch._inductor import lowering as module
 
-    from inductor_ext.lowerings import (  # noqa: F401  # register lowerings
-        error_function,
-        gemm,
-        out_variants,
-    )
+    # Each registers its lowerings.
+    from inductor_ext.lowerings import gemm  # noqa: F401
+    from inductor_ext.lowerings.pointwise import erf  # noqa: F401
+    from inductor_ext.memory import out_variants  # noqa: F401
 
     with _lock:
         for operator in lowerings.registered():

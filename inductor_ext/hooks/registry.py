@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inductor_ext import compat, exc
+from inductor_ext import _compat, exc
 from inductor_ext.hooks.hook_table import HOOKS, Hook, Kind
 from inductor_ext.hooks.torch_source import TorchSource
 
@@ -56,9 +56,9 @@ def concerns(hook: Hook, version: str) -> bool:
     Args:
         version: such as `2.14.1+cu130`.
     """
-    release = compat.minor(version)
-    return (not hook.since or release >= compat.minor(hook.since)) and (
-        not hook.until or release < compat.minor(hook.until)
+    release = _compat.minor(version)
+    return (not hook.since or release >= _compat.minor(hook.since)) and (
+        not hook.until or release < _compat.minor(hook.until)
     )
 
 
@@ -170,7 +170,7 @@ def _import(path: str) -> Any:
 
 
 def _error(hook: Hook, why: str) -> exc.HookError:
-    return exc.HookError(hook=hook.name, why=why, torch=compat.torch_version())
+    return exc.HookError(hook=hook.name, why=why, torch=_compat.torch_version())
 
 
 def replaced_targets() -> Iterator[str]:
@@ -208,7 +208,7 @@ def render_table() -> str:
 
 
 def _releases(hook: Hook) -> str:
-    since, until = hook.since or compat.SUPPORTED[0], hook.until
+    since, until = hook.since or _compat.SUPPORTED[0], hook.until
     return f"{since} until {until}" if until else f"from {since}"
 
 

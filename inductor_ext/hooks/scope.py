@@ -17,7 +17,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from inductor_ext import compat, reductions
+from inductor_ext import _compat
+from inductor_ext.lowerings.pointwise import persistent_reductions
 from inductor_ext.settings import Settings
 
 __all__ = ["ExtChoices", "compile_scope", "install_hooks", "make_choices", "settings"]
@@ -25,7 +26,7 @@ __all__ = ["ExtChoices", "compile_scope", "install_hooks", "make_choices", "sett
 
 def settings() -> Settings | None:
     """The settings of the extension's compile that runs in this thread; None outside of one."""
-    handler = compat.peek_choices()
+    handler = _compat.peek_choices()
     return handler.settings if isinstance(handler, ExtChoices) else None
 
 
@@ -40,7 +41,7 @@ def compile_scope(values: Settings) -> Iterator[None]:
         yield
         return
     install_hooks()
-    with compat.choices_handler(_extend_choices(values)):
+    with _compat.choices_handler(_extend_choices(values)):
         yield
 
 
@@ -85,7 +86,7 @@ class ExtChoices:
             and decided is InductorChoices.should_use_persistent_reduction
             and inductor_config.triton.persistent_reductions
             and not cooperative_reduction
-            and reductions.keeps_rows(features)
+            and persistent_reductions.keeps_rows(features)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,7 +126,7 @@ def _restore_choices(base: type[Any], state: dict[str, Any], values: Settings) -
 
 def _extend_choices(values: Settings) -> Any:
     """An ExtChoices over the handler that Inductor would use in this thread."""
-    handler = compat.peek_choices()
+    handler = _compat.peek_choices()
     if handler is None:
-        handler = compat.default_choices()
+        handler = _compat.default_choices()
     return make_choices(_base_of(handler), _state_of(handler), values)

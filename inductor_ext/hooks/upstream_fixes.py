@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext import compat
+from inductor_ext import _compat
 from inductor_ext.hooks import context, registry, scope
 
 __all__ = ["install_hooks"]
@@ -39,9 +39,9 @@ def _dispatch_exported_inputs(stock: Callable[..., Any]) -> Callable[..., Any]:
         inputs = stock(gm, example_inputs)
         if scope.settings() is None:
             return inputs
-        from inductor_ext.cpp_wrapper import exported
+        from inductor_ext.cpp_wrapper.signature import from_export
 
-        return exported.with_numbers(gm, inputs)
+        return from_export.with_numbers(gm, inputs)
 
     return extract_inputs
 
@@ -58,7 +58,7 @@ def _dispatch_branch_symbols(stock: Callable[..., Any]) -> Callable[..., Any]:
         from torch.utils._sympy.symbol import SymT, symbol_is_type
 
         unbacked = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
-        symbols = getattr(getattr(compat.branch_selector(self), "expr", None), "free_symbols", ())
+        symbols = getattr(getattr(_compat.branch_selector(self), "expr", None), "free_symbols", ())
         return found | OrderedSet(
             symbol
             for symbol in sorted(symbols, key=str)

@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 
-from inductor_ext.lowerings import chain, epilogues, problems, register_lowering
-from inductor_ext.lowerings.expressions import is_returned
-from inductor_ext.selection import choose
-from inductor_ext.selection.decision import Decision
-from inductor_ext.templates.config import TEMPLATES, GemmConfig, tiles_along_n
-from inductor_ext.templates.constraints import legal
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.decision import Decision
+from inductor_ext.lowerings import register_lowering, template_epilogue
+from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph.formula import is_returned
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import VECTOR_BYTES, GemmProblem, Operand
-from inductor_ext.templates.triton import instances
+from inductor_ext.templates.triton import inductor_template
+from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, tiles_along_n
+from inductor_ext.templates.triton.constraints import legal
 
 __all__ = [
     "PLAN",
@@ -95,7 +96,7 @@ def _stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     from torch._inductor.virtualized import V
 
     plan = plan_of(V.current_node)
-    if plan is not None and plan.decision.origin != "unknown" and choose.is_asked("ATEN"):
+    if plan is not None and plan.decision.origin != "unknown" and decide.is_asked("ATEN"):
         with config.patch(max_autotune=False, max_autotune_gemm=False):
             return stock(*args, **kwargs)
     backends = [each.strip() for each in config.max_autotune_gemm_backends.split(",")]
@@ -419,7 +420,7 @@ def with_row_maxima(*inputs: Any) -> Any:
         layout,
         options=_constants(plan),
         mutated_inputs=[tiles],
-        epilogue_fn=chain.epilogue(plan.options["chain"], further, layout),
+        epilogue_fn=template_epilogue.epilogue(plan.options["chain"], further, layout),
     )
     assert choice is not None
     output = choice.output_node()
@@ -449,7 +450,7 @@ def cutlass(*arguments: Any) -> Any:
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.virtualized import V
 
-    from inductor_ext.lowerings.cutlass import call as launch
+    from inductor_ext.lowerings.cutlass_call import call as launch
 
     node = V.current_node
     plan = plan_of(node)
@@ -632,10 +633,10 @@ def _choice(problem: GemmProblem, config: GemmConfig, *args: Any, **kwargs: Any)
 
     What is being measured is not replaced: its time would be kept for what it is not.
     """
-    choice = instances.choice(problem, config, *args, **kwargs)
-    if choice is None and config.tma_store and not choose.is_forced():
+    choice = inductor_template.choice(problem, config, *args, **kwargs)
+    if choice is None and config.tma_store and not decide.is_forced():
         config = dataclasses.replace(config, tma_store=False)
-        choice = instances.choice(problem, config, *args, **kwargs)
+        choice = inductor_template.choice(problem, config, *args, **kwargs)
     return choice
 
 
@@ -682,10 +683,10 @@ def _launched(plan: Plan) -> GemmConfig:
     assert isinstance(config, GemmConfig)
     if config.tma_store and _stores_bools(V.current_node):
         config = dataclasses.replace(config, tma_store=False)
-    if choose.is_forced():
+    if decide.is_forced():
         return config
     can = TEMPLATES[config.template].pdl and plan.device.capability >= (9, 0)
-    return dataclasses.replace(config, pdl=can and choose.launches_dependents())
+    return dataclasses.replace(config, pdl=can and decide.launches_dependents())
 
 
 def _stores_bools(node: Any) -> bool:
@@ -694,7 +695,7 @@ def _stores_bools(node: Any) -> bool:
     """
     if not isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor):
         return False
-    together = set(epilogues.spread(node))
+    together = set(epilogue_region.spread(node))
     return any(
         each.meta["val"].dtype is torch.bool and not set(each.users) <= together
         for each in together
@@ -734,7 +735,7 @@ def _operand(node: Any, planned: Operand) -> Operand | None:
             return None
         # Numbers, too, may be others than those that were planned.
         places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
-        return problems.aligned(planned, places, known.statically_known_multiple_of)
+        return matmul_nodes.aligned(planned, places, known.statically_known_multiple_of)
     # The sizes only tell which strides are used: those of a dimension of size 1 are not.
     shape = (
         int(rows) if _is_number(rows) else 2,

@@ -41,10 +41,11 @@ import textwrap
 from importlib import metadata
 from typing import Any
 
-from inductor_ext import compat, exc, parts, settings
+from inductor_ext import _compat, exc, settings
 from inductor_ext.hooks import registry
 from inductor_ext.hooks.hook_table import HOOKS
-from inductor_ext.parts import Feature, Part
+from inductor_ext.toolchain import components
+from inductor_ext.toolchain.components import Feature, Part
 
 __all__ = ["Cache", "Device", "Problem", "Report", "add_arguments", "examine", "render", "run"]
 
@@ -141,8 +142,8 @@ class Report:
 
 def examine() -> Report:
     """Look at this machine and this Python, as they are now."""
-    found = parts.probe_all()
-    features = {feature.name: feature for feature in parts.features()}
+    found = components.probe_all()
+    features = {feature.name: feature for feature in components.features()}
     values, unreadable = _settings(torch_available=found["torch"].available)
     torch = _torch(found["torch"])
     caches, no_cache = _caches(found["torch"])
@@ -222,8 +223,8 @@ def _torch(part: Part) -> dict[str, Any]:
     return {
         "version": part.version,
         "cuda": cuda,
-        "supported": list(compat.SUPPORTED),
-        "in_range": part.version is not None and compat.in_range(part.version),
+        "supported": list(_compat.SUPPORTED),
+        "in_range": part.version is not None and _compat.in_range(part.version),
     }
 
 
@@ -259,7 +260,7 @@ def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[
     """At most one; where torch is missing, its part says so."""
     if torch["version"] is None or torch["in_range"] or values.allow_unsupported_torch:
         return []
-    lowest, highest = compat.SUPPORTED
+    lowest, highest = _compat.SUPPORTED
     return [
         Problem(
             what=f"torch {torch['version']} is not supported",
@@ -334,7 +335,7 @@ def _devices(*, torch_available: bool) -> list[Device]:
                 capability=".".join(map(str, device.capability)),
                 memory_bytes=device.memory_bytes,
             )
-            for device in parts.cuda_devices()
+            for device in components.cuda_devices()
         ),
     ]
 

@@ -21,7 +21,7 @@ from html import escape
 from itertools import pairwise
 
 from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
-from inductor_ext.planning import peak
+from inductor_ext.memory.planner import peak_report
 from inductor_ext.report.memory_measure import Measured
 
 __all__ = ["page"]
@@ -92,12 +92,12 @@ def page(
     body = [f"<h1>Memory of {escape(title)}</h1>", groups.legend()]
     for index, (record, caption) in enumerate(zip(records, captions, strict=True)):
         body.append(f"<h2>{index + 1}. {escape(caption)}</h2>")
-        for number, device in enumerate(peak.devices(record)):
+        for number, device in enumerate(peak_report.devices(record)):
             body += [
                 _drawing(record, device, groups, f"p{index}d{number}"),
                 _peak_table(record, device, top),
             ]
-        if not peak.devices(record):
+        if not peak_report.devices(record):
             body.append("<p>Nothing is allocated.</p>")
     if not records:
         body.append("<p>Nothing is allocated.</p>")
@@ -220,9 +220,9 @@ def _area(storage: PlannedStorage) -> int:
 
 
 def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str) -> str:
-    length = peak.steps(record)
-    held = peak.held(record, device)
-    step = peak.peak_step(record, device)
+    length = peak_report.steps(record)
+    held = peak_report.held(record, device)
+    step = peak_report.peak_step(record, device)
     arenas = [
         _Block(arena.start, arena.end, arena.bytes, arena, index)
         for index, arena in enumerate(record.arenas)
@@ -374,8 +374,8 @@ def _steps(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
 def _curves(
     record: MemoryPlanRecord, device: str, held: Sequence[int], step: int, x: _Scale
 ) -> Iterator[str]:
-    alive = peak.alive(record, device)
-    single = len(peak.devices(record)) == 1
+    alive = peak_report.alive(record, device)
+    single = len(peak_report.devices(record)) == 1
     total = max(1, held[step], *alive, record.lower_bound if single else 0)
     bottom = _CURVE_TOP + _CURVE_HEIGHT
 
@@ -420,7 +420,7 @@ def _axes(length: int, total: int, x: _Scale, y: _Scale) -> Iterator[str]:
 
 
 def _human(count: int) -> str:
-    return peak.human_bytes(count)
+    return peak_report.human_bytes(count)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def _html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def _peak_table(record: MemoryPlanRecord, device: str, top: int) -> str:
-    title, (heads, *rows) = peak.peak_cells(record, device, top)
+    title, (heads, *rows) = peak_report.peak_cells(record, device, top)
     return _html_table(title, heads, rows, 2)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from inductor_ext.events import MemoryPlanRecord
-from inductor_ext.planning import peak
+from inductor_ext.memory.planner import peak_report
 
 __all__ = ["Allocation", "Measured", "growth", "measure"]
 
@@ -50,7 +50,8 @@ class Measured:
         """One line for a person."""
         return (
             f"{self.graph} ({self.kind}) on {self.device}: predicted "
-            f"{peak.human_bytes(self.predicted)}, measured {peak.human_bytes(self.measured)}, "
+            f"{peak_report.human_bytes(self.predicted)}, "
+            f"measured {peak_report.human_bytes(self.measured)}, "
             f"deviation {self.deviation:+.1f} %"
         )
 
@@ -108,7 +109,7 @@ def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int
             before += storage.bytes
         storages.append(storage)
     own = dataclasses.replace(record, storages=tuple(storages))
-    return max(0, max(peak.held(own, device)) - before)
+    return max(0, max(peak_report.held(own, device)) - before)
 
 
 def measure(
@@ -179,7 +180,7 @@ def _compare(
     records: Sequence[MemoryPlanRecord], inside: Sequence[Allocation]
 ) -> Iterator[Measured]:
     """Of a graph's generated functions the one that calls the others counts."""
-    devices = dict.fromkeys(device for record in records for device in peak.devices(record))
+    devices = dict.fromkeys(device for record in records for device in peak_report.devices(record))
     for device in devices:
         taken, freed = growth(a for a in inside if a.device == device)
         predictions = [(_predict(record, device, freed), record) for record in records]

@@ -388,12 +388,13 @@ class Epilogue:
     gated: bool = False
     """Whether the two parts are combined to one output of N / 2 columns: act(gate) * up."""
     tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """What a CUTLASS kernel stores, as `templates.cutlass.epilogue.Epilogue.text` has it; None for
+    """What a CUTLASS kernel stores, as `templates.cutlass.evt.Epilogue.text` has it; None for
     a product that is to have no such kernels. It may be less than all of the epilogue: what is left
     then is done behind the kernel."""
     activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})
-    """What gates, of `templates.triton.shared.ACTIVATIONS`. Kernels are tuned with it, so that they
-    need not be compiled again; it tells no problem from another, as products take far longer."""
+    """What gates, of `templates.triton.kernels.common.ACTIVATIONS`. Kernels are tuned with it, so
+    that they need not be compiled again; it tells no problem from another, as products take far
+    longer."""
     halves: Literal["gate", "up"] | None = dataclasses.field(
         default=None, compare=False, metadata={UNSTORED: True}
     )

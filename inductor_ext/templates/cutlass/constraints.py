@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from inductor_ext.templates.constraints import MOST_ACCUMULATORS
 from inductor_ext.templates.cutlass.config import SHORT_NAMES, CutlassConfig
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
@@ -23,6 +22,7 @@ from inductor_ext.templates.problem import (
     ceiling,
     size_of,
 )
+from inductor_ext.templates.triton.constraints import MOST_ACCUMULATORS
 
 __all__ = ["alignments", "group", "layouts", "legal", "why_not"]
 

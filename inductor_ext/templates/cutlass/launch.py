@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inductor_ext import cache
-from inductor_ext.templates.cutlass import build
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS, Source
 from inductor_ext.templates.problem import INT4, ceiling
@@ -274,8 +274,8 @@ class Kernel:
 
 def load(
     source: Source,
-    store: cache.Store,
-    toolchain: build.Toolchain | None = None,
+    store: artifact_store.Store,
+    toolchain: nvcc_build.Toolchain | None = None,
     limit: int | None = None,
 ) -> Kernel:
     """A kernel in this process, built if it has not been.
@@ -283,5 +283,5 @@ def load(
     Raises:
         exc.MissingToolchainError, exc.KernelBuildError: see `build.built`.
     """
-    with build.built(source, store, toolchain, "library", limit) as file:
+    with nvcc_build.built(source, store, toolchain, "library", limit) as file:
         return Kernel(ctypes.CDLL(str(file)), source.name)

@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.epilogue import (
+from inductor_ext.templates.cutlass.evt import (
     CPP_TYPES,
     Epilogue,
     NotExpressible,

@@ -1,0 +1,285 @@
+"""Trying the candidates of problems on a device: compile, verify, time, decide.
+
+`run` does it for a batch in this process. What it needs of a device is a `Bench`, so that the same
+steps work in another process, and without a GPU. A candidate that does not compile, is wrong or
+raises is dropped with its reason and never chosen; before each step that could take the process
+down, `notify` is told, so that whoever watches knows the culprit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inductor_ext import exc
+from inductor_ext.autotune import timing
+from inductor_ext.autotune.decision import Timing
+from inductor_ext.templates.format import config_words, problem_words
+from inductor_ext.templates.kernels import Config
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["Bench", "Compiled", "Job", "Report", "Variant", "run"]
+
+Variant = tuple[GemmProblem, "Config | None"]
+"""A problem and the configuration that computes it; None for stock's path."""
+
+Notify = Callable[[int, "Config | None"], None]
+"""Called with the index of a job and a configuration before these are compiled or run."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A variant that is ready to run."""
+
+    call: Callable[..., Sequence[Any]]
+    """Takes the program's inputs, returns its outputs."""
+    key: str
+    """The same for variants with the same code."""
+
+
+class Bench(Protocol):
+    """What tuning needs of a device."""
+
+    device: str
+    """Where inputs are made, as torch names it."""
+
+    def warm_up(self) -> None:
+        """Begin with what takes long the first time; it need not be over when this returns."""
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """Everything else happens inside."""
+
+    def compile(
+        self, variants: Sequence[Variant], starting: Callable[[int], None]
+    ) -> Sequence[Compiled | Exception]:
+        """Compile variants; of one that cannot be, the reason.
+
+        Args:
+            variants: of any problems.
+            starting: called with the index of a variant before it is worked on.
+        """
+
+    def stopwatch(
+        self, calls: Sequence[Callable[[], object]]
+    ) -> AbstractContextManager[timing.Stopwatch]:
+        """What times these calls."""
+
+    def free_memory(self) -> int | None:
+        """Bytes that can be allocated; None where nobody knows."""
+
+    def synchronize(self) -> None:
+        """Wait for the device.
+
+        Raises:
+            Exception: what ran there has broken it, for this process.
+        """
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be tried of a problem."""
+
+    problem: GemmProblem
+    configs: tuple[Config, ...]
+    dropped: tuple[Timing, ...] = ()
+    """Candidates that have failed already."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a job."""
+
+    problem: GemmProblem
+    chosen: Config | None
+    timings: tuple[Timing, ...]
+    """Stock first, then all candidates."""
+    reason: str
+    """Of the choice, in words."""
+    seconds: float
+    """Wall time of verification and timing."""
+
+
+def run(
+    jobs: Sequence[Job], bench: Bench, budget: float, notify: Notify
+) -> Generator[Report, None, None]:
+    """Try jobs, one after the other; all their variants are compiled first.
+
+    Args:
+        jobs: of different problems.
+        bench: the device.
+        budget: milliseconds of timing for each job.
+        notify: see `Notify`.
+
+    Yields:
+        A report for each job, in their order.
+
+    Raises:
+        exc.TuningFaultError: a candidate has broken the device for this process.
+    """
+    variants = [(job.problem, config) for job in jobs for config in (None, *job.configs)]
+    owner = [index for index, job in enumerate(jobs) for _ in (None, *job.configs)]
+    with bench.prepared():
+        compiled = iter(
+            bench.compile(variants, lambda index: notify(owner[index], variants[index][1]))
+        )
+        for index, job in enumerate(jobs):
+            stock = next(compiled)
+            own = {config: next(compiled) for config in job.configs}
+            begun = time.perf_counter()
+            trial = _Trial(job, bench, lambda config, index=index: notify(index, config))  # type: ignore[misc]
+            chosen, reason = trial.run(stock, own, budget)
+            seconds = time.perf_counter() - begun
+            yield Report(job.problem, chosen, trial.timings(), reason, seconds)
+
+
+class _Trial:
+    def __init__(self, job: Job, bench: Bench, notify: Callable[[Any], None]) -> None:
+        self.job = job
+        self.problem = job.problem
+        self.bench = bench
+        self.notify = notify
+        self.failures: dict[Config | None, str] = {}
+        self.taken: dict[Config | None, float] = {}
+
+    def timings(self) -> tuple[Timing, ...]:
+        found = [
+            Timing(config, self.taken.get(config), self.failures.get(config))
+            for config in (None, *self.job.configs)
+        ]
+        return (*found, *self.job.dropped)
+
+    def run(
+        self,
+        stock: Compiled | Exception,
+        own: dict[Config, Compiled | Exception],
+        budget: float,
+    ) -> tuple[Config | None, str]:
+        """The configuration to take, and why."""
+        from inductor_ext.autotune import reference_programs
+
+        candidates = self._distinct(stock, own)
+        try:
+            if isinstance(stock, Exception):
+                raise stock
+            program = reference_programs.program(self.problem)
+            shortage = self._shortage(program)
+            if shortage is not None:
+                return self._given_up(shortage)
+            with reference_programs.precision(self.problem):
+                self.notify(None)
+                inputs = program.make_inputs(self.bench.device)
+                calls = self._verified(program, inputs, stock, candidates)
+                configs = list(calls)
+                # Candidates are timed together: none of them can be blamed for an error there.
+                self.notify(None)
+                with self.bench.stopwatch(list(calls.values())) as stopwatch:
+                    share = budget if len(calls) > 1 else budget / 4
+                    samples = timing.measure(stopwatch, len(calls), share)
+        except exc.TuningFaultError:
+            raise
+        except Exception as error:
+            self._synchronized(None, error)
+            return self._given_up(f"stock cannot be compared with: {_words(error)}")
+        for config, sample in zip(configs, samples, strict=True):
+            self.taken[config] = sample.microseconds
+        verdict = timing.decide(samples)
+        return configs[verdict.index], self._reason(verdict)
+
+    def _given_up(self, reason: str) -> tuple[None, str]:
+        self.failures = dict.fromkeys((None, *self.job.configs), reason) | self.failures
+        return None, reason
+
+    def _distinct(
+        self, stock: Compiled | Exception, own: dict[Config, Compiled | Exception]
+    ) -> dict[Config, Compiled]:
+        """The candidates that were compiled, each code once."""
+        seen: dict[str, str] = {}
+        if isinstance(stock, Compiled):
+            seen[stock.key] = "stock's path: the template was not used"
+        found = {}
+        for config, each in own.items():
+            if isinstance(each, Exception):
+                self.failures[config] = f"does not compile: {_words(each)}"
+            elif each.key in seen:
+                self.failures[config] = f"has the code of {seen[each.key]}"
+            else:
+                seen[each.key] = config_words(config)
+                found[config] = each
+        return found
+
+    def _shortage(self, program: Any) -> str | None:
+        """Why memory does not suffice, if so."""
+        from inductor_ext.autotune import accuracy
+
+        free = self.bench.free_memory()
+        problem = self.problem
+        rows = problem.outputs * len(accuracy.sampled_rows(problem))
+        exact = 8 * (problem.batch * problem.k * problem.n + rows * (problem.k + 4 * problem.n))
+        needed = program.bytes + 3 * problem.bytes_written + exact
+        if free is None or needed <= 0.9 * free:
+            return None
+        gib = 1 << 30
+        return f"tuning needs {needed / gib:.1f} GiB, and {free / gib:.1f} GiB are free"
+
+    def _verified(
+        self, program: Any, inputs: Any, stock: Compiled, candidates: dict[Config, Compiled]
+    ) -> dict[Config | None, Callable[[], Any]]:
+        """Stock and the candidates that are right, to be called without arguments."""
+        from inductor_ext.autotune.accuracy import Verifier
+
+        def bound(each: Compiled) -> Callable[[], Any]:
+            return lambda: each.call(*inputs)
+
+        verifier = Verifier(program, inputs)
+        calls: dict[Config | None, Callable[[], Any]] = {None: bound(stock)}
+        verifier.set_stock(calls[None]())
+        for config, each in candidates.items():
+            self.notify(config)
+            try:
+                reason = verifier.check(bound(each))
+                self.bench.synchronize()
+            except Exception as error:
+                self._synchronized(config, error)
+                reason = f"failed: {_words(error)}"
+            if reason is None:
+                calls[config] = bound(each)
+            else:
+                self.failures[config] = reason
+        return calls
+
+    def _synchronized(self, config: Config | None, error: Exception) -> None:
+        """Make sure that the device still works after an error."""
+        try:
+            self.bench.synchronize()
+        except Exception:
+            raise exc.TuningFaultError(
+                candidate=config_words(config),
+                problem=problem_words(self.problem),
+                why=_words(error),
+            ) from error
+
+    def _reason(self, verdict: timing.Verdict) -> str:
+        if len(self.taken) == 1:
+            some = self.job.configs or self.job.dropped
+            return "no candidate is left" if some else "no template covers it"
+        stock = self.taken[None]
+        gain, needed = verdict.gain / stock, verdict.needed / stock
+        if verdict.index:
+            return f"{gain:.1%} less time than stock"
+        ahead = f"{gain:.1%} ahead" if gain > 0 else f"{-gain:.1%} behind"
+        return f"the best candidate is {ahead}, and has to be {needed:.1%} ahead"
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line: a compiler's has many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # What a worker process raised comes with its traceback, the error last.
+    text = lines[-1] if lines else ""
+    with contextlib.suppress(IndexError):
+        if not lines[0].startswith("An exception occurred in a subprocess"):
+            text = lines[0]
+    return f"{type(error).__name__}: {text}"[:200]

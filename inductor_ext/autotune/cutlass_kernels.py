@@ -1,0 +1,132 @@
+"""The CUTLASS kernels that are to be measured or that decisions name: there before they are used.
+
+A kernel takes half a minute to build, so those of all problems are built side by side before
+anything is compiled with them, or in the background where the setting `cutlass_background` says so.
+What cannot be built is left out, with its reason; that nvcc or CUTLASS is missing is said once,
+with the command that installs it. What was built before, here or elsewhere, needs neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from inductor_ext import events, exc
+from inductor_ext.settings import Settings
+from inductor_ext.templates import kernels
+from inductor_ext.templates.cutlass import background_build, nvcc_build, runtime
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.source import Source
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = [
+    "awaited",
+    "can_build",
+    "generation",
+    "missing",
+    "prepare",
+    "unobtainable",
+]
+
+Wanted = tuple[GemmProblem, CutlassConfig]
+
+
+def missing() -> str | None:
+    """What kernels cannot be built without on this machine, and how to get it; None for nothing."""
+    try:
+        nvcc_build.Toolchain.find()
+    except exc.MissingToolchainError as error:
+        return str(error)
+    return None
+
+
+def can_build() -> bool:
+    """Whether kernels can be built on this machine; if not, it is said once what is missing."""
+    why = missing()
+    if why is not None:
+        events.warn_once("cutlass_toolchain", f"no CUTLASS kernels can be built: {why}")
+    return why is None
+
+
+def awaited(
+    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
+) -> set[GemmProblem]:
+    """The problems whose kernels are being built in the background; which begins if it has not.
+
+    Args:
+        wanted: problems with configurations that are legal for them.
+        settings: `cutlass_background`, without which there are none, and those of the store.
+    """
+    if not settings.cutlass_background or missing() is not None:
+        return set()
+    sources = _sources(wanted)
+    every = [each for several in sources.values() for each in several]
+    left = set(background_build.build_later(every, runtime.store(settings)))
+    return {problem for problem, several in sources.items() if left & set(several)}
+
+
+def unobtainable(
+    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
+) -> set[GemmProblem]:
+    """The problems that have no kernel in the store, where none can be built; which is said once.
+
+    Args:
+        wanted: problems with configurations that are legal for them.
+        settings: those of the store are used.
+    """
+    place = runtime.store(settings)
+    found = {
+        problem
+        for problem, several in _sources(wanted).items()
+        if not any(nvcc_build.is_built(each, place) for each in several)
+    }
+    return set() if not found or can_build() else found
+
+
+def _sources(
+    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]],
+) -> dict[GemmProblem, list[Source]]:
+    return {
+        problem: [kernels.source_of(problem, config) for config in configs]
+        for problem, configs in wanted.items()
+    }
+
+
+def generation(settings: Settings) -> str:
+    """Text that changes when other kernels can be had than before."""
+    able = missing() is None
+    if able and not settings.cutlass_background:
+        return "all"
+    there = "".join(runtime.store(settings).entry_keys())
+    return f"{able}-{hashlib.sha256(there.encode()).hexdigest()[:16]}"
+
+
+def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
+    """Have kernels in the store.
+
+    Args:
+        wanted: problems with configurations that are legal for them.
+        settings: those of the store are used.
+
+    Returns:
+        Why those cannot be had that cannot.
+    """
+    sources = {each: kernels.source_of(*each) for each in wanted}
+    if not sources:
+        return {}
+    different = {each.name: each for each in sources.values()}
+    place = runtime.store(settings)
+    try:
+        failed = nvcc_build.build_all(list(different.values()), place)
+    except exc.MissingToolchainError:
+        can_build()
+        return {
+            each: "it is not built, and there is nothing to build it with"
+            for each, made in sources.items()
+            if not nvcc_build.is_built(made, place)
+        }
+    return {
+        each: f"does not build: {failed[made.name].fields['why']}"
+        for each, made in sources.items()
+        if made.name in failed
+    }

@@ -1,0 +1,171 @@
+"""What Inductor's CUTLASS settings ask for, and the kernels that are then worth building.
+
+The settings keep their meaning: `cutlass_backend_min_gemm_size`, `cutlass_op_allowlist_regex` and
+`_denylist_regex`, `cutlass_max_profiling_configs`, `cutlass_max_profiling_swizzle_options`,
+`cutlass_instantiation_level`, `cutlass_enabled_ops`, `cutlass_tma_only`,
+`cutlass_epilogue_fusion_enabled`, `use_fast_math` and `enable_debug_info`. Each is taken from
+`torch._inductor.config.cutlass` or, under its older name, from `torch._inductor.config.cuda`.
+
+`cutlass_prescreening` makes no difference: it is there to keep swizzles of slow kernels from being
+measured, and here the model chooses kernels and their swizzle before anything is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inductor_ext import numerics
+from inductor_ext.autotune import decide
+from inductor_ext.templates import kernels
+from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
+from inductor_ext.templates.cutlass.cost_model import rank
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import GemmProblem, ceiling
+from inductor_ext.templates.versions import template_version
+
+__all__ = ["Options", "current"]
+
+_BUILDS = 2
+"""Kernels that are built for a GEMM unless the user says so; each takes a minute."""
+
+_OPERATORS = {
+    "mm": "mm",
+    "addmm": "addmm",
+    "bmm": "bmm",
+    "baddbmm": "baddbmm",
+    "int_mm": "int_mm",
+    "mixed": "mm",
+    "scaled": "scaled_mm",
+    "grouped": "grouped_mm",
+}
+"""What an operation is called in `cutlass_enabled_ops`."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Inductor's CUTLASS settings."""
+
+    wanted: bool = True
+    """Whether CUTLASS is among the backends."""
+    tunes: bool = True
+    """Whether candidates may be measured."""
+    least: int = 1
+    """M * N * K from which on there are CUTLASS kernels; smaller products have none."""
+    only: Filter = Filter()  # noqa: RUF009 - it is frozen
+    limit: int = _BUILDS
+    """Kernels for a GEMM at most."""
+    swizzles: tuple[int, ...] = (1, 2, 4, 8)
+    level: int = 0
+    """Above 0 for all tiles and clusters."""
+    operators: frozenset[str] | None = None
+    """Names of those that have CUTLASS kernels, in lower case; None for all."""
+    tma_only: bool = False
+    fuses: bool = False
+    """Whether epilogues are fused."""
+    alone: bool = False
+    """Whether Triton is not among the backends."""
+    flags: tuple[str, ...] = ()
+    """Further arguments of nvcc."""
+
+    def covers(self, problem: GemmProblem) -> bool:
+        """Whether a GEMM is to have CUTLASS kernels at all."""
+        named = self.operators is None or _OPERATORS[problem.operation] in self.operators
+        return self.wanted and named and problem.m * problem.n * problem.k >= self.least
+
+    def has_any(self, problem: GemmProblem, device: Device) -> bool:
+        """Whether there are kernels for a GEMM, may they be measured or not."""
+        return self.limit > 0 and self.covers(problem) and bool(_ranked(self, problem, device))
+
+    def threshold(self, problem: GemmProblem) -> int:
+        """The number of rows from which on a product of that width and depth is covered."""
+        return ceiling(self.least, problem.n * problem.k)
+
+    def allows(self, config: object) -> bool:
+        """Whether a configuration is one that the user lets in."""
+        if not isinstance(config, CutlassConfig):
+            return not self.alone
+        stores = not self.tma_only or config.epilogue == "tma"
+        return self.only.passes(config.name) and stores and config.flags == self.flags
+
+    @property
+    def circumstances(self) -> str:
+        """A word that is another one where other kernels are candidates."""
+        launches = (self.limit, self.swizzles, self.level)
+        told = (self.only, *launches, self.tma_only, self.alone, self.flags)
+        return (
+            f"{template_version('cutlass')}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+        )
+
+    def rank(self, problem: GemmProblem, device: Device) -> list[tuple[CutlassConfig, float]]:
+        """The kernels worth building, with their predicted microseconds, fastest first."""
+        if not self.tunes or not self.covers(problem):
+            return []
+        return list(_ranked(self, problem, device))
+
+    def launched(self, config: CutlassConfig) -> CutlassConfig:
+        """A configuration with a swizzle of those that are allowed, and compiled as is asked."""
+        allowed = [each for each in self.swizzles if each <= config.swizzle]
+        swizzle = max(allowed or self.swizzles[:1] or (config.swizzle,))
+        return replace(config, swizzle=swizzle, flags=self.flags)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranked(
+    options: Options, problem: GemmProblem, device: Device
+) -> tuple[tuple[CutlassConfig, float], ...]:
+    asked = problem if problem.epilogue.tree is None else kernels.of_kernel(problem)
+    found = []
+    for config, microseconds in rank(
+        asked, device, options.limit, options.only, options.level, tma_only=options.tma_only
+    ):
+        launched = options.launched(config)
+        if problem.epilogue.tree is None:
+            found.append((launched, microseconds))
+        elif (rendered := kernels.renderable(problem, launched)) is not None:
+            found.append((rendered, microseconds))
+    return tuple(found)
+
+
+def current() -> Options:
+    """What Inductor's configuration says now.
+
+    Raises:
+        exc.BadOptionError: an allowlist or denylist that is no regular expression.
+    """
+    if not decide.is_asked("CUTLASS"):
+        return Options(wanted=False, tunes=False)
+    operators = str(_setting("cutlass_enabled_ops")).lower().replace(" ", "")
+    limit = _setting("cutlass_max_profiling_configs")
+    return Options(
+        True,
+        decide.may_tune("CUTLASS"),
+        _setting("cutlass_backend_min_gemm_size"),
+        Filter(_setting("cutlass_op_allowlist_regex"), _setting("cutlass_op_denylist_regex")),
+        _BUILDS if limit is None else limit,
+        tuple(_setting("cutlass_max_profiling_swizzle_options")),
+        int(_setting("cutlass_instantiation_level") or 0),
+        None if operators == "all" else frozenset(operators.split(",")),
+        bool(_setting("cutlass_tma_only")),
+        # Their epilogues do not round between two ops.
+        bool(_setting("cutlass_epilogue_fusion_enabled")) and not numerics.has_exact_pointwise(),
+        not decide.is_asked("TRITON"),
+        tuple(flag for name, flag in _FLAGS.items() if _setting(name)),
+    )
+
+
+_FLAGS = {"use_fast_math": "--use_fast_math", "enable_debug_info": "-lineinfo"}
+"""nvcc's arguments by the setting that asks for them."""
+
+
+def _setting(name: str) -> Any:
+    """The value of a setting under the name that somebody has set it by; the newer one, if both."""
+    from torch._inductor import config
+
+    newer, older = getattr(config.cutlass, name), getattr(config.cuda, name)
+    # There is no public way to ask for a default; without it, what was set by the older name would
+    # be lost.
+    entries: Any = config
+    return older if newer == entries._config[f"cutlass.{name}"].default else newer

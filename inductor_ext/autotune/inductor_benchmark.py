@@ -1,0 +1,322 @@
+"""The canonical program of a problem, compiled by Inductor with its kernel chosen from outside.
+
+`InductorBench` is what tuning needs of a device (`trial.Bench`). It compiles within another
+compile, and leaves no trace there: tracing context, virtualised globals, counters, modes, autocast
+and records are those of the compile outside again when it returns, and no cache of compiled graphs
+is read or written.
+
+The code of all variants is generated one after the other in the calling thread, that of kernels
+which are built already last; as soon as a kernel is known Inductor's compile workers begin with it,
+so that the kernels of all variants compile at the same time; then the modules are loaded, which
+waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+from inductor_ext import events
+from inductor_ext.autotune import compile_workers, decide, reference_programs
+from inductor_ext.autotune.candidate_run import Compiled, Variant
+from inductor_ext.autotune.timing import CudaStopwatch, Stopwatch
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.kernels import Config
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["InductorBench", "cuda_bench"]
+
+_OPTIONS: dict[str, Any] = {
+    # The decision is given, and stock's path is ATen: nothing is to be tuned within tuning.
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    # The kernels of stock's epilogue differ little, and each would be compiled.
+    "triton.autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "benchmark_epilogue_fusion": False,
+    "benchmark_kernel": False,
+    "profile_bandwidth": False,
+    # The module is called directly, from Python.
+    "cpp_wrapper": False,
+    "fx_wrapper": False,
+    "trace.enabled": False,
+    "size_asserts": False,
+    "nan_asserts": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.debug_sync_graph": False,
+    "triton.debug_sync_kernel": False,
+    # They are meant for the user's graphs.
+    "post_grad_custom_pre_pass": None,
+    "post_grad_custom_post_pass": None,
+    "_pre_fusion_custom_pass": None,
+    "_post_fusion_custom_pass": None,
+}
+
+
+_CUTLASS_OPTIONS: dict[str, Any] = {
+    # The epilogue is cut where the tree ends that is asked for.
+    "max_autotune_gemm_backends": "ATEN,CUTLASS",
+    **{
+        f"{section}.{name}": value
+        for section in ("cutlass", "cuda")
+        for name, value in (
+            ("cutlass_epilogue_fusion_enabled", True),
+            ("cutlass_enabled_ops", "all"),
+            ("cutlass_backend_min_gemm_size", 1),
+        )
+    },
+}
+"""Where a CUTLASS kernel is compiled with."""
+
+
+class InductorBench:
+    """Compiles variants by Inductor, in this process; times them on a CUDA device."""
+
+    def __init__(self, device: str) -> None:
+        """Nothing is done yet.
+
+        Args:
+            device: such as "cuda:0".
+        """
+        self.device = device
+
+    def warm_up(self) -> None:
+        """See `trial.Bench`."""
+        import torch
+
+        if self.device.startswith("cuda"):
+            compile_workers.warm_up(torch.cuda.get_device_capability(self.device))
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """See `trial.Bench`."""
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch._C.DisableTorchFunction())
+            stack.enter_context(torch._C._DisableAutocast())
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_untraced())
+            stack.enter_context(events.muted())
+            if self.device.startswith("cuda"):
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.callback(torch.cuda.empty_cache)
+            yield
+
+    def compile(
+        self, variants: Sequence[Variant], starting: Callable[[int], None]
+    ) -> list[Compiled | Exception]:
+        """See `trial.Bench`."""
+        from torch._inductor import config as inductor_config
+        from torch._inductor.async_compile import AsyncCompile
+
+        # As long as the workers are not ready kernels are compiled here, one by one.
+        with contextlib.suppress(Exception):
+            AsyncCompile.wait_pool_ready()
+        # While code is generated.
+        self.warm_up()
+        traced: dict[GemmProblem, _Traced] = {}
+        codes: list[Any] = [None] * len(variants)
+        for index in sorted(range(len(variants)), key=lambda index: _turn(variants[index])):
+            problem, config = variants[index]
+            starting(index)
+            try:
+                options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
+                if problem not in traced:
+                    traced[problem] = _trace(problem, self.device)
+                with decide.forced(_rule(problem, config)), inductor_config.patch(options):
+                    codes[index] = _generate(traced[problem])
+            except Exception as error:
+                codes[index] = error
+        found: list[Compiled | Exception] = []
+        for index, code in enumerate(codes):
+            starting(index)
+            found.append(code if isinstance(code, Exception) else _load(*code))
+        # A kernel that crashes its compile worker takes those of others in work down with it.
+        for index, each in enumerate(found):
+            if isinstance(each, Exception) and _pool_broke(each):
+                starting(index)
+                _forget_kernels()
+                found[index] = _load(*codes[index])
+        return found
+
+    @contextlib.contextmanager
+    def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
+        """See `trial.Bench`."""
+        import torch
+
+        with CudaStopwatch(calls, torch.device(self.device).index or 0) as stopwatch:
+            yield stopwatch
+
+    def free_memory(self) -> int | None:
+        """See `trial.Bench`."""
+        import torch
+
+        if not self.device.startswith("cuda"):
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(free + cached)
+
+    def synchronize(self) -> None:
+        """See `trial.Bench`."""
+        import torch
+
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
+
+
+def cuda_bench(index: int) -> InductorBench:
+    """The bench of a CUDA device; what takes long the first time is over when it is there."""
+    import torch
+    from torch._inductor import compile_fx  # noqa: F401
+
+    torch.cuda.init()
+    return InductorBench(f"cuda:{index}")
+
+
+def _turn(variant: Variant) -> tuple[int, float]:
+    """Whose code is generated first: that whose kernels take the workers longest, as those do that
+    have most elements for a thread: 0.7 s for 512 of them, 0.3 for 128 (ptxas unrolls loads).
+    """
+    _, config = variant
+    if config is None:
+        return 1, 0.0
+    if isinstance(config, CutlassConfig):
+        return 2, 0.0
+    return 0, -(config.block_m + config.block_n) * config.block_k / config.threads
+
+
+def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
+    """The configuration for the one product of a problem's program that is the problem.
+
+    What the graph says of an epilogue may differ, but not what a CUTLASS kernel does: it was built
+    for that. Where several products were not fused, as the problem says they are, none of them is
+    it.
+    """
+
+    def shape(each: GemmProblem) -> tuple[object, ...]:
+        kind = each.prologue.kind if each.prologue else None
+        sizes = (each.batch, each.m, each.n, each.k)
+        epilogue = each.epilogue
+        tree = epilogue.tree if isinstance(config, CutlassConfig) else None
+        return (*sizes, each.parts, epilogue.gated, epilogue.reductions, kind, tree)
+
+    return lambda met: config if shape(met) == shape(problem) else None
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The program of a problem as a graph, of which each variant is generated from a copy."""
+
+    problem: GemmProblem
+    graph: Any
+    """A GraphModule of ATen's operators, with fake values."""
+    inputs: tuple[Any, ...]
+    """Fake ones."""
+    mode: Any
+    """Theirs."""
+
+
+def _trace(problem: GemmProblem, device: str) -> _Traced:
+    """As it is before Inductor's last passes over graphs, which know the variant."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, ir
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    program = reference_programs.program(problem)
+    mode = FakeTensorMode()
+    with reference_programs.precision(problem), tracing(TracingContext(mode)):
+        with mode:
+            inputs = program.empty_inputs(device)
+            gm = make_fx(program.function, decomposition_table=select_decomp_table())(*inputs)
+        with V.set_fake_mode(mode):
+            view_to_reshape(gm)
+            compile_fx.fake_tensor_prop(gm, inputs)
+            ir.gm_original_output_strides(gm)
+    return _Traced(problem, gm, tuple(inputs), mode)
+
+
+def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
+    """The source of the module that computes a problem, and what it refers to by name."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx
+    from torch._inductor import config as inductor_config
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import NullHandler, V
+
+    gm, inputs = copy.deepcopy(traced.graph), list(traced.inputs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reference_programs.precision(traced.problem))
+        stack.enter_context(inductor_config.patch(_OPTIONS))
+        stack.enter_context(tracing(TracingContext(traced.mode)))
+        stack.enter_context(V.set_fake_mode(traced.mode))
+        stack.enter_context(V.set_aot_compilation(False))
+        stack.enter_context(V.set_debug_handler(DebugContext()))
+        stack.enter_context(V.set_current_node(NullHandler()))
+        stack.enter_context(V.set_extern_kernel_nodes([]))
+        compile_fx._recursive_post_grad_passes(gm, is_inference=True)
+        graph = GraphLowering(gm, example_inputs=inputs, is_inference=True)
+        graph.freeze_runtime_asserts()
+        stack.enter_context(V.set_graph_handler(graph))
+        graph.run(*inputs)
+        code: Any = graph.codegen()[0]
+    return code.value, {**graph.constants, **graph.torchbind_constants}
+
+
+def _load(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
+    """The module of generated code, its kernels compiled."""
+    from torch._inductor.codecache import PyCodeCache
+
+    try:
+        key, path = PyCodeCache.write(code)
+        module: Any = PyCodeCache.load_by_key_path(key, path, attrs=attributes)
+    except Exception as error:
+        return error
+    # The module empties the list that it gets.
+    return Compiled(
+        lambda *tensors: module.call(list(tensors)), hashlib.sha256(code.encode()).hexdigest()
+    )
+
+
+def _pool_broke(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, BrokenProcessPool):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _forget_kernels() -> None:
+    """Let kernels be compiled anew whose compilation failed or is under way."""
+    from torch._inductor.async_compile import CompiledTritonKernels
+
+    CompiledTritonKernels.cache_clear()
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Keep what compiling counts from the compile outside."""
+    from torch._dynamo.utils import counters
+    from torch._inductor import metrics
+
+    counted = {name: each.copy() for name, each in counters.items()}
+    measured = {name: getattr(metrics, name) for name in metrics.get_metric_fields()}
+    try:
+        yield
+    finally:
+        counters.clear()
+        counters.update(counted)
+        for name, value in measured.items():
+            setattr(metrics, name, value)

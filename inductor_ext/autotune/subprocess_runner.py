@@ -1,0 +1,379 @@
+"""Trying candidates in a process of its own, which is all that a crash or a hang takes down.
+
+`run` does what `trial.run` does. The worker is told jobs as one line of JSON, and answers in lines:
+before each step which candidate is next, and a report for each job. If it dies, or says nothing for
+longer than the deadline, the candidate at hand is dropped with its reason and a new worker goes on
+with the rest. A worker is kept for the next batch, one for each device; it ends with this process.
+
+The worker finds by name what makes its bench, which has to be a function on the top level of a
+module that can be imported. What holds for the compile here holds for the compiles and the runs
+there: Inductor's options, the choices handler with our settings, torch's deterministic mode with
+`CUBLAS_WORKSPACE_CONFIG`, and the flags of `torch.backends.cuda.matmul`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from inductor_ext import _compat, exc, numerics
+from inductor_ext.autotune import candidate_run
+from inductor_ext.autotune.candidate_run import Bench, Job, Report
+from inductor_ext.autotune.decision import Timing
+from inductor_ext.templates.kernels import Config, config_from_json
+from inductor_ext.templates.problem import plain, read
+
+__all__ = ["run", "warm_up"]
+
+_START = 300.0
+"""Seconds for a process to start, and for its bench to be made, with all that is imported there."""
+
+
+def run(
+    jobs: Sequence[Job],
+    make_bench: Callable[[int], Bench],
+    device: int,
+    budget: float,
+    deadline: float,
+) -> Generator[Report, None, None]:
+    """Try jobs in the worker of a device.
+
+    Args:
+        jobs: of different problems.
+        make_bench: a function on the top level of a module; called in the worker with `device`.
+        device: index.
+        budget: milliseconds of timing for each job.
+        deadline: seconds for one step of one candidate.
+
+    Yields:
+        A report for each job, in any order.
+    """
+    remaining = list(jobs)
+    while remaining:
+        request = _request(remaining, make_bench, device, budget)
+        at: tuple[int, Config | None] | None = None
+        done = set()
+        try:
+            for message in _worker_of(device).answers(request, deadline):
+                if "at" in message:
+                    index, config = message["at"]
+                    at = index, config and config_from_json(config)
+                else:
+                    report = read(Report, message["report"], "report")
+                    done.add(report.problem)
+                    yield report
+            return
+        except _WorkerError as error:
+            why = str(error)
+        if at is None:
+            for job in remaining:
+                yield _given_up(job, why)
+            return
+        index, config = at
+        culprit = remaining[index]
+        if culprit.problem in done:
+            # It went wrong between two jobs.
+            pass
+        elif config is None:
+            yield _given_up(culprit, f"stock's path: {why}")
+            done.add(culprit.problem)
+        else:
+            remaining[index] = Job(
+                culprit.problem,
+                tuple(each for each in culprit.configs if each != config),
+                (*culprit.dropped, Timing(config, None, why)),
+            )
+        remaining = [job for job in remaining if job.problem not in done]
+
+
+def warm_up(make_bench: Callable[[int], Bench], device: int) -> threading.Thread | None:
+    """Have the worker of a device start, and make and warm up its bench, while something else is
+    done here.
+
+    Args:
+        make_bench: as of `run`.
+        device: index.
+
+    Returns:
+        What waits for it; None where the worker runs. `run` need not wait for it.
+    """
+    if _is_running(device):
+        return None
+    request = _request([], make_bench, device, 0.0)
+
+    def start() -> None:
+        # Whoever needs the worker is told what is wrong with it.
+        with contextlib.suppress(_WorkerError):
+            for _ in _worker_of(device).answers(request, _START):
+                pass
+
+    thread = threading.Thread(target=start, name="inductor_ext-tuning-worker", daemon=True)
+    thread.start()
+    return thread
+
+
+def _request(
+    jobs: Sequence[Job], make_bench: Callable[[int], Bench], device: int, budget: float
+) -> dict[str, Any]:
+    return {
+        "jobs": [plain(job, whole=True) for job in jobs],
+        "bench": [make_bench.__module__, make_bench.__qualname__],
+        "device": device,
+        "budget": budget,
+        "context": _context(),
+    }
+
+
+def _given_up(job: Job, why: str) -> Report:
+    timings = tuple(Timing(config, None, why) for config in (None, *job.configs))
+    return Report(job.problem, None, (*timings, *job.dropped), why, 0.0)
+
+
+# --- this side ----------------------------------------------------------------------------------
+
+
+class _WorkerError(Exception):
+    """The worker cannot go on; the message is why."""
+
+
+class _Worker:
+    def __init__(self) -> None:
+        """Start the process, and wait until it is there.
+
+        Raises:
+            _WorkerError: it cannot be started.
+        """
+        request_read, self._request = os.pipe()
+        self._answer, answer_write = os.pipe()
+        command = [sys.executable, "-m", __name__, str(request_read), str(answer_write)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path),
+        }
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(request_read, answer_write),
+            )
+        except OSError as error:
+            os.close(self._request)
+            os.close(self._answer)
+            raise _WorkerError(f"the process cannot be started: {error}") from error
+        finally:
+            os.close(request_read)
+            os.close(answer_write)
+        self._buffer = b""
+        self._asking = threading.Lock()
+        self._next(_START)
+
+    def answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+        """Everything that the worker says to a request, one thread's after the other's.
+
+        Raises:
+            _WorkerError: it is gone; also killed, if it said nothing for `deadline` seconds.
+        """
+        with self._asking:
+            try:
+                yield from self._answers(request, deadline)
+            except BaseException:
+                # Whoever stops early leaves answers in the pipe that the next would take for its.
+                self.close()
+                raise
+
+    def _answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+        try:
+            data = json.dumps(request).encode() + b"\n"
+            while data:
+                data = data[os.write(self._request, data) :]
+        except OSError as error:
+            raise self._ended() from error
+        message = self._next(_START)
+        while True:
+            if "done" in message:
+                return
+            if "error" in message:
+                self.close()
+                raise _WorkerError(message["error"])
+            if "begun" not in message:
+                yield message
+            message = self._next(deadline)
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        end = time.monotonic() + deadline
+        # Not select: it takes no descriptor above 1023.
+        waiting = select.poll()
+        waiting.register(self._answer, select.POLLIN)
+        while b"\n" not in self._buffer:
+            if not waiting.poll(1e3 * max(0.0, end - time.monotonic())):
+                self.close()
+                raise _WorkerError(f"no result within {deadline:g} s")
+            piece = os.read(self._answer, 1 << 16)
+            if not piece:
+                raise self._ended()
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _ended(self) -> _WorkerError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        status = self.close()
+        if status < 0:
+            with contextlib.suppress(ValueError):
+                return _WorkerError(f"the process died of {signal.Signals(-status).name}")
+        return _WorkerError(f"the process ended with status {status}")
+
+    def close(self) -> int:
+        """End the process, whatever it is at; its status."""
+        if self._request >= 0:
+            os.close(self._request)
+            os.close(self._answer)
+            self._request = self._answer = -1
+        self._process.kill()
+        return self._process.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._request >= 0 and self._process.poll() is None
+
+
+_workers: dict[int, _Worker] = {}
+_starting = threading.Lock()
+
+
+def _worker_of(device: int) -> _Worker:
+    with _starting:
+        if not _is_running(device):
+            _workers[device] = _Worker()
+        return _workers[device]
+
+
+def _is_running(device: int) -> bool:
+    return device in _workers and _workers[device].alive
+
+
+@atexit.register
+def _end() -> None:
+    for worker in _workers.values():
+        worker.close()
+    _workers.clear()
+
+
+# A child of this process shares the pipes; the workers are not its own.
+os.register_at_fork(after_in_child=_workers.clear)
+
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Without it torch's deterministic mode lets no call of cuBLAS pass."""
+
+
+def _context() -> dict[str, Any] | None:
+    """What holds for compiles in this thread; None where Inductor has not been imported."""
+    if "torch._inductor.config" not in sys.modules:
+        return None
+    from torch._inductor import config as inductor_config
+
+    options = {
+        name: value
+        for name, value in inductor_config.save_config_portable().items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    }
+    handler = _compat.peek_choices()
+    choices = base64.b64encode(pickle.dumps(handler)).decode() if handler is not None else None
+    return {
+        "options": options,
+        "choices": choices,
+        "determinism": numerics.determinism(),
+        "matmul_flags": numerics.matmul_flags(),
+        "workspace": os.environ.get(_WORKSPACE),
+    }
+
+
+# --- the worker ---------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer requests until there is nobody to ask."""
+    requests, answers = os.fdopen(int(sys.argv[1]), "r"), int(sys.argv[2])
+    # Ctrl-C is for the process that asks; this one ends with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+
+    def say(**message: Any) -> None:
+        os.write(answers, json.dumps(message).encode() + b"\n")
+
+    say(ready=True)
+    for line in requests:
+        try:
+            _answer(json.loads(line), say)
+        except exc.TuningFaultError as error:
+            say(error=f"it broke the device: {error.fields['why']}")
+            return
+        except Exception as error:
+            # What is broken here may be broken for good.
+            say(error=f"{type(error).__name__}: {error}")
+            return
+        say(done=True)
+
+
+def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
+    module, name = request["bench"]
+    bench = getattr(importlib.import_module(module), name)(request["device"])
+    jobs = [read(Job, each, "job") for each in request["jobs"]]
+    say(begun=True)
+
+    def notify(index: int, config: Config | None) -> None:
+        say(at=[index, config and config.to_json()])
+
+    with _restored(request["context"]):
+        if not jobs:
+            bench.warm_up()
+        for report in candidate_run.run(jobs, bench, request["budget"], notify):
+            say(report=plain(report))
+
+
+@contextlib.contextmanager
+def _restored(context: Mapping[str, Any] | None) -> Iterator[None]:
+    if context is None:
+        yield
+        return
+    from torch._inductor import config as inductor_config
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inductor_config.patch(context["options"]))
+        if context["workspace"] is not None:
+            os.environ[_WORKSPACE] = context["workspace"]
+        stack.enter_context(numerics.with_determinism(tuple(context["determinism"])))
+        stack.enter_context(numerics.with_matmul_flags(context["matmul_flags"]))
+        if context["choices"] is not None:
+            handler = pickle.loads(base64.b64decode(context["choices"]))
+            stack.enter_context(_compat.choices_handler(handler))
+        yield
+
+
+def _follow(parent: int) -> None:
+    """End with the process that has started this one, also in the middle of a request."""
+    while os.getppid() == parent:
+        time.sleep(2)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Measuring which kernel is best for problems of which nothing is known.
+
+`tune` takes the candidates that the model ranks first, has them tried (`trial`, in this process, or
+`worker`, in one of its own) and makes decisions. Where the model sees no gain in what is done on
+the way to a product, none of Triton's is tried. CUTLASS kernels are built before, and always tried
+in a process of their own. It reads these of Inductor's options: `autotune_in_subproc` for the
+process; `max_autotune_gemm_search_space`, of which EXHAUSTIVE tries every legal candidate;
+`max_autotune_subproc_result_timeout_seconds` as the worker's deadline; and
+`autotune_num_choices_displayed` for the AUTOTUNE table on stderr, which has the form of stock's. On
+a terminal a line there says how far it is. Nothing that goes wrong with a candidate is an error: it
+is dropped, and the record (`events.TuningRecord`) says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
+
+from inductor_ext import events
+from inductor_ext.autotune import (
+    candidate_run,
+    compile_workers,
+    cutlass_kernels,
+    cutlass_options,
+    subprocess_runner,
+)
+from inductor_ext.autotune.candidate_run import Bench, Job, Report
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.settings import Settings
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.format import config_words, problem_words
+from inductor_ext.templates.kernels import Config
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton import cost_model, search_space
+
+__all__ = ["CANDIDATES", "tune"]
+
+CANDIDATES = 6
+"""How many are measured besides stock."""
+
+
+def tune(
+    problems: Iterable[GemmProblem],
+    device: Device,
+    make_bench: Callable[[int], Bench],
+    settings: Settings,
+    *,
+    index: int = 0,
+    isolated: bool = False,
+    dependent: bool = True,
+) -> dict[GemmProblem, Decision]:
+    """Measure the candidates of problems, and stock's path.
+
+    Args:
+        problems: equal ones count once.
+        device: what the model knows of it.
+        make_bench: makes what the candidates are tried on, given `index`; a function on the top
+            level of a module, such as `variants.cuda_bench`.
+        settings: `tuning_budget` and `event_log` are used.
+        index: of the CUDA device.
+        isolated: whether it has to happen in a process of its own, whatever Inductor's options say.
+        dependent: whether kernels that can be are launched before the one ahead of them has ended.
+            If the compile launches them as they were tried, the one that is chosen is compiled.
+
+    Returns:
+        A decision for every problem. That no template covers a problem is no measurement: its
+        origin is "unknown"; nor is what the model says: "predicted".
+
+    Raises:
+        exc.TuningFaultError: a candidate has broken the device for this process.
+    """
+    from torch._inductor import config as inductor_config
+
+    exhaustive = inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE"
+    isolated = isolated or bool(inductor_config.autotune_in_subproc)
+    deadline = inductor_config.max_autotune_subproc_result_timeout_seconds
+    options = cutlass_options.current()
+    different = list(dict.fromkeys(problems))
+    hopeless = {
+        each for each in different if not exhaustive and not cost_model.prologue_pays(each, device)
+    }
+    predictions = {
+        each: _candidates(each, device, exhaustive, options, dependent, each in hopeless)
+        for each in different
+    }
+    if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
+        # While nvcc builds what will be tried there.
+        subprocess_runner.warm_up(make_bench, index)
+        compile_workers.warm_up(device.capability)
+    jobs = _jobs(predictions, settings)
+    decisions = {
+        problem: Decision(None, "predicted" if problem in hopeless else "unknown")
+        for problem in different
+    }
+    if not jobs:
+        return decisions
+    progress = _Progress(len(jobs))
+    begun = time.perf_counter()
+    reports: list[Generator[Report, None, None]] = []
+    apart = {job.problem for job in jobs if isolated or _has_cutlass(job)}
+    if apart:
+        told = [job for job in jobs if job.problem in apart]
+        reports.append(
+            subprocess_runner.run(told, make_bench, index, settings.tuning_budget, deadline)
+        )
+    here = [job for job in jobs if job.problem not in apart]
+    if here:
+        reports.append(
+            candidate_run.run(here, make_bench(index), settings.tuning_budget, progress.at)
+        )
+    finished: list[Report] = []
+    try:
+        for report in itertools.chain(*reports):
+            decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
+            finished.append(report)
+            progress.finished(report)
+            _print_table(report, time.perf_counter() - begun, report.problem in apart)
+            begun = time.perf_counter()
+    finally:
+        progress.close()
+        # An error's traceback would keep them, and with them all that holds while they run.
+        for each in reports:
+            each.close()
+        # Only now: while reports come, what this thread emits is muted.
+        for report in finished:
+            record = _record(report, device, predictions[report.problem])
+            events.emit(record, event_log=settings.event_log)
+    for report in finished:
+        if all(each.microseconds is None for each in report.timings if each.config is not None):
+            reasons = _failures(report)
+            words = problem_words(report.problem)
+            events.warn_once(
+                f"tuning:{reasons}", f"no kernel of ours can be used for {words}: {reasons}"
+            )
+    return decisions
+
+
+def _candidates(
+    problem: GemmProblem,
+    device: Device,
+    exhaustive: bool,
+    options: cutlass_options.Options,
+    dependent: bool,
+    hopeless: bool,
+) -> dict[Config, float]:
+    """Configurations to measure, with their predicted microseconds; of a hopeless problem without
+    Triton's.
+    """
+    found: dict[Config, float] = {}
+    if problem.epilogue.tree is not None:
+        found |= options.rank(problem, device)
+        if options.alone:
+            return found
+    if hopeless:
+        return found
+    if exhaustive:
+        ranked = [
+            (config, cost_model.predict(problem, config, device))
+            for config in search_space.candidates(problem, device)
+        ]
+    else:
+        ranked = cost_model.rank(problem, device, CANDIDATES)
+    return found | {
+        dataclasses.replace(config, pdl=config.pdl and dependent): prediction.total
+        for config, prediction in ranked
+    }
+
+
+def _jobs(
+    candidates: Mapping[GemmProblem, Mapping[Config, float]], settings: Settings
+) -> list[Job]:
+    """What is to be tried of problems that have candidates; all CUTLASS kernels are there then."""
+    wanted = [
+        (problem, config)
+        for problem, configs in candidates.items()
+        for config in configs
+        if isinstance(config, CutlassConfig)
+    ]
+    unbuilt = cutlass_kernels.prepare(wanted, settings)
+    jobs = []
+    for problem, configs in candidates.items():
+        reasons: dict[Config, str | None] = {
+            config: unbuilt.get((problem, config)) if isinstance(config, CutlassConfig) else None
+            for config in configs
+        }
+        if configs:
+            left = tuple(config for config, reason in reasons.items() if reason is None)
+            dropped = (Timing(config, None, why) for config, why in reasons.items() if why)
+            jobs.append(Job(problem, left, tuple(dropped)))
+    return jobs
+
+
+def _has_cutlass(job: Job) -> bool:
+    return any(isinstance(config, CutlassConfig) for config in job.configs)
+
+
+def _failures(report: Report) -> str:
+    reasons = dict.fromkeys(each.failure for each in report.timings if each.failure)
+    return "; ".join(str(each) for each in reasons)
+
+
+def _record(
+    report: Report, device: Device, predictions: Mapping[Config, float]
+) -> events.TuningRecord:
+    candidates = tuple(
+        events.ProductCandidate(
+            config=each.config,
+            predicted=predictions[each.config] if each.config is not None else None,
+            measured=each.microseconds,
+            failure=each.failure,
+        )
+        for each in report.timings
+    )
+    return events.TuningRecord(
+        problem=report.problem,
+        device=device.name,
+        chosen=report.chosen,
+        reason=report.reason,
+        seconds=round(report.seconds, 3),
+        candidates=candidates,
+    )
+
+
+# --- what people see ----------------------------------------------------------------------------
+
+
+def _print_table(report: Report, seconds: float, isolated: bool) -> None:
+    """The table that stock prints of what it has tuned, where it would print one."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor import select_algorithm
+
+    asked = inductor_config.max_autotune or inductor_config.max_autotune_gemm
+    shown = inductor_config.autotune_num_choices_displayed
+    if not asked or not select_algorithm.PRINT_AUTOTUNE or shown == 0 or sys.stderr is None:
+        return
+    problem = report.problem
+    batch = f"{problem.batch}x" if problem.batch > 1 else ""
+    taken = [each for each in report.timings if each.microseconds is not None]
+    taken.sort(key=lambda each: each.microseconds or 0.0)
+    strides = [_strides(each) for each in (problem.a, problem.b)]
+    sizes = f"{batch}{problem.m}x{problem.k}, {batch}{problem.k}x{problem.n}"
+    lines = [
+        f"AUTOTUNE {problem.operation}({sizes})",
+        f"strides: {', '.join(strides)}",
+        f"dtypes: torch.{problem.a.dtype}, torch.{problem.b.dtype}",
+    ]
+    for each in taken[:shown]:
+        milliseconds = (each.microseconds or 0.0) / 1e3
+        best = (taken[0].microseconds or 0.0) / 1e3
+        name = f"{problem.operation} (stock)" if each.config is None else config_words(each.config)
+        mark = " chosen" if each.config == report.chosen else ""
+        lines.append(f"  {name} {milliseconds:.4f} ms {best / milliseconds:.1%}{mark}")
+    process = "SubProcess" if isolated else "SingleProcess"
+    lines.append(
+        f"{process} AUTOTUNE benchmarking takes {report.seconds:.4f} seconds and "
+        f"{max(0.0, seconds - report.seconds):.4f} seconds precompiling for {len(taken)} choices: "
+        f"{report.reason}"
+    )
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _strides(operand: Any) -> str:
+    own = [*operand.strides]
+    return str([operand.batch_stride, *own] if operand.batch_stride else own)
+
+
+class _Progress:
+    """A line on the terminal that says how far tuning is; nothing where there is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._begun = time.monotonic()
+        self._best = ""
+        self._shown = sys.stderr is not None and sys.stderr.isatty()
+        self._show("compiling")
+
+    def at(self, index: int, config: Config | None) -> None:
+        """What `trial.run` tells its steps."""
+        self._show(config_words(config))
+
+    def finished(self, report: Report) -> None:
+        self._done += 1
+        taken = [each for each in report.timings if each.microseconds is not None]
+        best = min(taken, key=lambda each: each.microseconds or 0.0, default=None)
+        if best is not None:
+            self._best = f"{config_words(best.config)} {best.microseconds:.1f} us"
+        self._show(problem_words(report.problem))
+        self.close()
+
+    def _show(self, what: str) -> None:
+        if self._shown:
+            elapsed = time.monotonic() - self._begun
+            best = f", best {self._best}" if self._best else ""
+            text = f"tuning GEMMs: {elapsed:.1f} s, {self._done}/{self._total}{best}, {what}"
+            sys.stderr.write(f"\r\x1b[K{text[:120]}")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

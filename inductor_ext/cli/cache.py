@@ -1,0 +1,69 @@
+"""`inductor-ext cache [info|clear]`: what the cache of compiled artifacts holds, and emptying it.
+
+The cache is that of the settings `artifact_cache_dir` and `artifact_cache_size`, as the environment
+gives them. Torch is not imported, and looking makes no folder. The exit code is 0, also for an
+empty cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from inductor_ext import settings
+from inductor_ext.storage import artifact_store
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("info", "clear"),
+        default="info",
+        help="info: say where the cache is and what it holds (the default); clear: remove all that "
+        "no process is reading",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        exc.BadEnvironmentError: a setting that cannot be read.
+    """
+    values = settings.Settings(**settings.from_environment())
+    limit = settings.parse_bytes(values.artifact_cache_size)
+    store = artifact_store.Store(artifact_store.artifact_folder(values.artifact_cache_dir), limit)
+    report = {
+        "path": str(store.folder),
+        "enabled": values.artifact_cache,
+        "max_bytes": limit,
+    }
+    if arguments.action == "clear":
+        removed = store.clear()
+        report |= {"removed_entries": removed.entries, "removed_bytes": removed.bytes}
+    held = store.usage()
+    report |= {"entries": held.entries, "bytes": held.bytes}
+    if arguments.json:
+        print(json.dumps(report))
+        return 0
+    if arguments.action == "clear":
+        print(f"removed      {_entries(removed)}")
+    print(f"folder       {store.folder}")
+    print(f"holds        {_entries(held)}, of at most {_mib(limit)}")
+    if not values.artifact_cache:
+        print(f"switched off by {settings.environment_variable('artifact_cache')}")
+    return 0
+
+
+def _entries(usage: artifact_store.Usage) -> str:
+    noun = "artifact" if usage.entries == 1 else "artifacts"
+    return f"{usage.entries} {noun}, {_mib(usage.bytes)}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

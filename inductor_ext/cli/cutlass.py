@@ -1,0 +1,425 @@
+"""`inductor-ext cutlass build|show|clean`: CUTLASS kernels built ahead, listed and removed.
+
+`build` fills the store of kernels for a machine without nvcc, for an image, or just before a first
+compile. Which kernels those are follows from GEMMs (sizes, dtypes, layouts and what comes behind
+them, as `--epilogue` names it), for each of which the model ranks kernels as a compile would; or
+from the decisions that tuning has stored. Kernels serve all sizes: what is ranked first for one may
+be there already for another one.
+
+The store is that of the settings `artifact_cache_dir` and `artifact_cache_size`, as the environment
+gives them. The exit code of `build` is 1 where a kernel cannot be built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from inductor_ext import exc, settings
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import nvcc_build
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.source import Source
+from inductor_ext.templates.device import KNOWN, Device
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["add_arguments", "run"]
+
+_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "tf32": "float32",
+    "fp8": "float8_e4m3fn",
+    "int8": "int8",
+}
+
+_LAYOUTS = ("rc", "rr", "cr", "cc")
+
+_GEMMS = "64x4096x4096,2048x4096x4096,8192x8192x8192"
+
+_STEPS = ("bias", "residual", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+"""What `--epilogue` is put together of."""
+
+
+def _steps() -> dict[str, Callable[..., Any]]:
+    """Each step as a function of a product, a bias and a residual."""
+    import torch
+    from torch.nn import functional
+
+    return {
+        "bias": lambda y, bias, _: y + bias,
+        "residual": lambda y, _, residual: y + residual,
+        "relu": lambda y, *_: torch.relu(y),
+        "gelu": lambda y, *_: functional.gelu(y),
+        "gelu_tanh": lambda y, *_: functional.gelu(y, approximate="tanh"),
+        "silu": lambda y, *_: functional.silu(y),
+        "sigmoid": lambda y, *_: torch.sigmoid(y),
+        "tanh": lambda y, *_: torch.tanh(y),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    make = actions.add_parser(
+        "build",
+        help="build kernels into the store",
+        description="Build kernels into the store, for use without nvcc or in an image. Lists are "
+        "separated by commas.",
+    )
+    make.add_argument(
+        "--arch", metavar="ARCH", type=_capability, help="such as sm_90a (default: of --device)"
+    )
+    make.add_argument(
+        "--device",
+        metavar="NAME",
+        help="the GPU to rank kernels for, part of a known name (default: the first of --arch)",
+    )
+    make.add_argument("--dtype", default="bf16", help=f"of {', '.join(_DTYPES)} (default: bf16)")
+    make.add_argument(
+        "--layout",
+        default="rc",
+        help="of a and b, r where rows are contiguous and c where columns are: "
+        f"{', '.join(_LAYOUTS)} (default: rc, as of linear layers)",
+    )
+    make.add_argument(
+        "--epilogue",
+        default="none",
+        help=f"`none`, or steps with + between them, such as bias+gelu: {', '.join(_STEPS)}",
+    )
+    make.add_argument(
+        "--gemm",
+        metavar="MxNxK",
+        default=_GEMMS,
+        help=f"sizes for which kernels are ranked (default: {_GEMMS})",
+    )
+    make.add_argument(
+        "--kernels", type=_from_one, default=2, help="for each GEMM, at most (default: 2)"
+    )
+    make.add_argument(
+        "--tuned",
+        action="store_true",
+        help="instead, those that decisions in the store of tuning results name",
+    )
+    make.add_argument("--jobs", type=_from_one, help="builds at a time, at most")
+    make.add_argument("--dry-run", action="store_true", help="only list them")
+    show = actions.add_parser(
+        "show", help="list the kernels in the store", description="List the kernels in the store."
+    )
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    clean = actions.add_parser(
+        "clean",
+        help="remove kernels from the store",
+        description="Remove the kernels used least recently, but for those that a process is "
+        "reading.",
+    )
+    clean.add_argument(
+        "--max-bytes",
+        default="0",
+        metavar="SIZE",
+        help='how much may stay, such as "512MiB" (default: nothing)',
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        exc.BadEnvironmentError: a setting that cannot be read.
+        exc.BadOptionError: a value that names nothing.
+        exc.MissingToolchainError: there is something to build and nothing to build it with.
+    """
+    values = settings.Settings(**settings.from_environment())
+    store = artifact_store.Store(
+        artifact_store.kernel_folder(values.artifact_cache_dir),
+        settings.parse_bytes(values.artifact_cache_size),
+    )
+    if arguments.action == "show":
+        return _show(store, arguments.json)
+    if arguments.action == "clean":
+        return _clean(store, arguments.max_bytes)
+    sources = _tuned(values, arguments.arch) if arguments.tuned else _ranked(arguments)
+    return _build(sources, store, arguments)
+
+
+# --- which kernels ------------------------------------------------------------------------------
+
+
+def _bad(name: str, value: str, allowed: str) -> exc.BadArgumentError:
+    return exc.BadArgumentError(name=f"--{name}", given=repr(value), allowed=allowed)
+
+
+def _from_one(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def _capability(text: str) -> tuple[int, int]:
+    """Of an architecture such as sm_90a."""
+    match = re.fullmatch(r"(?:sm_?)?(\d+)(\d)[af]?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is no architecture such as sm_90a")
+    return int(match[1]), int(match[2])
+
+
+def _device(arguments: argparse.Namespace) -> Device:
+    """The device to rank for."""
+    name, capability = arguments.device, arguments.arch
+    found = [
+        each
+        for each in KNOWN
+        if (name is None or name.lower() in each.name.lower())
+        and capability in (None, each.capability)
+    ]
+    if name is None and capability is None:
+        raise exc.BadArgumentError(
+            name="--arch", given="missing", allowed="an architecture such as sm_90a, or a --device"
+        )
+    relatives = [each for each in KNOWN if each.capability[:1] == (capability or ())[:1]]
+    if not found and name is None and relatives:
+        # What fits into the least shared memory of a generation fits all of it.
+        nearest = min(relatives, key=lambda each: each.shared_memory)
+        fp8 = nearest.fp8 if capability >= (8, 9) else 0.0
+        return dataclasses.replace(nearest, capability=capability, fp8=fp8)
+    if not found and name is None:
+        known = sorted({each.capability for each in KNOWN})
+        allowed = ", ".join(f"sm_{major}{minor}" for major, minor in known)
+        raise _bad("arch", "sm_{}{}".format(*capability), f"one of {allowed}")
+    if not found:
+        names = [each.name for each in KNOWN if capability in (None, each.capability)]
+        raise _bad("device", name, f"part of one of {', '.join(names)}")
+    return found[0]
+
+
+def _several(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> list[str]:
+    found = [each.strip() for each in text.split(",")]
+    for each in found:
+        if each not in allowed:
+            raise _bad(name, each, f"some of {', '.join(allowed)}")
+    return found
+
+
+def _sizes(text: str) -> list[tuple[int, int, int]]:
+    found = []
+    for each in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)\s*", each)
+        sizes = tuple(map(int, match.groups())) if match else ()
+        if not sizes or min(sizes) < 1:
+            raise _bad("gemm", each, "sizes such as 4096x4096x1024: rows, columns, depth")
+        found.append((sizes[0], sizes[1], sizes[2]))
+    return found
+
+
+def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
+    """The kernels that are ranked first, each with what it is for."""
+    from inductor_ext.autotune.cutlass_options import Options
+    from inductor_ext.templates import kernels as families
+
+    device = _device(arguments)
+    options = Options(limit=arguments.kernels)
+    dtypes = _several("dtype", arguments.dtype, _DTYPES)
+    layouts = _several("layout", arguments.layout, _LAYOUTS)
+    sizes = _sizes(arguments.gemm)
+    epilogues = [each.strip() for each in arguments.epilogue.split(",")]
+    for each in epilogues:
+        if each != "none" and not set(each.split("+")) <= set(_STEPS):
+            raise _bad("epilogue", each, f"none, or {', '.join(_STEPS)} with + between them")
+    found: dict[Source, str] = {}
+    for dtype in dtypes:
+        for layout in layouts:
+            for epilogue in epilogues:
+                for problem in _problems(dtype, layout, epilogue, sizes):
+                    for config, _ in options.rank(problem, device):
+                        made = families.source_of(problem, config)
+                        found.setdefault(made, f"{dtype} {layout} {epilogue}")
+    return found
+
+
+def _problems(
+    dtype: str, layout: str, epilogue: str, sizes: list[tuple[int, int, int]]
+) -> Iterator[GemmProblem]:
+    """Of GEMMs as they stand in the graph of a model, so that their epilogues are those of
+    compiles.
+    """
+    import torch
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from inductor_ext.lowerings.graph import match_cutlass, matmul_nodes
+
+    kind = getattr(torch, _DTYPES[dtype])
+    stored = torch.int32 if dtype == "int8" else torch.bfloat16 if dtype == "fp8" else kind
+    steps = [] if epilogue == "none" else epilogue.split("+")
+    known = _steps()
+
+    def function(a: Any, b: Any, bias: Any, residual: Any, rows: Any, columns: Any) -> Any:
+        left = list(steps)
+        if dtype == "int8":
+            product = torch._int_mm(a, b)
+        elif dtype == "fp8":
+            product = torch._scaled_mm(a, b, rows, columns, out_dtype=stored)
+        elif left[:1] == ["bias"]:
+            product = torch.addmm(bias, a, b)
+            left.pop(0)
+        else:
+            product = torch.mm(a, b)
+        for step in left:
+            product = known[step](product, bias, residual)
+        return product
+
+    for m, n, k in sizes:
+        # Without a GPU and without memory.
+        with FakeTensorMode(), _tf32(dtype == "tf32"):
+            tensors = [
+                _tensor((m, k), kind, layout[0]),
+                _tensor((k, n), kind, layout[1]),
+                _tensor((n,), stored),
+                _tensor((m, n), stored),
+                _tensor((m, 1), torch.float32),
+                _tensor((1, n), torch.float32),
+            ]
+            graph = make_fx(function, select_decomp_table())(*tensors).graph
+            graph.eliminate_dead_code()
+            (node,) = filter(matmul_nodes.is_product, graph.nodes)
+            problem = matmul_nodes.problem_of(node)
+            if problem is None:
+                continue
+            for reading in itertools.islice(match_cutlass.readings(node, problem), 1):
+                yield reading.told(problem)
+
+
+def _tensor(shape: tuple[int, ...], dtype: Any, layout: str = "r") -> Any:
+    import torch
+
+    strides = (1, shape[0]) if layout == "c" else (*shape[1:], 1)
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dict[Source, str]:
+    """The kernels that decisions name, of devices of a capability if there is one."""
+    from inductor_ext.autotune import results_db as stores
+    from inductor_ext.templates import kernels as families
+    from inductor_ext.templates.format import problem_words
+
+    known = stores.Store(
+        stores.folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
+    )
+    found: dict[Source, str] = {}
+    for origin in stores.SOURCES:
+        for entry in known.entries(origin):
+            if capability not in (None, entry.environment.capability):
+                continue
+            if isinstance(entry.config, CutlassConfig):
+                made = families.source_of(entry.problem, entry.config)
+                found.setdefault(made, problem_words(entry.problem))
+    return found
+
+
+# --- building, listing, removing ----------------------------------------------------------------
+
+
+def _build(
+    sources: Mapping[Source, str], store: artifact_store.Store, arguments: argparse.Namespace
+) -> int:
+    there = {each: nvcc_build.is_built(each, store) for each in sources}
+    missing = [each for each, built in there.items() if not built]
+    if arguments.dry_run:
+        for each, built in there.items():
+            print(f"{'built' if built else 'to do'}  {each.name}  ({sources[each]})")
+        print(f"{_count(len(missing))} of {len(there)} to be built, into {store.folder}")
+        return 0
+    print(f"{_count(len(missing))} to build, {len(there) - len(missing)} built before")
+    failed = 0
+    if missing:
+        toolchain = nvcc_build.Toolchain.find()
+        jobs = min(len(missing), nvcc_build.jobs(arguments.jobs))
+        print(
+            f"nvcc {toolchain.version}, CUTLASS {toolchain.headers.release}, {jobs} at a time; "
+            "half a minute to a minute each"
+        )
+        begun = time.monotonic()
+
+        def one(source: Source) -> tuple[Source, str | None]:
+            try:
+                nvcc_build.build(source, store, toolchain, limit=arguments.jobs)
+            except exc.KernelBuildError as error:
+                return source, str(error)
+            return source, None
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            waiting = [pool.submit(one, each) for each in missing]
+            for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
+                source, why = future.result()
+                failed += why is not None
+                seconds = time.monotonic() - begun
+                said = f"({sources[source]})" if why is None else f"FAILED: {why}"
+                place = f"[{done}/{len(missing)}] {seconds:6.1f} s"
+                print(f"{place}  {source.name}  {said}", flush=True)
+    print(f"folder  {store.folder}")
+    return 1 if failed else 0
+
+
+def _count(kernels: int) -> str:
+    return f"{kernels} {'kernel' if kernels == 1 else 'kernels'}"
+
+
+def _show(store: artifact_store.Store, as_json: bool) -> int:
+    rows = []
+    for key in store.entry_keys():
+        with store.get(key) as folder:
+            file = None if folder is None else folder / nvcc_build.DETAILS
+            if file is None or not file.is_file():
+                continue
+            size = sum(each.stat().st_size for each in file.parent.iterdir())
+            rows.append({**json.loads(file.read_text(encoding="utf-8")), "bytes": size})
+    rows.sort(key=lambda row: str(row["name"]))
+    if as_json:
+        print(json.dumps({"folder": str(store.folder), "kernels": rows}, indent=2))
+        return 0
+    for row in rows:
+        print(
+            f"sm_{row['architecture']:<4} {row['bytes'] / 2**20:5.1f} MiB {row['seconds']:6.1f} s  "
+            f"nvcc {row['nvcc']}, CUTLASS {row['cutlass']}  {row['name']}"
+        )
+    held = store.usage()
+    print(
+        f"{_count(len(rows))}, {held.bytes / 2**20:,.1f} of at most {store.max_bytes / 2**20:,.1f} "
+        f"MiB, folder {store.folder}"
+    )
+    return 0
+
+
+def _clean(store: artifact_store.Store, text: str) -> int:
+    try:
+        limit = 0 if text == "0" else settings.parse_bytes(text)
+    except ValueError as error:
+        raise _bad("max-bytes", text, str(error)) from None
+    removed = store.collect(limit)
+    held = store.usage()
+    print(
+        f"removed {removed.bytes / 2**20:,.1f} MiB, left {held.bytes / 2**20:,.1f} MiB in "
+        f"{store.folder}"
+    )
+    return 0

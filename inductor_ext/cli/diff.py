@@ -1,0 +1,48 @@
+"""`inductor-ext diff A B`: what differs between two packages.
+
+Compared are their manifests: how models are called, constants by name and digest, options,
+versions, kernels, memory plans, and the files' digests under names without Inductor's hashes. The
+exit code is 0 if nothing differs and 1 if something does; trouble ends with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from inductor_ext.report import package_report
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("one", help="a .pt2 file, or the folder that one was unpacked into")
+    parser.add_argument("other", help="another")
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the differences, a line each.
+
+    Raises:
+        exc.BadPackageError, exc.IncompatibleArtifactError: see `artifact.read`.
+    """
+    found = package_report.differences(
+        package_report.read(arguments.one), package_report.read(arguments.other)
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for change in found:
+            print(_line(change))
+    return 1 if found else 0
+
+
+def _line(change: dict[str, Any]) -> str:
+    if "before" not in change:
+        return f"+ {change['place']}: {change['after']!r}"
+    if "after" not in change:
+        return f"- {change['place']}: {change['before']!r}"
+    return f"  {change['place']}: {change['before']!r} -> {change['after']!r}"

@@ -1,0 +1,41 @@
+"""`inductor-ext inspect PACKAGE`: what a package holds, how its models are called, where they run.
+
+Nothing of the package is run, and only its manifest is checked. The exit code is 0; a package that
+cannot be read ends with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from inductor_ext.report import package_report
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("package", help="a .pt2 file, or the folder that one was unpacked into")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="list the N largest constants of each model (default: 10)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what the package holds.
+
+    Raises:
+        exc.BadPackageError, exc.IncompatibleArtifactError: see `artifact.read`.
+    """
+    report = package_report.read(arguments.package)
+    if arguments.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print(package_report.text(report, max(arguments.top, 0)))
+    return 0

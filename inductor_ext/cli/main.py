@@ -1,0 +1,164 @@
+"""The command line: `inductor-ext COMMAND ...`, also `python -m inductor_ext COMMAND ...`.
+
+A command is a module with `add_arguments(parser)` and `run(arguments) -> exit code`, and a line in
+`COMMANDS`. Its module is imported when the command is called, so that `--help` and `--version` stay
+fast: neither imports torch.
+
+Exit codes: what the command says, 0 if all is well; 2 for wrong usage and for every error that the
+extension raises on purpose, which is printed as one line on stderr (`--traceback` shows where it
+came from). Any other error is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from inductor_ext import __version__, _compat, exc, settings
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+_PROGRAM = "inductor-ext"
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A subcommand."""
+
+    name: str
+    summary: str
+    module: str
+    """Full name of the module that has `add_arguments` and `run`."""
+
+
+COMMANDS = (
+    Command(
+        "cache",
+        "say what the cache of compiled artifacts holds, or empty it",
+        "inductor_ext.cli.cache",
+    ),
+    Command(
+        "cutlass",
+        "build CUTLASS kernels ahead, list or remove them",
+        "inductor_ext.cli.cutlass",
+    ),
+    Command(
+        "diff",
+        "say what differs between two packages",
+        "inductor_ext.cli.diff",
+    ),
+    Command(
+        "doctor",
+        "say what this machine can compile, and what is missing",
+        "inductor_ext.report.doctor",
+    ),
+    Command(
+        "explain",
+        "run a program, and say which kernel each of its GEMMs gets, and why",
+        "inductor_ext.report.gemm_report",
+    ),
+    Command(
+        "inspect",
+        "show what a package holds, how its models are called and where they run",
+        "inductor_ext.cli.inspect",
+    ),
+    Command(
+        "memory",
+        "show what a compiled model's memory is used for",
+        "inductor_ext.report.memory_report",
+    ),
+    Command(
+        "plan",
+        "place the buffers of a CSV file in memory, near the lower bound",
+        "inductor_ext.cli.plan",
+    ),
+    Command(
+        "tune",
+        "show, export, import or forget what was measured of GEMMs",
+        "inductor_ext.cli.tune",
+    ),
+    Command(
+        "verify",
+        "check that a package is what it was when it was written",
+        "inductor_ext.cli.verify",
+    ),
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(len(command.name) for command in COMMANDS)
+    listing = "\n".join(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS)
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        usage="%(prog)s [-h] [--version] [--traceback] COMMAND ...",
+        description="Tools around the inductor_ext backend of torch.compile.",
+        epilog=f"commands:\n{listing}\n\n`{_PROGRAM} COMMAND --help` explains one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the versions, and exit")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the whole traceback of an error"
+    )
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _versions() -> str:
+    try:
+        torch = _compat.torch_version()
+    except ImportError:
+        torch = "not installed"
+    return f"inductor_ext {__version__}, torch {torch}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments after the program's name; those of the process by default.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: after --help, and with 2 on wrong usage, as argparse does it.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        print(_versions())
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    known = {command.name: command for command in COMMANDS}
+    if arguments.command not in known:
+        hint = settings.nearest(arguments.command, known)
+        parser.error(
+            f"there is no command {arguments.command!r}.{hint} The commands are: "
+            f"{', '.join(known)}."
+        )
+    command = known[arguments.command]
+    own_parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} {command.name}", description=f"{command.summary}."
+    )
+    try:
+        module = importlib.import_module(command.module)
+        module.add_arguments(own_parser)
+        code: int = module.run(own_parser.parse_args(arguments.arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`| head`) has had enough. Python must not try to flush the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except exc.InductorExtError as error:
+        if arguments.traceback:
+            raise
+        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    return code

@@ -1,0 +1,115 @@
+"""`inductor-ext plan FILE`: plan a memory problem given as a CSV file.
+
+For trying the planner on problems from elsewhere, and for comparing it with other planners. It
+imports no torch. The exit code is 0; wrong input ends with 2 before anything is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+
+from inductor_ext.memory.planner import csv_io
+from inductor_ext.memory.planner.interval import Interval, Placement, verify
+from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
+
+__all__ = ["add_arguments", "run"]
+
+_FAR = 1.002
+"""Ratio of peak to lower bound above which more iterations than by default are worth the wait."""
+
+_PATIENCE = 12_000_000
+"""Iterations times buffers up to which a command waits: some 10 to 20 s of CPU time."""
+
+
+def _power_of_two(text: str) -> int:
+    value = _natural(text)
+    if value < 1 or value & (value - 1):
+        raise argparse.ArgumentTypeError(f"{text} is not a power of two")
+    return value
+
+
+def _natural(text: str) -> int:
+    # isdecimal alone accepts the digits of all scripts, and int's limit is on the digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 10^18")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "file",
+        help="CSV with the columns id, lower, upper and size: a buffer of `size` bytes is live "
+        "from step `lower` until before step `upper`",
+    )
+    parser.add_argument(
+        "--align",
+        type=_power_of_two,
+        default=1,
+        metavar="N",
+        help="alignment of every buffer in bytes, a power of two; sizes are rounded up to it "
+        "(default: 1)",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=_natural,
+        metavar="N",
+        help="how long to search for a better plan, where there may be one; the time grows with N "
+        f"and with the number of buffers (default: {DEFAULT_ITERATIONS}, and more for some 20 s "
+        f"of CPU time as long as the peak is more than {_FAR} of the lower bound)",
+    )
+    parser.add_argument(
+        "--seed", type=_natural, default=0, metavar="N", help="seed of the search (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--output", metavar="CSV", help="write the table with a column `offset` to this file"
+    )
+
+
+def _plan(intervals: Sequence[Interval], iterations: int | None, seed: int) -> Placement:
+    budget = DEFAULT_ITERATIONS if iterations is None else iterations
+    plan = solve(intervals, iterations=budget, seed=seed)
+    most = _PATIENCE // max(len(intervals), 1)
+    while iterations is None and plan.ratio > _FAR and budget < most:
+        budget = min(8 * budget, most)
+        plan = min(
+            plan, solve(intervals, iterations=budget, seed=seed), key=lambda found: found.peak
+        )
+    return plan
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan the file's problem and print what came of it.
+
+    Raises:
+        exc.BadProblemFileError: see `csv_problem`.
+    """
+    if arguments.output is not None:
+        csv_io.check_writable(arguments.output)
+    problem = csv_io.read(arguments.file, arguments.align)
+    begin = time.process_time()
+    plan = _plan(problem.intervals, arguments.iterations, arguments.seed)
+    verify(problem.intervals, plan.offsets, plan.peak)
+    seconds = time.process_time() - begin
+    if arguments.output is not None:
+        csv_io.write(arguments.output, problem, plan.offsets)
+    if arguments.json:
+        report = {
+            "buffers": len(problem.intervals),
+            "lower_bound": plan.lower_bound,
+            "peak": plan.peak,
+            "ratio": plan.ratio,
+            "cpu_seconds": round(seconds, 6),
+            "verified": True,
+        }
+        print(json.dumps(report, indent=2))
+        return 0
+    print(f"buffers      {len(problem.intervals)}")
+    print(f"lower bound  {plan.lower_bound} bytes")
+    print(f"peak         {plan.peak} bytes, {plan.ratio:.4f} of the lower bound, verified")
+    print(f"found by     {plan.method}, {seconds:.3f} s of CPU time")
+    return 0

@@ -1,0 +1,229 @@
+"""`inductor-ext tune show|export|import|clear`: what is known of GEMMs, and carrying it elsewhere.
+
+The folder is that of the setting `tuning_cache_dir`, as the environment gives it. Torch is imported
+for `--device this` alone, and looking makes no folder. The exit code is 0, also where nothing is
+known, and 2 unless all was imported or removed that was to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from inductor_ext import exc, settings
+from inductor_ext.autotune import results_db as stores
+from inductor_ext.autotune.results import Entry, merged, read_table, write_table
+from inductor_ext.templates.format import config_words, problem_words
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="list what is known", description="List what is known.")
+    _add_filters(show, stores.SOURCES)
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    export = actions.add_parser(
+        "export",
+        help="write what is known into a table",
+        description="Write what was measured here and what was imported into a JSON table. Of the "
+        "same GEMM on the same device and versions the newest measurement is taken.",
+    )
+    export.add_argument("file", metavar="FILE", help="the table; replaced if it is there")
+    _add_filters(export, stores.KEPT)
+    import_ = actions.add_parser(
+        "import",
+        help="add tables to what is known",
+        description="Add tables to what is known. If anything in them is wrong, nothing is added.",
+    )
+    import_.add_argument("files", nargs="+", metavar="FILE", help="what export has written")
+    clear = actions.add_parser(
+        "clear",
+        help="forget what is known",
+        description="Forget what was measured here, what was imported, or both.",
+    )
+    clear.add_argument("--source", choices=stores.KEPT, help="only this (default: both)")
+
+
+def _add_filters(parser: argparse.ArgumentParser, sources: Iterable[stores.Source]) -> None:
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="only devices with NAME in their name; `this`: only the GPU of this machine",
+    )
+    parser.add_argument("--source", choices=tuple(sources), help="only what comes from there")
+    parser.add_argument(
+        "--match", metavar="TEXT", help="only GEMMs with TEXT in their description, as show says it"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        exc.BadEnvironmentError: a setting that cannot be read.
+        exc.BadTuningFileError: a file that cannot be read or written.
+        exc.MissingToolchainError: `--device this` without a GPU.
+    """
+    values = settings.Settings(**settings.from_environment())
+    store = stores.Store(
+        stores.folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
+    )
+    if arguments.action == "show":
+        _show(store, arguments)
+    elif arguments.action == "export":
+        found = [entry for _, entry in _chosen(store, stores.KEPT, arguments)]
+        count = write_table(arguments.file, found)
+        print(f"{arguments.file}: {_count(count)}")
+    elif arguments.action == "import":
+        _import(store, arguments.files)
+    else:
+        _clear(store, [arguments.source] if arguments.source else stores.KEPT)
+    if not values.tuning_cache:
+        # Not among what a program may read.
+        note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is off."
+        print(note, file=sys.stderr)
+    return 0
+
+
+def _import(store: stores.Store, files: Iterable[str]) -> None:
+    entries = merged(entry for file in files for entry in read_table(file))
+    became = store.add(entries)
+    said = (
+        f"{_count(became.total())}: {became['new']} new, {became['updated']} updated, "
+        f"{became['ignored']} ignored (known as new or newer)"
+    )
+    missing = len(entries) - became.total()
+    if missing:
+        raise exc.BadTuningFileError(
+            file=store.folder,
+            where="",
+            why=f"the folder cannot be written: {_count(missing)} are missing. Added: {said}",
+            mend="Make room there, or give another folder by the setting tuning_cache_dir, and "
+            "import again",
+        )
+    print(said)
+
+
+def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
+    became = store.clear(sources)
+    removed, left = (
+        f"{became[each]} {'GEMM' if became[each] == 1 else 'GEMMs'}" for each in ("removed", "left")
+    )
+    said = f"removed what was known of {removed}"
+    if became["left"]:
+        raise exc.BadTuningFileError(
+            file=store.folder,
+            where="",
+            why=f"the folder cannot be emptied: {said}, and what is known of {left} is left",
+            mend="Remove the folder",
+        )
+    print(f"{said} from {store.folder}")
+
+
+def _chosen(
+    store: stores.Store, sources: Iterable[stores.Source], arguments: argparse.Namespace
+) -> Iterator[tuple[stores.Source, Entry]]:
+    """What the filters leave of the sources, those of the first source first."""
+    device = arguments.device
+    exactly = _this_device() if device == "this" else None
+    for source in sources:
+        if arguments.source not in (None, source):
+            continue
+        for entry in store.entries(source):
+            name = entry.environment.device
+            if exactly is not None and name != exactly:
+                continue
+            if exactly is None and device is not None and device.lower() not in name.lower():
+                continue
+            match = arguments.match
+            if match is None or match.lower() in problem_words(entry.problem).lower():
+                yield source, entry
+
+
+def _this_device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise exc.MissingToolchainError(
+            part="A GPU",
+            why="torch finds no CUDA device on this machine",
+            install="name a device, as `inductor-ext tune show` lists them",
+        )
+    return torch.cuda.get_device_name()
+
+
+def _show(store: stores.Store, arguments: argparse.Namespace) -> None:
+    found = list(_chosen(store, stores.SOURCES, arguments))
+    if arguments.json:
+        rows = [_row(source, entry) for source, entry in found]
+        print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
+        return
+    groups: dict[str, list[tuple[stores.Source, Entry]]] = {}
+    for source, entry in found:
+        groups.setdefault(_environment(entry), []).append((source, entry))
+    for title in sorted(groups):
+        print(title)
+        _print_table(groups[title])
+        print()
+    print(f"{_count(len(found))}, folder {store.folder}")
+
+
+def _environment(entry: Entry) -> str:
+    there = entry.environment
+    major, minor = there.capability
+    return (
+        f"{there.device} (sm_{major}{minor}, {there.sms} SMs), Triton {there.triton}, "
+        f"CUDA {there.cuda}, templates {there.templates}"
+    )
+
+
+def _print_table(rows: Iterable[tuple[stores.Source, Entry]]) -> None:
+    lines = [("GEMM", "chosen", "us", "stock us", "stock/chosen", "source", "date")]
+    for source, entry in rows:
+        row = _row(source, entry)
+        numbers = (row["microseconds"], row["stock_microseconds"], row["ratio"])
+        lines.append(
+            (
+                row["words"],
+                row["chosen_words"],
+                *(
+                    "-" if each is None else f"{each:.{digits}f}"
+                    for each, digits in zip(numbers, (1, 1, 3), strict=True)
+                ),
+                source,
+                row["measured"][:10],
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if 2 <= index <= 4 else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  " + "  ".join(cells).rstrip())
+
+
+def _row(source: stores.Source, entry: Entry) -> dict[str, Any]:
+    decision = entry.decision("table")
+    chosen, stock = decision.microseconds(entry.config), decision.microseconds(None)
+    when = datetime.datetime.fromtimestamp(entry.measured, datetime.timezone.utc)
+    return {
+        "words": problem_words(entry.problem),
+        "chosen_words": config_words(entry.config),
+        "microseconds": chosen,
+        "stock_microseconds": stock,
+        "ratio": stock / chosen if stock and chosen else None,
+        "source": source,
+        "measured": when.isoformat(),
+        "entry": entry.to_json(),
+    }
+
+
+def _count(entries: int) -> str:
+    return f"{entries} {'measurement' if entries == 1 else 'measurements'}"

@@ -1,0 +1,1 @@
+"""Generated C++ to a shared library, or to a CMake project."""

@@ -1,0 +1,522 @@
+"""From generated C++ to an artifact: what stands in the place of torch's AotCodeCompiler.
+
+`compile_artifact` takes what Inductor has generated for a graph and returns what stock's compiler
+returns: the files that go into a package, or the path of a shared object. The weights are written
+once, from the model's own memory to a file of their own that the artifact maps; the model's units
+are compiled at the same time, or, with `aot_inductor.package_cpp_only`, made one source that others
+compile (see `sources`); and what was made is told to whoever collects it, for the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext import events, settings
+from inductor_ext.cpp_wrapper.build import cmake_project, compiler, fatbin
+from inductor_ext.cpp_wrapper.codegen import cpp_wrapper, extern_nodes, split_units, weights_layout
+from inductor_ext.cpp_wrapper.signature.signature import Signature
+from inductor_ext.hooks import context
+from inductor_ext.storage import artifact_store
+from inductor_ext.templates.cutlass import aot_link as cutlass_objects
+from inductor_ext.templates.cutlass import runtime as cutlass_runtime
+from inductor_ext.templates.cutlass.source import Source
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Artifact", "collecting", "compile_artifact", "digests"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """What was compiled for one graph, for its manifest."""
+
+    shared_object: str | None
+    """None if there are sources alone."""
+    files: tuple[Any, ...]
+    """Paths, and `torch.export.pt2_archive._package_weights.Weights` if the user wants them."""
+    weights_path: str | None
+    """The path that the weights' file has among `files`; it is for the collector to be made."""
+    plan: weights_layout.Plan
+    """Where the constants lie in it."""
+    signature: Signature
+    kernels: tuple[str, ...]
+    """Names of the generated kernels."""
+    constants: dict[str, torch.Tensor]
+    """Those with a value, by the name in the generated code."""
+    fqns: dict[str, str]
+    """Their names in the model."""
+    device_type: str
+    features: tuple[str, ...]
+    """Of the CPU, that the code needs."""
+    metadata: dict[str, str]
+    cuda_architectures: tuple[str, ...] = ()
+    """That its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Artifact]]:
+    """Collect what is compiled inside, in this thread, without writing weights to files."""
+    artifacts: list[Artifact] = []
+    with context.enter(artifacts=artifacts):
+        yield artifacts
+
+
+def compile_artifact(
+    graph: Any,
+    wrapper_code: str,
+    kernel_code: str,
+    serialized_extern_kernel_nodes: str | None,
+    *,
+    device_type: str,
+    additional_files: list[str],
+    values: settings.Settings,
+) -> list[Any] | str:
+    """Compile a graph's generated code.
+
+    Args:
+        graph: Inductor's GraphLowering, whose wrapper code is a `codegen.AotWrapper`.
+        wrapper_code: the host program.
+        kernel_code: its CPU kernels.
+        serialized_extern_kernel_nodes: JSON for the proxy executor, or nothing.
+        device_type: what the graph runs on.
+        additional_files: what code generation has already made, such as cubins.
+        values: the settings of the compile.
+
+    Returns:
+        The files for a package if `aot_inductor.package` is set, else the shared object's path.
+
+    Raises:
+        torch._inductor.exc.CppCompileError: the compiler refuses the code.
+    """
+    from torch._inductor import codecache, config
+
+    tools = compiler.Compiler(device_type, values)
+    folder, name = codecache.split_aot_inductor_output_path(config.aot_inductor.output_path)
+    collected: list[Artifact] | None = context.current().artifacts
+    constants = cpp_wrapper.constants_with_values(graph)
+    plan: weights_layout.Plan = graph.wrapper_code.weights_plan
+    only_sources = bool(config.aot_inductor.package_cpp_only)
+    if only_sources:
+        wrapper_code, kernel_code = _in_one(wrapper_code, kernel_code), ""
+        # They are found beside the library.
+        for path in additional_files:
+            wrapper_code = wrapper_code.replace(f'"{path}"', f'"{os.path.basename(path)}"')
+    # Whatever the files hold is in their names: another model may be compiled, in this process or
+    # another, before these are packaged. Short constants are in the kernels' code alone.
+    content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
+    if collected is None:
+        content += digests(constants, plan)
+    write = _Writer(folder, "\0".join([wrapper_code, *content]))
+    wrapper_path = write(wrapper_code, "wrapper.cpp")
+    written = {"wrapper": (wrapper_path, wrapper_code)}
+    if not only_sources:
+        written["kernel"] = (write(kernel_code, "kernel.cpp"), kernel_code)
+    stem = wrapper_path.removesuffix(".cpp")
+    _show(written)
+
+    files: list[Any] = [*additional_files, *(path for path, _ in written.values())]
+    if serialized_extern_kernel_nodes:
+        nodes = extern_nodes.for_executor(serialized_extern_kernel_nodes)
+        files.append(_write_text(f"{stem}.json", nodes))
+    # Inductor's own metadata is one dictionary for all compiles of the process.
+    metadata = {
+        **config.aot_inductor.metadata,
+        "AOTI_DEVICE_KEY": device_type,
+        **codecache.get_device_information(device_type),
+    }
+    for path, _ in written.values():
+        path = f"{path.removesuffix('.cpp')}_metadata.json"
+        files.append(_write_text(path, json.dumps(metadata)))
+    files += _custom_objects(graph, os.path.dirname(wrapper_path))
+
+    included = cpp_wrapper.weights_included() and plan.bytes > 0
+    packaged = config.aot_inductor.package
+    weights_path = None
+    if included and packaged:
+        weights_path = f"{stem}_serialized_weights.bin" if only_sources else f"{stem}.weights"
+    shared_object = None
+    if only_sources:
+        outside = collected is not None and values.aot_weights_file is not None
+        files += _project(tools, graph, stem, None if outside else weights_path)
+    else:
+        shared_object = config.aot_inductor.output_path if name else f"{stem}.so"
+        appended = constants if included and not packaged else None
+        _build(tools, graph, shared_object, *written["wrapper"], *written["kernel"], appended)
+        files.append(shared_object)
+    if weights_path is not None:
+        files.append(weights_path)
+        if collected is None:
+            with codecache_file(weights_path) as file:
+                weights_layout.write(file, constants, plan)
+                if only_sources:
+                    file.write(weights_layout.footer(plan))
+    if config.aot_inductor.package_constants_on_disk_format == "pickle_weights":
+        files.append(_pickled_weights(graph))
+    files += _provenance(os.path.dirname(stem))
+    if collected is not None:
+        collected.append(
+            Artifact(
+                shared_object=shared_object,
+                files=tuple(files),
+                weights_path=weights_path,
+                plan=plan,
+                signature=graph.wrapper_code.model_signature,
+                kernels=tuple(sorted(_kernels(graph))),
+                constants=constants,
+                fqns={name: cpp_wrapper.original_name(graph, name) for name in constants},
+                device_type=device_type,
+                features=tools.target.features,
+                metadata=metadata,
+                cuda_architectures=_cuda_architectures(graph, device_type, metadata),
+            )
+        )
+    return files if shared_object is None or packaged else shared_object
+
+
+def _build(
+    tools: compiler.Compiler,
+    graph: Any,
+    shared_object: str,
+    wrapper_path: str,
+    wrapper_code: str,
+    kernel_path: str,
+    kernel_code: str,
+    appended: dict[str, torch.Tensor] | None,
+) -> None:
+    """Compile and link a model's units.
+
+    Args:
+        tools: the compiler.
+        graph: as in `compile_artifact`.
+        shared_object: where to.
+        wrapper_path, wrapper_code, kernel_path, kernel_code: the units.
+        appended: constants to put behind its end.
+    """
+    folder = os.path.dirname(wrapper_path)
+    with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=folder) as place:
+        temporary = pathlib.Path(place)
+        whole = compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper")
+        parts = _split(wrapper_code, whole, tools.settings.aot_unit_size)
+        kernel = compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel")
+        others = [kernel] if _has_code(kernel_code) else []
+        with tools.fixed() as fixed:
+            units = _compile(tools, fixed, whole, parts, others)
+            made = str(temporary / os.path.basename(shared_object))
+            objects = [unit.object for unit in units]
+            objects += _gpu_objects(graph, tools.device_type, place)
+            objects += _cutlass_objects(graph, tools.settings, place)
+            objects += fixed.objects
+            tools.link(objects, made)
+        if appended is not None:
+            weights_layout.append(made, appended, graph.wrapper_code.weights_plan)
+        os.replace(made, shared_object)
+        if os.path.exists(f"{made}.debug"):
+            os.replace(f"{made}.debug", f"{shared_object}.debug")
+
+
+def _in_one(wrapper_code: str, kernel_code: str) -> str:
+    """The source of a whole model: its units and the runtime."""
+    texts = {path.name: path.read_text() for path in sorted(compiler.RUNTIME.iterdir())}
+    headers = {name: text for name, text in texts.items() if name.endswith(".h")}
+    runtime = [text for name, text in texts.items() if name.endswith(".cpp")]
+    kernels = [kernel_code] if _has_code(kernel_code) else []
+    return cmake_project.amalgamation([wrapper_code, *kernels, *runtime], headers)
+
+
+def _project(
+    tools: compiler.Compiler, graph: Any, stem: str, weights_path: str | None
+) -> list[str]:
+    """Write what a source is built by, with CMake and by torch's own loader.
+
+    Args:
+        tools: the compiler whose flags hold.
+        graph: as in `compile_artifact`.
+        stem: path of the source, without its ending.
+        weights_path: of the file that the library is to find beside itself.
+
+    Returns:
+        The files that belong to the source.
+    """
+    from torch._inductor import config
+
+    # The names of some are the same for all models.
+    folder = f"{stem}.project"
+    os.makedirs(folder, exist_ok=True)
+    exports = compiler.RUNTIME / "exports.map"
+    files = [_write_text(os.path.join(folder, exports.name), exports.read_text())]
+    name = config.aot_inductor.model_name_for_generated_files or "aoti_model"
+    project = tools.project(
+        name,
+        f"{os.path.basename(stem)}.cpp",
+        None if weights_path is None else os.path.basename(weights_path),
+    )
+    if tools.device_type == "cuda" and _compiles_kernels_later():
+        kernels = []
+        for kernel, parameters in _gpu_kernels(graph):
+            files.append(parameters["asm"])
+            kernels.append(cmake_project.Kernel(kernel, os.path.basename(parameters["asm"])))
+        assembly = os.path.join(folder, "kernels.S")
+        files.append(_write_text(assembly, cmake_project.kernels_assembly(kernels)))
+        project = dataclasses.replace(
+            project,
+            kernels=kernels,
+            assembly=os.path.basename(assembly),
+            gencode_options=_gencode_options(graph),
+        )
+    objects = _gpu_objects(graph, tools.device_type, folder)
+    objects += _cutlass_objects(graph, tools.settings, folder)
+    files += objects
+    project = dataclasses.replace(project, objects=[os.path.basename(path) for path in objects])
+    files.append(_write_text(os.path.join(folder, "CMakeLists.txt"), cmake_project.cmake(project)))
+    for purpose, options in tools.loader_options().items():
+        files.append(_write_text(f"{stem}_{purpose}_flags.json", json.dumps(options)))
+    return files
+
+
+def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) -> list[str]:
+    """Of each constant that is stored, what is stored."""
+    return [
+        artifact_store.digest(weights_layout.storage_bytes(tensor, plan.sizes[name]).view)
+        for name, tensor in constants.items()
+        if plan.sizes[name]
+    ]
+
+
+def _split(code: str, whole: compiler.Unit, size: int) -> list[compiler.Unit]:
+    """The units of a wrapper: `whole`, or those that it is split into, beside its object."""
+    texts = split_units.split(code, size, path=whole.source)
+    if texts == [code]:
+        return [whole]
+    folder = pathlib.Path(whole.object).parent
+    units = []
+    for number, text in enumerate(texts):
+        source = folder / f"wrapper{number}.cpp"
+        source.write_text(text)
+        units.append(dataclasses.replace(whole, source=str(source), object=f"{source}.o"))
+    return units
+
+
+def _compile(
+    tools: compiler.Compiler,
+    fixed: compiler.Fixed,
+    whole: compiler.Unit,
+    parts: list[compiler.Unit],
+    others: list[compiler.Unit],
+) -> list[compiler.Unit]:
+    """Compile a model's units, its wrapper in parts if they can be had, and return them."""
+    from torch._inductor.exc import CppCompileError
+
+    try:
+        tools.compile([*others, *parts], fixed)
+    except CppCompileError as error:
+        if parts == [whole]:
+            raise
+        # What the generator writes may change in a way that the splitter does not know. If the
+        # whole is wrong as well, its message is the one that is about code that the user can see.
+        events.warn_once(
+            "aot-split",
+            f"the C++ of {whole.source} was split in a way that does not compile; it is compiled "
+            f"whole, which takes longer (aot_unit_size=0 never splits): {error}",
+        )
+        tools.compile([*others, whole], fixed)
+        return [whole, *others]
+    return [*parts, *others]
+
+
+class _Writer:
+    """Writes sources to Inductor's cache folder, or to the folder that the user has asked for."""
+
+    def __init__(self, folder: str, content: str) -> None:
+        """`folder` is the user's, or empty; all that is written depends on `content` alone."""
+        self.folder, self.content = folder, content
+
+    def __call__(self, code: str, extension: str) -> str:
+        from torch._inductor import codecache, config
+
+        name = config.aot_inductor.model_name_for_generated_files
+        if name is None:
+            _, path = codecache.write(
+                code, extension, extra=self.content, specified_dir=self.folder
+            )
+            return str(path)
+        # Of models with the same name, Inductor's own writing keeps the first one's files.
+        key = codecache.code_hash(self.content)
+        _, folder, _ = codecache.get_path(key, extension, self.folder)
+        if not os.path.isabs(self.folder):
+            folder = os.path.join(folder, key)
+        os.makedirs(folder, exist_ok=True)
+        return _write_text(os.path.join(folder, f"{name}.{extension}"), code)
+
+
+@contextlib.contextmanager
+def codecache_file(path: str) -> Iterator[Any]:
+    """A file that appears at `path` when it is complete."""
+    with artifact_store.publish(path) as temporary, open(temporary, "wb") as file:
+        yield file
+
+
+def _write_text(path: str, text: str) -> str:
+    with codecache_file(path) as file:
+        file.write(text.encode())
+    return path
+
+
+def _has_code(kernel_code: str) -> bool:
+    lines = (line.strip() for line in kernel_code.splitlines())
+    return any(line and not line.startswith(("//", "#include")) for line in lines)
+
+
+def _show(written: Mapping[str, tuple[str, str]]) -> None:
+    """Tell Inductor's debugging aids what they are told of stock's artifacts.
+
+    Args:
+        written: path and text by what it is: "wrapper", "kernel".
+    """
+    from torch._inductor import codecache
+    from torch._inductor.virtualized import V
+    from torch._logging import trace_structured
+
+    V.debug.output_code(written["wrapper"][0], extension="cpp")
+    for what, (path, code) in written.items():
+        codecache.output_code_log.info("%s code written to: %s", what.capitalize(), path)
+        description = {"name": f"inductor_aot_{what}_code", "type": "cpp", "filename": path}
+        trace_structured("graph_dump", description.copy, payload_fn=functools.partial(str, code))
+
+
+def _custom_objects(graph: Any, folder: str) -> list[str]:
+    """Write the TorchBind objects that the graph uses, for the proxy executor."""
+    import torch
+    from torch._library.fake_class_registry import FakeScriptObject
+    from torch.export.pt2_archive.constants import CUSTOM_OBJ_FILENAME_PREFIX
+
+    paths: list[str] = []
+    places: dict[str, str] = {}
+    for index, (name, value) in enumerate(graph.torchbind_constants.items()):
+        real = value.real_obj if isinstance(value, FakeScriptObject) else value
+        places[name] = f"{CUSTOM_OBJ_FILENAME_PREFIX}{index}"
+        paths.append(os.path.join(folder, places[name]))
+        with codecache_file(paths[-1]) as file:
+            file.write(torch._C._pickle_save(real))
+    if places:
+        path = os.path.join(folder, "custom_objs_config.json")
+        paths.append(_write_text(path, json.dumps(places)))
+    return paths
+
+
+def _pickled_weights(graph: Any) -> Any:
+    """The weights as tensors, which stock's packaging pickles once for several models."""
+    from torch.export.pt2_archive._package_weights import TensorProperties, Weights
+
+    return Weights(
+        {
+            graph.allocated_constant_name[name]: (value, TensorProperties(graph.constants[name]))
+            for name, value in cpp_wrapper.constants_with_values(graph).items()
+        }
+    )
+
+
+def _provenance(folder: str) -> list[str]:
+    import torch._inductor.debug
+    from torch._inductor import config
+
+    if config.trace.provenance_tracking_level == 0:
+        return []
+    path = os.path.join(folder, "kernel_information.json")
+    information = torch._inductor.debug.create_kernel_information_json()
+    return [_write_text(path, json.dumps(information, indent=4))]
+
+
+def _compiles_kernels_later() -> bool:
+    """Whether CMake makes the machine code of GPU kernels, of PTX."""
+    from torch._inductor import config
+
+    aot = config.aot_inductor
+    return bool(aot.package_cpp_only and aot.emit_multi_arch_kernel and aot.embed_kernel_binary)
+
+
+def _gencode_options(graph: Any) -> list[str]:
+    """What the fat binaries of a graph's Triton kernels are compiled for."""
+    noted = {parameters.get("cuda_arch") for _, parameters in _gpu_kernels(graph)}
+    (architecture,) = noted if len(noted) == 1 else {None}
+    return fatbin.gencode_options(architecture)
+
+
+def _cuda_architectures(
+    graph: Any, device_type: str, metadata: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What all GPU kernels of a graph were compiled for."""
+    from torch._inductor import config
+
+    if device_type != "cuda":
+        return ()
+    # CUTLASS kernels are compiled for the GPU at hand alone.
+    if config.aot_inductor.emit_multi_arch_kernel and not _cutlass_kernels(graph):
+        return fatbin.architectures(_gencode_options(graph))
+    digits = re.sub(r"\D", "", metadata.get("AOTI_COMPUTE_CAPABILITY", ""))
+    return (f"sm_{digits}",) if digits else ()
+
+
+def _gpu_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """The graph's kernels, as Inductor has noted them."""
+    from torch._inductor import codecache
+
+    # The cache is the process's: it holds kernels of other graphs as well.
+    names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
+    cache_ = codecache.CudaKernelParamCache.cache
+    return [(name, cache_[name]) for name in cache_ if name in names]
+
+
+def _cutlass_kernels(graph: Any) -> list[Source]:
+    """Those that the graph's code calls, or that of the folding graph."""
+    found = dict(cutlass_objects.kernels_of(graph.wrapper_code))
+    if graph.const_module is not None:
+        found |= cutlass_objects.kernels_of(graph.const_module.wrapper_code)
+    return list(found)
+
+
+def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list[str]:
+    """An object of each CUTLASS kernel that a graph calls."""
+    made = []
+    for source in _cutlass_kernels(graph):
+        made.append(os.path.join(folder, f"{cutlass_objects.symbol(source)}.o"))
+        cutlass_objects.link(source, cutlass_runtime.store(values), made[-1])
+    return made
+
+
+def _kernels(graph: Any) -> set[str]:
+    """Names of the kernels that were generated for a graph."""
+    generated = {str(name) for name in graph.wrapper_code.src_to_kernel.values()}
+    return generated | {each.name for each in _cutlass_kernels(graph)}
+
+
+def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
+    """Objects with GPU code to link: stock's CUTLASS kernels, cubins if they are to be embedded."""
+    from torch._inductor import codecache, config
+    from torch._inductor.cpp_builder import convert_cubin_to_obj, get_ld_and_objcopy
+
+    if device_type != "cuda":
+        return []
+    kernels = codecache.CUDACodeCache()
+    objects = [str(path) for path in kernels.aot_kernels_o]
+    kernels.aot_kernels_o.clear()
+    if _compiles_kernels_later():
+        return objects
+    for name, parameters in _gpu_kernels(graph):
+        cubin = parameters[codecache.get_cpp_wrapper_cubin_path_name()]
+        if config.aot_inductor.emit_multi_arch_kernel:
+            fatbin.build(parameters, cubin)
+        if config.aot_inductor.embed_kernel_binary:
+            own = shutil.copy(cubin, folder)
+            objects.append(str(convert_cubin_to_obj(own, name, *get_ld_and_objcopy(False))))
+    return objects

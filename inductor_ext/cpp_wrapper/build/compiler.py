@@ -1,0 +1,392 @@
+"""How the C++ of an artifact is compiled and linked: flags, the fixed part, precompiled headers.
+
+Flags come from Inductor (`torch._inductor.cpp_builder`), so that its settings and the user's
+compiler hold. Of them we replace the CPU that is compiled for (see `target`), leave out line tables
+unless asked, and hide every symbol but the C interface. What is the same for all models, the
+runtime and the headers, is compiled once for a compiler, a torch and a set of flags, and kept in
+the store of artifacts; where nothing can be kept it is compiled each time.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from inductor_ext import settings
+from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
+from inductor_ext.cpp_wrapper.cache import cache
+
+__all__ = ["RUNTIME", "Compiler", "Fixed", "Unit"]
+
+RUNTIME = pathlib.Path(__file__).parent.parent / "runtime"
+"""The sources that are the same for all models."""
+
+_DROPPED_FLAGS = frozenset(
+    {"-g1", "-gline-tables-only", "-march=native", "-mcpu=native", "-Wall", "-pedantic"}
+)
+
+_DROPPED_DEFINITIONS = frozenset({"TORCH_INDUCTOR_PRECOMPILE_HEADERS"})
+"""It makes torch's headers include much of ATen, for a precompiled header that we do not use."""
+
+_HIDING = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffunction-sections")
+
+_EXPORTS = RUNTIME / "exports.map"
+
+_LINKING = ("-Wl,-z,noexecstack", "-Wl,--gc-sections", "-Wl,--build-id=sha1")
+
+_TORCH_LIBRARIES = frozenset({"c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda"})
+
+_FORMAT = "1"
+"""Of what is kept of the fixed part; counted up when it is made in another way."""
+
+Purpose = Literal["wrapper", "kernel"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A translation unit."""
+
+    source: str
+    object: str
+    purpose: Purpose
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """What was compiled before the model; paths that hold while it is open."""
+
+    objects: tuple[str, ...]
+    headers: dict[Purpose, str]
+    """The header that the units of a purpose begin with; precompiled where that is possible."""
+
+
+class Compiler:
+    """Inductor's compiler with the flags for one artifact."""
+
+    def __init__(self, device_type: str, values: settings.Settings) -> None:
+        """Ask Inductor for its flags, under the configuration at hand."""
+        from torch._inductor import config
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        isa = pick_vec_isa()
+        self.device_type = device_type
+        self.settings = values
+        self.target = cpu_target.current()
+        common = {"vec_isa": isa, "device_type": device_type, "aot_mode": True}
+        self._options: dict[str, Any] = {
+            "wrapper": _options(**common, compile_only=True, min_optimize=True),
+            "kernel": _options(**common, compile_only=True),
+            "link": _options(**common),
+        }
+        self.program = shlex.split(self._options["wrapper"].get_compiler())
+        debug = config.aot_inductor.debug_compile or config.aot_inductor.debug_symbols
+        self.keeps_debug_info = bool(debug or values.aot_debug_info)
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def compile_flags(self, purpose: Purpose) -> list[str]:
+        """Flags that turn a unit into an object."""
+        folders = [str(RUNTIME), *filter(None, self._options[purpose].get_include_dirs())]
+        return [
+            *(f"-D{name}" for name in self._definitions(purpose)),
+            *self._code_flags(purpose),
+            *(f"-I{folder}" for folder in folders),
+        ]
+
+    def _definitions(self, purpose: Purpose) -> list[str]:
+        names = (name.strip() for name in self._options[purpose].get_definitions())
+        return [name for name in names if name not in _DROPPED_DEFINITIONS]
+
+    def _code_flags(self, purpose: Purpose) -> list[str]:
+        """Flags that say what code to make: they hold on every machine."""
+        options = self._options[purpose]
+        flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
+        if self.settings.aot_debug_info:
+            flags.append("-g1")
+        passed = _split(options.get_passthrough_args())
+        flags += [flag for flag in passed if flag not in self.target.flags]
+        return [*flags, *self.target.flags, *_HIDING]
+
+    def link_command(self, objects: Sequence[str], output: str) -> list[str]:
+        """The command that makes a shared object."""
+        options = self._options["link"]
+        flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
+        return [
+            *self.program,
+            *objects,
+            *flags,
+            *(() if self.keeps_debug_info else ("-Wl,--strip-all",)),
+            f"-Wl,--version-script={_EXPORTS}",
+            *_LINKING,
+            "-o",
+            output,
+            *_dashed(options.get_ldflags()),
+            *(f"-l{library}" for library in options.get_libraries()),
+            *(f"-L{folder}" for folder in options.get_libraries_dirs()),
+            *(flag for flag in _split(options.get_passthrough_args()) if not flag.startswith("-m")),
+        ]
+
+    def identity(self, purpose: Purpose) -> str:
+        """Hex digest over what an object depends on beside its source."""
+        import torch
+        from torch._inductor.cpp_builder import get_compiler_version_info
+
+        parts = [
+            *self.program,
+            get_compiler_version_info(self.program[-1]),
+            torch.__version__,
+            str(pathlib.Path(torch.__file__).parent),
+            *self.compile_flags(purpose),
+            # -mtune=native and the like mean another thing on another machine.
+            *self.target.features,
+            *_model_of_cpu(),
+        ]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    # --- for others to compile --------------------------------------------------------------------
+
+    def project(self, name: str, source: str, weights: str | None) -> cmake_project.Project:
+        """How CMake makes a library of a model and the runtime in one source.
+
+        Args:
+            name: of the library.
+            source, weights: names of files, as in `sources.Project`.
+        """
+        flags = self._code_flags("kernel")
+        (standard,) = [flag for flag in flags if flag.startswith("-std=")]
+        # What -fopenmp links, CMake's torch brings or is the driver's own has another place.
+        known = _TORCH_LIBRARIES | {"cuda", "gomp", "omp"}
+        libraries = self._options["link"].get_libraries()
+        return cmake_project.Project(
+            name=name,
+            source=source,
+            standard=standard.removeprefix("-std=").lstrip("gnuc+"),
+            definitions=[*self._definitions("kernel"), *_interface_definitions()],
+            compile_options=[flag for flag in flags if flag != standard],
+            link_options=[*(flag for flag in flags if flag == "-fopenmp"), *_LINKING],
+            libraries=[library for library in libraries if library not in known],
+            exports=_EXPORTS.name,
+            weights=weights,
+            cuda=self.device_type == "cuda",
+        )
+
+    def loader_options(self) -> dict[str, dict[str, Any]]:
+        """How torch's own loader makes a library of the same: "compile" and "linker" options.
+
+        In the form of `BuildOptionsBase.save_flags_to_json`, with this machine's paths. The loader
+        compiles in a folder whose name it alone knows: there is no version script.
+        """
+        compiling, linking = self._options["kernel"], self._options["link"]
+        flags = [flag for flag in _dashed(linking.get_cflags()) if flag not in _DROPPED_FLAGS]
+        return {
+            "compile": self._described(
+                compiling,
+                definitions=[*self._definitions("kernel"), *_interface_definitions()],
+                include_dirs=compiling.get_include_dirs(),
+                passthrough_args=self._code_flags("kernel"),
+            ),
+            "linker": self._described(
+                linking,
+                ldflags=linking.get_ldflags(),
+                libraries_dirs=linking.get_libraries_dirs(),
+                libraries=linking.get_libraries(),
+                passthrough_args=[*flags, *_LINKING, "-Wl,-Bsymbolic"],
+            ),
+        }
+
+    def _described(self, options: Any, **given: list[str]) -> dict[str, Any]:
+        lists = (
+            *("definitions", "include_dirs", "cflags", "ldflags"),
+            *("libraries_dirs", "libraries", "passthrough_args"),
+        )
+        return {
+            "compiler": options.get_compiler(),
+            **{name: [item for item in given.get(name, ()) if item] for name in lists},
+            "aot_mode": options.get_aot_mode(),
+            "use_relative_path": options.get_use_relative_path(),
+            "compile_only": options.get_compile_only(),
+        }
+
+    # --- compiling --------------------------------------------------------------------------------
+
+    def compile(self, units: Sequence[Unit], fixed: Fixed) -> None:
+        """Compile units, several at a time.
+
+        Raises:
+            torch._inductor.exc.CppCompileError: with what the compiler said.
+        """
+        commands = []
+        for unit in units:
+            header = fixed.headers.get(unit.purpose)
+            commands.append(
+                [
+                    *self.program,
+                    *self.compile_flags(unit.purpose),
+                    *(("-include", header) if header else ()),
+                    "-c",
+                    unit.source,
+                    "-o",
+                    unit.object,
+                ]
+            )
+        _run_all(commands)
+
+    def link(self, objects: Sequence[str], output: str) -> None:
+        """Link objects to a shared object.
+
+        Raises:
+            torch._inductor.exc.CppCompileError: with what the linker said.
+        """
+        _run(self.link_command(objects, output))
+        if self.settings.aot_debug_info:
+            # Apart, where debuggers look for it by the link that the shared object keeps.
+            debug = f"{output}.debug"
+            _run(["objcopy", "--only-keep-debug", output, debug])
+            _run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", output])
+
+    @contextlib.contextmanager
+    def fixed(self) -> Iterator[Fixed]:
+        """What is the same for all models, from the store or compiled now."""
+        with contextlib.ExitStack() as stack:
+            runtime = stack.enter_context(self._kept("runtime", self._build_runtime))
+            objects = tuple(sorted(str(path) for path in runtime.glob("*.o")))
+            headers: dict[Purpose, str] = {}
+            if self._precompiles():
+                for purpose in ("wrapper", "kernel"):
+                    folder = stack.enter_context(
+                        self._kept(purpose, lambda path, p=purpose: self._build_header(path, p))
+                    )
+                    headers[purpose] = str(folder / "prefix.h")
+            yield Fixed(objects, headers)
+
+    def _precompiles(self) -> bool:
+        from torch._inductor import config
+        from torch._inductor.cpp_builder import is_gcc
+
+        return bool(
+            config.aot_inductor.precompile_headers and self.settings.artifact_cache and is_gcc()
+        )
+
+    @contextlib.contextmanager
+    def _kept(self, what: str, build: Any) -> Iterator[pathlib.Path]:
+        """A folder that `build` has filled, in this or an earlier process."""
+        purpose: Purpose = "kernel" if what == "kernel" else "wrapper"
+        fixed = "" if what == "kernel" else _runtime_key()
+        parts = (what, _FORMAT, fixed, self.device_type, self.identity(purpose))
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        if self.settings.artifact_cache:
+            store = cache.store(self.settings)
+            with store.get(key) as folder:
+                if folder is not None:
+                    yield folder
+                    return
+            with store.lock(key):
+                with store.get(key) as folder:
+                    found = folder is not None
+                if not found:
+                    with store.publish(key) as target_folder:
+                        build(target_folder)
+            with store.get(key) as folder:
+                if folder is not None:
+                    yield folder
+                    return
+        with tempfile.TemporaryDirectory(prefix="inductor_ext-") as temporary:
+            build(pathlib.Path(temporary))
+            yield pathlib.Path(temporary)
+
+    def _build_runtime(self, folder: pathlib.Path) -> None:
+        # The check of the CPU has to run on every CPU: no flags for a newer one.
+        flags = [
+            flag
+            for flag in self.compile_flags("wrapper")
+            if not flag.startswith(("-m", "-O", "-DCPU_CAPABILITY"))
+        ]
+        flags += ["-O2", *(f"-D{name}" for name in _interface_definitions())]
+        commands = [
+            [*self.program, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
+            for source in sorted(RUNTIME.glob("*.cpp"))
+        ]
+        _run_all(commands)
+
+    def _build_header(self, folder: pathlib.Path, purpose: Purpose) -> None:
+        header = folder / "prefix.h"
+        internal = "torch/csrc/inductor/cpp_wrapper/device_internal"
+        included = {
+            "wrapper": ['"model.h"', '"checks.h"', f"<{internal}/{self.device_type}.h>"],
+            "kernel": ["<torch/csrc/inductor/cpp_prefix.h>"],
+        }[purpose]
+        header.write_text("".join(f"#include {name}\n" for name in included))
+        flags = self.compile_flags(purpose)
+        command = [*self.program, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+        _run(command)
+
+
+@functools.cache
+def _runtime_key() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(RUNTIME.iterdir()):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _options(**arguments: Any) -> Any:
+    from torch._inductor.cpp_builder import CppTorchDeviceOptions
+
+    return CppTorchDeviceOptions(**arguments)
+
+
+def _dashed(flags: Sequence[str]) -> list[str]:
+    return [f"-{flag}" for flag in flags if flag]
+
+
+def _split(arguments: Sequence[str]) -> list[str]:
+    return [part for argument in arguments for part in shlex.split(argument)]
+
+
+def _torch_header(name: str) -> pathlib.Path:
+    import torch
+
+    return pathlib.Path(torch.__file__).parent / "include" / name
+
+
+def _interface_definitions() -> list[str]:
+    """What interface.cpp has to know of this torch's interface."""
+    text = _torch_header("torch/csrc/inductor/aoti_runtime/interface.h").read_text()
+    return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
+
+
+def _model_of_cpu() -> list[str]:
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read(2000).splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.startswith(("cpu family", "model", "CPU part"))]
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> None:
+    from torch._inductor import config
+
+    workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        # All are waited for, so that nothing is written after an error has been reported.
+        for future in [pool.submit(_run, command) for command in commands]:
+            future.result()
+
+
+def _run(command: Sequence[str]) -> None:
+    from torch._inductor.exc import CppCompileError
+
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        raise CppCompileError(list(command), done.stdout + done.stderr)

@@ -1,0 +1,1 @@
+"""The artifact cache: what a package's content depends on, and the packages by that key."""

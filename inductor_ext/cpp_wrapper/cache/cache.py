@@ -1,0 +1,180 @@
+"""Compiling AOT packages through the cache of artifacts: what was compiled before is copied.
+
+A package is found by `artifact_key`, in the `artifact_store.Store` that the settings
+`artifact_cache_dir` and `artifact_cache_size` describe; `artifact_cache=False` or torch's switch
+for all caches leaves it alone. Several processes that want the same package compile it once. What
+cannot be told apart from other programs is compiled each time, and nothing that goes wrong with the
+cache makes a compile fail. An `events.ArtifactCacheRecord` says what happened and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from inductor_ext import events
+from inductor_ext.cpp_wrapper.cache import key as artifact_key
+from inductor_ext.settings import Settings, parse_bytes
+from inductor_ext.storage import artifact_store
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["compiled", "store"]
+
+Target = str | os.PathLike[str] | IO[bytes] | None
+
+_FILE = "model.pt2"
+
+
+def store(settings: Settings) -> artifact_store.Store:
+    """The store that holds packages; nothing is made or touched by asking for it."""
+    return artifact_store.Store(
+        artifact_store.artifact_folder(settings.artifact_cache_dir),
+        parse_bytes(settings.artifact_cache_size),
+        events.warn_once,
+    )
+
+
+def compiled(
+    programs: Mapping[str, ExportedProgram],
+    target: Target,
+    patches: Mapping[str, Any],
+    settings: Settings,
+    compile_: Callable[[Target], str | IO[bytes]],
+) -> str | IO[bytes]:
+    """Compile programs into a package, or copy the package that was compiled of them before.
+
+    Args:
+        programs: by their names in the package.
+        target: a path, a writable buffer, or None for a path in Inductor's cache folder.
+        patches: Inductor's options for the compile.
+        settings: ours.
+        compile_: compiles into a target and returns it, None replaced by a path.
+
+    Returns:
+        The path or the buffer.
+    """
+    start = time.perf_counter()
+
+    def emit(state: str, key: str | None = None, why: str | None = None) -> None:
+        seconds = round(time.perf_counter() - start, 3)
+        record = events.ArtifactCacheRecord(state=state, key=key, why=why, seconds=seconds)
+        events.emit(record, event_log=settings.event_log)
+
+    off = _switched_off(patches, settings)
+    if off is not None:
+        emit("off", why=off)
+        return compile_(target)
+    key, why = _key(programs, target, patches, settings)
+    if key is None:
+        emit("bypass", why=why)
+        return compile_(target)
+    kept = store(settings)
+    path = _own_path(key) if target is None else target
+    if _take(kept, key, path):
+        emit("hit", key)
+        return _result(path)
+    with kept.lock(key):
+        # Another process may have compiled it in the meantime.
+        if _take(kept, key, path):
+            emit("hit", key)
+            return _result(path)
+        emit("miss", key)
+        return _make(kept, key, path, compile_)
+
+
+def _switched_off(patches: Mapping[str, Any], settings: Settings) -> str | None:
+    """Why the cache is not asked, if it is not."""
+    import torch.compiler.config
+    from torch._inductor import config as inductor_config
+
+    if not settings.artifact_cache:
+        return "artifact_cache is False"
+    if torch.compiler.config.force_disable_caches:
+        return "torch's caches are disabled"
+    # What is left beside the package a copy would lack.
+    if settings.aot_weights_file is not None:
+        return "the weights stay outside the package"
+    if settings.aot_debug_info:
+        return "debug information is wanted, which stays outside the package"
+    for name in ("trace.enabled", "aot_inductor.output_path", "aot_inductor.dump_aoti_minifier"):
+        if patches.get(name, inductor_config.get_config_copy().get(name)):
+            return f"{name} makes files outside the package"
+    return None
+
+
+def _key(
+    programs: Mapping[str, ExportedProgram],
+    target: Target,
+    patches: Mapping[str, Any],
+    settings: Settings,
+) -> tuple[str | None, str | None]:
+    """(key, why there is none) of a whole package."""
+    # Its file's name is also that of the folder in it.
+    name = os.path.basename(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else None
+    found = []
+    for model, program in programs.items():
+        try:
+            key = artifact_key.key(program, settings, patches, (model, name))
+        except Exception as error:
+            # Of a torch that nobody has tried, for one, whose compile may work nevertheless.
+            return None, f"the key cannot be made: {type(error).__name__}: {error}"
+        if key.digest is None:
+            return None, key.why
+        found.append(key.digest)
+    return hashlib.sha256(repr(found).encode()).hexdigest(), None
+
+
+def _own_path(key: str) -> str | None:
+    """A path for a package whose caller gave none; None where it cannot be made."""
+    folder = artifact_store.artifact_folder().parent / "packages" / key[:32]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return str(folder / _FILE)
+
+
+def _take(kept: artifact_store.Store, key: str, target: Target) -> bool:
+    if target is None:
+        return False
+    if isinstance(target, (str, os.PathLike)):
+        return kept.fetch(key, {_FILE: target})
+    with kept.get(key) as folder:
+        if folder is None:
+            return False
+        with open(folder / _FILE, "rb") as file:
+            shutil.copyfileobj(file, target)
+        return True
+
+
+def _make(
+    kept: artifact_store.Store,
+    key: str,
+    target: Target,
+    compile_: Callable[[Target], str | IO[bytes]],
+) -> str | IO[bytes]:
+    if target is None or isinstance(target, (str, os.PathLike)):
+        made = compile_(target)
+        assert isinstance(made, str)
+        kept.put(key, {_FILE: made})
+        return made
+    # A buffer cannot always be read.
+    with tempfile.NamedTemporaryFile(suffix=".pt2") as file:
+        compile_(file)
+        file.flush()
+        kept.put(key, {_FILE: file.name})
+        file.seek(0)
+        shutil.copyfileobj(file, target)
+    return target
+
+
+def _result(target: Target) -> str | IO[bytes]:
+    assert target is not None
+    return os.fspath(target) if isinstance(target, (str, os.PathLike)) else target

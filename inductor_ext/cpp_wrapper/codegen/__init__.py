@@ -1,0 +1,1 @@
+"""The C++ of a package: Inductor's wrapper code generation, extended."""

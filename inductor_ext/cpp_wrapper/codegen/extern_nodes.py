@@ -1,0 +1,66 @@
+"""Operators that an artifact calls by name, as torch's proxy executor reads them.
+
+Code generation writes their arguments in export's schema, which numbers dtypes, layouts and memory
+formats in a way of its own. The executor of torch 2.11 takes these numbers for those of c10, so
+that float64 arrives as complex32: `for_executor` writes c10's numbers where it does. Later
+executors convert them, which the header that they do it with tells.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext.cpp_wrapper.codegen import input_checks
+
+__all__ = ["for_executor", "has_enumerations", "renumbered", "takes_export_numbers"]
+
+_CONVERTER = "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
+
+# By export's number, which begins with "unknown": sparse COO, CSR, CSC, BSR, BSC, mkldnn, strided.
+_LAYOUTS = (0, 1, 2, 4, 5, 6, 3, 0)
+# In the same way: contiguous, channels last, channels last 3d, preserve.
+_MEMORY_FORMATS = (0, 0, 2, 3, 1)
+
+
+def takes_export_numbers() -> bool:
+    """Whether this torch's executor converts export's numbers of enumerations to c10's."""
+    import torch
+
+    return (pathlib.Path(torch.__file__).parent / _CONVERTER).exists()
+
+
+def for_executor(text: str) -> str:
+    """The JSON of the extern kernel nodes as this torch's executor understands it."""
+    return text if takes_export_numbers() else json.dumps(renumbered(json.loads(text)))
+
+
+def has_enumerations(text: str) -> bool:
+    """Whether the JSON of extern kernel nodes has numbers that executors read differently."""
+    return any(f'"{key}"' in text for key in ("as_scalar_type", "as_layout", "as_memory_format"))
+
+
+def renumbered(value: Any) -> Any:
+    """Parsed JSON with export's numbers of enumerations replaced by c10's."""
+    if isinstance(value, list):
+        return [renumbered(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    numbers: dict[str, Callable[[int], int]] = {
+        "as_scalar_type": _scalar_type,
+        "as_layout": _LAYOUTS.__getitem__,
+        "as_memory_format": _MEMORY_FORMATS.__getitem__,
+    }
+    return {
+        key: numbers[key](item) if key in numbers and isinstance(item, int) else renumbered(item)
+        for key, item in value.items()
+    }
+
+
+def _scalar_type(number: int) -> int:
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
+    dtype = {int(key): value for key, value in _SERIALIZE_TO_TORCH_DTYPE.items()}[number]
+    return input_checks.DTYPES.index(str(dtype).removeprefix("torch."))

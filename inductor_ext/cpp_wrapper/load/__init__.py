@@ -1,0 +1,1 @@
+"""Loading packages and calling the models in them."""

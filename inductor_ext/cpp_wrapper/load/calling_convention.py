@@ -1,0 +1,396 @@
+"""From the arguments of a call to the flat tensors of an artifact, and back from its results.
+
+A `Convention` is made once, when a model is loaded, from its `signature.Signature`: for every node
+of the arguments' structure a function that takes exactly that node apart. What does not have the
+structure, the number of inputs, the values or the kinds of value that the model was exported with
+raises `exc.InputMismatchError`, which names the input as the model does. Dtypes, sizes and strides
+of tensors are checked by the artifact itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.signature import signature as signatures
+
+__all__ = ["Convention"]
+
+_Flatten = Callable[[Any, list[torch.Tensor]], None]
+_Restore = Callable[[Sequence[Any]], Any]
+
+_DICTS = frozenset({dict, OrderedDict, defaultdict})
+_NUMBERS = {"int": int, "float": float, "bool": bool}
+_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+
+
+class Convention:
+    """How one model is called."""
+
+    plain: int
+    """Number of positional arguments if the model takes just so many tensors, else -1."""
+    flatten: Callable[[tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor]]
+    """The tensors of a call, in the artifact's order; raises `exc.InputMismatchError`."""
+    restore: _Restore
+    """What the model returns, made of the artifact's results."""
+
+    def __init__(
+        self,
+        in_spec: str,
+        out_spec: str,
+        signature: signatures.Signature | None,
+        path: str = "",
+    ) -> None:
+        """Prepare calls.
+
+        Args:
+            in_spec: structure of `(args, kwargs)`, as `pytree.treespec_dumps` writes it.
+            out_spec: structure of what is returned, in the same way.
+            signature: the inputs and outputs in the order of the leaves. None for a package of
+                stock's, which does not say: values that are no tensors are dropped then.
+            path: the package's, for messages.
+
+        Raises:
+            exc.BadPackageError: the structures or the signature contradict each other.
+            exc.UnknownNodeError: a structure has a class that this process has not registered.
+        """
+        inputs, outputs = _load(in_spec, path), _load(out_spec, path)
+        arguments = inputs.children() if not inputs.is_leaf() else []
+        if (
+            inputs.type is not tuple
+            or [each.type for each in arguments] != [tuple, dict]
+            or (signature is not None and inputs.num_leaves != len(signature.inputs))
+            or (signature is not None and outputs.num_leaves != len(signature.outputs))
+        ):
+            why = "its signature does not fit the structure of its arguments or results"
+            raise exc.BadPackageError(path=path, why=why)
+        leaves = _Leaves(signature.inputs if signature is not None else None)
+        positional = _positional(arguments[0], leaves)
+        named = _named(arguments[1], leaves)
+
+        def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+            tensors: list[torch.Tensor] = []
+            positional(args, tensors)
+            named(kwargs, tensors)
+            return tensors
+
+        self.flatten = flatten
+        self.restore = _restore(outputs, signature.outputs if signature is not None else None)
+        only_tensors = signature is not None and all(
+            isinstance(each, signatures.TensorInput) for each in signature.inputs
+        )
+        flat = all(each.is_leaf() for each in arguments[0].children())
+        whole = arguments[0].num_children == inputs.num_leaves
+        bare = only_tensors and flat and whole and not arguments[1].context
+        self.plain = inputs.num_leaves if bare else -1
+
+
+def _load(spec: str, path: str) -> pytree.TreeSpec:
+    try:
+        loaded: pytree.TreeSpec = pytree.treespec_loads(spec)
+    except NotImplementedError as error:
+        raise exc.UnknownNodeError(path=path, why=str(error).rstrip(".")) from None
+    except Exception as error:
+        why = f"the structure of its arguments cannot be read ({error})"
+        raise exc.BadPackageError(path=path, why=why) from None
+    return loaded
+
+
+def _mismatch(why: str) -> NoReturn:
+    raise exc.InputMismatchError(why=why)
+
+
+def _kind(value: object) -> str:
+    """A value as an error shows it."""
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return f"{value!r:.60}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor ({str(value.dtype).removeprefix('torch.')}, {list(value.shape)})"
+    return f"of type {type(value).__qualname__}"
+
+
+class _Leaves:
+    """The signature's inputs, handed out in the order of the leaves."""
+
+    def __init__(self, inputs: Sequence[signatures.Input] | None) -> None:
+        self._inputs = inputs
+        self._next = 0
+
+    def peek(self) -> signatures.Input | None:
+        if self._inputs is None or self._next >= len(self._inputs):
+            return None
+        return self._inputs[self._next]
+
+    def take(self) -> signatures.Input | None:
+        found = self.peek()
+        self._next += 1
+        return found
+
+
+def _name_of(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
+    """The model's name for a node: that of its first leaf without what leads from node to leaf."""
+    first = leaves.peek()
+    if first is None or spec.num_leaves == 0 or not first.path.startswith(path):
+        return path
+    below = first.path[len(path) :]
+    return first.name.removesuffix(below) if below else first.name
+
+
+def _positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
+    names, parts = [], []
+    for at, child in enumerate(spec.children()):
+        names.append(_name_of(child, leaves, f"args[{at}]"))
+        parts.append(_node(child, leaves, f"args[{at}]"))
+    count = len(parts)
+
+    def flatten(args: Any, into: list[torch.Tensor]) -> None:
+        if len(args) != count:
+            shown = f" ({', '.join(names)})" if names else ""
+            plural = "" if count == 1 else "s"
+            _mismatch(
+                f"the artifact takes {count} positional argument{plural}{shown}, and was called "
+                f"with {len(args)}"
+            )
+        for part, value in zip(parts, args, strict=True):
+            part(value, into)
+
+    return flatten
+
+
+def _named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
+    parts = {
+        key: _node(child, leaves, f"kwargs[{key!r}]")
+        for key, child in zip(spec.context, spec.children(), strict=True)
+    }
+
+    def flatten(kwargs: Any, into: list[torch.Tensor]) -> None:
+        if kwargs.keys() != parts.keys():
+            takes = f"the keyword arguments {', '.join(parts)}" if parts else "no keyword arguments"
+            _mismatch(f"the artifact takes {takes}{_difference(kwargs, parts)}")
+        for key, part in parts.items():
+            part(kwargs[key], into)
+
+    return flatten
+
+
+def _difference(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> str:
+    text = ""
+    missing = [str(key) for key in wanted if key not in found]
+    extra = [str(key) for key in found if key not in wanted]
+    if missing:
+        text += f"; {', '.join(missing)} is missing"
+    if extra:
+        text += f"; {', '.join(extra)} is not one of them"
+    return text
+
+
+def _node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> _Flatten:
+    if spec.is_leaf():
+        return _leaf(leaves.take())
+    name = _name_of(spec, leaves, path)
+    if spec.type in (tuple, list):
+        return _sequence(spec, leaves, path, name)
+    if spec.type in _DICTS:
+        return _dict(spec, leaves, path, name)
+    return _registered(spec, leaves, path, name)
+
+
+def _sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
+    parts = [_node(child, leaves, f"{path}[{at}]") for at, child in enumerate(spec.children())]
+    kind, count = spec.type, len(parts)
+
+    def flatten(value: Any, into: list[torch.Tensor]) -> None:
+        if type(value) is not kind or len(value) != count:
+            found = f"a {kind.__name__} of {len(value)}" if type(value) is kind else _kind(value)
+            _mismatch(
+                f"input '{name}' is {found}, and the artifact takes a {kind.__name__} of {count}"
+            )
+        for part, item in zip(parts, value, strict=True):
+            part(item, into)
+
+    return flatten
+
+
+def _dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
+    keys = spec.context[1] if spec.type is defaultdict else spec.context
+    parts = {
+        key: _node(child, leaves, f"{path}[{key!r}]")
+        for key, child in zip(keys, spec.children(), strict=True)
+    }
+
+    def flatten(value: Any, into: list[torch.Tensor]) -> None:
+        # By key: the order in which a caller has filled a dict says nothing.
+        if type(value) not in _DICTS or value.keys() != parts.keys():
+            keys = ", ".join(repr(key) for key in parts)
+            same = type(value) in _DICTS
+            found = f"has the keys {', '.join(map(repr, value))}" if same else f"is {_kind(value)}"
+            _mismatch(f"input '{name}' {found}, and the artifact takes a dict with {keys}")
+        for key, part in parts.items():
+            part(value[key], into)
+
+    return flatten
+
+
+def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
+    """A class that is registered with pytree: a namedtuple, a dataclass, a user's own."""
+    kind, context = spec.type, spec.context
+    parts = [
+        _node(child, leaves, _below(leaves, path, f"[{at}]"))
+        for at, child in enumerate(spec.children())
+    ]
+
+    def flatten(value: Any, into: list[torch.Tensor]) -> None:
+        # pytree has one entry for all namedtuples, whose context is the class.
+        found = pytree._get_node_type(value)
+        children: Sequence[Any] = ()
+        fits = found is kind
+        if fits:
+            children, own = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+            children = list(children)
+            fits = own == context and len(children) == len(parts)
+        if not fits:
+            wanted = getattr(context, "__name__", None) or kind.__name__
+            _mismatch(
+                f"input '{name}' is {_kind(value)}, and the artifact takes a {wanted} of the form "
+                "that it was exported with"
+            )
+        for part, item in zip(parts, children, strict=True):
+            part(item, into)
+
+    return flatten
+
+
+def _below(leaves: _Leaves, path: str, fallback: str) -> str:
+    """The path of a child of a class's, which pytree names by field and not by number."""
+    first = leaves.peek()
+    if first is None or not first.path.startswith(path):
+        return path + fallback
+    rest = first.path[len(path) :]
+    if rest.startswith("."):
+        end = min((at for mark in ".[" if (at := rest.find(mark, 1)) > 0), default=len(rest))
+        return path + rest[:end]
+    return path + fallback
+
+
+def _leaf(given: signatures.Input | None) -> _Flatten:
+    if given is None:
+        return _any
+    if isinstance(given, signatures.TensorInput):
+        return _tensor(given)
+    if isinstance(given, signatures.SymbolInput):
+        return _number(given)
+    return _constant(given)
+
+
+def _any(value: Any, into: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        into.append(value)
+
+
+def _tensor(given: signatures.TensorInput) -> _Flatten:
+    def flatten(value: Any, into: list[torch.Tensor]) -> None:
+        if not isinstance(value, torch.Tensor):
+            shape = ", ".join(map(str, given.shape))
+            _mismatch(
+                f"input '{given.name}' is {_kind(value)}, and the artifact takes a tensor "
+                f"({given.dtype}, [{shape}])"
+            )
+        into.append(value)
+
+    return flatten
+
+
+def _number(given: signatures.SymbolInput) -> _Flatten:
+    kind, dtype = _NUMBERS[given.type], _DTYPES[given.type]
+
+    def flatten(value: Any, into: list[torch.Tensor]) -> None:
+        if type(value) is not kind:
+            article = "an" if given.type == "int" else "a"
+            _mismatch(
+                f"input '{given.name}' is {_kind(value)}, and the artifact takes {article} "
+                f"{given.type}"
+            )
+        try:
+            # The device that new tensors get by default may be another one.
+            into.append(torch.tensor(value, dtype=dtype, device="cpu"))
+        except (OverflowError, RuntimeError, ValueError):
+            _mismatch(f"input '{given.name}' is {_kind(value)}, which does not fit 64 bits")
+
+    return flatten
+
+
+def _constant(given: signatures.ConstantInput) -> _Flatten:
+    expected, kind = given.value, type(given.value)
+    shown = repr(expected)
+
+    def flatten(value: Any, into: list[torch.Tensor]) -> None:
+        # By text, since nan is not equal to itself and -0.0 is equal to 0.0.
+        if value is expected or (type(value) is kind and repr(value) == shown):
+            return
+        _mismatch(
+            f"input '{given.name}' is {_kind(value)}, and the artifact was compiled for {shown}"
+        )
+
+    return flatten
+
+
+def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None) -> _Restore:
+    count = spec.num_leaves
+    convert: list[tuple[int, Callable[[Any], Any]]] = []
+    for at, output in enumerate(outputs or ()):
+        if isinstance(output, signatures.ConstantOutput):
+            convert.append((at, _always(output.value)))
+        elif isinstance(output, signatures.SymbolOutput):
+            convert.append((at, _to_number(_NUMBERS[output.type])))
+    if not convert:
+        if spec.is_leaf():
+            return operator.itemgetter(0)
+        if all(child.is_leaf() for child in spec.children()) and spec.type in (tuple, list):
+            return tuple if spec.type is tuple else list
+    tensors = [
+        at for at, each in enumerate(outputs or ()) if isinstance(each, signatures.TensorOutput)
+    ]
+
+    build = _builder(spec, iter(range(count)))
+
+    def restore(results: Sequence[Any]) -> Any:
+        values = list(results)
+        if len(values) != count:
+            # An artifact may leave out what is no tensor.
+            given = dict(zip(tensors, values, strict=True))
+            values = [given.get(at) for at in range(count)]
+        for at, make in convert:
+            values[at] = make(values[at])
+        return build(values)
+
+    return restore
+
+
+def _builder(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
+    """What makes a node of the results, whose leaves stand at the next places, of all of them."""
+    if spec.is_leaf():
+        return operator.itemgetter(next(places))
+    parts = [_builder(child, places) for child in spec.children()]
+    if spec.type is tuple:
+        return lambda values: tuple([part(values) for part in parts])
+    if spec.type is list:
+        return lambda values: [part(values) for part in parts]
+    if spec.type is dict:
+        items = list(zip(spec.context, parts, strict=True))
+        return lambda values: {key: part(values) for key, part in items}
+    unflatten, context = pytree.SUPPORTED_NODES[spec.type].unflatten_fn, spec.context
+    return lambda values: unflatten([part(values) for part in parts], context)
+
+
+def _always(value: signatures.Constant) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _to_number(kind: type) -> Callable[[Any], Any]:
+    return lambda tensor: kind(tensor.item())

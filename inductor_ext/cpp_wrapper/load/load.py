@@ -1,0 +1,882 @@
+"""Loading a package: `inductor_ext.load`.
+
+It imports no Inductor and needs no compiler. A package of ours is looked at before anything of it
+runs: names and places of its entries, whether it fits this machine and this torch, and the SHA-256
+of every file that is used. What a model needs is copied into a private folder, which is gone when
+`load` returns (on CUDA, when the model goes, since kernels are read when they are first used); its
+weights are mapped where they lie in the package, and shared by all processes that do so. A package
+of stock's is loaded by torch's own loader, once its names have been checked.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NoReturn
+
+import torch
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build import cpu_isa
+from inductor_ext.cpp_wrapper.load import calling_convention
+from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.signature.signature import Signature
+
+__all__ = ["LoadedModel", "load"]
+
+_CONSTANTS = "data/constants/"
+_ALIGNMENT = 64
+"""Bytes to which compiled code relies on weights being aligned."""
+
+_LARGE = 64 << 20
+"""Bytes from which on weights are worth reading by several threads."""
+
+_SOURCES = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
+"""What a package may have and running it does not need."""
+
+_OURS = "extra/inductor_ext/"
+"""The folder of a package that ours alone have."""
+
+_RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
+
+
+class _Library:
+    """The functions that an artifact of ours has beyond torch's C interface."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        self.last_error = self._function("inductor_ext_last_error", ctypes.c_char_p)
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(self._library, name)
+        function.restype = result
+        function.argtypes = arguments
+        return function
+
+    def close(self) -> None:
+        """Give the library back; it stays as long as a runner has it."""
+        import _ctypes
+
+        _ctypes.dlclose(self._library._handle)
+
+    def missing_cpu_features(self) -> str:
+        function = self._function("inductor_ext_missing_cpu_features", ctypes.c_char_p)
+        return str(function().decode())
+
+    def prepare(self, weights: tuple[str, int, int] | None, single_threaded: bool) -> None:
+        """Set what holds for the container that this thread makes next."""
+        self._function("inductor_ext_quiet", None, ctypes.c_int)(1)
+        if weights is not None:
+            path, offset, size = weights
+            set_weights = self._function(
+                "inductor_ext_set_weights", None, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64
+            )
+            set_weights(os.fsencode(path), offset, size)
+        if single_threaded:
+            self._function("inductor_ext_set_single_threaded", None, ctypes.c_int)(1)
+        with contextlib.suppress(AttributeError):
+            # torch's runners keep the interpreter's lock while a model runs, and so keep other
+            # threads from running theirs.
+            release = self._function(
+                "inductor_ext_release_gil", None, ctypes.c_void_p, ctypes.c_void_p
+            )
+            save, restore = (
+                ctypes.pythonapi.PyEval_SaveThread,
+                ctypes.pythonapi.PyEval_RestoreThread,
+            )
+            release(ctypes.cast(save, ctypes.c_void_p), ctypes.cast(restore, ctypes.c_void_p))
+
+    def last_container(self) -> int:
+        return int(self._function("inductor_ext_last_container", ctypes.c_void_p)() or 0)
+
+    def fold(self, container: int, inactive: bool) -> int:
+        function = self._function(
+            "AOTInductorModelContainerRunConstantFolding",
+            ctypes.c_int32,
+            ctypes.c_void_p,
+            ctypes.c_bool,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        )
+        return int(function(container, inactive, None, None))
+
+
+class LoadedModel:
+    """A model of a package: call it as the exported model was called.
+
+    Several threads may call it at once; `num_runners` of them run at the same time.
+    """
+
+    path: str
+    """Of the package; empty for a buffer."""
+    model_name: str
+    signature: Signature | None
+    """What a call has to look like; None for a package of stock's."""
+    manifest: manifest.Manifest | None
+    """All that the package says of itself; None for a package of stock's."""
+
+    _run: Any
+    _plain: int
+    _restore: Any
+    _convention: calling_convention.Convention
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model.
+
+        Args:
+            args, kwargs: of the structure that the model was exported with.
+
+        Returns:
+            What the exported model returns.
+
+        Raises:
+            exc.InputMismatchError: the inputs are others than the model was compiled for. Nothing
+                has been computed.
+            exc.ArtifactRunError: running it failed.
+        """
+        # The shortest way for tensors in a row: what is not one is refused by torch's binding.
+        if len(args) == self._plain and not kwargs:
+            try:
+                outputs = self._run(args)
+            except (RuntimeError, TypeError) as error:
+                self._fail(error, args, kwargs)
+                raise
+        else:
+            tensors = self._convention.flatten(args, kwargs)
+            try:
+                outputs = self._run(tensors)
+            except RuntimeError as error:
+                self._fail(error, args, kwargs)
+                raise
+        return self._restore(outputs)
+
+    def _fail(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise what explains `error` better than it does, if anything does."""
+        raise NotImplementedError
+
+    def __copy__(self) -> LoadedModel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModel:
+        return self
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__.lstrip('_')} {self.model_name!r} of {self.path or 'a buffer'}>"
+        )
+
+    def get_metadata(self) -> dict[str, str]:
+        """What the compiler has noted for stock's loaders, such as the device."""
+        raise NotImplementedError
+
+    def get_constant_fqns(self) -> list[str]:
+        """The names of the model's constants, "encoder.layer.0.weight"."""
+        raise NotImplementedError
+
+    def load_constants(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        *,
+        check_full_update: bool,
+        user_managed: bool = False,
+        allow_h2d_copy: bool = False,
+    ) -> None:
+        """Give the model other constants, as stock's method of this name does.
+
+        Args:
+            constants_map: tensors by the constants' names.
+            check_full_update: whether every parameter and buffer has to be among them.
+            user_managed: whether the model uses the given tensors and not copies of them.
+            allow_h2d_copy: whether tensors on the CPU are copied to a model on another device.
+
+        Raises:
+            exc.ConstantMismatchError: a name, dtype, shape or device is wrong, or one is missing.
+                Nothing has been changed.
+        """
+        raise NotImplementedError
+
+    def update_constants(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        *,
+        inactive: bool = False,
+        partial: bool = True,
+    ) -> None:
+        """Copy other constants into the model.
+
+        Args:
+            constants_map: tensors by the constants' names.
+            inactive: into those that `swap_constants` is going to make active, while calls go on
+                with the present ones.
+            partial: whether parameters and buffers may be left out.
+
+        Raises:
+            exc.ConstantMismatchError: see `load_constants`.
+        """
+        raise NotImplementedError
+
+    def swap_constants(self) -> None:
+        """Make the inactive constants the active ones, and the other way round."""
+        raise NotImplementedError
+
+    def fold_constants(self, *, inactive: bool = False) -> None:
+        """Compute now what depends on constants alone; otherwise the next call does it.
+
+        The next call does it also where a custom operator takes part.
+        """
+        raise NotImplementedError
+
+    def free_inactive_constants(self) -> None:
+        """Give back the memory of the constants that are not active."""
+        raise NotImplementedError
+
+    def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
+        """The tensors that the model uses, by name: what is written to them, the model sees.
+
+        They are its own until its constants are next updated or freed.
+        """
+        raise NotImplementedError
+
+
+class _Model(LoadedModel):
+    """A model of a package of ours."""
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        name: str,
+        content: manifest.Manifest,
+        signature: Signature,
+        convention: calling_convention.Convention,
+        runner: Any,
+        library: _Library,
+        metadata: dict[str, str],
+        device: str,
+    ) -> None:
+        self.path = path
+        self.model_name = name
+        self.manifest = content
+        self.signature = signature
+        self._model = content.models[name]
+        self._convention = convention
+        self._plain = convention.plain
+        self._restore = convention.restore
+        self._runner = runner
+        self._run = runner.run
+        self._library = library
+        self._container = library.last_container()
+        self._metadata = metadata
+        self._device = device
+        self._names: dict[str, list[str]] = {}
+        for constant, fqn in runner.get_constant_names_to_original_fqns().items():
+            self._names.setdefault(fqn or constant, []).append(constant)
+        self._managed: list[dict[str, torch.Tensor]] = [{}, {}]
+        self._lock = threading.Lock()
+        # Before the runner goes, which holds the library until it has gone itself.
+        weakref.finalize(self, library.close).atexit = False
+
+    def _fail(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if isinstance(error, TypeError):
+            self._convention.flatten(args, kwargs)
+            return
+        why = self._library.last_error().decode(errors="replace").rstrip(".\n")
+        if why:
+            raise _run_error(why) from None
+
+    def get_metadata(self) -> dict[str, str]:
+        return dict(self._metadata)
+
+    def get_constant_fqns(self) -> list[str]:
+        return list(self._names)
+
+    def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
+        found = self._runner.extract_constants_map(inactive)
+        return {name: self._kept_alive(tensor) for name, tensor in found.items()}
+
+    def _kept_alive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory as a tensor whose storage, and so every view of it, holds the model."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
+            return tensor
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((size - 1) * step for size, step in steps)
+        size = (last + 1) * tensor.element_size()
+        memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+        memory.holder = self  # type: ignore[attr-defined]
+        flat = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride())
+
+    def load_constants(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        *,
+        check_full_update: bool,
+        user_managed: bool = False,
+        allow_h2d_copy: bool = False,
+    ) -> None:
+        self._update(constants_map, False, check_full_update, user_managed, allow_h2d_copy)
+
+    def update_constants(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        *,
+        inactive: bool = False,
+        partial: bool = True,
+    ) -> None:
+        self._update(constants_map, inactive, not partial, False, True)
+
+    def _update(
+        self,
+        given: Mapping[str, torch.Tensor],
+        inactive: bool,
+        full: bool,
+        managed: bool,
+        copies: bool,
+    ) -> None:
+        records = {constant.name: constant for constant in self._model.constants}
+        tensors: dict[str, torch.Tensor] = {}
+        for fqn, tensor in given.items():
+            if fqn not in self._names:
+                known = ", ".join(sorted(self._names)[:8])
+                more = ", ..." if len(self._names) > 8 else ""
+                _refuse(f"it has no constant {fqn!r}", f"It has {known}{more}")
+            for name in self._names[fqn]:
+                tensors[name] = self._fitting(fqn, tensor, records.get(name), managed, copies)
+        try:
+            self._runner.update_constant_buffer(tensors, inactive, full, managed)
+        except RuntimeError as error:
+            why = self._library.last_error().decode(errors="replace").rstrip(".\n") or str(error)
+            _refuse(why, "")
+        with self._lock:
+            held = self._managed[1 if inactive else 0]
+            for name, tensor in tensors.items():
+                if managed:
+                    held[name] = tensor
+                else:
+                    held.pop(name, None)
+
+    def _fitting(
+        self,
+        fqn: str,
+        tensor: object,
+        record: manifest.Constant | None,
+        managed: bool,
+        copies: bool,
+    ) -> torch.Tensor:
+        """The tensor, on the model's device; refused where it is not like the constant."""
+        if not isinstance(tensor, torch.Tensor):
+            _refuse(f"{fqn!r} is of type {type(tensor).__name__}", "Give a tensor")
+        tensor = tensor.detach()
+        if record is not None:
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            if (dtype, shape) != (record.dtype, record.shape):
+                _refuse(
+                    f"{fqn!r} is a tensor ({dtype}, {list(shape)}), and the model has one of "
+                    f"({record.dtype}, {list(record.shape)})",
+                    "",
+                )
+        if tensor.device.type != "meta" and tensor.layout == torch.strided:
+            if tensor.untyped_storage().device.type == "meta":
+                _refuse(f"{fqn!r} is a fake tensor", "Give one that has values")
+            if managed and (tensor.is_conj() or tensor.is_neg()):
+                # The model reads the memory, which holds other values.
+                kind = "conj" if tensor.is_conj() else "neg"
+                _refuse(f"{fqn!r} is lazy", f"Call .resolve_{kind}() on it")
+        # A model on a GPU may have constants that stay on the CPU.
+        device = self._device
+        if record is not None and torch.device(record.device).type == "cpu":
+            device = "cpu"
+        if tensor.device.type != torch.device(device).type:
+            if managed or not copies or tensor.device.type != "cpu":
+                _refuse(f"{fqn!r} is on {tensor.device}, and the model's is on {device}", "")
+            tensor = tensor.to(device)
+        return tensor
+
+    def swap_constants(self) -> None:
+        with self._lock:
+            self._runner.swap_constant_buffer()
+            self._managed.reverse()
+
+    def fold_constants(self, *, inactive: bool = False) -> None:
+        if self._library.fold(self._container, inactive):
+            why = self._library.last_error().decode(errors="replace").rstrip(".\n")
+            raise exc.ArtifactRunError(why=why or "folding the constants failed")
+
+    def free_inactive_constants(self) -> None:
+        with self._lock:
+            self._runner.free_inactive_constant_buffer()
+            self._managed[1].clear()
+
+
+class _StockModel(LoadedModel):
+    """A model of a package of stock's, held by torch's own loader."""
+
+    def __init__(self, path: str, name: str, loader: Any) -> None:
+        self.path = path
+        self.model_name = name
+        self.signature = None
+        self.manifest = None
+        self._loader = loader
+        self._run = loader.run
+        in_spec, out_spec = loader.get_call_spec()
+        self._convention = calling_convention.Convention(in_spec, out_spec, None, path)
+        self._plain = self._convention.plain
+        self._restore = self._convention.restore
+
+    def _fail(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        return
+
+    def get_metadata(self) -> dict[str, str]:
+        return dict(self._loader.get_metadata())
+
+    def get_constant_fqns(self) -> list[str]:
+        return list(self._loader.get_constant_fqns())
+
+    def load_constants(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        *,
+        check_full_update: bool,
+        user_managed: bool = False,
+        allow_h2d_copy: bool = False,
+    ) -> None:
+        self._update(constants_map, False, check_full_update, user_managed)
+
+    def update_constants(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        *,
+        inactive: bool = False,
+        partial: bool = True,
+    ) -> None:
+        self._update(constants_map, inactive, not partial, False)
+
+    def _update(
+        self, given: Mapping[str, torch.Tensor], inactive: bool, full: bool, managed: bool
+    ) -> None:
+        try:
+            self._loader.load_constants(dict(given), inactive, full, managed)
+        except RuntimeError as error:
+            _refuse(str(error).splitlines()[0].rstrip("."), "")
+
+    def _only_ours(self, what: str) -> exc.UnsupportedArtifactError:
+        why = "it is one of stock Inductor's, whose loader does not offer it"
+        return exc.UnsupportedArtifactError(what=what, path=self.path or "in a buffer", why=why)
+
+    def swap_constants(self) -> None:
+        raise self._only_ours("Swapping constants")
+
+    def fold_constants(self, *, inactive: bool = False) -> None:
+        raise self._only_ours("Folding constants")
+
+    def free_inactive_constants(self) -> None:
+        raise self._only_ours("Freeing inactive constants")
+
+    def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
+        raise self._only_ours("Looking at constants")
+
+
+def _refuse(why: str, mend: str) -> NoReturn:
+    raise exc.ConstantMismatchError(why=why, mend=f"{mend}." if mend else "")
+
+
+def _run_error(why: str) -> exc.ArtifactRunError:
+    if re.match(r"(input '|the artifact (takes|was called))", why, re.IGNORECASE):
+        return exc.InputMismatchError(why=why)
+    return exc.ArtifactRunError(why=why)
+
+
+def load(
+    path: str | os.PathLike[str] | IO[bytes],
+    model_name: str = "model",
+    *,
+    num_runners: int = 1,
+    run_single_threaded: bool = False,
+    device_index: int = -1,
+    verify: bool = True,
+    weights: str | os.PathLike[str] | None = None,
+) -> LoadedModel:
+    """Load a model of a package, to be called as the exported model was.
+
+    Args:
+        path: of a .pt2 file or of a folder that one has been unpacked into, or a readable and
+            seekable buffer. A file must not be written to while the model lives: its weights are
+            mapped.
+        model_name: which of the package's models.
+        num_runners: how many threads may run the model at the same time.
+        run_single_threaded: whether to leave out what lets several threads in; for CUDA graphs.
+        device_index: of the CUDA device; -1 for the current one.
+        verify: whether to check the SHA-256 of every file that is used, some 0.6 s a GB; of a
+            package of stock's, which has none, the CRC-32.
+        weights: for a package that has been made without its weights, the file that has them, or
+            another package that does.
+
+    Raises:
+        exc.BadPackageError: the package cannot be read, is damaged, or has unsafe names.
+        exc.IncompatibleArtifactError: it does not fit this machine or this torch.
+        exc.ModelNotFoundError: it has no such model.
+        exc.SourcesOnlyError: it has the model's sources, and no library.
+        exc.ArtifactLoadError: the system refuses its library or its weights.
+        exc.UnknownNodeError: it takes or returns a class that this process has not registered.
+        exc.BadOptionError: an argument here is wrong.
+    """
+    if not isinstance(num_runners, int) or isinstance(num_runners, bool) or num_runners < 1:
+        raise exc.BadOptionError(
+            name="num_runners",
+            value=num_runners,
+            found=type(num_runners).__name__,
+            allowed="a number from 1",
+            default=1,
+        )
+    with archive.open_package(path) as package:
+        where = package.where
+        found = manifest.read(package)
+        if found is None:
+            if weights is not None:
+                why = "it is one of stock Inductor's, which have their weights inside"
+                raise exc.ArtifactLoadError(path=where, name=model_name, why=why, mend="")
+            if verify:
+                package.verify({})
+            return _load_stock(
+                package, where, model_name, run_single_threaded, num_runners, device_index
+            )
+        content, data = found
+        model = content.model(model_name, where)
+        if model.library is None:
+            raise exc.SourcesOnlyError(path=where, name=model_name)
+        manifest.check_machine(content, model, _machine(model.device, device_index), where)
+        try:
+            signature = Signature.from_json(model.signature)
+        except exc.BadSignatureError as error:
+            why = f"its manifest is damaged: {error}"
+            raise exc.BadPackageError(path=where, why=why.rstrip(".")) from None
+        convention = calling_convention.Convention(
+            signature.in_spec, signature.out_spec, signature, where
+        )
+        if verify:
+            manifest.check_seal(package, content, data)
+        loading = _Loading(package, content, model_name, model.library, where, verify)
+        return loading.load(
+            signature, convention, num_runners, run_single_threaded, device_index, weights
+        )
+
+
+def _machine(device: str, index: int) -> manifest.Machine:
+    capability = None
+    if device == "cuda" and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability(index if index >= 0 else None)
+    return manifest.Machine(
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        system=sys.platform,
+        machine=os.uname().machine,
+        cpu_features=cpu_isa.machine_features(),
+        capability=capability,
+    )
+
+
+class _Loading:
+    """One model's way from a package to a runner."""
+
+    def __init__(
+        self,
+        package: archive.Package,
+        content: manifest.Manifest,
+        name: str,
+        library: str,
+        where: str,
+        verify: bool,
+    ) -> None:
+        self._package = package
+        self._content = content
+        self._name = name
+        self._where = where
+        self._verify = verify
+        self._model = content.models[name]
+        self._library = library
+
+    def load(
+        self,
+        signature: Signature,
+        convention: calling_convention.Convention,
+        num_runners: int,
+        single_threaded: bool,
+        device_index: int,
+        weights: str | os.PathLike[str] | None,
+    ) -> LoadedModel:
+        if self._model.device not in _RUNNERS:
+            self._fail(f"it runs on {self._model.device}, for which there is no runner", "")
+        if _parent(self._library) != f"{archive.AOTI}{self._name}":
+            self._bad(f"its manifest names {self._library!r} as a library")
+        folder = tempfile.mkdtemp(prefix="inductor_ext-")
+        kept = False
+        try:
+            self._extract(folder)
+            place = self._weights(folder, weights)
+            library_path = os.path.join(folder, self._library)
+            library = self._open(library_path)
+            try:
+                runner = self._runner(
+                    library, library_path, place, num_runners, single_threaded, device_index
+                )
+                self._compare(runner, signature)
+                loaded = _Model(
+                    path=self._package.path,
+                    name=self._name,
+                    content=self._content,
+                    signature=signature,
+                    convention=convention,
+                    runner=runner,
+                    library=library,
+                    metadata=_metadata(library_path),
+                    device=self._device(device_index),
+                )
+            except BaseException:
+                library.close()
+                raise
+            if self._model.device != "cpu":
+                kept = True
+                weakref.finalize(loaded, shutil.rmtree, folder, ignore_errors=True)
+            return loaded
+        finally:
+            if not kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _bad(self, why: str) -> NoReturn:
+        raise exc.BadPackageError(path=self._where, why=why)
+
+    def _fail(self, why: str, mend: str) -> NoReturn:
+        raise exc.ArtifactLoadError(path=self._where, name=self._name, why=why, mend=mend)
+
+    def _digest(self, name: str) -> str | None:
+        """What an entry's SHA-256 has to be; None if that is not to be checked."""
+        if not self._verify:
+            return None
+        if name not in self._content.files:
+            self._bad(f"its manifest does not list {name!r}")
+        return self._content.files[name].sha256
+
+    def _extract(self, folder: str) -> None:
+        """Copy what running the model needs, checked on the way, below `folder`."""
+        prefixes = (f"{archive.AOTI}{self._name}/", _CONSTANTS)
+        needed = [
+            name
+            for name in self._package.entries
+            if name.startswith(prefixes) and not name.endswith(_SOURCES)
+        ]
+        for name in sorted({*needed, self._library}):
+            target = os.path.join(folder, *name.split("/"))
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            try:
+                self._package.extract(name, target, self._digest(name))
+            except OSError as error:
+                self._fail(f"{error.strerror} while writing to {folder}", _OTHER_FOLDER)
+
+    def _weights(
+        self, folder: str, outside: str | os.PathLike[str] | None
+    ) -> tuple[str, int, int] | None:
+        """Where the weights can be mapped: file, offset and size; None if there are none."""
+        known = self._model.outside
+        if self._model.weights is not None:
+            known = self._content.files.get(self._model.weights)
+        if outside is not None:
+            return self._outside(os.path.abspath(os.fspath(outside)), known)
+        if self._model.weights is None:
+            if known is not None:
+                self._fail(
+                    "its weights are kept outside of the package", "Give their file as `weights`."
+                )
+            return None
+        name = self._model.weights
+        place = self._package.locate(name)
+        if place is not None and place[1] % _ALIGNMENT == 0:
+            if self._verify and not self._intact(place, str(self._digest(name))):
+                self._bad(f"{name} is damaged: its content does not fit its SHA-256")
+            return place
+        # Of a buffer, or of an archive that has been written anew by somebody else.
+        target = os.path.join(folder, "weights")
+        self._package.extract(name, target, self._digest(name))
+        return target, 0, self._package.entries[name].size
+
+    def _outside(self, path: str, known: manifest.File | None) -> tuple[str, int, int]:
+        if known is None:
+            self._fail("it has no weights, and some are given", "Leave `weights` out.")
+        if path.endswith(".pt2"):
+            with archive.open_package(path) as package:
+                place = self._in_package(package, known)
+                if place is not None:
+                    return place
+            self._fail(f"{path} has no entry with its weights", "Give the one that does.")
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            self._fail(f"its weights in {path} cannot be read ({error.strerror})", "")
+        place = path, 0, size
+        if size != known.bytes or (self._verify and not self._intact(place, known.sha256)):
+            self._fail(f"{path} does not have its weights", "Give the file that does.")
+        return place
+
+    def _in_package(
+        self, package: archive.Package, known: manifest.File
+    ) -> tuple[str, int, int] | None:
+        for name, entry in package.entries.items():
+            place = package.locate(name)
+            if entry.size != known.bytes or place is None or place[1] % _ALIGNMENT:
+                continue
+            if not self._verify or self._intact(place, known.sha256):
+                return place
+        return None
+
+    def _intact(self, place: tuple[str, int, int], expected: str) -> bool:
+        """Whether weights are what they were: constant by constant in several threads if large."""
+        path, begin, size = place
+        parts = self._parts(size) if size >= _LARGE else None
+        if parts is None:
+            return archive.file_sha256(path, begin, size) == expected
+
+        def check(part: tuple[int, int, str]) -> bool:
+            return archive.file_sha256(path, begin + part[0], part[1]) == part[2]
+
+        workers = min(8, len(os.sched_getaffinity(0)))
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            return all(pool.map(check, parts))
+
+    def _parts(self, size: int) -> list[tuple[int, int, str]] | None:
+        """Offset, size and SHA-256 of all constants in the weights; None where they do not tell.
+
+        What lies between two constants is padding, less than a page, and read by nobody.
+        """
+        parts = set()
+        for constant in self._model.constants:
+            if constant.offset is not None and constant.bytes:
+                if constant.sha256 is None:
+                    return None
+                parts.add((constant.offset, constant.bytes, constant.sha256))
+        end = 0
+        for offset, count, _ in [*sorted(parts), (size, 0, "")]:
+            if offset - end >= archive.PAGE:
+                return None
+            end = max(end, offset + count)
+        # By size, so that no thread is left alone with the largest.
+        return sorted(parts, key=lambda part: -part[1])
+
+    def _open(self, path: str) -> _Library:
+        try:
+            library = _Library(path)
+        except (OSError, AttributeError) as error:
+            self._fail(str(error).replace("\n", " "), _OTHER_FOLDER)
+        lacking = library.missing_cpu_features()
+        if lacking:
+            library.close()
+            raise exc.IncompatibleArtifactError(
+                path=self._where,
+                why=f"its code needs {lacking}, which this CPU lacks",
+                mend="Compile it again for this machine, or load it on one that fits",
+            )
+        return library
+
+    def _runner(
+        self,
+        library: _Library,
+        path: str,
+        place: tuple[str, int, int] | None,
+        num_runners: int,
+        single_threaded: bool,
+        device_index: int,
+    ) -> Any:
+        kind = getattr(torch._C._aoti, _RUNNERS[self._model.device])
+        try:
+            library.prepare(place, single_threaded)
+            if self._model.device == "cpu":
+                return kind(path, num_runners)
+            device = self._device(device_index)
+            return kind(path, num_runners, device, os.path.dirname(path))
+        except (RuntimeError, AttributeError) as error:
+            why = library.last_error().decode(errors="replace") or str(error).splitlines()[0]
+            self._fail(why.rstrip(".\n"), "")
+
+    def _device(self, index: int) -> str:
+        kind = self._model.device
+        return kind if kind == "cpu" or index < 0 else f"{kind}:{index}"
+
+    def _compare(self, runner: Any, signature: Signature) -> None:
+        """Whether manifest and library are of the same model."""
+        if list(runner.get_call_spec()) != [signature.in_spec, signature.out_spec]:
+            self._bad("its library takes or returns something else than its manifest says")
+        known = {constant.name: constant.fqn for constant in self._model.constants}
+        found = runner.get_constant_names_to_original_fqns()
+        if any(found.get(name, fqn) != fqn for name, fqn in known.items()):
+            self._bad("its library has other constants than its manifest says")
+
+
+_OTHER_FOLDER = (
+    "If the folder for temporary files is full or does not allow libraries to be loaded from it "
+    "(mount option noexec), set TMPDIR to another."
+)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _metadata(library_path: str) -> dict[str, str]:
+    path = library_path.removesuffix(".so") + "_metadata.json"
+    try:
+        content = json.loads(pathlib.Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in content.items()}
+
+
+def _load_stock(
+    package: archive.Package,
+    where: str,
+    name: str,
+    single_threaded: bool,
+    num_runners: int,
+    device_index: int,
+) -> LoadedModel:
+    models = archive.models(package.entries)
+    if not models:
+        raise exc.NoModelError(path=where)
+    if name not in models:
+        raise exc.ModelNotFoundError(path=where, name=name, models=", ".join(sorted(models)))
+    if any(entry.startswith(_OURS) for entry in package.entries):
+        why = "it is one of inductor_ext's, and its manifest is missing"
+        raise exc.BadPackageError(path=where, why=why)
+    with _as_file(package) as path:
+        try:
+            loader = torch._C._aoti.AOTIModelPackageLoader(
+                path, name, single_threaded, num_runners, device_index
+            )
+        except RuntimeError as error:
+            why = str(error).splitlines()[0].rstrip(".")
+            raise exc.ArtifactLoadError(path=where, name=name, why=why, mend="") from None
+    return _StockModel(package.path, name, loader)
+
+
+@contextlib.contextmanager
+def _as_file(package: archive.Package) -> Iterator[str]:
+    """The package as a file with nothing compressed, which is all that stock's loader takes."""
+    if package.path and not os.path.isdir(package.path):
+        yield package.path
+        return
+    with tempfile.TemporaryDirectory(prefix="inductor_ext-") as folder:
+        path = os.path.join(folder, "package.pt2")
+        with open(path, "wb") as file:
+            writer = archive.Writer(file, "package")
+            for name, entry in package.entries.items():
+                writer.add(name, archive.Chunks(entry.size, package.parts(name)))
+            writer.finish()
+        yield path

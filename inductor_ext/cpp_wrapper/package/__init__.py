@@ -1,0 +1,1 @@
+"""The .pt2 file: its ZIP format, manifest and C headers."""

@@ -1,0 +1,106 @@
+"""A C header that says how a model of a package is called, for programs that are not Python.
+
+It gives the inputs and outputs names instead of numbers, and says in comments what each has to be.
+C and C++ alike; it includes nothing. It lies in the package (`extra/inductor_ext/<model>.h`), from
+where unzip gets it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from inductor_ext.cpp_wrapper.signature.signature import (
+    ConstantInput,
+    ConstantOutput,
+    Extent,
+    Range,
+    Signature,
+    SymbolInput,
+    SymbolOutput,
+)
+
+__all__ = ["path", "render"]
+
+
+def path(model: str) -> str:
+    """Where the header of a model lies in its package, below the root folder."""
+    return f"extra/inductor_ext/{model}.h"
+
+
+def render(model: str, signature: Signature) -> str:
+    """The header's text."""
+    prefix = _identifier(model)
+    guard = f"INDUCTOR_EXT_{prefix}_H"
+    lines = [
+        f'/* How the compiled model "{model}" is called. */',
+        f"#ifndef {guard}",
+        f"#define {guard}",
+        "",
+        f'#define {prefix}_NAME "{model}"',
+        "",
+        "/* Inputs, in the order in which the artifact takes them. */",
+        f"#define {prefix}_NUM_INPUTS {len(signature.tensors)}",
+    ]
+    taken: set[str] = set()
+    for index, tensor in enumerate(signature.tensors):
+        name = _unique(f"{prefix}_INPUT_{_identifier(tensor.name)}", taken)
+        if isinstance(tensor, SymbolInput):
+            what = f"{tensor.type} in a tensor of no dimensions on the CPU"
+        else:
+            shape = _shape(tensor.shape)
+            what = f"{tensor.dtype} {shape} on {tensor.device}, strides {_shape(tensor.stride)}"
+        lines.append(f"#define {name} {index} /* {_comment(f'{tensor.name}: {what}')} */")
+    for constant in signature.inputs:
+        if isinstance(constant, ConstantInput):
+            text = _comment(f"{constant.name} is {constant.value!r} and not passed.")
+            lines.append(f"/* {text} */")
+    for symbol, limits in signature.symbols.items():
+        lines.append(f"/* {_comment(f'{symbol}: {_range(limits)}')} */")
+    lines += [f"/* {_comment(text)} */" for text in signature.constraints]
+    lines += [
+        "",
+        "/* Outputs, in the order in which the artifact returns them. */",
+        f"#define {prefix}_NUM_OUTPUTS {len(signature.outputs)}",
+    ]
+    for index, output in enumerate(signature.outputs):
+        if isinstance(output, ConstantOutput):
+            text = _comment(f"Output {index} is always {output.value!r}.")
+            lines.append(f"/* {text} */")
+            continue
+        place = _identifier(output.path) if output.path else str(index)
+        name = _unique(f"{prefix}_OUTPUT_{place}", taken)
+        if isinstance(output, SymbolOutput):
+            what = f"{output.type} in a tensor of no dimensions"
+        else:
+            what = f"{output.dtype} {_shape(output.shape)} on {output.device}"
+        lines.append(f"#define {name} {index} /* {_comment(what)} */")
+    return "\n".join([*lines, "", f"#endif /* {guard} */", ""])
+
+
+def _identifier(text: str) -> str:
+    return re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").upper() or "_"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    taken.add(found)
+    return found
+
+
+def _shape(extents: Sequence[Extent]) -> str:
+    return f"[{', '.join(map(str, extents))}]"
+
+
+def _range(limits: Range) -> str:
+    low = "" if limits.min is None else f"from {limits.min}"
+    high = "" if limits.max is None else f"to {limits.max}"
+    return " ".join(filter(None, (low, high))) or "any number"
+
+
+def _comment(text: str) -> str:
+    """Text that does not end the comment it stands in."""
+    return text.replace("*/", "* /").replace("\\", "/")

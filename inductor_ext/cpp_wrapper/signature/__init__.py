@@ -1,0 +1,1 @@
+"""What a model takes and returns: inputs, outputs, guards on sizes."""

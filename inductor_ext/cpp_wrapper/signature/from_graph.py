@@ -1,0 +1,121 @@
+"""A signature from Inductor's graph alone, where no exported program is at hand.
+
+`torch._inductor.aot_compile` takes a graph without saying where it came from. Its inputs have the
+graph's own names, and the guards are those of the shape environment. The ranges of symbols are what
+`torch.export` has left at the module (see `module_given`), else the shape environment's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import sympy  # type: ignore[import-untyped]
+
+from inductor_ext.cpp_wrapper.signature import expression, from_export
+from inductor_ext.cpp_wrapper.signature.signature import (
+    ConstantOutput,
+    Extent,
+    Output,
+    Range,
+    Signature,
+    SymbolInput,
+    SymbolOutput,
+    TensorInput,
+    TensorOutput,
+)
+from inductor_ext.hooks import context
+
+__all__ = ["module_given", "signature"]
+
+
+@contextlib.contextmanager
+def module_given(module: Any) -> Iterator[None]:
+    """Around the compile of a module: what its compile learns of sizes is told from what was known.
+
+    Of a symbol the shape environment has a range that begins at 2 where the user's begins at 0, and
+    that ends where a question about what is faster was answered.
+    """
+    ranges = dict(getattr(module, "range_constraints", None) or {})
+    with context.enter(symbol_ranges=ranges), from_export.without_preferences(module):
+        yield
+
+
+def signature(graph: Any) -> Signature:
+    """What the graph's compiled code takes and returns; `graph` is a GraphLowering.
+
+    Raises:
+        exc.UncheckableInputError: see `exported.signature`.
+    """
+    from torch._inductor import config
+
+    inputs = tuple(
+        _input(name, index, value) for index, (name, value) in enumerate(graph.graph_inputs.items())
+    )
+    symbols: dict[str, Range] = {}
+    known = {str(symbol): limits for symbol, limits in _ranges(graph)}
+    for each in inputs:
+        extents: tuple[Extent, ...] = (
+            (*each.shape, *each.stride) if isinstance(each, TensorInput) else (each.symbol,)
+        )
+        for extent in extents:
+            if isinstance(extent, str):
+                for name in expression.symbols(expression.parse(extent)):
+                    symbols[name] = from_export.range_of(known.get(name))
+    found = Signature(
+        inputs=inputs,
+        outputs=tuple(_output(index, value) for index, value in enumerate(graph.graph_outputs)),
+        symbols=symbols,
+        in_spec=config.aot_inductor.serialized_in_spec,
+        out_spec=config.aot_inductor.serialized_out_spec,
+    )
+    return from_export.with_guards(found, graph.sizevars.shape_env)
+
+
+def _ranges(graph: Any) -> Any:
+    exported_ranges = context.current().symbol_ranges or {}
+    return {**graph.sizevars.shape_env.var_to_range, **exported_ranges}.items()
+
+
+def _extent(value: Any) -> Extent:
+    if isinstance(value, int) or value.is_number:
+        return int(value)
+    node = from_export.node_of(value)
+    return node if isinstance(node, int) else expression.show(node)
+
+
+def _input(name: str, index: int, value: Any) -> TensorInput | SymbolInput:
+    path = f"args[{index}]"
+    if isinstance(value, sympy.Expr):
+        kind: Literal["int", "float"] = "int" if value.is_integer else "float"
+        return SymbolInput(name, path, kind, str(_extent(value)))
+    return TensorInput(
+        name=name,
+        path=path,
+        dtype=str(value.get_dtype()).removeprefix("torch."),
+        shape=tuple(map(_extent, value.get_size())),
+        stride=tuple(map(_extent, value.get_stride())),
+        device=str(value.get_device()),
+    )
+
+
+def _output(index: int, value: Any) -> Output:
+    path = f"[{index}]"
+    if isinstance(value, sympy.Expr):
+        return SymbolOutput(path, "int" if value.is_integer else "float", str(value))
+    get_size = getattr(value, "maybe_get_size", None)
+    size = get_size() if get_size is not None else None
+    if size is None:
+        return ConstantOutput(path, None)
+    try:
+        shape = tuple(map(_extent, size))
+    except ValueError:
+        # A size that only the compiled code knows; it is written as Inductor has it.
+        shape = tuple(map(str, size))
+    return TensorOutput(
+        path,
+        str(value.get_dtype()).removeprefix("torch."),
+        shape,
+        str(value.get_device()),
+    )

@@ -1,0 +1,549 @@
+"""Calls of CUTLASS kernels in Inductor's graph: from tensors to the code that launches a kernel.
+
+`call` makes the node of a launch. Sizes and strides are those of the layouts, which may be
+expressions, and are arguments of the launch; addresses are those of the buffers behind views, for
+which nothing is made at run time. In Python the code launches by `cutlass_runtime`. In C++, a model
+that is compiled ahead of time is linked with its kernels (`objects.link`), and any other one takes
+over what Python has loaded.
+
+A kernel that divides K, or that has groups or scales of groups, needs a workspace. Where all sizes
+are known, and the device is the one that the code will run on, the kernel is asked for its bytes
+now, and the memory is planned like a buffer's. Otherwise it is asked before each launch, and the
+memory comes from torch's allocator.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch._inductor import ir
+from torch._inductor.virtualized import V
+
+from inductor_ext import _compat, exc
+from inductor_ext.templates.cutlass import launch, nvcc_build, runtime
+from inductor_ext.templates.cutlass.aot_link import kernels_of, link, symbol
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.evt import Epilogue
+from inductor_ext.templates.cutlass.source import CALL_FIELDS, TENSOR_FIELDS, Source, source
+from inductor_ext.templates.problem import INT4
+
+__all__ = ["CutlassCall", "call", "supported"]
+
+
+def supported() -> bool:
+    """Whether the code that Inductor is to generate can launch these kernels: graphs in the place
+    of code cannot.
+    """
+    from torch._inductor import config
+
+    return not config.fx_wrapper
+
+
+def call(
+    config: CutlassConfig,
+    epilogue: Epilogue,
+    a: Any,
+    b: Any,
+    inputs: Sequence[Any],
+    layouts: Sequence[Any],
+    *,
+    scalars: Sequence[Any] = (),
+    ends: Any = None,
+) -> tuple[Any, ...]:
+    """The outputs of a kernel, which is built if it has not been.
+
+    Args:
+        config: the kernel and how it is launched.
+        epilogue: what it stores.
+        a: [M, K] or [batch, M, K]; of a grouped product all rows, [M, K].
+        b: [K, N] or [batch, K, N]; of a grouped product [groups, K, N]; of 4 bits [K / 2, N].
+        inputs: the epilogue's.
+        layouts: of the outputs, in the epilogue's order: fixed, [M, N] or [batch, M, N], with
+            elements of a row side by side.
+        scalars: the epilogue's parameters: numbers or expressions.
+        ends: of a grouped product the row after each group's last, int32 [groups].
+
+    Returns:
+        A TensorBox for each output.
+
+    Raises:
+        exc.BadGemmError: an operand does not lie in memory as the kernel takes it.
+        exc.MissingToolchainError, exc.KernelBuildError: see `build.built`.
+    """
+    from torch._inductor.lowering import empty_strided
+
+    kernel = source(config, epilogue)
+    nvcc_build.build(kernel, runtime.store())
+    a, b, ends, *inputs = (
+        None if each is None else _realized(each) for each in (a, b, ends, *inputs)
+    )
+    first, *rest = layouts
+    outputs = [
+        _realized(empty_strided(each.size, each.stride, dtype=each.dtype, device=each.device))
+        for each in rest
+    ]
+    _check(config, a, b)
+    node = CutlassCall(config, kernel, first, (a, b, inputs, outputs, ends), scalars)
+    return tuple(ir.TensorBox.create(each) for each in (node, *outputs))
+
+
+def _root(wrapper: Any) -> Any:
+    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
+        wrapper = parent
+    return wrapper
+
+
+def _realized(value: Any) -> Any:
+    """A tensor that lies in memory, and stays as it lies."""
+    found = ir.ExternKernel.realize_input(value)
+    found.freeze_layout()
+    return ir.ExternKernel.unwrap_storage_for_input(found)
+
+
+def _check(config: CutlassConfig, a: Any, b: Any) -> None:
+    """Check that rows, or columns, of factors lie as a kernel was compiled for."""
+    sizes = V.graph.sizevars
+    rows = [each == "t" for each in config.layouts[:2]]
+    alignments = list(config.alignments[:2])
+    if config.swap:
+        rows = [not each for each in reversed(rows)]
+        alignments.reverse()
+    if config.a in INT4:
+        alignments[1] //= 2  # A byte has two.
+    for name, factor, by_rows, alignment in zip("ab", (a, b), rows, alignments, strict=True):
+        layout = factor.get_layout()
+        *batch, row, column = layout.stride
+        inner, outer = (column, row) if by_rows else (row, column)
+        count, length = layout.size[-2:] if by_rows else layout.size[:-3:-1]
+        alike = [layout.offset]
+        alike += [] if sizes.statically_known_equals(count, 1) else [outer]
+        alike += (
+            batch if len(batch) and not sizes.statically_known_equals(layout.size[0], 1) else []
+        )
+        fits = all(sizes.statically_known_multiple_of(each, alignment) for each in alike)
+        unit = sizes.statically_known_equals(inner, 1) or sizes.statically_known_equals(length, 1)
+        if not (fits and unit):
+            raise exc.BadGemmError(
+                record="CUTLASS call",
+                field=name,
+                value=f"strides {[*layout.stride]} and offset {layout.offset}",
+                allowed=f"{'rows' if by_rows else 'columns'} of neighbours, at multiples of "
+                f"{alignment} elements",
+            )
+
+
+class CutlassCall(ir.ExternKernel):
+    """A launch. It makes the first output, and changes the others, which are made before it."""
+
+    def __init__(
+        self,
+        config: CutlassConfig,
+        kernel: Source,
+        layout: Any,
+        operands: tuple[Any, Any, Sequence[Any], Sequence[Any], Any],
+        scalars: Sequence[Any],
+    ) -> None:
+        """Put a launch into the graph.
+
+        Args:
+            config: see `call`.
+            kernel: its source.
+            layout: of the first output.
+            operands: a, b, the epilogue's inputs, the other outputs, and ends or None.
+            scalars: see `call`.
+        """
+        a, b, inputs, outputs, ends = operands
+        others = () if ends is None else (ends,)
+        super().__init__(None, layout, [a, b, *inputs, *outputs, *others], tuple(scalars))
+        self.config = config
+        self.kernel = kernel
+        self.operands = operands
+        self.name = V.graph.register_buffer(self)
+        V.graph.register_operation(self)
+        nothing = ir.NoneLayout(device=layout.device)
+        self.mutation_outputs = [ir.MutationOutput(nothing, each, self) for each in outputs]
+
+    def should_allocate(self) -> bool:
+        """The wrapper allocates the first output."""
+        return True
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the launch, and before it what makes the kernel known."""
+        unused = self.get_name() in V.graph.removed_buffers
+        if unused:
+            # Nobody reads it, but the kernel writes it.
+            V.graph.removed_buffers.discard(self.get_name())
+            wrapper.codegen_allocation(self)
+        self.codegen_comment(wrapper, self.kernel.name)
+        _Writer(wrapper, self).write()
+        if unused:
+            wrapper.codegen_free(self)
+
+
+class _Writer:
+    """Writes one launch, in Python or C++."""
+
+    def __init__(self, wrapper: Any, node: CutlassCall) -> None:
+        self.wrapper = wrapper
+        self.node = node
+        self.cpp = bool(V.graph.cpp_wrapper)
+        self.device = node.get_device_or_error()
+        a, b, inputs, outputs, ends = node.operands
+        self.tensors = launch.ordered(node.config, a, b, node, inputs, outputs, ends)
+        self.geometry = launch.geometry(
+            node.config,
+            _shape(a),
+            _shape(b),
+            _shape(node),
+            [_shape(each) for each in inputs],
+            [_shape(each) for each in outputs],
+            None if ends is None else _shape(ends),
+        )
+
+    def write(self) -> None:
+        """Write it, and its workspace around it."""
+        from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
+        from torch._inductor.codegen.wrapper import AllocateLine, FreeIfNotReusedLine
+
+        write = self._write_cpp if self.cpp else self._write_python
+        size = self._workspace()
+        if not size:
+            write(None, asks=size is None)
+            return
+        memory = WorkspaceArg(
+            count=sympy.Integer(size),
+            zero_mode=WorkspaceZeroMode.UNINITIALIZED,
+            device=self.device,
+            outer_name=WorkspaceArg.unique_name(),
+        )
+        self.wrapper.writeline(AllocateLine(self.wrapper, memory))
+        write(f"{memory.get_name()}.data_ptr()", asks=False)
+        self.wrapper.writeline(FreeIfNotReusedLine(self.wrapper, memory))
+
+    def _workspace(self) -> int | None:
+        """Bytes of the workspace; None where only a call knows."""
+        if not self.node.config.has_workspace:
+            return 0
+        numbers = [*self.geometry.sizes, *(each for both in self.geometry.strides for each in both)]
+        if V.graph.aot_mode or not all(sympy.sympify(each).is_number for each in numbers):
+            return None
+        kernel = self.node.kernel
+        launcher = runtime.load(
+            kernel.name,
+            kernel.architecture,
+            kernel.text,
+            operands=len(self.tensors),
+            scalars=len(self.node.constant_args),
+        )
+        head = [int(each) for each in (*self.geometry.sizes, *self._launch())]
+        # As if all began where memory does.
+        rest = [int(each) for stride, batch in self.geometry.strides for each in (0, stride, batch)]
+        scalars = [0.0] * len(self.node.constant_args)
+        return launcher.workspace_size(tuple(head), *rest, *scalars)  # type: ignore[arg-type]
+
+    def _launch(self) -> tuple[int, int, int, int]:
+        """A call's fields between the sizes and the addresses."""
+        return (*launch.settled(self.node.config), self._sms())
+
+    def _sms(self) -> int:
+        """Multiprocessors of the device, or 0 where a launch is to ask it: the code may run on
+        another one.
+        """
+        import torch
+
+        if V.graph.aot_mode or self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+
+    def _size(self, expression: Any) -> str:
+        text: str = self.wrapper.codegen_sizevar(sympy.sympify(expression))
+        return text
+
+    # --- in Python ------------------------------------------------------------------------------
+
+    def _write_python(self, workspace: str | None, *, asks: bool) -> None:
+        """Write it in Python.
+
+        Args:
+            workspace: expression of its address; None for none.
+            asks: whether the kernel is to be asked for its size instead.
+        """
+        name = self._defined()
+        fields = [self._size(each) for each in (*self.geometry.sizes, *self._launch())]
+        rest = [
+            text
+            for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
+            for text in (self._address(tensor), *map(self._size, both))
+        ]
+        rest += [self._size(each) for each in self.node.constant_args]
+        stream, index, device = "0", str(self.device.index), str(self.device)
+        if _compat.compiles_on_one_rank():
+            operations: Any = V.graph.device_ops
+            index, device = operations.current_device_idx_expr(), self.device.type
+        if self.device.type == "cuda":
+            _root(self.wrapper).write_get_raw_stream_header()
+            # Not one that was asked for before: inside a user's stream it is another.
+            stream = f"get_raw_stream({index})"
+        function = f"{name}.with_workspace" if asks else name
+        memory = repr(device) if asks else workspace or "0"
+        arguments = [stream, memory, f"({', '.join(fields)})", *rest]
+        self.wrapper.writeline(f"{function}({', '.join(arguments)})")
+
+    def _defined(self) -> str:
+        """The name of the launcher, with which the module begins."""
+        root, kernel = _root(self.wrapper), self.node.kernel
+        known = kernels_of(root)
+        if kernel not in known:
+            known[kernel] = f"cutlass_kernel_{len(known)}"
+            # In literals, the text arrives as it is.
+            lines = "".join(f"    {line!r}\n" for line in kernel.text.splitlines(keepends=True))
+            root.add_import_once(
+                "from inductor_ext.templates.cutlass import runtime as cutlass_runtime"
+            )
+            root.imports.splice(
+                f"{known[kernel]} = cutlass_runtime.load(\n"
+                f"    {kernel.name!r},\n    {kernel.architecture!r},\n{lines}    ,\n"
+                f"    operands={len(self.tensors)},\n"
+                f"    scalars={len(self.node.constant_args)},\n)"
+            )
+        return known[kernel]
+
+    def _address(self, tensor: Any) -> str:
+        """Expression of a tensor's address."""
+        layout = tensor.get_layout()
+        if isinstance(tensor, ir.ReinterpretView):
+            if layout.dtype != tensor.data.get_dtype():
+                return f"{tensor.codegen_reference()}.data_ptr()"
+            begin = sympy.sympify(layout.offset * layout.dtype.itemsize)
+            if begin != 0:
+                pointer = f"{tensor.get_name()}.data_ptr()"
+                if self.cpp:
+                    return f"static_cast<char*>({pointer}) + {self._size(begin)}"
+                return f"{pointer} + {self._size(begin)}"
+        return f"{tensor.get_name()}.data_ptr()"
+
+    # --- in C++ ---------------------------------------------------------------------------------
+
+    def _write_cpp(self, workspace: str | None, *, asks: bool) -> None:
+        """Write it in C++; arguments are as of `_write_python`."""
+        name = self._declared()
+        index = "this->device_idx_" if V.graph.aot_mode else str(self.device.index or 0)
+        stream = "nullptr"
+        if self.device.type == "cuda":
+            current = f"inductor_ext_cutlass::current_stream({index})"
+            stream = "stream" if V.graph.aot_mode else current
+        fields = [
+            f"static_cast<int32_t>({self._size(each)})"
+            for each in (*self.geometry.sizes, *self._launch())
+        ]
+        operands = [
+            f"{{{self._address(tensor)}, "
+            + ", ".join(f"static_cast<int64_t>({self._size(each)})" for each in both)
+            + "}"
+            for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
+        ]
+        scalars = [f"static_cast<float>({self._size(each)})" for each in self.node.constant_args]
+        arguments = [
+            name,
+            *(f"{{{', '.join(each)}}}" for each in (fields, operands, scalars)),
+            stream,
+        ]
+        if asks:
+            arguments += [f"aoti_torch_device_type_{self.device.type}()", index]
+        else:
+            arguments.append(workspace or "nullptr")
+        function = "launch_with_workspace" if asks else "launch"
+        self.wrapper.writeline(f"inductor_ext_cutlass::{function}({', '.join(arguments)});")
+
+    def _declared(self) -> str:
+        """The name of the kernel, which is declared before the functions."""
+        root, kernel = _root(self.wrapper), self.node.kernel
+        known = kernels_of(root)
+        if not known:
+            root.header.splice(_CPP)
+            if not V.graph.aot_mode:
+                root.header.splice(_CPP_LOADED)
+        if kernel in known:
+            return known[kernel]
+        if V.graph.aot_mode:
+            known[kernel] = symbol(kernel)
+            text = _CPP_LINKED.replace("@SYMBOL@", symbol(kernel))
+            root.header.splice(text.replace("@NAME@", kernel.name))
+            if not getattr(root, "links_kernels", False):
+                _link_by_stock(kernel)
+        else:
+            # Before the C++ begins, there is Python, which loads it.
+            root.header.writeline(
+                f"static inductor_ext_cutlass::Loaded {self._defined()}"
+                f'("{kernel.name}", "{nvcc_build.key(kernel)}");'
+            )
+        return known[kernel]
+
+
+def _link_by_stock(kernel: Source) -> None:
+    """Have stock's compiler of models link a kernel, where ours does not compile this one."""
+    from torch._inductor.codecache import CUDACodeCache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    output = os.path.join(cache_dir(), f"{symbol(kernel)}.o")
+    link(kernel, runtime.store(), output)
+    CUDACodeCache.aot_kernels_o.append(output)
+
+
+def _shape(value: Any) -> launch.Shape:
+    layout = value.get_layout()
+    return tuple(layout.size), tuple(layout.stride)
+
+
+def _fields(fields: tuple[tuple[str, str], ...]) -> str:
+    return "\n".join(f"  {kind} {name};" for kind, name in fields)
+
+
+_CPP = f"""
+#ifndef INDUCTOR_EXT_CUTLASS
+#define INDUCTOR_EXT_CUTLASS
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+namespace inductor_ext_cutlass {{
+
+struct Operand {{
+{_fields(TENSOR_FIELDS)}
+}};
+
+struct Call {{
+{_fields(CALL_FIELDS)}
+}};
+
+struct Kernel {{
+  const char* name;
+  int64_t (*workspace_size)(const Call*);
+  int32_t (*run)(const Call*, void*, void*);
+}};
+
+[[noreturn]] inline void refuse(const Kernel& kernel, const std::string& why) {{
+  throw std::runtime_error(
+      "The kernel " + std::string(kernel.name) + " cannot be launched: " + why + ".");
+}}
+
+inline void launch(
+    const Kernel& kernel,
+    Call call,
+    std::initializer_list<Operand> operands,
+    std::initializer_list<float> scalars,
+    void* stream,
+    void* workspace) {{
+  call.tensors = operands.begin();
+  call.scalars = scalars.begin();
+  const int32_t error = kernel.run(&call, workspace, stream);
+  if (error > {launch.CUDA_ERRORS}) {{
+    refuse(kernel, "CUDA's error is " + std::to_string(error - {launch.CUDA_ERRORS}));
+  }}
+  if (error != 0) {{
+    refuse(kernel, "CUTLASS's status is " + std::to_string(error));
+  }}
+}}
+
+// The memory comes from torch's allocator for the current stream, and may be another's once the
+// launch is in that.
+inline void launch_with_workspace(
+    const Kernel& kernel,
+    Call call,
+    std::initializer_list<Operand> operands,
+    std::initializer_list<float> scalars,
+    void* stream,
+    int32_t device_type,
+    int32_t device) {{
+  call.tensors = operands.begin();
+  call.scalars = scalars.begin();
+  const int64_t size = kernel.workspace_size(&call);
+  if (size < 0) {{
+    refuse(kernel, "it does not take such operands");
+  }}
+  const int64_t stride = 1;
+  AtenTensorHandle handle = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      1, &size, &stride, aoti_torch_dtype_uint8(), device_type, device, &handle));
+  torch::aot_inductor::RAIIAtenTensorHandle memory(handle);
+  launch(kernel, call, operands, scalars, stream, memory.data_ptr());
+}}
+
+#ifdef USE_CUDA
+inline void* current_stream(int32_t device) {{
+  void* stream = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return stream;
+}}
+#endif
+
+}}  // namespace inductor_ext_cutlass
+#endif
+"""
+
+_CPP_LOADED = """
+#include <atomic>
+
+namespace inductor_ext_cutlass {
+
+// A kernel that Python has loaded. Its functions are asked for when they are first needed: before
+// that Python may not be entered, and two threads that do it find the same.
+class Loaded {
+ public:
+  Loaded(const char* name, const char* key) : name_(name), key_(key) {}
+
+  operator Kernel() {
+    if (run_.load() == nullptr) {
+      size_ = address("inductor_ext_workspace_size");
+      run_ = address("inductor_ext_run");
+    }
+    return {
+        name_,
+        reinterpret_cast<decltype(Kernel::workspace_size)>(size_.load()),
+        reinterpret_cast<decltype(Kernel::run)>(run_.load())};
+  }
+
+ private:
+  void* address(const char* function) const {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject* module = PyImport_ImportModule("inductor_ext.templates.cutlass.runtime");
+    PyObject* found = nullptr;
+    if (module != nullptr) {
+      found = PyObject_CallMethod(module, "address", "ss", key_, function);
+    }
+    void* address = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
+    PyErr_Clear();
+    Py_XDECREF(found);
+    Py_XDECREF(module);
+    PyGILState_Release(state);
+    if (address == nullptr) {
+      throw std::runtime_error("The kernel " + std::string(name_) + " is not loaded.");
+    }
+    return address;
+  }
+
+  const char* name_;
+  const char* key_;
+  std::atomic<void*> size_{nullptr};
+  std::atomic<void*> run_{nullptr};
+};
+
+}  // namespace inductor_ext_cutlass
+"""
+
+# The code that folds constants stands in the same file, and may call the same kernel.
+_CPP_LINKED = """
+#ifndef INDUCTOR_EXT_@SYMBOL@
+#define INDUCTOR_EXT_@SYMBOL@
+extern "C" {
+int64_t @SYMBOL@_workspace_size(const inductor_ext_cutlass::Call*);
+int32_t @SYMBOL@_run(const inductor_ext_cutlass::Call*, void*, void*);
+}
+[[maybe_unused]] static constexpr inductor_ext_cutlass::Kernel @SYMBOL@{
+    "@NAME@", @SYMBOL@_workspace_size, @SYMBOL@_run};
+#endif
+"""

@@ -1,0 +1,1 @@
+"""FX graphs: matmuls and the operations around them that one kernel can compute."""

@@ -1,0 +1,433 @@
+"""The epilogue of a CUTLASS kernel, read from the graph behind a product.
+
+`read` takes a product and the pointwise nodes behind it (`epilogues.region`) and gives the
+expression that the kernel is rendered of, the nodes whose tensors it reads, and the numbers that a
+launch gives. Numbers that may come from a size are among the latter, so that one binary serves all
+sizes. Values are computed in float32 from the accumulators on: casts between floats are not done in
+between, as Inductor's own kernels do not round there either.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.lowerings.graph.formula import is_cast, is_view
+from inductor_ext.lowerings.graph.fusion import Fusion, View
+from inductor_ext.templates.cutlass import evt as cutlass
+from inductor_ext.templates.cutlass.alignment import of_layout
+from inductor_ext.templates.cutlass.evt import (
+    ACCUMULATOR,
+    Epilogue,
+    Node,
+    NotExpressible,
+    Packed,
+    Tensor,
+    apply,
+    constant,
+)
+from inductor_ext.templates.problem import INT4
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+__all__ = ["Fused", "read"]
+
+_SIZES = 16
+"""Whole numbers from here on, and what divides by them, may come from a size."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """An epilogue as it stands in a graph."""
+
+    epilogue: Epilogue
+    inputs: tuple[fx.Node, ...]
+    """Whose tensors are the epilogue's inputs."""
+    scalars: tuple[float | fx.Node, ...]
+    """The epilogue's parameters: numbers, and nodes of numbers that only a call knows."""
+    views: Mapping[fx.Node, View] = field(default_factory=dict)
+    """How inputs are seen that are seen otherwise than they are."""
+    outputs: tuple[fx.Node, ...] = field(default=(), compare=False)
+    """Whose values are stored, in the epilogue's order."""
+
+
+def read(
+    nodes: Sequence[fx.Node],
+    outputs: Sequence[fx.Node] = (),
+    hints: matmul_nodes.Hints | None = None,
+    fusion: Fusion | None = None,
+) -> Fused:
+    """The epilogue of a product and what follows it.
+
+    Args:
+        nodes: a product and the pointwise nodes behind it, in the graph's order.
+        outputs: those whose tensors are stored, in any order: that for which most is computed is
+            the first, so that equal epilogues are equal however nodes are ordered. By default the
+            last node.
+        hints: as of `problems.problem_of`.
+        fusion: whose output the first node is, where b is dequantised.
+
+    Raises:
+        NotExpressible: a kernel cannot compute it.
+    """
+    try:
+        found = _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
+        if len(found.outputs) == 1:
+            return found
+        stored = zip(found.outputs, found.epilogue.outputs, strict=True)
+        order = {node: _rank(dtype, value, found.epilogue) for node, (dtype, value) in stored}
+        return _Reader(nodes, sorted(order, key=order.__getitem__), hints, fusion).fused()
+    except matmul_nodes.NotCovered as reason:
+        raise NotExpressible(str(reason)) from None
+
+
+def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
+    """What outputs are ordered by: nothing that depends on the order in which they were read."""
+    steps = [*Epilogue(((dtype, value),)).nodes()]
+    told = [
+        (each.operation, each.value, str(epilogue.inputs[each.index : each.index + 1]))
+        if each.operation == "read"
+        else (each.operation, each.value, each.dtype)
+        for each in steps
+    ]
+    return -len(steps), dtype, told
+
+
+class _Reader:
+    """Reads the values of a region, each once."""
+
+    def __init__(
+        self,
+        nodes: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        hints: matmul_nodes.Hints | None,
+        fusion: Fusion | None,
+    ) -> None:
+        self.product = nodes[0]
+        self.region = frozenset(nodes)
+        self.outputs = outputs
+        self.hints = hints
+        self.fusion = fusion
+        self.known: dict[fx.Node, Node] = {}
+        self.inputs: dict[fx.Node, Tensor] = {}
+        self.scalars: dict[float | fx.Node, int] = {}
+        self.views: dict[fx.Node, View] = {}
+
+    def fused(self) -> Fused:
+        values = [
+            (matmul_nodes.dtype_of(matmul_nodes.value_of(each)), self.value(each))
+            for each in self.outputs
+        ]
+        if len(set(values)) < len(values):
+            raise NotExpressible("the same is stored twice")
+        found = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
+        if len(values) > 1:
+            columns = matmul_nodes.sizes(matmul_nodes.value_of(self.product).shape, self.hints)[-1]
+            found = replace(found, alignment=math.gcd(columns, 16))
+        inputs, scalars = tuple(self.inputs), tuple(self.scalars)
+        return Fused(found, inputs, scalars, self.views, tuple(self.outputs))
+
+    def _packed(self) -> Packed | None:
+        if self.fusion is None or self.fusion.problem.b.dtype not in INT4:
+            return None
+        options = self.fusion.options
+        return Packed(options.get("HIGH_FIRST", False), options.get("ZERO", 0))
+
+    def value(self, node: fx.Node) -> Node:
+        """The value of a node of the region."""
+        if node not in self.known:
+            self.known[node] = self._computed(node)
+        return self.known[node]
+
+    def _computed(self, node: fx.Node) -> Node:
+        import torch
+
+        if node is self.product:
+            return self._product()
+        if is_view(node):
+            return self.operand(node)
+        dtype = matmul_nodes.value_of(node).dtype
+        if not (dtype.is_floating_point or dtype == torch.bool) or dtype == torch.float64:
+            raise NotExpressible(f"{node.target} computes {dtype}")
+        if node.target is torch.ops.prims.convert_element_type.default:
+            return self.operand(node)
+        function = _operators().get(node.target)
+        if function is None:
+            raise NotExpressible(f"{node.target} is none of the operations of an epilogue")
+        arguments = [self.argument(each, node) for each in node.args]
+        options = dict(node.kwargs)
+        if "alpha" in options:
+            options["alpha"] = self.argument(options["alpha"], node)
+        try:
+            return function(*arguments, **options)
+        except TypeError:
+            raise NotExpressible(f"{node.target} with {node.args} and {node.kwargs}") from None
+
+    def operand(self, node: fx.Node) -> Node:
+        """The value of the only tensor that a node reads, beside sizes."""
+        given = node.all_input_nodes[0]
+        return self.value(given) if given in self.region else self.input(given, node)
+
+    def argument(self, argument: Any, reader: fx.Node) -> Any:
+        """An argument of a node: a value, or what it is if it is none (a word, None)."""
+        import torch
+
+        if isinstance(argument, (int, float)):
+            return self.number(argument)
+        if not hasattr(argument, "meta"):
+            return argument
+        if argument in self.region:
+            return self.value(argument)
+        if not isinstance(argument.meta.get("val", torch.Tensor), torch.Tensor):
+            return self.number(argument)
+        return self.input(argument, reader)
+
+    def number(self, number: Any) -> Node:
+        """A constant, or a parameter if it is, or may come from, a size."""
+        if isinstance(number, (int, float)) and not _may_be_of_a_size(float(number)):
+            return constant(number)
+        key = float(number) if isinstance(number, (int, float)) else number
+        return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
+
+    def input(self, given: fx.Node, reader: fx.Node) -> Node:
+        """An element of a tensor from outside."""
+        import torch
+
+        while given.target is torch.ops.aten.expand.default:
+            given = given.all_input_nodes[0]
+        kind = self._broadcast(matmul_nodes.value_of(given), matmul_nodes.value_of(reader))
+        while is_cast(given) and set(given.users) <= self.region:
+            given = given.all_input_nodes[0]
+        return self._read(given, matmul_nodes.value_of(given), kind)
+
+    def _read(
+        self,
+        given: fx.Node,
+        value: torch.Tensor,
+        kind: Literal["matrix", "row", "column", "scalar"],
+    ) -> Node:
+        """An element of a tensor from outside that is seen as `value`."""
+        if value.device != matmul_nodes.value_of(self.product).device:
+            raise NotExpressible(f"{given} is on {value.device}")
+        found = Tensor(matmul_nodes.dtype_of(value), kind, self._alignment(value, kind))
+        if self.inputs.setdefault(given, found) != found:
+            raise NotExpressible(f"{given} is read as {self.inputs[given].broadcast} and as {kind}")
+        return cutlass.read(list(self.inputs).index(given))
+
+    def _dequantized(self, fusion: Fusion) -> Node:
+        """What follows the accumulators of a product whose b is dequantised: scales, and a bias."""
+        prologue, rest = fusion.problem.prologue, list(fusion.inputs[2:])
+        assert prologue is not None
+        if prologue.kind != "dequantize" or prologue.zero_points:
+            raise NotExpressible("zero points, or rows that are normalised")
+        found = ACCUMULATOR
+        if prologue.scales == "group":
+            self._read_groups(rest.pop(0), fusion.views[1])
+        elif prologue.scales_product:
+            scale, view = rest.pop(0), fusion.views[1]
+            self.views[scale] = view
+            value = view.of(matmul_nodes.value_of(scale))
+            kind: Literal["row", "scalar"] = "row" if view.sizes else "scalar"
+            found = apply("mul", found, self._read(scale, value, kind))
+        if not rest:
+            return found
+        return apply("add", found, self.input(rest[0], self.product))
+
+    def _read_groups(self, scales: fx.Node, view: View) -> None:
+        """Scales of groups, which the main loop reads: [N, groups], as models hold them."""
+        if not view.transposed:
+            raise NotExpressible("scales of groups whose neighbours are along N")
+        self.views[scales] = View(view.sizes)
+        dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(scales))
+        self.inputs[scales] = Tensor(dtype, "group")
+
+    def _broadcast(
+        self, value: torch.Tensor, output: torch.Tensor
+    ) -> Literal["matrix", "row", "column", "scalar"]:
+        """How a tensor spreads over the product."""
+        own, shape = (matmul_nodes.sizes(each.shape, self.hints) for each in (value, output))
+        strides = matmul_nodes.sizes(value.stride(), self.hints)
+        own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
+        own = (1,) * (len(shape) - len(own)) + own
+        batched = matmul_nodes.value_of(self.product).dim() == 3
+        # Rows of a product without a batch are all dimensions but the last.
+        rows, whole = (own[-2:-1], shape[-2:-1]) if batched else (own[:-1], shape[:-1])
+        if math.prod(own) == 1:
+            return "scalar"
+        if batched and len(own) == 3 and own[0] not in (1, shape[0]):
+            raise NotExpressible(f"a tensor of {list(own)} beside a batch of {list(shape)}")
+        if own[-1] == shape[-1] and rows == whole:
+            self._require_rows(value, batched)
+            return "matrix"
+        if own[-1] == shape[-1] and math.prod(rows) == 1 and (own[-1] == 1 or strides[-1] == 1):
+            return "row"
+        if own[-1] == 1 and rows == whole and self._side_by_side(value, batched):
+            return "column"
+        raise NotExpressible(f"a tensor of {list(own)} beside one of {list(shape)}")
+
+    def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
+        """A matrix has elements of a row side by side, and one distance from row to row."""
+        strides = matmul_nodes.sizes(value.stride(), self.hints)
+        plain = value.dim() <= (3 if batched else 2)
+        if strides[-1] != 1 or not (plain or value.is_contiguous()):
+            raise NotExpressible(f"a matrix with the strides {list(strides)}")
+
+    def _side_by_side(self, value: torch.Tensor, batched: bool) -> bool:
+        """Whether the elements of a column are neighbours."""
+        if batched:
+            return matmul_nodes.sizes(value.stride(), self.hints)[-2] == 1
+        return bool(value.is_contiguous())
+
+    def _alignment(self, value: torch.Tensor, kind: str) -> int:
+        if kind in ("column", "scalar"):
+            return 1
+        layout = types.SimpleNamespace(
+            dtype=value.dtype,
+            size=[_expression(each) for each in value.shape],
+            stride=[_expression(each) for each in value.stride()],
+            offset=_expression(value.storage_offset()),
+        )
+        return of_layout(layout)
+
+    def _product(self) -> Node:
+        """What the product's own operator does to the accumulators."""
+        import torch
+
+        aten = torch.ops.aten
+        node = self.product
+        if self.fusion is not None:
+            return self._dequantized(self.fusion)
+        given = matmul_nodes.call_arguments(node)
+        if node.target in (aten.mm.default, aten.bmm.default, aten._int_mm.default):
+            return ACCUMULATOR
+        if node.target is aten._grouped_mm.default and given["bias"] is None:
+            return ACCUMULATOR
+        if node.target in (aten.addmm.default, aten.baddbmm.default):
+            found = _scaled(ACCUMULATOR, self._number_or_one(given["alpha"]))
+            if given["beta"] == 0:
+                return found
+            bias = self.argument(given["self"], node)
+            return apply("add", found, _scaled(bias, self._number_or_one(given["beta"])))
+        if node.target is aten._scaled_mm.default and given["scale_result"] is None:
+            found = ACCUMULATOR
+            for name in ("scale_a", "scale_b"):
+                found = apply("mul", found, self.argument(given[name], node))
+            if given["bias"] is None:
+                return found
+            return apply("add", found, self.argument(given["bias"], node))
+        raise NotExpressible(f"{node.target} is no product of CUTLASS kernels")
+
+    def _number_or_one(self, number: Any) -> Node | None:
+        """Alpha and beta are given at launch, unless they are 1."""
+        if number == 1:
+            return None
+        key = float(number) if isinstance(number, (int, float)) else number
+        return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
+
+
+def _scaled(value: Node, by: Node | None) -> Node:
+    return value if by is None else apply("mul", value, by)
+
+
+def _commuting(name: str) -> Callable[[Node, Node], Node]:
+    """An operation that has a number as its second operand, if it has one."""
+
+    def function(a: Node, b: Node) -> Node:
+        first = "constant", "parameter"
+        return apply(name, b, a) if a.operation in first else apply(name, a, b)
+
+    return function
+
+
+def _expression(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
+
+
+def _may_be_of_a_size(number: float) -> bool:
+    """Whether a number is a large whole one, or one over it or over its root."""
+    if not math.isfinite(number) or not number:
+        return False
+    for each in (number, 1 / number, 1 / number**2):
+        if abs(each) >= _SIZES and abs(each - round(each)) < 1e-9 * abs(each):
+            return True
+    return False
+
+
+@functools.cache
+def _operators() -> Mapping[Any, Callable[..., Node]]:
+    """ATen's pointwise operators as functions of values."""
+    import torch
+
+    aten = torch.ops.aten
+
+    def with_alpha(name: str) -> Callable[..., Node]:
+        combined = _commuting(name) if name == "add" else functools.partial(apply, name)
+
+        def function(a: Node, b: Node, *, alpha: Node | None = None) -> Node:
+            return combined(a, _scaled(b, None if alpha == constant(1) else alpha))
+
+        return function
+
+    def clamp(a: Node, least: Node | None = None, most: Node | None = None) -> Node:
+        if least is not None:
+            a = apply("maximum", a, least)
+        return a if most is None else apply("minimum", a, most)
+
+    def hardtanh(a: Node, least: Node | None = None, most: Node | None = None) -> Node:
+        return clamp(a, least or constant(-1), most or constant(1))
+
+    def gelu(a: Node, *, approximate: Literal["none", "tanh"] = "none") -> Node:
+        return cutlass.gelu(a, approximate)
+
+    def power(a: Node, exponent: Node) -> Node:
+        name = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(exponent.value)
+        if exponent.operation != "constant" or name is None:
+            raise NotExpressible("a power that is no square, root or reciprocal")
+        return apply(name, a)
+
+    found: dict[Any, Callable[..., Node]] = {
+        aten.silu.default: cutlass.silu,
+        aten.gelu.default: gelu,
+        aten.hardtanh.default: hardtanh,
+        aten.clamp.default: clamp,
+        aten.clamp_min.default: clamp,
+        aten.clamp_max.default: lambda a, most: clamp(a, None, most),
+        aten.maximum.default: functools.partial(apply, "maximum"),
+        aten.minimum.default: functools.partial(apply, "minimum"),
+        aten.where.self: functools.partial(apply, "where"),
+        aten.pow.Tensor_Scalar: power,
+    }
+    for name in (
+        "relu",
+        "sigmoid",
+        "tanh",
+        "erf",
+        "exp",
+        "log",
+        "abs",
+        "neg",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+    ):
+        found[getattr(aten, name).default] = functools.partial(apply, name)
+    for name in ("lt", "le", "gt", "ge"):
+        for overload in ("Scalar", "Tensor"):
+            found[operator.attrgetter(f"{name}.{overload}")(aten)] = functools.partial(apply, name)
+    for name, function in (
+        ("add", with_alpha("add")),
+        ("sub", with_alpha("sub")),
+        ("mul", _commuting("mul")),
+        ("div", functools.partial(apply, "truediv")),
+    ):
+        for overload in ("Tensor", "Scalar"):
+            found[operator.attrgetter(f"{name}.{overload}")(aten)] = function
+    return found

@@ -1,0 +1,211 @@
+"""Several kernels for one product whose number of rows is known only at run time.
+
+The product, with what is fused into it, moves into the branches of `torch.cond`s on that number:
+one branch for each range of sizes that has a kernel of its own. The generated code then compares
+before each launch, in Python, in C++ and in artifacts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+
+from inductor_ext.lowerings.graph.fusion import become, hoist
+
+__all__ = ["Range", "by_rows"]
+
+Rows = tuple[fx.Node, tuple[int, ...]]
+"""A tensor, and those of its axes whose sizes multiply to the number of rows."""
+
+Range = tuple[int, Callable[[fx.GraphModule], None]]
+"""The largest number of rows, which the last range has no use for; and what is to be done to the
+range's branch."""
+
+
+def by_rows(
+    gm: fx.GraphModule,
+    region: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    rows: Rows,
+    ranges: Sequence[Range],
+) -> None:
+    """Replace nodes by a dispatch to copies of them.
+
+    Args:
+        gm: the graph; it is not recompiled.
+        region: the product and what is fused with it, in the graph's order.
+        outputs: those of the region that are used outside.
+        rows: what is compared.
+        ranges: two or more, ascending.
+    """
+    inside = set(region)
+    inputs = dict.fromkeys(each for node in region for each in node.all_input_nodes)
+    outer = {each: each for each in inputs if each not in inside}
+    outer |= {each: each for each in _symbols(gm.graph, region, outer)}
+    order = {node: index for index, node in enumerate(gm.graph.nodes)}
+    anchor = min(outputs, key=order.__getitem__)
+    hoist(anchor, outer, order)
+    with gm.graph.inserting_before(anchor):
+        outer = {each: _in_strides(gm.graph, each) for each in outer}
+        results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
+    for output, result in zip(outputs, results, strict=True):
+        # The node stays, which may be an input of what is fused elsewhere.
+        become(output, result.target, result.args)
+        gm.graph.erase_node(result)
+    for node in reversed(region):
+        if node not in outputs:
+            gm.graph.erase_node(node)
+
+
+def _in_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Add to a graph that what branches read lies as they know it, if it is computed there."""
+    if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
+        return node
+    found = graph.call_function(in_strides, (node,))
+    found.meta["val"] = node.meta["val"]
+    return found
+
+
+def in_strides(value: Any) -> Any:
+    """The lowering of a call that gives a tensor the strides of the graph, to stay.
+
+    Inductor decides about strides as late as it can, and lets a concatenation have a buffer of its
+    inputs as a part of its own. What a branch reads has to be decided before, as the branch is.
+    """
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.virtualized import V
+
+    return ExternKernel.require_exact_strides(value, V.current_node.meta["val"].stride())
+
+
+in_strides._inductor_lowering_function = True  # type: ignore[attr-defined]
+
+
+def _symbols(
+    graph: fx.Graph, region: Sequence[fx.Node], inputs: Iterable[fx.Node]
+) -> list[fx.Node]:
+    """Nodes for the symbols in a region's sizes, and in numbers that it reads, that a branch could
+    not read off its inputs.
+
+    A branch knows a symbol that is the size of an input, and none that is only part of a formula.
+    """
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    nodes = list(inputs)
+    wanted = free_symbols([node.meta["val"] for node in (*nodes, *region)])
+    wanted -= {size for node in nodes for size in _sizes(node)}
+    found: dict[sympy.Symbol, fx.Node] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    # The first that knows a symbol is an input, or what gives it a value.
+    for node in [each for each in graph.nodes if each not in region]:
+        value = node.meta.get("val")
+        for axis, symbol in enumerate(_sizes(node)):
+            if symbol not in wanted or symbol in found:
+                continue
+            found[symbol] = node
+            if isinstance(value, torch.Tensor):
+                last = placeholders[-1] if node.op == "placeholder" else node
+                with graph.inserting_after(last):
+                    found[symbol] = graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+                size: Any = value.shape[axis]
+                known = size.node.shape_env
+                found[symbol].meta["val"] = known.create_symintnode(symbol, hint=size.node.hint)
+    return list(found.values())
+
+
+def _sizes(node: fx.Node) -> list[sympy.Expr]:
+    """The sizes of a tensor, or a number, as Inductor knows them; nothing of anything else."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return [sympy.sympify(size) for size in value.shape]
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return []
+    # An input keeps the symbol that it had before it was found to be equal to another one.
+    return [value.node._expr if node.op == "placeholder" else value.node.expr]
+
+
+Inputs = Mapping[fx.Node, fx.Node]
+"""The nodes that a region reads, and what stands for each in the graph at hand."""
+
+
+def _dispatch(
+    gm: fx.GraphModule,
+    graph: fx.Graph,
+    inputs: Inputs,
+    region: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    rows: Rows,
+    ranges: Sequence[Range],
+) -> list[fx.Node]:
+    """Add to a graph the choice between the first range and the others; returns the outputs."""
+    size = _size(graph, inputs, rows)
+    few = graph.call_function(operator.le, (size, ranges[0][0]))
+    few.meta["val"] = size.meta["val"] <= ranges[0][0]
+    branches = []
+    for part in (ranges[:1], ranges[1:]):
+        name = _free_name(gm)
+        setattr(gm, name, _branch(inputs, region, outputs, rows, part))
+        branches.append(graph.get_attr(name))
+    operands = tuple(inputs.values())
+    choice = graph.call_function(torch.ops.higher_order.cond, (few, *branches, operands))
+    choice.meta["val"] = tuple(output.meta["val"] for output in outputs)
+    results = []
+    for index, output in enumerate(outputs):
+        result = graph.call_function(operator.getitem, (choice, index))
+        result.meta["val"] = output.meta["val"]
+        results.append(result)
+    return results
+
+
+def _size(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
+    """Add the number of rows to a graph."""
+    a, axes = rows
+    found: list[fx.Node] = []
+    for axis in axes:
+        found.append(graph.call_function(torch.ops.aten.sym_size.int, (inputs[a], axis)))
+        found[-1].meta["val"] = a.meta["val"].shape[axis]
+    while len(found) > 1:
+        factors = found.pop(), found.pop()
+        found.append(graph.call_function(operator.mul, factors))
+        found[-1].meta["val"] = factors[0].meta["val"] * factors[1].meta["val"]
+    return found[0]
+
+
+def _free_name(gm: fx.GraphModule) -> str:
+    names = (f"inductor_ext_rows_{number}" for number in itertools.count())
+    return next(name for name in names if not hasattr(gm, name))
+
+
+def _branch(
+    inputs: Inputs,
+    region: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    rows: Rows,
+    ranges: Sequence[Range],
+) -> fx.GraphModule:
+    """The graph of one range, or of what is left of them."""
+    graph = fx.Graph()
+    branch = fx.GraphModule({}, graph)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        # A symbol that a node gives a value is a value that the branch is given.
+        copies[node].meta = {
+            name: each for name, each in node.meta.items() if name != "unbacked_bindings"
+        }
+    if len(ranges) > 1:
+        results = _dispatch(branch, graph, copies, region, outputs, rows, ranges)
+        graph.output(tuple(results))
+    else:
+        for node in region:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[output] for output in outputs))
+        ranges[0][1](branch)
+    branch.recompile()
+    return branch

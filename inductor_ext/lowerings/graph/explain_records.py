@@ -1,0 +1,202 @@
+"""What became of every product of a graph, as records (`events.ProductRecord`).
+
+Products that stock keeps are among them, with the reason: somebody who asks why a model is not
+faster has to see these first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from inductor_ext import events, numerics
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.decision import Decision
+from inductor_ext.events import ProductCandidate, ProductRecord
+from inductor_ext.lowerings.gemm import (
+    Plan,
+    cutlass,
+    fused,
+    plan_of,
+    scaled_int_mm,
+    with_row_maxima,
+)
+from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.settings import Settings
+from inductor_ext.templates import kernels
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.format import problem_words
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["FUSED", "RECORD", "decline", "emit", "operators", "reason"]
+
+RECORD = "inductor_ext_gemm_record"
+"""Key of a node's metadata under which its record is left for whoever sees the node later."""
+
+
+FUSED = "inductor_ext_gemm_fused"
+"""Key of a node's metadata: names of the operators that its kernel takes in, of which Inductor does
+not know."""
+
+DECLINED = "inductor_ext_gemm_declined"
+"""Key of a node's metadata: texts about the kernels that it could have been part of."""
+
+
+def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+    """What nodes compute, as the model calls it, each once."""
+    calls = (each.meta.get("original_aten") or each.target for each in nodes)
+    names = (str(getattr(each, "_overloadpacket", each)) for each in calls)
+    return tuple(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
+
+
+def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> None:
+    """Note, for the records of the products among some nodes, that these do not become one kernel.
+
+    Args:
+        nodes: those that one kernel could have replaced.
+        problem: of that kernel.
+        why: the reason, in words.
+    """
+    for node in nodes:
+        if matmul_nodes.is_product(node):
+            known = node.meta.get(DECLINED, ())
+            node.meta[DECLINED] = (*known, f"{problem_words(problem)} ({why})")
+
+
+def decline_fusions(nodes: Iterable[torch.fx.Node]) -> None:
+    """Note, for the records of the products among some nodes, that `numerics.has_exact_pointwise`
+    keeps them from being fused with pointwise ops by a kernel of ours.
+    """
+    for node in nodes:
+        if matmul_nodes.is_product(node):
+            known = node.meta.get(DECLINED, ())
+            why = "emulate_precision_casts or numerics requires the rounding of each op"
+            text = f"the pointwise ops around it ({why})"
+            node.meta[DECLINED] = known if text in known else (*known, text)
+
+
+def emit(graph: torch.fx.Graph, settings: Settings) -> None:
+    """Emit the records of a graph's products, without those of its subgraphs.
+
+    Args:
+        graph: after its products have been planned.
+        settings: of the compile.
+    """
+    for node, record in _records(graph, settings):
+        node.meta[RECORD] = record
+        events.emit(record, event_log=settings.event_log)
+
+
+def _records(
+    graph: torch.fx.Graph, settings: Settings
+) -> Iterator[tuple[torch.fx.Node, ProductRecord]]:
+    for node in graph.nodes:
+        plan = plan_of(node)
+        if plan is not None:
+            yield node, _planned(node, plan)
+        elif matmul_nodes.is_product(node):
+            yield node, _uncovered(node, settings)
+
+
+def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
+    bound = plan.problem.roofline(plan.device)
+    return ProductRecord(
+        operator=_operator(node),
+        operands=_operands(node),
+        module=events.module_path(node.meta),
+        problem=plan.problem,
+        device=plan.device.name,
+        roofline=bound if math.isfinite(bound) else None,
+        chosen=plan.decision.config,
+        origin=plan.decision.origin,
+        reason=reason(plan.decision),
+        candidates=_candidates(plan.problem, plan.decision, plan.device),
+        declined=node.meta.get(DECLINED, ()),
+    )
+
+
+def _uncovered(node: torch.fx.Node, settings: Settings) -> ProductRecord:
+    why = matmul_nodes.obstacle(node) or (
+        numerics.gemm_obstacle() if settings.gemm_templates else None
+    )
+    if why is None:
+        why = "it was added after planning" if settings.gemm_templates else "gemm_templates is off"
+    value = node.meta.get("val")
+    return ProductRecord(
+        operator=_operator(node),
+        operands=_operands(node),
+        module=events.module_path(node.meta),
+        problem=matmul_nodes.problem_of(node),
+        device=str(value.device) if isinstance(value, torch.Tensor) else "unknown",
+        roofline=None,
+        chosen=None,
+        origin="uncovered",
+        reason=why,
+        candidates=(),
+        declined=node.meta.get(DECLINED, ()),
+    )
+
+
+def _candidates(
+    problem: GemmProblem, decision: Decision, device: Device
+) -> tuple[ProductCandidate, ...]:
+    return tuple(
+        ProductCandidate(
+            config=timing.config,
+            predicted=None
+            if timing.config is None
+            else kernels.predict(problem, timing.config, device),
+            measured=timing.microseconds,
+            failure=timing.failure,
+        )
+        for timing in decision.timings
+    )
+
+
+def reason(decision: Decision) -> str:
+    """Why a decision is what it is, in words."""
+    if decision.origin == "forced":
+        return "the caller decided"
+    if decision.origin == "predicted":
+        return "what it does on the way is predicted to take less time by itself"
+    if decision.origin == "unknown":
+        if not decide.is_asked("TRITON") and not decide.is_asked("CUTLASS"):
+            return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
+        return "it has not been measured; max_autotune does that"
+    stock = decision.microseconds(None)
+    if decision.config is not None:
+        taken = decision.microseconds(decision.config)
+        if taken is None or stock is None:
+            return "it was the fastest"
+        return f"{taken:.1f} us, and stock's path {stock:.1f} us"
+    others = [
+        timing.microseconds
+        for timing in decision.timings
+        if timing.config is not None and timing.microseconds is not None
+    ]
+    if not others:
+        failed = sum(timing.failure is not None for timing in decision.timings)
+        return f"all {failed} candidates were dropped" if failed else "there is no candidate"
+    if stock is None or min(others) >= stock:
+        return "stock's path was the fastest"
+    return f"the fastest is ahead of stock's path by {stock - min(others):.1f} us, within noise"
+
+
+def _operator(node: torch.fx.Node) -> str:
+    if node.target in (cutlass, fused, scaled_int_mm, with_row_maxima):
+        return "fused"
+    return str(getattr(node.target, "_overloadpacket", node.target))
+
+
+def _operands(node: torch.fx.Node) -> tuple[str, ...]:
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    return tuple(_tensor(value) for value in values if isinstance(value, torch.Tensor))
+
+
+def _tensor(value: Any) -> str:
+    sizes = ", ".join(map(str, value.shape))
+    return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"

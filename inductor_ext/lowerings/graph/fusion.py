@@ -1,0 +1,326 @@
+"""Several nodes of an FX graph that one kernel can take the place of, and the replacement."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext.lowerings.graph.formula import is_view, shape
+from inductor_ext.lowerings.graph.matmul_nodes import NotCovered, is_product, value_of
+from inductor_ext.templates.problem import GemmProblem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+__all__ = [
+    "Fusion",
+    "View",
+    "apply",
+    "as_matrix",
+    "become",
+    "call_inputs",
+    "hoist",
+    "is_closed",
+    "is_written_between",
+    "later",
+    "named_graph",
+]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a kernel sees a tensor of the graph."""
+
+    sizes: tuple[int, ...]
+    """Two, or fewer for a vector and a number."""
+    transposed: bool = False
+    """Whether it sees the transpose of the matrix of these sizes."""
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """The view of a tensor.
+
+        Raises:
+            NotCovered: it cannot be had without a copy.
+        """
+        try:
+            found = value.view(self.sizes)
+        except (RuntimeError, ValueError):
+            raise NotCovered(f"no view of {tuple(value.shape)} as {self.sizes}") from None
+        return found.t() if self.transposed else found
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A product with what is fused into it, as it stands in a graph."""
+
+    problem: GemmProblem
+    """At the sizes that the graph's examples had."""
+    nodes: tuple[fx.Node, ...]
+    """All that the kernel replaces, in the graph's order. Nothing else uses them but `outputs`."""
+    outputs: tuple[fx.Node, ...]
+    """Those of the nodes whose values are used outside, in the order of the kernel's results."""
+    inputs: tuple[fx.Node, ...]
+    """a; the factors b, one for each part; the scales of each, and the zero points; what a
+    normalisation reads; one bias for each part or none, or one that has halves as the factor has.
+
+    What is normalised may have other dimensions than the product's rows; its last one is K.
+    """
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of the kernel that the problem does not tell: `ACTIVATION`, quoted, of what gates;
+    `EPSILON` of a normalisation; and `operands`, the number of the call's inputs before biases that
+    are added behind the kernel. Those of a gate and of what it gates are its operands."""
+    halves: tuple[int, int] | None = None
+    """Where the parts are halves of one factor, and of one bias: the first columns of the gate and
+    of the other."""
+    views: tuple[View, ...] = ()
+    """How inputs from b on are seen, as far as there are any; the others are seen as they are.
+    Where something is dequantised, there is one for each factor, scale and zero point."""
+
+
+def is_closed(
+    nodes: Collection[fx.Node], outputs: Collection[fx.Node], inputs: Iterable[fx.Node] = ()
+) -> bool:
+    """Whether one call can take the place of nodes: what is between is used by nothing else, and
+    nothing that they read is written between them.
+
+    Args:
+        nodes: pure ones, of one graph.
+        outputs: those whose values the call gives.
+        inputs: what the call gets.
+    """
+    own = set(nodes)
+    return (
+        own.isdisjoint(inputs)
+        and all(set(node.users) <= own for node in own.difference(outputs))
+        and not is_written_between(own)
+    )
+
+
+def is_written_between(nodes: Collection[fx.Node]) -> bool:
+    """Whether something is written, between the first and the last of some nodes, that one of them
+    reads: then they cannot all be computed in one place.
+
+    What is written elsewhere does not count, as keys and values that are put into a cache.
+    """
+    from torch._inductor.fx_utils import get_node_storage
+
+    read = {get_node_storage(each) for node in nodes for each in node.all_input_nodes}
+    node, last = min(nodes), max(nodes)
+    while node is not last:
+        node = node.next
+        written = _written(node)
+        if written is None or not written.isdisjoint(read):
+            return True
+    return False
+
+
+def _written(node: fx.Node) -> frozenset[int] | None:
+    """The storages that a node writes into; None where that is not known."""
+    import torch
+    from torch._inductor.fx_utils import get_node_storage
+    from torch._inductor.pattern_matcher import is_mutation_op
+
+    if node.op != "call_function":
+        return frozenset()
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        graphs = list(_subgraphs(node))
+        pure = graphs and all(_written(each) == frozenset() for one in graphs for each in one.nodes)
+        return frozenset() if pure else None
+    if not is_mutation_op(node):
+        return frozenset()
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    arguments = target._schema.arguments
+    given = {**dict(zip((each.name for each in arguments), node.args, strict=False)), **node.kwargs}
+    found: set[int] = set()
+    for each in arguments:
+        if each.alias_info is not None and each.alias_info.is_write:
+            value = given.get(each.name)
+            storage = get_node_storage(value) if isinstance(value, torch.fx.Node) else None
+            if storage is None:
+                return None
+            found.add(storage)
+    return frozenset(found) if found else None
+
+
+def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
+    """The graphs that a higher-order operator is called with."""
+    for each in node.all_input_nodes:
+        if each.op == "get_attr":
+            module = named_graph(node.graph.owning_module, each)
+            if module is not None:
+                yield module.graph
+
+
+def named_graph(owner: Any, node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a `get_attr` names in the module that owns its graph; None if it names
+    anything else.
+    """
+    import torch
+
+    module = owner
+    for name in str(node.target).split("."):
+        module = getattr(module, name, None)
+    return module if isinstance(module, torch.fx.GraphModule) else None
+
+
+def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
+    """Replace the nodes of a fusion by one call.
+
+    The call gets the fusion's inputs, a as [M, K], and halves of a factor as two factors (views).
+    The outputs stay the nodes that they are, with their metadata: they now are what the call
+    returns, or elements of it if they are several, in the shape that they had. So fusions of one
+    graph that have no node in common can be applied one after the other, in any order.
+
+    Args:
+        graph: the one in which the fusion was found.
+        fusion: one of `patterns.find`.
+        target: a function of the inputs, for Inductor with the attribute
+            `_inductor_lowering_function`. It returns [M, columns], or a tuple of one [M, columns]
+            for each part.
+
+    Returns:
+        The call, on which metadata may be left.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    anchor = min(fusion.outputs, key=order.__getitem__)
+    hoist(anchor, fusion.inputs, order)
+    product = next(filter(is_product, fusion.nodes))
+    with graph.inserting_before(anchor):
+        arguments = call_inputs(graph, fusion, product)
+        (first, *others) = fusion.outputs
+        if others:
+            call = graph.call_function(target, arguments)
+            call.meta = dict(anchor.meta)
+            call.meta["val"] = tuple(_flat(each, product) for each in fusion.outputs)
+            for index, output in enumerate(fusion.outputs):
+                if len(shape(output)) == 2:
+                    become(output, operator.getitem, (call, index))
+                    continue
+                with graph.inserting_before(output):
+                    part = graph.call_function(operator.getitem, (call, index))
+                part.meta = {**output.meta, "val": _flat(output, product)}
+                _reshape(output, part, fusion)
+        elif len(shape(first)) == 2:
+            call = first
+            become(first, target, arguments)
+        else:
+            call = graph.call_function(target, arguments)
+            call.meta = {**first.meta, "val": _flat(first, product)}
+            _reshape(first, call, fusion)
+    call.meta.pop("eager_input_vals", None)
+    for node in reversed(fusion.nodes):
+        if node not in fusion.outputs:
+            graph.erase_node(node)
+    return call
+
+
+def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
+    """What an output is as [M, columns]."""
+    value: torch.Tensor = output.meta["val"]
+    if value.dim() == 2:
+        return value
+    return value.new_empty((product.meta["val"].shape[0], value.shape[-1]))
+
+
+def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
+    """Let an output be a view of its matrix, with sizes of a view that the fusion has."""
+    view = next(
+        node for node in fusion.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
+    )
+    sizes: Any = view.args[1]
+    become(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
+
+
+def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
+    """The inputs of a fusion as the call takes them; `product` is one of its nodes."""
+    import torch
+
+    aten = torch.ops.aten
+    a, *rest = fusion.inputs
+    for index, view in enumerate(fusion.views):
+        rest[index] = _seen(graph, rest[index], view)
+    if len(shape(a)) != 2:
+        value = as_matrix(a.meta["val"], product.meta["val"].shape[0])
+        a = graph.call_function(aten.reshape.default, (a, [-1, fusion.problem.k]))
+        a.meta = {"val": value}
+    if fusion.halves:
+        halved = max(1, len(fusion.views))
+        half = fusion.problem.parts[0]
+        # The bias of a gate is one of its operands.
+        count = len(rest) - (fusion.problem.operation == "addmm")
+        parts = [
+            _columns(graph, whole, begin, half)
+            for whole in rest[:halved]
+            for begin in fusion.halves
+        ]
+        biases = [
+            _columns(graph, whole, begin, half) for whole in rest[count:] for begin in fusion.halves
+        ]
+        rest = [*parts, *rest[halved:count], *biases]
+    return (a, *rest)
+
+
+def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
+    """Some columns of a factor, or of what they share; one number, which all share, as it is."""
+    import torch
+
+    value = value_of(whole)
+    if not value.dim():
+        return whole
+    axis = value.dim() - 1
+    part = graph.call_function(torch.ops.aten.slice.Tensor, (whole, axis, begin, begin + count))
+    offset = value.storage_offset() + begin * value.stride(axis)
+    size = (*value.shape[:-1], count)
+    part.meta = {"val": value.as_strided(size, value.stride(), offset)}
+    return part
+
+
+def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:
+    """A view of a node, in the graph."""
+    import torch
+
+    aten = torch.ops.aten
+    value = value_of(node)
+    if tuple(value.shape) != view.sizes:
+        node = graph.call_function(aten.reshape.default, (node, list(view.sizes)))
+        node.meta = {"val": value.view(view.sizes)}
+    if view.transposed:
+        node = graph.call_function(aten.permute.default, (node, [1, 0]))
+        node.meta = {"val": view.of(value)}
+    return node
+
+
+def as_matrix(value: torch.Tensor, rows: Any) -> torch.Tensor:
+    """A contiguous tensor as `rows` rows."""
+    columns = value.shape[-1]
+    return value.as_strided((rows, columns), (columns, 1), value.storage_offset())
+
+
+def become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+    """Let a node call something else. Its users, name and metadata stay."""
+    node.target = target
+    node.args = arguments
+    node.kwargs = {}
+
+
+def hoist(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> None:
+    """Move what inputs are computed from before a node, in the order that they have."""
+    for node in sorted(later(anchor, inputs, order), key=order.__getitem__):
+        anchor.prepend(node)
+
+
+def later(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> set[fx.Node]:
+    """The nodes from `anchor` on that inputs are computed from, themselves included."""
+    found: set[fx.Node] = set()
+    pending = list(inputs)
+    while pending:
+        node = pending.pop()
+        if node not in found and order[node] >= order[anchor]:
+            found.add(node)
+            pending.extend(node.all_input_nodes)
+    return found

@@ -1,0 +1,640 @@
+"""Products whose second factor is dequantised in the graph: `find` describes them for one kernel.
+
+What weight-only models are compiled to, as torchao 0.18 and others write it:
+
+- bytes: mm(a, w.to(a.dtype)), where scales of columns follow the product and are fused behind it
+  as any epilogue is (torchao's int8 weights with scales of rows), and with scales of columns, or of
+  all of w, before the product (float8 weights);
+- bytes in groups along K: (w - zero) * scale, in a's dtype or in float32 (torchao's int8 weights
+  with groups, and its intx weights of up to 8 bits, which it keeps in bytes);
+- pairs of 4 bits along K in a byte, either half first, signed or not, unpacked by masks and shifts
+  and put side by side by `stack` or `cat`, with scales and zero points as above.
+
+Not found are calls that unpack in a kernel of their own (aten._weight_int4pack_mm, fbgemm's and
+mslk's, to which torchao's other 4-bit weights go), pairs that are not neighbours along K (HQQ,
+quanto), and words of 32 bits (GPTQ, AWQ). Products of int8 by int8 (`_int_mm`, torchao's dynamic
+activations) are products like others: their scales are fused behind them.
+
+Views are followed by arithmetic and not by form: of each dimension it is known which strides of K
+and N it walks, so that any chain of reshapes, permutations and expansions is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from inductor_ext import numerics
+from inductor_ext.lowerings.graph import match_shared_input, matmul_nodes
+from inductor_ext.lowerings.graph.formula import (
+    Unreadable,
+    is_cast,
+    is_computed_in_float32,
+    is_contiguous,
+    is_view,
+    shape,
+)
+from inductor_ext.lowerings.graph.fusion import Fusion, View, is_closed
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import (
+    FP8,
+    HALF,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
+
+if TYPE_CHECKING:
+    from torch import fx
+
+__all__ = ["find", "with_scales"]
+
+MOST_NODES = 40
+"""Between what is stored and the product."""
+
+MOST_ZERO = {4: 100, 8: 128}
+"""The largest constants that kernels subtract from integers of so many bits."""
+
+
+def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
+    """The products of a graph whose second factor can be dequantised on the way.
+
+    No two of them have a node in common. Nothing is found where anything else uses what is
+    dequantised, or where Inductor is told to round as eager code does (`emulate_precision_casts`).
+    """
+    import torch
+
+    if not settings.gemm_fuse_dequantize or numerics.has_exact_pointwise():
+        return []
+    match_shared_input.tidy(graph)
+    found = []
+    for node in graph.nodes:
+        if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            continue
+        try:
+            fusion = _product(node)
+        except matmul_nodes.NotCovered:
+            continue
+        if is_closed(fusion.nodes, fusion.outputs):
+            found.append(dataclasses.replace(fusion, nodes=tuple(sorted({*fusion.nodes}))))
+    return found
+
+
+def _product(node: fx.Node) -> Fusion:
+    """The fusion of a product; its nodes in any order.
+
+    Raises:
+        problems.NotCovered: it is none, for the reason given.
+    """
+    problem = matmul_nodes.problem_of(node)
+    biased = len(node.args) == 3
+    if problem is None or (biased and (node.kwargs or problem.epilogue.pointwise != 1)):
+        raise matmul_nodes.NotCovered("no product, or one that scales its bias")
+    *bias, a, b = node.args
+    _require(problem.a.dtype in HALF, f"factors of {problem.a.dtype}")
+    _shape(b)  # type: ignore[arg-type]
+    read = _Reader(problem)
+    read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
+    inputs, views, prologue, options = read.prologue()
+    options["operands"] = 1 + len(inputs)
+    mixed = dataclasses.replace(
+        problem,
+        operation="mixed",
+        b=read.operand(),
+        prologue=prologue,
+        epilogue=problem.epilogue if biased else Epilogue(),
+    )
+    nodes = (node, *read.nodes)
+    return Fusion(mixed, nodes, (node,), (a, *inputs, *bias), options, views=views)  # type: ignore[arg-type]
+
+
+def with_scales(fusion: Fusion) -> Fusion:
+    """A product with the scales and the bias that follow it, as far as they do.
+
+    Alone it has them as its epilogue. Of several products in one kernel each has its own.
+
+    Args:
+        fusion: one of `find`.
+    """
+    found, dtype = fusion, _dtype(fusion.outputs[0])
+    node = fusion.outputs[0]
+    passed: list[fx.Node] = []
+    while len(node.users) == 1 and len(passed) < MOST_NODES:
+        (user,) = node.users
+        passed.append(user)
+        if is_cast(user):
+            if found is not fusion and _dtype(user) == dtype != found.problem.out:
+                found = _ending_with(user, found, passed)
+        elif not is_view(user):
+            extended = _extended(found, user, node)
+            if extended is None:
+                break
+            found = _ending_with(user, extended, passed)
+        elif shape(user)[-1] != found.problem.n:
+            break
+        node = user
+    return found
+
+
+def _ending_with(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
+    """A fusion with the nodes behind it up to its output."""
+    problem = dataclasses.replace(fusion.problem, out=_dtype(output))
+    nodes = tuple(dict.fromkeys((*fusion.nodes, *passed)))
+    return dataclasses.replace(fusion, problem=problem, nodes=nodes, outputs=(output,))
+
+
+def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
+    """A fusion with the scale or the bias of a node that reads its product.
+
+    Returns:
+        None if the node does anything else, as to give the product more dimensions. Scales come
+        first, and then one bias.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    others = [each for each in node.all_input_nodes if each is not product]
+    problem, prologue = fusion.problem, fusion.problem.prologue
+    assert prologue is not None
+    if len(others) != 1 or node.kwargs or problem.epilogue.inputs:
+        return None
+    (source,) = others
+    try:
+        if shape(node) != shape(product):
+            return None
+        output = matmul_nodes.sizes(matmul_nodes.value_of(node).shape)
+        kind = matmul_nodes.broadcast(matmul_nodes.value_of(source), output)
+        while is_view(source) or is_cast(source):
+            source = source.all_input_nodes[0]
+        if not is_contiguous(source) or _dtype(source) not in ("float32", problem.a.dtype):
+            return None
+    except (matmul_nodes.NotCovered, Unreadable):
+        return None
+    if node.target is aten.mul.Tensor and prologue.scales == "none" and kind in ("row", "scalar"):
+        scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"
+        prologue = dataclasses.replace(prologue, scales=scales, scale_dtype=_dtype(source))
+        return dataclasses.replace(
+            fusion,
+            problem=dataclasses.replace(problem, prologue=prologue),
+            inputs=(*fusion.inputs, source),
+            options={**fusion.options, "operands": fusion.options["operands"] + 1},
+            views=(*fusion.views, View((problem.n,) if kind == "row" else ())),
+        )
+    if node.target is aten.add.Tensor and shape(source) == (problem.n,) and kind == "row":
+        epilogue = Epilogue((EpilogueInput(_dtype(source), "row"),), 1)
+        problem = dataclasses.replace(problem, epilogue=epilogue)
+        return dataclasses.replace(fusion, problem=problem, inputs=(*fusion.inputs, source))
+    return None
+
+
+def _require(met: bool, reason: str) -> None:
+    if not met:
+        raise matmul_nodes.NotCovered(reason)
+
+
+# --- Views ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A part of a dimension that walks along an axis of b, [K, N]."""
+
+    size: int
+    axis: Literal["k", "n"]
+    stride: int
+    """Elements along the axis from one to the next."""
+
+
+Dims = tuple[tuple[Atom, ...], ...]
+"""For each dimension of a tensor its atoms, outermost first; none where it has one element."""
+
+
+def _regrouped(dims: Dims, shape: Sequence[int]) -> Dims:
+    """Dimensions after a reshape to `shape`, which keeps the order of elements."""
+    atoms = [atom for dim in dims for atom in dim]
+    found = []
+    for size in shape:
+        dim, left = [], size
+        while left > 1:
+            _require(bool(atoms), "a view of more elements")
+            atom = atoms.pop(0)
+            taken = min(left, atom.size)
+            _require(left % taken == atom.size % taken == 0, "a view across borders")
+            inner = atom.size // taken
+            dim.append(Atom(taken, atom.axis, atom.stride * inner))
+            if inner > 1:
+                atoms.insert(0, Atom(inner, atom.axis, atom.stride))
+            left //= taken
+        found.append(tuple(dim))
+    return tuple(found)
+
+
+def _broadcast(dims: Dims, shape: Sequence[int]) -> Dims:
+    """Dimensions of an operand of `shape` that is spread over a tensor of `dims`."""
+    last = dims[len(dims) - len(shape) :]
+    return tuple(() if size == 1 else dim for dim, size in zip(last, shape, strict=True))
+
+
+def _merged(dims: Dims) -> list[Atom]:
+    """The atoms of a tensor in its order of elements, neighbours joined that walk on."""
+    found: list[Atom] = []
+    for atom in (atom for dim in dims for atom in dim):
+        last = found[-1] if found else None
+        if last and last.axis == atom.axis and last.stride == atom.size * atom.stride:
+            found[-1] = Atom(last.size * atom.size, atom.axis, atom.stride)
+        else:
+            found.append(atom)
+    return found
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    shape = tuple(matmul_nodes.value_of(node).shape)
+    _require(all(isinstance(each, int) for each in shape), "sizes of a weight are symbols")
+    return shape
+
+
+def _through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
+    """What a node is a view of, and its dimensions; None if it is no view."""
+    import torch
+
+    source = _view_source(node)
+    if source is None:
+        return None
+    if node.target is torch.ops.aten.expand.default:
+        return source, _broadcast(dims, _shape(source))
+    if node.target is torch.ops.aten.permute.default:
+        axes: Any = node.args[1]
+        moved = {axis % len(dims): dim for axis, dim in zip(axes, dims, strict=True)}
+        return source, tuple(moved[axis] for axis in range(len(dims)))
+    return source, _regrouped(dims, _shape(source))
+
+
+def _view_source(node: Any) -> Any:
+    """What a node shows the elements of; None if it does anything else. Inductor's decompositions
+    leave these of all views.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    views = (
+        aten.reshape.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.clone.default,
+        aten.expand.default,
+        aten.permute.default,
+    )
+    return node.args[0] if node.target in views else None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor that the kernel reads."""
+
+    node: fx.Node
+    dims: Dims
+
+    def atoms(self) -> dict[str, Atom]:
+        """How it walks K and N, each in one go.
+
+        Raises:
+            problems.NotCovered: it does not.
+        """
+        merged = _merged(self.dims)
+        found: dict[str, Atom] = {atom.axis: atom for atom in merged}
+        _require(len(found) == len(merged), "what is stored is not in the order of K and N")
+        return found
+
+    def view(self) -> View:
+        """As [K, N], or as many elements along K as there are."""
+        atoms = _merged(self.dims)
+        sizes = {atom.axis: atom.size for atom in atoms}
+        along_k, along_n = sizes.get("k", 1), sizes.get("n", 1)
+        if [atom.axis for atom in atoms] == ["n", "k"]:
+            return View((along_n, along_k), transposed=True)
+        return View((along_k, along_n))
+
+    def words(self) -> int:
+        """Neighbours along K in a word of 32 bits, if all words are aligned; else 1."""
+        value = self.view().of(matmul_nodes.value_of(self.node))
+        words = max(1, 4 // value.element_size())
+        groups, columns = value.shape
+        aligned = value.storage_offset() % words == 0 and value.stride(1) % words == 0
+        return words if groups > 1 and value.stride(0) == 1 and aligned and columns > 1 else 1
+
+
+# --- Numbers --------------------------------------------------------------------------------------
+
+
+_BYTES = frozenset({"int8", "uint8"}) | FP8
+_INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
+
+
+@dataclass
+class _Reader:
+    """Reads how b is computed, from the product back to what is stored."""
+
+    problem: GemmProblem
+    nodes: list[fx.Node] = field(default_factory=list)
+    """All that the kernel does in their place."""
+    stored: _Stored | None = None
+    scale: _Stored | None = None
+    zero: _Stored | None = None
+    dtype: str = ""
+    """Of what is stored: `int4` and `uint4` for pairs."""
+    constant: int = 0
+    """What is subtracted from all of b."""
+    inverted: bool = False
+    """Whether the highest of 4 bits is, which makes n + 8 of n in two's complement."""
+    high_first: bool = False
+    wide: bool = False
+    """Whether anything is computed in float32."""
+    bits: int = 8
+    """Those that integers may have for what is done to them before they are floats."""
+    wraps: bool = False
+    """Whether none of them may be below 0 there."""
+
+    def weight(self, node: Any, dims: Dims) -> None:
+        """Read what b is computed from.
+
+        Raises:
+            problems.NotCovered: something is not known, or no kernel does it.
+        """
+        import torch
+
+        aten = torch.ops.aten
+        while len(self.nodes) < MOST_NODES:
+            target = node.target
+            moved = _through_view(node, dims)
+            if target is aten.cat.default:
+                return self._pairs(node, dims)
+            if moved is None and not self._computes(node):
+                return self._bytes(node, dims)
+            self.nodes.append(node)
+            if moved is not None:
+                node, dims = moved
+            elif target is torch.ops.prims.convert_element_type.default:
+                node = node.args[0]
+            elif target is aten.bitwise_xor.Scalar:
+                _require(node.args[1] == 8 and not self.inverted, "bits are inverted")
+                self.inverted = True
+                node = node.args[0]
+            else:
+                node, dims = self._arithmetic(node, dims)
+        raise matmul_nodes.NotCovered("too many steps")
+
+    def _computes(self, node: fx.Node) -> bool:
+        """Whether a node computes b, and is no tensor that is stored."""
+        import torch
+
+        aten = torch.ops.aten
+        if node.target is torch.ops.prims.convert_element_type.default:
+            kind, source = _dtype(node), _dtype(node.args[0])
+            floats = ("float32", self.problem.a.dtype)
+            integers = kind in _INTEGERS and source in _INTEGERS
+            if integers and kind in ("int8", "uint8"):
+                self.bits = 4
+                self.wraps |= kind == "uint8"
+            return kind in floats or integers
+        arithmetic = (aten.mul.Tensor, aten.sub.Tensor, aten.sub.Scalar, aten.bitwise_xor.Scalar)
+        return node.target in arithmetic
+
+    def _arithmetic(self, node: fx.Node, dims: Dims) -> tuple[Any, Dims]:
+        """A scale or a zero point is noted; the rest of b and its dimensions."""
+        import torch
+
+        aten = torch.ops.aten
+        kind = _dtype(node)
+        _require(kind in (*_INTEGERS, "float32", self.problem.a.dtype), f"b is computed in {kind}")
+        self.wide |= kind == "float32"
+        operands: Any = node.args[:2]
+        left, right = operands
+        if node.target is not aten.mul.Tensor:
+            _require(not node.kwargs, "a zero point that is scaled")
+            _require(kind != "uint8", "integers wrap around below 0")
+            if kind == "int8":
+                self.bits = 4
+            if isinstance(right, (int, float)):
+                known = not self.constant and right in range(MOST_ZERO[8] + 1)
+                _require(known, "a zero point that kernels do not subtract")
+                self.constant = int(right)
+                return left, _broadcast(dims, _shape(left))
+            _require(self.zero is None and kind != "int8", "a zero point of zero points")
+            self.zero = self._shared(right, dims)
+            return left, _broadcast(dims, _shape(left))
+        _require(self.scale is None and self.zero is None and not self.constant, "two scales")
+        if not _is_quantized(left):
+            left, right = right, left
+        self.scale = self._shared(right, dims)
+        return left, _broadcast(dims, _shape(left))
+
+    def _shared(self, node: Any, dims: Dims) -> _Stored:
+        """What several elements of b share, before views and conversions that change no number,
+        which kernels do.
+        """
+        dims = _broadcast(dims, _shape(node))
+        visited: list[fx.Node] = []
+        while True:
+            moved = _through_view(node, dims)
+            if moved is None and _keeps_numbers(node):
+                moved = node.args[0], dims
+            if moved is None or len(visited) == MOST_NODES:
+                break
+            visited.append(node)
+            node, dims = moved
+        # What others read as well stays in the graph, unread by the kernel.
+        for each in visited:
+            if not set(each.users) <= {*self.nodes}:
+                break
+            self.nodes.append(each)
+        return _Stored(node, dims)
+
+    def _bytes(self, node: Any, dims: Dims) -> None:
+        self.dtype = _dtype(node)
+        _require(self.dtype in _BYTES, f"b is computed from {self.dtype}")
+        _require(self.bits == 8, "integers wrap around in 8 bits")
+        _require(not self.inverted, "bits are inverted")
+        self.stored = _Stored(node, dims)
+
+    def _pairs(self, node: Any, dims: Dims) -> None:
+        """Two halves of the same bytes, put side by side along K."""
+        parts, axis = node.args[0], (*node.args[1:], 0)[0]
+        _require(len(parts) == 2 and bool(dims[axis]), "no pairs")
+        first, *rest = dims[axis]
+        _require(first.size % 2 == 0, "parts of different sizes")
+        inner = first.size // 2
+        _require((first.axis, first.stride * inner) == ("k", 1), "pairs that are no neighbours")
+        left = [Atom(inner, first.axis, first.stride)] if inner > 1 else []
+        place = axis % len(dims)
+        own = (*dims[:place], (*left, *rest), *dims[place + 1 :])
+        self.nodes.append(node)
+        halves = [self._half(each, own) for each in parts]
+        (stored, high, signed), other = halves
+        _require(other == (stored, not high, signed), "halves of different bytes")
+        self.stored, self.high_first = stored, high
+        _require(not (signed and (self.inverted or self.wraps)), "bits are inverted")
+        if self.inverted:
+            _require(self.constant >= 8, "bits are inverted")
+            self.constant -= 8
+        self.dtype = "int4" if signed or self.inverted else "uint4"
+
+    def _half(self, node: Any, dims: Dims) -> tuple[_Stored, bool, bool]:
+        """The bytes that a node has the halves of; whether the upper ones; whether signed."""
+        import torch
+
+        aten = torch.ops.aten
+        right = (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
+        left = (aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar)
+        operations: list[tuple[str, int]] = []
+        signed = False
+        while len(self.nodes) < MOST_NODES:
+            moved = _through_view(node, dims)
+            if moved is None and node.target is torch.ops.prims.convert_element_type.default:
+                _require(_dtype(node) in ("int16", "int32", "int64"), "numbers change in between")
+                moved = node.args[0], dims
+            names = {aten.bitwise_and.Scalar: "and", **dict.fromkeys(right, "right")}
+            name = {**names, **dict.fromkeys(left, "left")}.get(node.target)
+            if moved is None and name is None:
+                break
+            self.nodes.append(node)
+            if moved is not None:
+                node, dims = moved
+                continue
+            if name == "right" and not operations:
+                # Shifted in from the left are signs, if there are any.
+                signed = _dtype(node) != "uint8"
+            if name == "left":
+                _require(_dtype(node) == "int8", "bits are shifted out of 8 only")
+            operations.append((str(name), node.args[1]))
+            node = node.args[0]
+        kind = _dtype(node)
+        _require(kind in ("int8", "uint8"), f"pairs in {kind}")
+        signed = signed and kind == "int8"
+        known = {
+            (("and", 15),): (False, False),
+            (("right", 4),): (True, signed),
+            (("and", 15), ("right", 4)): (True, False),
+            (("right", 4), ("left", 4)): (False, True),
+        }
+        _require(tuple(operations) in known, "bits that are no halves of bytes")
+        return (_Stored(node, dims), *known[tuple(operations)])
+
+    def operand(self) -> Operand:
+        """b, in elements of its dtype."""
+        assert self.stored is not None
+        value = self.stored.view().of(matmul_nodes.value_of(self.stored.node))
+        found = matmul_nodes.operand(value)
+        if self.dtype not in ("int4", "uint4"):
+            return found
+        row, column = found.strides
+        strides = (1, 2 * column) if found.layout == "column" else (row, column)
+        return Operand(self.dtype, strides, 2 * found.alignment)
+
+    def prologue(self) -> tuple[list[fx.Node], tuple[View, ...], Prologue, dict[str, Any]]:
+        """What the kernel reads from b on, how each is seen, and what is done with it."""
+        assert self.stored is not None
+        problem = self.problem
+        atoms = self.stored.atoms()
+        packed = self.dtype in ("int4", "uint4")
+        k = Atom(problem.k // 2, "k", 2) if packed else Atom(problem.k, "k", 1)
+        whole = {each.axis: each for each in (k, Atom(problem.n, "n", 1)) if each.size > 1}
+        _require(atoms == whole, "b is a part of what is stored")
+        _require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
+        whole_numbers = self.dtype in ("uint8", "int4", "uint4")
+        _require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
+        inputs, views = [self.stored.node], [self.stored.view()]
+        options: dict[str, Any] = {}
+        if self.scale is None:
+            _require(self.zero is None, "zero points without scales")
+            prologue = Prologue("dequantize")
+        else:
+            group = self._group(self.scale)
+            if self.zero is not None:
+                group = group or problem.k
+            zeros = self.zero is not None
+            kind = "group" if group else "column" if self.scale.atoms() else "tensor"
+            prologue = Prologue(
+                "dequantize",
+                kind,  # type: ignore[arg-type]
+                group,
+                zeros,
+                scale_dtype=_dtype(self.scale.node),
+            )
+            for name, each in (("SCALE", self.scale), ("ZERO", self.zero)):
+                if each is None:
+                    continue
+                _require(not group or (self._group(each) or problem.k) == group, "groups differ")
+                _require(not group or "n" in each.atoms() or problem.n == 1, "one zero for all")
+                inputs.append(each.node)
+                view = each.view()
+                if not group:
+                    view = View(tuple(size for size in view.sizes if size > 1))
+                    # The kernel takes them for neighbours.
+                    _require(
+                        view.of(matmul_nodes.value_of(each.node)).is_contiguous(), "scales apart"
+                    )
+                elif each.words() > 1:
+                    options[f"{name}_WORDS"] = each.words()
+                views.append(view)
+            if group and self.wide:
+                options["WIDE"] = True
+        if self.constant:
+            options["ZERO"] = self.constant
+        if packed and self.high_first:
+            options["HIGH_FIRST"] = True
+        return inputs, tuple(views), prologue, options
+
+    def _group(self, stored: _Stored) -> int:
+        """Elements along K that share one of what is stored; 0 where all do."""
+        atoms = stored.atoms()
+        n = atoms.get("n")
+        _require(n is None or n == Atom(self.problem.n, "n", 1), "a part of N shares a scale")
+        k = atoms.get("k")
+        if k is None:
+            return 0
+        _require(k.size * k.stride == self.problem.k, "a part of K shares a scale")
+        return k.stride
+
+
+def _dtype(node: Any) -> str:
+    return matmul_nodes.dtype_of(matmul_nodes.value_of(node))
+
+
+def _is_quantized(node: Any) -> bool:
+    """Whether a factor is b, and not its scale: it is computed from integers, or from float8."""
+    import torch
+
+    aten = torch.ops.aten
+    steps = (torch.ops.prims.convert_element_type.default, aten.sub.Tensor, aten.sub.Scalar)
+    for _ in range(MOST_NODES):
+        if node.target is aten.cat.default:
+            return True
+        if node.target not in steps and _view_source(node) is None:
+            break
+        node = node.args[0]
+        if not isinstance(node, torch.fx.Node):
+            return False
+    return _dtype(node) in _BYTES
+
+
+def _keeps_numbers(node: fx.Node) -> bool:
+    """Whether a node is a conversion that neither truncates nor wraps. Between floats of 16 and 32
+    bits, and from integers to these, it may round, as elsewhere.
+    """
+    import torch
+
+    if node.target is not torch.ops.prims.convert_element_type.default:
+        return False
+    if _dtype(node.args[0]) not in _INTEGERS:
+        return is_cast(node)
+    if _dtype(node) not in _INTEGERS:
+        return is_computed_in_float32(node.meta["val"])
+    before, after = (torch.iinfo(each.meta["val"].dtype) for each in (*node.all_input_nodes, node))
+    return bool(after.min <= before.min and before.max <= after.max)

@@ -1,0 +1,393 @@
+"""Products of which the largest absolute element of each row is asked for, to scale it to 8 bits.
+
+`find` (`gemm_fuse_row_maxima`) looks for y.abs().amax(-1) or y.amax(-1) of what a kernel of ours
+can compute alone: a product, or one of the fusions of `patterns` and `mixed`, with the pointwise
+operations behind it. As the maxima are those of y as it is stored, the kernel applies all of these
+itself (`chain`) instead of leaving them to the scheduler. y is stored as before, for whatever reads
+it.
+
+What is timed is what there is: where y is then scaled to float8 or int8 by the maxima, the problem
+has that, too. Where it is not and has other readers, whose kernels may find the maxima in passing,
+nothing is found. Nor is anything where an operation between is used elsewhere as well, where y has
+another dtype than the product, or where Inductor is told to round as eager code does
+(`emulate_precision_casts`) or to order zeros by their sign (`strict_signed_zero`, torch 2.14).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext import numerics
+from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph.formula import (
+    Unreadable,
+    flat,
+    is_cast,
+    is_contiguous,
+    is_view,
+    shape,
+)
+from inductor_ext.lowerings.graph.fusion import Fusion, become, call_inputs, hoist, is_closed
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import QUANTIZED, GemmProblem
+
+if TYPE_CHECKING:
+    from torch import fx
+
+__all__ = ["RowMaxima", "apply", "find"]
+
+
+@dataclass(frozen=True)
+class RowMaxima(Fusion):
+    """A product whose kernel also gives the largest elements of its rows.
+
+    `outputs` are y and the maxima. `options` has the `chain`, an fx.Graph from the sums of the
+    product and further inputs, [M, columns] or broadcast to it, to y: every node of it has its
+    `dtype` as metadata. `ABSOLUTE` says whether maxima are of absolute values.
+    """
+
+    chain_inputs: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    """What the chain reads besides the product, and a node that reads it."""
+    plain: fx.Node | None = None
+    """The product, if nothing else is fused with it."""
+    behind: tuple[fx.Node, ...] = ()
+    """What scales y to 8 bits by the maxima, which other kernels do; in the graph's order."""
+
+
+def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list[RowMaxima]:
+    """The products of a graph whose rows' maxima are asked for.
+
+    Args:
+        graph: after `patterns.find`.
+        settings: of the compile.
+        fusions: what was found in the graph.
+    """
+    if not settings.gemm_fuse_row_maxima or numerics.has_exact_pointwise():
+        return []
+    if numerics.has_ordered_zeros():
+        # The kernel takes either zero of a tie.
+        return []
+    reductions = [found for found in map(_reduction, graph.nodes) if found is not None]
+    if not reductions:
+        return []
+    search = _Search(graph, fusions)
+    return [each for reduction in reductions for each in search.of(reduction)]
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """The maxima of rows."""
+
+    node: fx.Node
+    inner: tuple[fx.Node, ...]
+    """What computes them from `y`, from the node on backwards."""
+    sources: tuple[fx.Node, ...]
+    """What has the same elements, up to their signs if these do not count, the nearest first."""
+    absolute: bool
+
+
+def _reduction(node: fx.Node) -> _Reduction | None:
+    import torch
+
+    aten = torch.ops.aten
+    inner = [node]
+    call = node
+    if node.target is operator.getitem and node.args[1] == 0:
+        call = node.args[0]  # type: ignore[assignment]
+        inner.append(call)
+        if call.target is not aten.max.dim or len(call.users) > 1:
+            return None
+    elif node.target is not aten.amax.default:
+        return None
+    source: Any = call.args[0]
+    dims: Any = call.args[1] if len(call.args) > 1 else ()
+    try:
+        last = len(shape(source)) - 1
+    except Unreadable:
+        return None
+    if dims not in (-1, last, [-1], [last]) or last < 1:
+        return None
+    sources, absolute = [source], False
+    while source.target is aten.abs.default or is_view(source) or _widens(source):
+        inner.append(source)
+        absolute = absolute or source.target is aten.abs.default
+        if source.target is aten.abs.default:
+            sources.clear()
+        # Sizes may be inputs, too.
+        source = source.all_input_nodes[0]
+        if flat(source) != flat(inner[-1]):
+            return None
+        sources.append(source)
+    return _Reduction(node, tuple(inner), tuple(sources), absolute)
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether a node is a cast that rounds nothing."""
+    if not is_cast(node):
+        return False
+    given = node.all_input_nodes[0]
+    return bool(node.meta["val"].dtype.itemsize > given.meta["val"].dtype.itemsize)
+
+
+class _Search:
+    def __init__(self, graph: fx.Graph, fusions: Sequence[Fusion]) -> None:
+        import torch
+
+        aten = torch.ops.aten
+        self.graph = graph
+        self.order = {node: index for index, node in enumerate(graph.nodes)}
+        self.following: dict[fx.Node, list[fx.Node]] = {}
+        """What is pointwise behind a product."""
+        self.bases = [each for each in fusions if len(each.outputs) == 1]
+        covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
+        self.plain: list[Fusion] = []
+        for node in graph.nodes:
+            problem = matmul_nodes.problem_of(node) if node.target in covered else None
+            if problem is not None and all(isinstance(each, int) for each in shape(node)[1:]):
+                self.plain.append(_plain(node, problem))
+
+    def of(self, reduction: _Reduction) -> Iterator[RowMaxima]:
+        """What has some maxima."""
+        for source in reversed(reduction.sources):
+            bases = [each for each in self.bases if self.run(each, source) is not None]
+            gated = {node for each in bases if each.problem.epilogue.gated for node in each.nodes}
+            # Of two products of which y is computed the last one, whose kernel can read the other.
+            plain = [each for each in self.plain if self.run(each, source) is not None][-1:]
+            bases += [each for each in plain if gated.isdisjoint(each.nodes)]
+            found = [self.together(each, source, reduction) for each in bases]
+            if any(found):
+                yield from (each for each in found if each is not None)
+                return
+
+    def run(self, base: Fusion, y: fx.Node) -> list[fx.Node] | None:
+        """From the output of a base to y what is pointwise and used for nothing else."""
+        (output,) = base.outputs
+        if self.order[output] > self.order[y]:
+            return None
+        if output not in self.following:
+            self.following[output] = epilogue_region.region(output)
+        nodes = self.following[output]
+        if y not in nodes:
+            return None
+        nodes = nodes[: nodes.index(y) + 1]
+        closed = all(set(each.users) <= set(nodes) for each in nodes[:-1])
+        return nodes if closed else None
+
+    def together(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowMaxima | None:
+        """A base whose kernel gives the maxima of y as well."""
+        nodes = self.run(base, y)
+        assert nodes is not None
+        problem = epilogue_region.counted(nodes, base.problem)
+        biases = _biases(base)
+        if (
+            problem is None
+            or problem.epilogue.out is not None
+            or not is_contiguous(y)
+            or (biases and problem.parts)
+        ):
+            return None
+        chain = _Chain(base)
+        if not all(map(chain.add, nodes[1:])):
+            return None
+        own = {*base.nodes, *nodes, reduction.node}
+        for each in reduction.inner[1:]:
+            if each is y:
+                break
+            if set(each.users) <= own:
+                own.add(each)
+        behind, dtype = self.scaling(y, reduction.node, own)
+        if dtype is None and self.readers(y) - own:
+            return None
+        found = RowMaxima(
+            dataclasses.replace(
+                problem, epilogue=dataclasses.replace(problem.epilogue, reductions=1, out=dtype)
+            ),
+            tuple(sorted(own, key=self.order.__getitem__)),
+            (y, reduction.node),
+            base.inputs[: len(base.inputs) - len(biases)],
+            {**base.options, "chain": chain.finish(y), "ABSOLUTE": reduction.absolute},
+            base.halves,
+            views=base.views,
+            chain_inputs=chain.inputs,
+            plain=base.outputs[0] if base in self.plain else None,
+            behind=behind,
+        )
+        inputs = (*found.inputs, *found.chain_inputs)
+        return found if is_closed(found.nodes, found.outputs, inputs) else None
+
+    def readers(self, y: fx.Node) -> set[fx.Node]:
+        """What reads y in the graph, views of it and the graph's output apart."""
+        found: set[fx.Node] = set()
+        pending = [y]
+        while pending:
+            for user in pending.pop().users:
+                if is_view(user):
+                    pending.append(user)
+                elif user.op != "output":
+                    found.add(user)
+        return found
+
+    def scaling(
+        self, y: fx.Node, maxima: fx.Node, own: set[fx.Node]
+    ) -> tuple[tuple[fx.Node, ...], str | None]:
+        """What scales y to 8 bits by its maxima, and the dtype; or nothing, and None."""
+        reached: dict[fx.Node, frozenset[fx.Node]] = {
+            each: frozenset((each,)) for each in (y, maxima)
+        }
+        """Pointwise nodes, with those of the two that they depend on."""
+        after = {y, maxima}
+        for node in list(self.graph.nodes)[self.order[y] + 1 :]:
+            given = [each for each in node.all_input_nodes if each in after]
+            if not given or node in own:
+                continue
+            after.add(node)
+            if not _is_pointwise(node) or any(each not in reached for each in given):
+                continue
+            reached[node] = frozenset().union(*(reached[each] for each in given))
+            dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+            if dtype in QUANTIZED and len(reached[node]) == 2 and _same_size(node, y):
+                needed, pending = {node}, [node]
+                while pending:
+                    inputs = set(pending.pop().all_input_nodes) & reached.keys()
+                    pending += inputs - needed - {y, maxima}
+                    needed |= inputs
+                needed -= {y, maxima}
+                return tuple(sorted(needed, key=self.order.__getitem__)), dtype
+        return (), None
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    import torch
+
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    cast = torch.ops.prims.convert_element_type.default
+    return pointwise or is_view(node) or node.target in (cast, torch.ops.aten.unsqueeze.default)
+
+
+def _same_size(node: fx.Node, other: fx.Node) -> bool:
+    try:
+        return flat(node) == flat(other)
+    except Unreadable:
+        return False
+
+
+def _plain(node: fx.Node, problem: GemmProblem) -> Fusion:
+    """A product by itself."""
+    a, b = matmul_nodes.inputs(node)[:2]
+    return Fusion(problem, (node,), (node,), (a, b), {"operands": 2})
+
+
+class _Chain:
+    """Builds the graph from the sums of a product to y."""
+
+    def __init__(self, base: Fusion) -> None:
+        """Begin with what belongs to the base: scales of float8, and biases.
+
+        Args:
+            base: of one output, whose kernel adds no biases itself.
+        """
+        import torch
+
+        aten = torch.ops.aten
+        self.graph = torch.fx.Graph()
+        self.inputs: dict[fx.Node, fx.Node] = {}
+        self.known: dict[fx.Node, fx.Node] = {}
+        (output,) = base.outputs
+        dtype = output.meta["val"].dtype
+        scaled = output.target is aten._scaled_mm.default
+        value = self.graph.placeholder("sums")
+        value.meta["dtype"] = torch.float32 if scaled else dtype
+        if scaled:
+            given = matmul_nodes.call_arguments(output)
+            for scale in (given["scale_a"], given["scale_b"]):
+                value = self.call(aten.mul.Tensor, (value, self.read(scale, output)), torch.float32)
+            if given["bias"] is not None:
+                bias = self.read(given["bias"], output)
+                value = self.call(aten.add.Tensor, (value, bias), torch.float32)
+            value = self.call(torch.ops.prims.convert_element_type.default, (value, dtype), dtype)
+        elif output.target is aten.addmm.default and not _biases(base):
+            given = matmul_nodes.call_arguments(output)
+            if given["alpha"] != 1:
+                value = self.call(aten.mul.Tensor, (value, given["alpha"]), dtype)
+            if given["beta"] != 0:
+                bias = self.read(given["self"], output)
+                # One call: by itself a scaled row would not have the size of the output.
+                value = self.call(aten.add.Tensor, (value, bias), dtype, alpha=given["beta"])
+        for bias in _biases(base):
+            value = self.call(aten.add.Tensor, (value, self.read(bias, output)), dtype)
+        self.known[output] = value
+
+    def call(self, target: Any, args: tuple[Any, ...], dtype: Any, **kwargs: Any) -> fx.Node:
+        """Add a call that gives a tensor of a dtype."""
+        found = self.graph.call_function(target, args, kwargs)
+        found.meta["dtype"] = dtype
+        return found
+
+    def read(self, given: fx.Node, reader: fx.Node) -> fx.Node:
+        """The further input that a node of the product's graph is."""
+        if given not in self.known:
+            self.inputs[given] = reader
+            self.known[given] = self.graph.placeholder(given.name)
+        return self.known[given]
+
+    def add(self, node: fx.Node) -> bool:
+        """Compute a node of the product's graph, too; whether that can be done."""
+        import torch
+        from torch._inductor.lowering import lowerings
+        from torch.fx.node import map_arg
+
+        if is_view(node):
+            self.known[node] = self.known[node.all_input_nodes[0]]
+            return True
+        tensors = all(
+            isinstance(each.meta.get("val"), torch.Tensor) for each in node.all_input_nodes
+        )
+        if not tensors or node.target not in lowerings:
+            return False
+        args: Any = map_arg(node.args, lambda given: self.read(given, node))
+        kwargs: Any = map_arg(node.kwargs, lambda given: self.read(given, node))
+        self.known[node] = self.call(node.target, args, node.meta["val"].dtype, **kwargs)
+        return True
+
+    def finish(self, y: fx.Node) -> fx.Graph:
+        """The graph, with y as its output."""
+        self.graph.output(self.known[y])
+        return self.graph
+
+
+def _biases(base: Fusion) -> tuple[fx.Node, ...]:
+    """What the lowering of a fusion adds to the sums; behind a gate nothing is."""
+    return () if base.problem.epilogue.gated else base.inputs[base.options["operands"] :]
+
+
+def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.Node:
+    """Replace the nodes of a fusion by one call, as `fusion.apply` does.
+
+    Args:
+        graph: the one in which the fusion was found.
+        fusion: one of `find`.
+        target: a function of the product's inputs and those of the chain, for Inductor with the
+            attribute `_inductor_lowering_function`. It returns y and the maxima, in their shapes.
+
+    Returns:
+        The call, on which metadata may be left.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    y, maxima = fusion.outputs
+    hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
+    product = next(node for node in fusion.nodes if matmul_nodes.is_product(node))
+    with graph.inserting_before(y):
+        further = [epilogue_region.as_rows(graph, *each) for each in fusion.chain_inputs.items()]
+        call = graph.call_function(target, (*call_inputs(graph, fusion, product), *further))
+        call.meta = {**y.meta, "val": (y.meta["val"], maxima.meta["val"])}
+        call.meta.pop("eager_input_vals", None)
+    become(y, operator.getitem, (call, 0))
+    become(maxima, operator.getitem, (call, 1))
+    for node in reversed(fusion.nodes):
+        if node not in fusion.outputs:
+            graph.erase_node(node)
+    return call

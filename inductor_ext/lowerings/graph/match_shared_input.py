@@ -1,0 +1,692 @@
+"""Which nodes of an FX graph are worth one kernel: gates, shared inputs, normalised inputs.
+
+`find` looks for three patterns in a graph after Inductor's own passes:
+
+- gate (`gemm_fuse_gated`): act(x @ w1 + b1) * (x @ w2 + b2), two weights or the halves of one,
+  both with a bias or both without;
+- shared input (`gemm_fuse_shared_input`): products that have their first factor in common (Q, K
+  and V), and of which none is computed from another;
+- norm (`gemm_fuse_norm`): an RMSNorm or LayerNorm of the rows of the first factor, if nothing else
+  reads what is normalised.
+
+The same is looked for among products whose factor b is dequantised (`mixed`), with their scales.
+
+Nothing is found where a value inside is used elsewhere too, as those are that a forward graph keeps
+for its backward, and nothing across an operator that writes into its arguments. Where Inductor is
+told to round as eager code does (`emulate_precision_casts`), gates and norms are left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import sympy  # type: ignore[import-untyped]
+
+from inductor_ext import numerics
+from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.lowerings.graph.formula import (
+    Reader,
+    Unreadable,
+    canonical,
+    flat,
+    is_cast,
+    is_contiguous,
+    is_read_by_strides,
+    is_view,
+    relu,
+    shape,
+    symbol,
+)
+from inductor_ext.lowerings.graph.fusion import (
+    Fusion,
+    as_matrix,
+    is_closed,
+    is_written_between,
+    later,
+)
+from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Operation,
+    Prologue,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+__all__ = ["find", "tidy"]
+
+MOST_PARTS = 8
+"""Of one launch: every tile selects its factor among them."""
+
+FEW_ROWS = 64
+"""Up to which products take as long as reading their factor b."""
+
+X = sympy.Dummy("x", real=True)
+"""What a formula of one variable is of."""
+
+
+def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()) -> list[Fusion]:
+    """The fusions that a graph has to offer.
+
+    Those with a normalisation come before the same ones without; of fusions that have a node in
+    common at most one can be applied. Whatever is chosen under this condition can be applied
+    together. The graph is tidied up before.
+
+    Args:
+        graph: after Inductor's own passes.
+        settings: which are looked for.
+        dequantized: products whose factor b is dequantised in the graph, with their scales, by
+            `mixed`. Those of many rows are also looked at as products of what the graph has
+            dequantised; with few it is far slower to write that and to read it again.
+    """
+    tidy(graph)
+    few = {node for each in dequantized if each.problem.m <= FEW_ROWS for node in each.nodes}
+    found = _Search(graph, without=few).find(settings, ())
+    if dequantized:
+        found = [*_Search(graph, dequantized).find(settings, found), *found]
+    return found
+
+
+def tidy(graph: fx.Graph) -> None:
+    """Erase calls that nothing uses and that do nothing besides, for they would count as users; and
+    of views of one tensor with equal sizes all but the first, for products that share their input
+    would not be seen to share it in a branch of which the views are inputs.
+    """
+    for node in reversed(graph.nodes):
+        if not node.users and _is_pure(node):
+            graph.erase_node(node)
+    views: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        if is_view(node):
+            first = views.setdefault((node.target, str(node.args)), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether a call can be dropped or moved among others."""
+    import torch
+
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    return (
+        target.namespace in ("aten", "prims")
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not node.is_impure()
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the two that gate each other."""
+
+    product: fx.Node
+    bias: fx.Node | None = None
+    """The vector [N] that is added to the product's rows."""
+    begin: int | None = None
+    """Of a half of the product's columns, the first one."""
+    nodes: frozenset[fx.Node] = frozenset()
+    """Those from the product to the part, without the product."""
+
+
+class _Search:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        dequantized: Sequence[Fusion] = (),
+        without: Container[fx.Node] = (),
+    ) -> None:
+        """Find the products; see `find`.
+
+        Args:
+            graph: whose nodes do not change as long as this is used.
+            dequantized: products to be fused in the place of the graph's.
+            without: products of the graph that are not to be fused.
+        """
+        import torch
+
+        aten = torch.ops.aten
+        self.order = {node: index for index, node in enumerate(graph.nodes)}
+        self.graph = graph
+        self.products: dict[fx.Node, Fusion] = {}
+        """Those that can be fused, by their outputs: of the graph, or those given instead."""
+        if dequantized:
+            for each in sorted(dequantized, key=lambda each: self.order[each.outputs[0]]):
+                if is_closed(each.nodes, each.outputs, each.inputs):
+                    self.products[each.outputs[0]] = each
+            return
+        for node in graph.nodes:
+            products = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
+            if node.target in products and node not in without:
+                problem = matmul_nodes.problem_of(node)
+                a, b, *rest = matmul_nodes.inputs(node)
+                # Only rows may be symbols.
+                if problem is not None and all(
+                    isinstance(size, int) for size in matmul_nodes.value_of(b).shape
+                ):
+                    inputs = (a, b, *rest)
+                    self.products[node] = Fusion(problem, (node,), (node,), inputs, {"operands": 2})
+
+    def find(self, settings: Settings, others: Sequence[Fusion]) -> list[Fusion]:
+        """Gates, shared inputs, and these and what is left of products with norms.
+
+        Args:
+            settings: which are looked for.
+            others: fusions that were found before.
+        """
+        rounds = numerics.has_exact_pointwise()
+        gated = list(self.gated()) if settings.gemm_fuse_gated and not rounds else []
+        taken = {node for each in gated for node in each.nodes}
+        before = [*others, *gated]
+        shared = list(self.shared(before, taken)) if settings.gemm_fuse_shared_input else []
+        taken |= {node for each in shared for node in each.nodes}
+        found = [*gated, *shared]
+        if not settings.gemm_fuse_norm or rounds:
+            return found
+        single = (product for node, product in self.products.items() if node not in taken)
+        normalized = (self.normalized(each) for each in [*found, *single])
+        return [*(each for each in normalized if each is not None), *found]
+
+    def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+        return tuple(sorted(set(nodes), key=self.order.__getitem__))
+
+    # Gates
+
+    def gated(self) -> Iterator[Fusion]:
+        """Every act(x @ w1 + b1) * (x @ w2 + b2)."""
+        import torch
+
+        taken: set[fx.Node] = set()
+        for node in self.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            found = self.gate(node)
+            if found is not None and taken.isdisjoint(found.nodes):
+                taken.update(found.nodes)
+                yield found
+
+    def gate(self, root: fx.Node) -> Fusion | None:
+        """The gate whose last multiplication a node is."""
+        leaves: dict[fx.Node, _Part] = {}
+
+        def leaf(node: fx.Node) -> sympy.Expr | None:
+            part = self.part(node)
+            if part is None:
+                return None
+            if flat(node) != flat(root):
+                raise Unreadable
+            leaves[node] = part
+            return symbol(node)
+
+        try:
+            reader = Reader(root, leaf)
+            split = _split(reader.read(root), list(leaves))
+        except Unreadable:
+            return None
+        if split is None:
+            return None
+        gate, up, activation = split
+        one, two = leaves[gate], leaves[up]
+        halves = None if one.begin is None or two.begin is None else (one.begin, two.begin)
+        parts = list(dict.fromkeys((one.product, two.product)))
+        if (one.begin is None) != (two.begin is None):
+            return None
+        if (halves is None) == (len(parts) == 1) or (halves and one.begin == two.begin):
+            return None
+        if (one.bias is None) != (two.bias is None) or (halves and one.bias is not two.bias):
+            return None
+        biases = [part.bias for part in (one, two)[: len(parts)] if part.bias is not None]
+        output = _cast_of(root, one.product.meta["val"].dtype)
+        between = {node for part in (one, two) for node in part.nodes}
+        own = (node for part in parts for node in self.products[part].nodes)
+        nodes = self.ordered([*between, *reader.inner, *own, output])
+        problem = self.together(parts, halves=halves is not None)
+        if problem is None:
+            return None
+        out = matmul_nodes.dtype_of(output.meta["val"])
+        first: Literal["gate", "up"] = "gate" if one.begin == 0 else "up"
+        epilogue = Epilogue(
+            out=out if out != problem.out else None,
+            gated=True,
+            activation=activation,
+            halves=first if halves else None,
+        )
+        operation: Operation = problem.operation
+        if biases:
+            operation = "addmm"
+            row = EpilogueInput(problem.out, "row")
+            epilogue = dataclasses.replace(epilogue, inputs=(row,), pointwise=1)
+        problem = dataclasses.replace(problem, operation=operation, epilogue=epilogue)
+        found = self.of_parts(problem, parts, halves)
+        options = {**found.options, "ACTIVATION": repr(activation)}
+        # The kernel adds them, each to its part, and nothing else is added.
+        options["operands"] += 2 if biases else 0
+        inputs = found.inputs[: len(found.inputs) - len(self.biases(parts))]
+        found = dataclasses.replace(
+            found, nodes=nodes, outputs=(output,), inputs=(*inputs, *biases), options=options
+        )
+        return found if is_closed(found.nodes, found.outputs, found.inputs) else None
+
+    def part(self, node: fx.Node) -> _Part | None:
+        """The product, with its bias or without, that a node is, or is a half of."""
+        whole = self.whole(node)
+        if whole is not None:
+            return whole
+        half = _half(node)
+        if half is None:
+            return None
+        source, begin, between = half
+        views = set(_views(source))
+        whole = self.whole(_source(source))
+        if whole is None or self.products[whole.product].problem.n != shape(source)[-1]:
+            return None
+        return dataclasses.replace(whole, begin=begin, nodes=whole.nodes | between | views)
+
+    def whole(self, node: fx.Node) -> _Part | None:
+        """The product, with its bias or without, that a node is."""
+        import torch
+
+        if node in self.products:
+            biases = _biases(self.products[node])
+            if not biases:
+                return _Part(node)
+            by_row = self.is_biased_by_row(node)
+            alone = self.products[node].problem.operation == "addmm"
+            return _Part(node, biases[0]) if alone and by_row else None
+        if node.target is not torch.ops.aten.add.Tensor or node.kwargs:
+            return None
+        # An addition that a model has written itself, behind a product seen in another shape.
+        operands = node.all_input_nodes
+        for added, bias in zip(operands, reversed(operands), strict=True):
+            product = _source(added)
+            problem = self.products[product].problem if product in self.products else None
+            if (
+                problem is not None
+                and problem.operation == "mm"
+                and flat(added)[1] == problem.n
+                and shape(bias) == (problem.n,)
+                and node.meta["val"].dtype == product.meta["val"].dtype == bias.meta["val"].dtype
+            ):
+                return _Part(product, bias, nodes=frozenset({node, *_views(added)}))
+        return None
+
+    # Shared inputs
+
+    def shared(self, others: Sequence[Fusion], taken: set[fx.Node]) -> Iterator[Fusion]:
+        """All products of the same first factor, those that fit together, in groups."""
+        groups: dict[Any, list[fx.Node]] = {}
+        for node in self.products:
+            # The results lie side by side.
+            if node not in taken and not is_read_by_strides(node):
+                product = self.products[node]
+                a = product.inputs[0]
+                groups.setdefault((_source(a), shape(a), _kind(product)), []).append(node)
+        found: list[Fusion] = []
+        for group in groups.values():
+            while group:
+                chosen = self.independent(group, [*others, *found])
+                group = [node for node in group if node not in chosen]
+                fusion = self.side_by_side(chosen)
+                if fusion is not None:
+                    found.append(fusion)
+                    yield fusion
+
+    def independent(self, group: Sequence[fx.Node], fusions: Sequence[Fusion]) -> list[fx.Node]:
+        """The first of a group, and others that can be computed together with it.
+
+        Args:
+            group: products in the graph's order.
+            fusions: what else may be computed together.
+        """
+        chosen = [group[0]]
+        for node in group[1:]:
+            together = [*chosen, node]
+            own = {each for one in together for each in self.products[one].nodes}
+            if (
+                len(together) <= MOST_PARTS
+                and not is_written_between(own)
+                and not self.cyclic(together, fusions)
+            ):
+                chosen = together
+        return chosen
+
+    def cyclic(self, nodes: Sequence[fx.Node], fusions: Sequence[Fusion]) -> bool:
+        """Whether one of the nodes is computed from another, with all fusions applied."""
+        whole: dict[fx.Node, set[fx.Node]] = {}
+        for fusion in fusions:
+            for node in fusion.nodes:
+                whole.setdefault(node, set()).update(fusion.nodes)
+        spans = [(self.order[fusion.nodes[0]], self.order[fusion.nodes[-1]]) for fusion in fusions]
+        # No fusion leads from before this place to after it.
+        begin = self.order[nodes[0]]
+        while spanning := [first for first, last in spans if first < begin <= last]:
+            begin = min(spanning)
+        seen: set[fx.Node] = set()
+        pending = [each for node in nodes for each in node.all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node in seen or self.order[node] < begin:
+                continue
+            if node in nodes:
+                return True
+            together = whole.get(node, {node})
+            seen.update(together)
+            pending.extend(each for one in together for each in one.all_input_nodes)
+        return False
+
+    def side_by_side(self, nodes: Sequence[fx.Node]) -> Fusion | None:
+        """Products of one first factor as one kernel."""
+        problem = self.together(nodes, halves=False) if len(nodes) > 1 else None
+        if problem is None:
+            return None
+        found = self.of_parts(problem, nodes)
+        moved = later(nodes[0], found.inputs, self.order)
+        if not all(node.op != "call_function" or self.movable(node, nodes[0]) for node in moved):
+            return None
+        return found
+
+    def of_parts(
+        self, problem: GemmProblem, nodes: Sequence[fx.Node], halves: tuple[int, int] | None = None
+    ) -> Fusion:
+        """Products of one first factor as one, whose results are all outputs.
+
+        Args:
+            problem: that they are together.
+            nodes: their outputs.
+            halves: of the factor of the only one.
+        """
+        products = [self.products[node] for node in nodes]
+        (first, *_) = products
+        # All factors, then the scales of all, then their zero points.
+        given = zip(*(each.inputs[1 : each.options["operands"]] for each in products), strict=True)
+        operands = [node for each in given for node in each]
+        views = [
+            view for each in zip(*(each.views for each in products), strict=True) for view in each
+        ]
+        own = {node for product in products for node in product.nodes}
+        return Fusion(
+            problem,
+            self.ordered(own),
+            tuple(nodes),
+            (first.inputs[0], *operands, *self.biases(nodes)),
+            {**first.options, "operands": 1 + len(operands) * (2 if halves else 1)},
+            halves,
+            tuple(views),
+        )
+
+    def biases(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+        """Those of products of one kind; of fp8 after a's scale and those of the factors."""
+        products = [self.products[node] for node in nodes]
+        given = list(zip(*map(_biases, products), strict=True))
+        if products[0].problem.operation == "scaled":
+            given[0] = given[0][:1]
+        return [bias for each in given for bias in each]
+
+    def movable(self, node: fx.Node, place: fx.Node) -> bool:
+        """Whether a node can stand where another does."""
+        return _is_pure(node) and not is_written_between((node, place))
+
+    def together(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
+        """The problem of products of one first factor; None where they cannot share a kernel.
+
+        Args:
+            nodes: products.
+            halves: whether the only one is two parts, of half its columns each.
+        """
+        first, *others = (self.products[node] for node in nodes)
+        a = first.inputs[0]
+        for product in others:
+            other = product.inputs[0]
+            if (
+                _source(other) is not _source(a)
+                or shape(other) != shape(a)
+                or _kind(product) != _kind(first)
+            ):
+                return None
+        alike = [self.products[node].problem for node in nodes]
+        parts = tuple(problem.n for problem in alike)
+        operand = min((problem.b for problem in alike), key=lambda each: each.alignment)
+        if halves:
+            parts = (parts[0] // 2,) * 2
+            operand = _half_of(operand, alike[0].k, parts[0])
+        if min(parts) == 1:
+            # The stride from one column to the next is anything, and the kernel would take it.
+            return None
+        if alike[0].operation == "scaled":
+            # Besides the scales, whose kinds are in the epilogue, there may be vectors as biases.
+            if any(
+                len(shape(each)) != 1 for node in nodes for each in self.products[node].inputs[4:]
+            ):
+                return None
+        elif (alike[0].operation == "addmm" or self.biases(nodes)) and (
+            not all(map(self.is_biased_by_row, nodes))
+            or len({problem.epilogue for problem in alike}) > 1
+        ):
+            return None
+        return dataclasses.replace(alike[0], n=sum(parts), b=operand, parts=parts)
+
+    def is_biased_by_row(self, product: fx.Node) -> bool:
+        """Whether a vector [N] is added as it is, by aten.addmm or behind what is scaled."""
+        epilogue = self.products[product].problem.epilogue
+        biases = _biases(self.products[product])
+        return (
+            bool(biases)
+            and len(shape(biases[0])) == 1
+            and [each.broadcast for each in epilogue.inputs] == ["row"]
+            and epilogue.pointwise == 1
+        )
+
+    # Norms
+
+    def normalized(self, fusion: Fusion) -> Fusion | None:
+        """A fusion with the norm of the rows of its first factor, if there is one."""
+        import torch
+
+        problem = fusion.problem
+        products = [node for node in fusion.nodes if node in self.products]
+        if any(
+            self.products[node].problem.operation == "addmm" or _biases(self.products[node])
+            for node in products
+            if not self.is_biased_by_row(node)
+        ):
+            return None
+        views = {view for node in products for view in _views(self.products[node].inputs[0])}
+        normalized = _source(fusion.inputs[0])
+        norm = norm_of(normalized, problem.k)
+        if norm is None:
+            return None
+        inner = norm.nodes
+        own = {*fusion.nodes, *views, *inner}
+        # What else reads the input in float32 keeps this cast; the kernel has its own.
+        own -= {node for node in inner if is_cast(node) and not set(node.users) <= own}
+        nodes = self.ordered(own)
+        value = norm.x.meta["val"]
+        # Under autocast a LayerNorm of float32 is rounded to what the product has.
+        read = {matmul_nodes.value_of(normalized).dtype}
+        read |= {torch.float32} if norm.kind == "standardize" else set()
+        if value.dtype not in read or not is_contiguous(norm.x):
+            return None
+        # Of halves the call has two factors where the inputs have one; biases of a gate are last.
+        gate_biases = 2 if problem.epilogue.gated and problem.operation == "addmm" else 0
+        operands = fusion.options["operands"] - 1 - gate_biases
+        last = 1 + (operands // 2 if fusion.halves else operands)
+        rows = matmul_nodes.value_of(fusion.inputs[0]).shape[0]
+        prologue, vectors = Prologue(norm.kind, epsilon=norm.epsilon), norm.vectors
+        if vectors:
+            dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(vectors[0]))
+            prologue = dataclasses.replace(prologue, scale_dtype=dtype, vectors=len(vectors))
+        if problem.prologue is not None:
+            if not _is_read_like(norm, problem, fusion.options.get("ZERO", 0)):
+                return None
+            prologue = dataclasses.replace(
+                problem.prologue, kind="both", vectors=len(vectors), epsilon=norm.epsilon
+            )
+        found = dataclasses.replace(
+            fusion,
+            problem=dataclasses.replace(
+                problem,
+                a=matmul_nodes.operand(as_matrix(value, rows)),
+                prologue=prologue,
+            ),
+            nodes=nodes,
+            inputs=(norm.x, *fusion.inputs[1:last], *vectors, *fusion.inputs[last:]),
+            options={
+                **fusion.options,
+                "EPSILON": norm.epsilon,
+                "operands": fusion.options["operands"] + len(vectors),
+            },
+        )
+        return found if is_closed(found.nodes, found.outputs, found.inputs) else None
+
+
+# What nodes are
+
+
+def _biases(product: Fusion) -> tuple[fx.Node, ...]:
+    """The bias of a product, if it has one; of fp8 the scales of a and b before it."""
+    return product.inputs[product.options["operands"] :]
+
+
+def _kind(product: Fusion) -> Hashable:
+    """What products that share a kernel have in common, their first factor apart."""
+    operands = product.inputs[1 : product.options["operands"]]
+    values = [matmul_nodes.value_of(each) for each in operands]
+    # Those without a view of their own are one factor, and seen as they are.
+    values = [view.of(value) for view, value in zip(product.views, values, strict=False)] or values
+    problem = product.problem
+    # Scales of fp8 are part of what is computed of the sums.
+    scaled = problem.operation == "scaled"
+    scales = (product.inputs[2], problem.epilogue, problem.fast_accumulation) if scaled else ()
+    constants = {name: value for name, value in product.options.items() if name != "operands"}
+    return (
+        (problem.operation, problem.b.dtype, problem.out, problem.prologue),
+        (values[0].dtype, values[0].shape[0], *(each.stride() for each in values)),
+        tuple(sorted(constants.items())),
+        scales,
+        len(_biases(product)),
+    )
+
+
+def _views(node: fx.Node) -> Iterator[fx.Node]:
+    """A node and what it is a view of, as long as these are views."""
+    while is_view(node):
+        yield node
+        node = node.all_input_nodes[0]
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a node is a view of."""
+    for view in _views(node):
+        node = view.all_input_nodes[0]
+    return node
+
+
+def _half(node: fx.Node) -> tuple[fx.Node, int, set[fx.Node]] | None:
+    """What a node is the half of along its last dimension.
+
+    Returns:
+        The whole; the first of the half's elements; the nodes between, with `node`.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    if node.target is operator.getitem:
+        split: Any = node.args[0]
+        index: Any = node.args[1]
+        if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
+            return None
+        source, sizes, *axis = split.args
+        begin = index * sizes if isinstance(sizes, int) else sum(sizes[:index])
+        between = {node, split}
+    elif node.target is aten.slice.Tensor and len(node.args) == 4:
+        source, *axis, begin, _ = node.args
+        between = {node}
+    else:
+        return None
+    size = shape(source)
+    if axis not in ([-1], [len(size) - 1]) or 2 * shape(node)[-1] != size[-1]:
+        return None
+    return (source, begin, between) if begin in (0, size[-1] // 2) else None
+
+
+def _half_of(operand: Operand, k: int, columns: int) -> Operand:
+    """One half of the columns of an operand, both halves being equally far aligned."""
+    offset = columns * operand.strides[1]
+    half = Operand.of(operand.dtype, (k, columns), operand.strides, offset=offset)
+    return dataclasses.replace(half, alignment=min(half.alignment, operand.alignment))
+
+
+# Formulas
+
+
+@functools.cache
+def _activations() -> Mapping[sympy.Expr, str]:
+    """What can gate, as formulas of `X`."""
+    half = sympy.Rational(1, 2)
+    sigmoid = 1 / (1 + sympy.exp(-X))
+    formulas = {
+        "silu": X * sigmoid,
+        "gelu": half * X * (1 + sympy.erf(X * math.sqrt(0.5))),
+        "gelu_tanh": half * X * (1 + sympy.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3))),
+        "relu": relu(X),
+        "sigmoid": sigmoid,
+        "identity": X,
+    }
+    return {canonical(formula): name for name, formula in formulas.items()}
+
+
+def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node, str] | None:
+    """The node of two that gates, the one that it gates, and the activation.
+
+    Args:
+        formula: of the symbols of the leaves.
+        leaves: those that were read.
+    """
+    if len(leaves) != 2:
+        return None
+    for gate, up in (leaves, reversed(leaves)):
+        activation, rest = formula.as_independent(symbol(up), as_Add=False)
+        if rest == symbol(up):
+            name = _activations().get(canonical(activation.xreplace({symbol(gate): X})))
+            if name is not None:
+                return gate, up, name
+    return None
+
+
+def _is_read_like(norm: Norm, problem: GemmProblem, zero: int) -> bool:
+    """Whether a kernel that dequantises b can apply a norm: by squares, with a weight in a's dtype,
+    which it reads by words of two where b has two numbers to a byte. Else what it takes for
+    elements beyond K is the zero point of all of b, of a as well, and counts among the squares.
+    """
+    by_words = DTYPE_BITS[problem.b.dtype] == 4
+    if norm.kind != "normalize" or (zero and not by_words):
+        return False
+    for value in map(matmul_nodes.value_of, norm.vectors):
+        offset = value.storage_offset()
+        if matmul_nodes.dtype_of(value) != problem.a.dtype:
+            return False
+        if by_words and (not isinstance(offset, int) or offset % 2):
+            return False
+    return True
+
+
+def _cast_of(root: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """The cast of a node to a dtype, if nothing else uses the node; else the node."""
+    (user, *others) = root.users
+    if root.meta["val"].dtype != dtype and not others and is_cast(user):
+        return user
+    return root

@@ -1,0 +1,464 @@
+"""From a node of an FX graph to the `GemmProblem` that it is.
+
+The graph is what Inductor lowers: ATen operators, with fake tensors in `node.meta["val"]`.
+`problem_of` describes a product as it stands there, without what is fused before or after it, and
+`obstacle` says why it cannot. Sizes and strides that are symbols count as what they were in the
+example inputs, or as what the caller asks about; alignment counts only as far as it holds for all
+sizes that the graph may meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import sympy  # type: ignore[import-untyped]
+
+from inductor_ext import _compat, numerics
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    FP8,
+    HALF,
+    VECTOR_BYTES,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+__all__ = [
+    "NotCovered",
+    "aligned",
+    "broadcast",
+    "call_arguments",
+    "dtype_of",
+    "inputs",
+    "is_product",
+    "obstacle",
+    "operand",
+    "problem_of",
+    "sizes",
+]
+
+Hints = Mapping[Any, int]
+"""Values of size symbols (sympy)."""
+
+FLOATS = HALF | {"float32"}
+
+
+class NotCovered(Exception):
+    """A product that no problem describes; the message is the reason, in words."""
+
+
+def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
+    """The problem that a node is.
+
+    Covers aten.mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm with scales of tensors or of rows and
+    columns, _grouped_mm and _scaled_grouped_mm. A bias is an input of the
+    epilogue, as are scales of fp8, a's before b's, and the bias after them.
+
+    Args:
+        node: of a graph that Inductor is about to lower.
+        hints: sizes to describe it at, by symbol; of other symbols the example inputs' sizes.
+
+    Returns:
+        None for what is no product, and for a product that is not covered: see `obstacle`.
+    """
+    reader = _readers().get(node.target)
+    if reader is None:
+        return None
+    try:
+        return reader(node, hints or {})
+    except NotCovered:
+        return None
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node multiplies matrices, be it covered or not."""
+    return node.op == "call_function" and node.target in _readers()
+
+
+def obstacle(node: fx.Node) -> str | None:
+    """Why a node has no problem, in words; None where it has one."""
+    reader = _readers().get(node.target)
+    if reader is None:
+        return f"{node.target} is no product"
+    try:
+        reader(node, {})
+    except NotCovered as reason:
+        return str(reason)
+    return None
+
+
+def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
+    """A factor as the problem sees it.
+
+    Args:
+        value: [rows, columns] or [batch, rows, columns]; fake tensors will do.
+        hints: as of `problem_of`.
+
+    Raises:
+        NotCovered: a dtype that is not in `DTYPE_BITS`, a size known only at run time.
+    """
+    *batch, rows, columns = sizes(value.shape, hints)
+    *batch_stride, row, column = sizes(value.stride(), hints)
+    found = Operand.of(
+        dtype_of(value),
+        (rows, columns),
+        (row, column),
+        batch=batch[0] if batch else 1,
+        batch_stride=batch_stride[0] if batch else 0,
+    )
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    # Inductor copies an input to a 16 byte boundary if it was on one when the code was made, and
+    # takes any other address otherwise: there is nothing to rely on between the two.
+    vector = VECTOR_BYTES // value.element_size()
+    if not statically_known_true(value.storage_offset() % vector == 0):
+        return dataclasses.replace(found, alignment=1)
+    symbols = {
+        axis: stride
+        for axis, stride in enumerate(value.stride(), -value.dim())
+        if not isinstance(stride, int)
+    }
+    return aligned(found, symbols, lambda stride, size: statically_known_true(stride % size == 0))
+
+
+def aligned(
+    found: Operand, symbols: Mapping[int, Any], divides: Callable[[Any, int], bool]
+) -> Operand:
+    """An operand with the alignment that it has whatever its sizes turn out to be.
+
+    Args:
+        found: as it is at one size.
+        symbols: strides that are no numbers, by axis, counted from the last, -1.
+        divides: whether a stride is known to be a multiple of a number.
+    """
+    # Strides of dimensions with one element are no stride to anything.
+    inner = {"row": -1, "column": -2, "strided": None}[found.layout]
+    alignment = found.alignment
+    for axis, stride in symbols.items():
+        while axis != inner and alignment > 1 and not divides(stride, alignment):
+            alignment //= 2
+    return dataclasses.replace(found, alignment=alignment)
+
+
+def sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
+    """Sizes or strides as numbers.
+
+    Args:
+        values: int or SymInt.
+        hints: as of `problem_of`.
+
+    Raises:
+        NotCovered: one is known only at run time.
+    """
+    return tuple(_number(value, hints or {}) for value in values)
+
+
+def _number(value: Any, hints: Hints) -> int:
+    if isinstance(value, int):
+        return value
+    node = value.node
+    known = {**_compat.symbol_hints(node.shape_env), **hints}
+    number = sympy.sympify(node.expr.xreplace(known))
+    if not number.is_number:
+        raise NotCovered(f"the size {node.expr} is known only at run time")
+    return int(number)
+
+
+def dtype_of(value: torch.Tensor) -> str:
+    """The name of a tensor's dtype.
+
+    Raises:
+        NotCovered: it is not in `DTYPE_BITS`.
+    """
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in DTYPE_BITS:
+        raise NotCovered(f"a tensor of {name}")
+    return name
+
+
+def broadcast(
+    value: torch.Tensor, shape: Sequence[int], hints: Hints | None = None
+) -> Literal["matrix", "row", "column", "scalar"]:
+    """How a tensor spreads over an output.
+
+    What is neither one row, one column nor one number counts as a matrix.
+
+    Args:
+        value: of a shape that is broadcast to `shape`.
+        shape: of the output, [..., M, N], numbers.
+        hints: as of `problem_of`.
+    """
+    own = sizes(value.shape, hints)
+    strides = sizes(value.stride(), hints)
+    # An expanded dimension holds one element.
+    own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
+    own = (1,) * (len(shape) - len(own)) + own
+    # One row of numbers is one row also where the output has one.
+    if own == tuple(shape) and value.dim() > 1:
+        return "matrix"
+    if math.prod(own) == 1:
+        return "scalar"
+    if own[-1] == shape[-1] and math.prod(own[:-1]) == 1:
+        return "row"
+    if own[-1] == 1 and own[:-1] == tuple(shape[:-1]):
+        return "column"
+    return "matrix"
+
+
+def value_of(argument: Any) -> torch.Tensor:
+    """The tensor that an argument stands for: fake, or a constant itself.
+
+    Raises:
+        NotCovered: it is not known.
+    """
+    import torch
+
+    value = argument.meta.get("val") if hasattr(argument, "meta") else None
+    if value is None and getattr(argument, "op", None) == "get_attr":
+        value = getattr(argument.graph.owning_module, argument.target, None)
+    if not isinstance(value, torch.Tensor):
+        raise NotCovered(f"nothing is known about the tensor {argument}")
+    return value
+
+
+def call_arguments(node: fx.Node) -> dict[str, Any]:
+    """What a node calls its operator with, by name, defaults included."""
+    arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((each.name for each in arguments), node.args, strict=False))
+    return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
+
+
+def inputs(product: fx.Node) -> list[fx.Node]:
+    """The factors a and b of aten.mm, addmm or _scaled_mm, their scales and the bias, if any."""
+    import torch
+
+    given: Any = product.args
+    if product.target is not torch.ops.aten._scaled_mm.default:
+        *bias, a, b = given[:3]
+        return [a, b, *bias]
+    bias = product.kwargs.get("bias", (*given, None)[4])
+    return [*given[:4], *([] if bias is None else [bias])]
+
+
+def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both factors and the product, which have to be dense CUDA tensors with elements."""
+    import torch
+
+    found = tuple(value_of(each) for each in (a, b, node))
+    for value in found:
+        if value.device.type != "cuda":
+            raise NotCovered(f"the product is computed on {value.device.type}")
+        if torch.version.hip is not None:
+            raise NotCovered("the product is computed by ROCm")
+        if value.layout is not torch.strided:
+            raise NotCovered(f"a factor is {value.layout}")
+        if value.is_conj() or value.is_neg():
+            raise NotCovered("a factor is conjugated or negated lazily")
+        if 0 in sizes(value.shape):
+            raise NotCovered("a dimension has size 0")
+    # Of a store whose index is a constant Inductor drops the mask: all of a tile is stored there.
+    if all(isinstance(size, int) and size == 1 for size in found[2].shape):
+        raise NotCovered("the product is one number")
+    return found  # type: ignore[return-value]
+
+
+def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
+    # The two dtypes of fp8 may be mixed.
+    if not {a.dtype, b.dtype} <= allowed or (a.dtype != b.dtype and allowed is not FP8):
+        raise NotCovered(f"factors of {a.dtype} and {b.dtype}")
+
+
+def _flags(dtype: str) -> dict[str, Any]:
+    """What the user asks of a product of factors of a dtype: fields of its problem."""
+    import torch
+
+    precision = torch.backends.cuda.matmul.fp32_precision
+    return {
+        "deterministic": numerics.is_deterministic(),
+        "tf32": dtype == "float32" and precision == "tf32",
+        "math_flags": numerics.matmul_flags(dtype),
+    }
+
+
+def _product(
+    operation: Any,
+    node: fx.Node,
+    factors: tuple[Any, Any],
+    hints: Hints,
+    allowed: frozenset[str] = FLOATS,
+    **rest: Any,
+) -> GemmProblem:
+    """A product of two matrices, or of two batches of them."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    left, right, product = _factors(node, *factors)
+    a, b = operand(left, hints), operand(right, hints)
+    _require_dtypes(a, b, allowed)
+    *batch, m, k = sizes(left.shape, hints)
+    n = sizes(right.shape, hints)[-1]
+    if not statically_known_true(left.shape[-1] >= 1):
+        raise NotCovered("the summed dimension may have size 0")
+    given: dict[str, Any] = {"batch": batch[0] if batch else 1, **_flags(a.dtype), **rest}
+    return GemmProblem(operation, m, n, k, a, b, dtype_of(product), **given)
+
+
+def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = call_arguments(node)
+    return _product("mm", node, (given["self"], given["mat2"]), hints)
+
+
+def _bmm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = call_arguments(node)
+    return _product("bmm", node, (given["self"], given["mat2"]), hints)
+
+
+def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = call_arguments(node)
+    return _product(
+        "int_mm",
+        node,
+        (given["self"], given["mat2"]),
+        hints,
+        frozenset({"int8"}),
+        accumulator="int32",
+    )
+
+
+def _biased(operation: str, first: str, second: str) -> Callable[[fx.Node, Hints], GemmProblem]:
+    """The reader of beta * bias + alpha * (a @ b)."""
+
+    def read(node: fx.Node, hints: Hints) -> GemmProblem:
+        given = call_arguments(node)
+        problem = _product(operation, node, (given[first], given[second]), hints)
+        alpha, beta = given["alpha"], given["beta"]
+        if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
+            raise NotCovered("alpha or beta is known only at run time")
+        operations = alpha != 1
+        inputs: tuple[EpilogueInput, ...] = ()
+        if beta != 0:
+            inputs = (_input(given["self"], node, hints),)
+            operations += 1 + (beta != 1)
+        return dataclasses.replace(problem, epilogue=Epilogue(inputs, operations))
+
+    return read
+
+
+def _input(argument: Any, node: fx.Node, hints: Hints) -> EpilogueInput:
+    value = value_of(argument)
+    shape = sizes(value_of(node).shape, hints)
+    return EpilogueInput(dtype_of(value), broadcast(value, shape, hints))
+
+
+def _scales(given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) -> Epilogue:
+    """The epilogue of an fp8 product: scales of both tensors, or of a's rows and b's columns.
+
+    Args:
+        given: the call's arguments.
+        columns: shapes that scales of a's rows may have.
+        rows: shapes that scales of b's columns may have.
+    """
+    if given["scale_result"] is not None:
+        raise NotCovered("the result is scaled to fp8")
+    a, b = value_of(given["scale_a"]), value_of(given["scale_b"])
+    if {dtype_of(a), dtype_of(b)} != {"float32"}:
+        raise NotCovered(f"scales of {dtype_of(a)} and {dtype_of(b)}")
+    shapes = sizes(a.shape), sizes(b.shape)
+    if math.prod(shapes[0]) == math.prod(shapes[1]) == 1:
+        kinds = ("scalar", "scalar")
+    elif shapes == (tuple(columns), tuple(rows)):
+        kinds = ("column", "row")
+    else:
+        raise NotCovered(f"scales of shapes {list(shapes[0])} and {list(shapes[1])}")
+    return Epilogue(tuple(EpilogueInput("float32", kind) for kind in kinds), 2)  # type: ignore[arg-type]
+
+
+def _with_bias(epilogue: Epilogue, given: dict[str, Any], node: fx.Node, hints: Hints) -> Epilogue:
+    if given["bias"] is None:
+        return epilogue
+    inputs = (*epilogue.inputs, _input(given["bias"], node, hints))
+    return dataclasses.replace(epilogue, inputs=inputs, pointwise=epilogue.pointwise + 1)
+
+
+def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = call_arguments(node)
+    factors = given["self"], given["mat2"]
+    problem = _product("scaled", node, factors, hints, FP8)
+    m, n = sizes(value_of(node).shape)
+    epilogue = _with_bias(_scales(given, (m, 1), (1, n)), given, node, hints)
+    return dataclasses.replace(
+        problem, epilogue=epilogue, fast_accumulation=bool(given["use_fast_accum"])
+    )
+
+
+_DIVIDED: Mapping[tuple[int, int], Literal["m", "n", "k"]] = {
+    (2, 3): "m",
+    (3, 2): "n",
+    (2, 2): "k",
+}
+"""What groups divide, by the dimensions of a and b."""
+
+
+def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    arguments = call_arguments(node)
+    a, b, product = _factors(node, arguments["self"], arguments["mat2"])
+    divided = _DIVIDED.get((a.dim(), b.dim()))
+    if divided is None:
+        raise NotCovered("a batch, and nothing is divided among groups")
+    if arguments["bias"] is not None:
+        raise NotCovered("a bias of each group")
+    known = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    lengths = [known.pop(divided), *known.values(), *value_of(arguments["offs"]).shape]
+    if not all(isinstance(size, int) for size in lengths[1:]):
+        raise NotCovered("more is known only at run time than what the groups divide")
+    if not statically_known_true(lengths[0] >= 1):
+        raise NotCovered("what the groups divide may have size 0")
+    left, right = operand(a, hints), operand(b, hints)
+    _require_dtypes(left, right, allowed)
+    (m, k), n = sizes(a.shape, hints)[-2:], sizes(b.shape, hints)[-1]
+    given: dict[str, Any] = {"batch": lengths[-1], "divided": divided, **_flags(left.dtype)}
+    return GemmProblem("grouped", m, n, k, left, right, dtype_of(product), **given)
+
+
+def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
+    given = call_arguments(node)
+    problem = _grouped(node, hints, FP8)
+    m, n = (sizes(value_of(given[each]).shape)[i] for each, i in (("self", -2), ("mat2", -1)))
+    rows, columns = {
+        "m": ((m,), (problem.batch, n)),
+        "n": ((problem.batch, m), (n,)),
+        "k": ((problem.batch * m,), (problem.batch * n,)),
+    }[problem.divided]
+    return dataclasses.replace(
+        problem,
+        epilogue=_scales(given, rows, columns),
+        fast_accumulation=bool(given["use_fast_accum"]),
+    )
+
+
+@functools.cache
+def _readers() -> Mapping[Any, Callable[[fx.Node, Hints], GemmProblem]]:
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.mm.default: _mm,
+        aten.addmm.default: _biased("addmm", "mat1", "mat2"),
+        aten.bmm.default: _bmm,
+        aten.baddbmm.default: _biased("baddbmm", "batch1", "batch2"),
+        aten._int_mm.default: _int_mm,
+        aten._scaled_mm.default: _scaled_mm,
+        aten._grouped_mm.default: _grouped,
+        aten._scaled_grouped_mm.default: _scaled_grouped,
+    }

@@ -1,0 +1,1 @@
+"""Memory of generated code: reading wrapper lines, planning, arenas, the order of kernels."""

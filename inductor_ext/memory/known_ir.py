@@ -1,0 +1,368 @@
+"""Classes of Inductor's IR that the memory plan and the order of kernels understand.
+
+Inductor gets new kinds of wrapper lines, operations and scheduler nodes with every release, and
+other packages may subclass them. The memory plan is right only if every line is understood that
+may allocate, free or keep memory; an order of kernels only if every effect of a node is. So each
+class has an entry here that says what is done with it and why that is right. A class without an
+entry gives the whole graph Inductor's plan and Inductor's order, with one warning that names the
+class. A subclass of a known class is another class: it may override what the entry relies on.
+
+Entries are by name, because no torch has all of the classes. A name counts for classes of torch
+and of this package only. `test_known_ir` compares the tables with the installed torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from inductor_ext import _compat, events
+
+__all__ = [
+    "LINES",
+    "OPERATIONS",
+    "OWN_LINES",
+    "OWN_OPERATIONS",
+    "SCHEDULER_NODES",
+    "Line",
+    "LineUse",
+    "Operation",
+    "keeps_memory",
+    "runs_in_turn",
+    "unknown_scheduler_node",
+    "unplannable_line",
+    "unplannable_operation",
+    "warn_unknown",
+]
+
+
+class LineUse(enum.Enum):
+    """What the memory plan does with a line."""
+
+    READ = "read"
+    """`memory_planning._Reader` has code for it."""
+    PASS = "pass"
+    """It neither allocates, frees nor keeps memory."""
+    REFUSE = "refuse"
+    """It cannot be planned: the graph gets Inductor's plan."""
+    REFUSE_IN_CPP = "refuse in C++"
+    """The same in C++; in Python it is passed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Entry of a class of lines."""
+
+    use: LineUse
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """Entry of a class of IR operations."""
+
+    why: str
+    keeps: bool = False
+    """Whether it may keep its inputs, or return them, in ways that its schema does not show. Its
+    inputs and outputs get memory of their own."""
+    in_turn: bool = False
+    """Whether it matters what has run before it, beyond what it reads."""
+
+
+def _read(why: str) -> Line:
+    return Line(LineUse.READ, why)
+
+
+def _pass(why: str) -> Line:
+    return Line(LineUse.PASS, why)
+
+
+def _refuse(why: str) -> Line:
+    return Line(LineUse.REFUSE, why)
+
+
+_ABSTRACT = "an abstract class: no line is of it"
+_DEVICE = "a `with` of Python does not end the life of names; in C++ the guard is of the function"
+_CHECK = "checks a size, stride or divisor, and stops the call if it is wrong"
+_INDUCTOR_POOL = "Inductor's own planner makes it, after the lines are read"
+_NEVER_READ = "made from the plan, after the lines are read"
+
+LINES: Mapping[str, Line] = {
+    # Buffers.
+    "AllocateLine": _read("a storage begins"),
+    "FreeIfNotReusedLine": _read("a variable ends"),
+    "FreeLine": _read("an input, or a buffer that is never reused, ends"),
+    "ReuseLine": _read("a buffer takes over the storage of another"),
+    "ReinterpretLine": _read("a buffer is a view of another"),
+    "NullLine": _pass("writes nothing: it stands for a line that is not needed"),
+    "AllocFromPoolLine": _refuse(_INDUCTOR_POOL),
+    "DeallocFromPoolLine": _refuse(_INDUCTOR_POOL),
+    # Kernels.
+    "KernelCallLine": _pass("a generated kernel; its operands and workspaces have AllocateLines"),
+    "KernelDefinitionLine": _pass("text of a kernel, outside the function"),
+    "ExternKernelAllocLine": _read("a kernel that allocates its outputs, and perhaps scratch"),
+    "ExternKernelOutLine": _read("a kernel with its output given, and perhaps scratch"),
+    "ExternKernelMultiOutLine": _read("the same for several outputs; scratch is not known"),
+    "IndexPutFallbackLine": _read("an operator; scratch is not known"),
+    "ScatterFallbackLine": _read("an operator; scratch is not known"),
+    "MultiOutputLine": _read("a variable for one of the outputs that a kernel allocated"),
+    "DualWrapperCodeLine": _refuse("text of two passes at once, whose allocations are not lines"),
+    # Scopes and contexts.
+    "EnterSubgraphLine": _read("a subgraph that is written into the function begins"),
+    "ExitSubgraphLine": _read("it ends"),
+    "EnterDeviceContextManagerLine": _pass(_DEVICE),
+    "ExitDeviceContextManagerLine": _pass(_DEVICE),
+    "EnterDeviceContextManagerWithStreamInfoLine": _pass(_DEVICE),
+    "ExitDeviceContextManagerWithStreamInfoLine": _pass(_DEVICE),
+    "EnterCudaStreamContextLine": _read("what is allocated from here on belongs to a stream"),
+    "ExitCudaStreamContextLine": _read("the stream's part ends"),
+    "EnterCudaMemPoolContextLine": _read("what is allocated from here on belongs to a pool"),
+    "ExitCudaMemPoolContextLine": _read("the pool's part ends"),
+    "EnterKernelProfileScopeLine": Line(
+        LineUse.REFUSE_IN_CPP,
+        "a C++ block for the profiler: an arena that is declared inside ends with it",
+    ),
+    "ExitKernelProfileScopeLine": Line(LineUse.REFUSE_IN_CPP, "the end of such a block"),
+    # Control flow of the FX wrapper, where there are no arenas. What is called is not read.
+    "ConditionalLine": _read("a call of subgraphs; what they need is not known"),
+    "SwitchLine": _read("a call of subgraphs; what they need is not known"),
+    # Sizes.
+    "DynamicScalarLine": _pass("defines a size from a tensor"),
+    "SymbolicCallArgLine": _pass("defines a size from sizes"),
+    "UnbackedSymbolDefsLine": _pass("defines sizes from outputs"),
+    "AssertSizeStrideLine": _pass(_CHECK),
+    "GroupedAssertSizeStrideLine": _pass(_CHECK),
+    "AssertAlignmentLine": _pass(_CHECK),
+    "AssertDivByZeroLine": _pass(_CHECK),
+    # Text.
+    "CommentLine": _pass("a comment"),
+    "str": _read("text; it may call an operator or a generated function, or name a buffer"),
+    "LineContext": _pass("a mark for a traceback; it writes at most a comment"),
+    "DeferredLine": _read("text that is dropped with its buffer; it may name a buffer"),
+    "DelayReplaceLine": _read("text in which a name is put in later; it may name a buffer"),
+    "_LazyTritonCompileKickoffLine": _pass("starts the compile of a Triton kernel"),
+    # Bases.
+    "WrapperLine": _refuse(_ABSTRACT),
+    "MemoryPlanningLine": _refuse(_ABSTRACT),
+    "PoolMemoryPlanningLine": _refuse(_ABSTRACT),
+    "DeferredLineBase": _refuse(_ABSTRACT),
+}
+"""Of torch 2.11 to 2.15, by the class's name."""
+
+OWN_LINES: Mapping[str, Line] = {
+    "_OutVariantLine": _pass("an operator without scratch; its outputs have AllocateLines"),
+    "_Line": _refuse(_ABSTRACT),
+    "ArenaLine": _refuse(_NEVER_READ),
+    "MemberLine": _refuse(_NEVER_READ),
+    "MemberEndLine": _refuse(_NEVER_READ),
+    "ArenaEndLine": _refuse(_NEVER_READ),
+}
+"""Of this package."""
+
+_BASE = Operation("a base class; an instance of its own is one generic call")
+_GENERATED = Operation("a generated kernel: it touches what it reads and writes, and nothing else")
+_LIBRARY = Operation("an operator of ATen or oneDNN: its schema tells what it touches and returns")
+_SCALAR = Operation("defines or checks a size on the host; it makes no memory")
+_VIEW = Operation("a view; get_inputs_that_alias_output names what it shares memory with")
+_NOTHING = Operation("no code")
+_STORAGE = Operation(
+    "it changes the storage of a tensor, not the elements", keeps=True, in_turn=True
+)
+_DESCRIPTOR = Operation("a TMA descriptor holds the address of its tensor", keeps=True)
+_SUBGRAPHS = Operation(
+    "calls subgraphs, which may return what they are given, and have effects",
+    keeps=True,
+    in_turn=True,
+)
+_RANDOM = Operation("uses the state of the random number generator", in_turn=True)
+_COLLECTIVE = Operation("it works on after it returns, until it is waited for", keeps=True)
+
+OPERATIONS: Mapping[str, Operation] = {
+    "ComputedBuffer": _GENERATED,
+    "TemplateBuffer": _GENERATED,
+    "TritonTemplateBuffer": _GENERATED,
+    "MultiTemplateBuffer": _GENERATED,
+    "CppTemplateBuffer": _GENERATED,
+    "CUTLASSTemplateBuffer": _GENERATED,
+    "CuteDSLTemplateBuffer": _GENERATED,
+    "NVUniversalGemmBuffer": _GENERATED,
+    "ROCmTemplateBuffer": _GENERATED,
+    "_DistributedAutotuneBuffer": _GENERATED,
+    "SubgraphBuffer": Operation(
+        "a choice of autotuning that is a graph: its operators are written into this one"
+    ),
+    "UserDefinedTritonKernel": Operation(
+        "a Triton kernel of the user; what it changes is found by analysis of its code"
+    ),
+    "MetalFlexAttentionNode": Operation("a generated kernel of a device that has no arenas"),
+    "NopKernel": _NOTHING,
+    "ConcatKernel": Operation("no code: the parts are made in their places"),
+    "OrderingBarrier": Operation("no code: it makes readers of a buffer wait, as mutations do"),
+    "Operation": _BASE,
+    "OperationBuffer": _BASE,
+    "InputsKernel": _BASE,
+    "ExternKernel": _BASE,
+    "ExternKernelOut": _LIBRARY,
+    "ExternKernelAlloc": _LIBRARY,
+    "FallbackKernel": _LIBRARY,
+    "ExternKernelMultiOut": _LIBRARY,
+    "MultiOutput": Operation("one output of a kernel"),
+    "OpaqueMultiOutput": Operation("one output of a kernel; it is no tensor and has no memory"),
+    "AllocatingMultiOutput": Operation("one output of a kernel, which the wrapper allocates"),
+    "MutatingFirstArgExternKernel": _LIBRARY,
+    "InplaceBernoulliFallback": _RANDOM,
+    "InplaceCopyFallback": _LIBRARY,
+    "IndexPutFallback": _LIBRARY,
+    "ScatterFallback": _LIBRARY,
+    "DeviceCopy": _LIBRARY,
+    "RandomSeeds": _RANDOM,
+    "ComplexView": _VIEW,
+    "DynamicScalar": _SCALAR,
+    "DynamicSelectStorageOffset": _SCALAR,
+    "DynamicSliceSize": _SCALAR,
+    "AssertScalar": _SCALAR,
+    "MemoryCheckKernel": Operation("checks what is allocated (test_configs), and nothing else"),
+    "Conditional": _SUBGRAPHS,
+    "Switch": _SUBGRAPHS,
+    "WhileLoop": _SUBGRAPHS,
+    "InvokeSubgraph": _SUBGRAPHS,
+    "EffectfulKernel": Operation(
+        "an operator with effects that only its token orders", keeps=True, in_turn=True
+    ),
+    "_CollectiveKernel": _COLLECTIVE,
+    "_WaitKernel": _COLLECTIVE,
+    "_AllReduceKernel": _COLLECTIVE,
+    "_AllReduce_Kernel": _COLLECTIVE,
+    "TMADescriptor": _DESCRIPTOR,
+    "TMADescriptorExperimental": _DESCRIPTOR,
+    "TMADescriptorStable": _DESCRIPTOR,
+    "ResizeStorageBytes": _STORAGE,
+    "SetSourceTensorKernel": _STORAGE,
+    "ShallowCopyDataKernel": _STORAGE,
+    "ConvolutionUnary": _LIBRARY,
+    "ConvolutionBinary": _LIBRARY,
+    "ConvolutionBinaryInplace": _LIBRARY,
+    "ConvolutionTransposeUnary": _LIBRARY,
+    "LinearUnary": _LIBRARY,
+    "LinearBinary": _LIBRARY,
+    "MKLPackedLinear": _LIBRARY,
+    "MkldnnRnnLayer": _LIBRARY,
+    "QConvPointWisePT2E": _LIBRARY,
+    "QConvPointWiseBinaryPT2E": _LIBRARY,
+    "QLinearPointwisePT2E": _LIBRARY,
+    "QLinearPointwiseBinaryPT2E": _LIBRARY,
+    "WeightInt4PackMatmul": _LIBRARY,
+}
+"""Of torch 2.11 to 2.14, by the class's name."""
+
+OWN_OPERATIONS: Mapping[str, Operation] = {
+    "CutlassCall": Operation("a kernel; it names what it changes in `mutation_outputs`"),
+    "OutVariantKernel": Operation("an operator of ATen that fills buffers it is given"),
+    "DirectOutVariantKernel": Operation("the same, for one buffer that it is itself"),
+    "OutVariantOutput": Operation("such a buffer"),
+}
+"""Of this package."""
+
+SCHEDULER_NODES: Mapping[str, str] = {
+    "BaseSchedulerNode": "a base class",
+    "SchedulerNode": "one loop nest; its dependencies are all that it touches",
+    "FusedSchedulerNode": "several of them in one kernel; get_nodes gives them",
+    "OuterLoopFusedSchedulerNode": "the same for C++, with a loop in common",
+    "FusedMixOrderReductions": "the same, with reductions in two directions",
+    "FusedNestedReductions": "the same, with a reduction inside another",
+    "ForeachKernelSchedulerNode": "several kernels side by side; get_nodes gives them",
+    "ExternKernelSchedulerNode": "one operation of `OPERATIONS`",
+    "FusedExternTritonKernelSchedulerNode": "a user's Triton kernel with what is fused to it",
+    "GroupedSchedulerNode": "nodes that stay together; get_nodes gives them",
+    "NopKernelSchedulerNode": "no code",
+}
+"""Of torch 2.11 to 2.14, by the class's name."""
+
+
+def _entry(cls: type[Any], theirs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+    """The entry of a class; None for one that is not known."""
+    if cls is str:
+        return theirs.get("str")
+    package = cls.__module__.split(".")[0]
+    if package == "torch":
+        return theirs.get(cls.__name__)
+    if package == "inductor_ext":
+        return own.get(cls.__name__)
+    return None
+
+
+def _name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str] | None:
+    """The class of the first line that cannot be planned, and why.
+
+    Args:
+        lines: of a wrapper.
+        cpp: whether they are C++.
+
+    Returns:
+        None if there is none. The reason is empty for a class without an entry.
+    """
+    for cls in dict.fromkeys(type(line) for line in lines):
+        entry: Line | None = _entry(cls, LINES, OWN_LINES)
+        if entry is None:
+            return cls, ""
+        if entry.use is LineUse.REFUSE or (cpp and entry.use is LineUse.REFUSE_IN_CPP):
+            return cls, entry.why
+    return None
+
+
+def unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
+    """The class of the first IR operation without an entry; None if all have one."""
+    for cls in dict.fromkeys(type(operation) for operation in operations):
+        if _entry(cls, OPERATIONS, OWN_OPERATIONS) is None:
+            return cls
+    return None
+
+
+def unknown_scheduler_node(nodes: Iterable[Any]) -> type[Any] | None:
+    """The class of the first scheduler node, or operation in one, without an entry."""
+    for node in nodes:
+        for each in {id(part): part for part in (node, *node.get_nodes())}.values():
+            if _entry(type(each), SCHEDULER_NODES, {}) is None:
+                return type(each)
+            # A fused node has none of its own.
+            if each.node is not None and unplannable_operation([each.node]) is not None:
+                return type(each.node)
+    return None
+
+
+def keeps_memory(operation: Any) -> bool:
+    """Whether an IR operation may keep its inputs, or return them, without saying so."""
+    entry: Operation | None = _entry(type(operation), OPERATIONS, OWN_OPERATIONS)
+    return entry is None or entry.keeps
+
+
+def runs_in_turn(operation: Any) -> bool:
+    """Whether it matters what has run before an IR operation, beyond what it reads."""
+    entry: Operation | None = _entry(type(operation), OPERATIONS, OWN_OPERATIONS)
+    return entry is None or entry.in_turn
+
+
+def warn_unknown(cls: type[Any], what: str) -> str:
+    """Warn once of a class without an entry.
+
+    Args:
+        cls: the class.
+        what: what gets Inductor's default because of it, such as "memory plan".
+
+    Returns:
+        The reason, for records.
+    """
+    why = f"{_name(cls)} is a class that inductor_ext does not know"
+    events.warn_once(
+        f"unknown class:{_name(cls)}:{what}",
+        f"the {what} of a graph is Inductor's (default), because {why} (torch "
+        f"{_compat.torch_version()}). Results are not affected. Please report this line to the "
+        "maintainers of inductor_ext.",
+    )
+    return why

@@ -1,0 +1,181 @@
+"""Planning problems as CSV files, in the form in which the public benchmark sets come.
+
+A file has a header with the columns `id`, `lower`, `upper` and `size` in any order: a buffer of
+`size` bytes is live in [lower, upper). Further columns are kept as they are. A plan is the same
+table with a column `offset` at its end, or in the place where the table has one already.
+
+Reading checks everything before it returns; writing replaces a file wholly or not at all. What is
+wrong raises `exc.BadProblemFileError`, which names the file, line, column and value.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from inductor_ext import exc
+from inductor_ext.memory.planner.interval import Interval
+from inductor_ext.storage import artifact_store
+
+__all__ = ["CsvProblem", "check_writable", "read", "write"]
+
+_COLUMNS = ("id", "lower", "upper", "size")
+_OFFSET = "offset"
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,1000}\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvProblem:
+    """A table and the intervals that its rows stand for."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    intervals: tuple[Interval, ...]
+    """One for each row, named by its id."""
+
+
+def _fail(
+    path: str | os.PathLike[str],
+    why: str,
+    mend: str,
+    line: int | None = None,
+    column: str | None = None,
+) -> NoReturn:
+    where = f", line {line}" if line is not None else ""
+    where += f", column {column!r}" if column is not None else ""
+    raise exc.BadProblemFileError(file=os.fspath(path), where=where, why=why, mend=mend)
+
+
+def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
+    """Read a problem.
+
+    Args:
+        path: of a CSV file in UTF-8.
+        alignment: bytes, of every buffer; a power of two.
+
+    Raises:
+        exc.BadProblemFileError: the file cannot be read, is no CSV, lacks a column, or has a value
+            that no buffer can have.
+        exc.BadIntervalError: the alignment is not a power of two.
+    """
+    lines: list[tuple[int, list[str]]] = []
+    number = 0
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for fields in reader:
+                number = reader.line_num
+                if fields:
+                    lines.append((number, fields))
+    except OSError as error:
+        _fail(path, f"cannot be read ({error.strerror})", "Give a CSV file that can be read")
+    except UnicodeDecodeError:
+        _fail(path, "is not text in UTF-8", "Save it as CSV in UTF-8", number + 1)
+    except csv.Error as error:
+        _fail(path, f"is not CSV ({error})", "Correct the line", number + 1)
+    if not lines:
+        _fail(path, "is empty", f"Begin it with the line {','.join(_COLUMNS)!r}")
+    (line, first), *body = lines
+    header = tuple(name.strip() for name in first)
+    for name in _COLUMNS:
+        if header.count(name) != 1:
+            many = "lacks the column" if name not in header else "has more than one column"
+            _fail(
+                path,
+                f"the header, {','.join(header)!r}, {many} {name!r}",
+                f"Give the columns {', '.join(_COLUMNS)} one name each, in any order",
+                line,
+            )
+    if header.count(_OFFSET) > 1:
+        _fail(path, f"the header has more than one column {_OFFSET!r}", "Leave one of them", line)
+    at = {name: header.index(name) for name in _COLUMNS}
+    intervals = []
+    seen: dict[str, int] = {}
+    for line, fields in body:
+        if len(fields) != len(header):
+            _fail(
+                path,
+                f"has {len(fields)} fields where the header has {len(header)}",
+                "Give every column a value, and quote values that hold a comma",
+                line,
+            )
+        name = fields[at["id"]]
+        if name in seen:
+            _fail(
+                path,
+                f"the id {name!r} is taken by line {seen[name]}",
+                "Give each buffer an id of its own",
+                line,
+                "id",
+            )
+        seen[name] = line
+        lower, upper, size = (
+            _integer(path, line, column, fields[at[column]]) for column in _COLUMNS[1:]
+        )
+        if upper < lower:
+            _fail(
+                path,
+                f"{upper} lies before lower, {lower}",
+                "Give the first step at which the buffer is no longer needed",
+                line,
+                "upper",
+            )
+        if size < 0:
+            _fail(path, f"{size} is negative", "Give a number of bytes, 0 or more", line, "size")
+        intervals.append(Interval(lower, upper, size, alignment, name))
+    return CsvProblem(header, tuple(tuple(fields) for _, fields in body), tuple(intervals))
+
+
+def _integer(path: str | os.PathLike[str], line: int, column: str, text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        shown = text if len(text) <= 40 else text[:40] + "..."
+        _fail(path, f"{shown!r} is not an integer", "Give a whole number", line, column)
+    return int(text)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out whether `write` can write to a path, before there is anything to write.
+
+    Raises:
+        exc.BadProblemFileError: it is a folder, or its own folder is missing or not writable.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        why = "it is a folder"
+    elif not os.path.isdir(folder):
+        why = "its folder does not exist"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = "its folder is not writable"
+    else:
+        return
+    _fail(path, f"cannot be written, since {why}", "Give a file's path in a writable folder")
+
+
+def write(path: str | os.PathLike[str], problem: CsvProblem, offsets: Sequence[int]) -> None:
+    """Write a plan: the problem's table with the column `offset`.
+
+    Args:
+        path: of the file, which is replaced if it exists.
+        problem: as it was read.
+        offsets: bytes, one for each row.
+
+    Raises:
+        exc.BadProblemFileError: the path cannot be written; a file that was there stays.
+    """
+    check_writable(path)
+    place = problem.header.index(_OFFSET) if _OFFSET in problem.header else len(problem.header)
+    try:
+        with (
+            artifact_store.publish(path) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*problem.header[:place], _OFFSET, *problem.header[place + 1 :]])
+            for row, offset in zip(problem.rows, offsets, strict=True):
+                writer.writerow([*row[:place], offset, *row[place + 1 :]])
+    except OSError as error:
+        _fail(path, f"cannot be written ({error.strerror})", "Give another path, or make room")

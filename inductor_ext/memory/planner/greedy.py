@@ -1,0 +1,365 @@
+"""From an order of buffers to offsets: the greedy placements that the solver chooses from.
+
+`Part` is a stretch of the schedule through which something is always live, with time reduced to
+sections: one for each distinct start, which is enough, since two intervals are live at once exactly
+where the later of the two starts. Every placement takes a limit that its peak must stay below or
+reach, and gives up as soon as a buffer would go beyond.
+
+`first_fit` and `best_fit` look for a gap among the buffers already placed (Pisarchyk and Lee,
+"Efficient Memory Management for Deep Neural Net Inference", 2020, order by size or by breadth);
+`skyline` never looks below what is placed; `in_time_order` allocates like a run-time allocator that
+knows all lifetimes.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from inductor_ext.memory.planner.interval import Interval
+
+__all__ = ["Part", "best_fit", "first_fit", "in_time_order", "skyline"]
+
+_CROWDED = 512
+"""Neighbours of a buffer, on average, above which a tree finds gaps faster than looking at all."""
+
+_MOST_PROBES = 200
+"""Stretches for each buffer that the tree looks at before it gives up: many where lifetimes are
+neither short nor nested, so that what is taken does not coalesce."""
+
+_PROBE = 3
+"""Neighbours looked at in the time in which the tree looks at one stretch."""
+
+_MOST_KEPT = 8_000_000
+"""Neighbours kept in lists, at 8 bytes each; beyond, they are found again each time."""
+
+
+class Part:
+    """The intervals of one connected stretch of time, sorted, each of some size and lifetime.
+
+    Attributes:
+        size: bytes, rounded up to the alignment.
+        start, end: the sections [start, end) in which the buffer is live.
+        span: the lifetime in steps of the schedule.
+        load: bytes live in each section.
+        bound: the highest load.
+        pairs: how many pairs of buffers are live at once.
+        looked: how many neighbours placements have looked at so far, which stands for their time.
+    """
+
+    def __init__(self, intervals: Sequence[Interval]) -> None:
+        starts = sorted({interval.start for interval in intervals})
+        section = {time: index for index, time in enumerate(starts)}
+        self.count = len(intervals)
+        self.sections = len(starts)
+        self.size = [interval.rounded_size for interval in intervals]
+        self.alignment = [interval.alignment for interval in intervals]
+        self.start = [section[interval.start] for interval in intervals]
+        self.end = [bisect.bisect_left(starts, interval.end) for interval in intervals]
+        self.span = [interval.end - interval.start for interval in intervals]
+        changes = [0] * (self.sections + 1)
+        for first, end, size in zip(self.start, self.end, self.size, strict=True):
+            changes[first] += size
+            changes[end] -= size
+        self.load = [0] * self.sections
+        load = 0
+        for index in range(self.sections):
+            load += changes[index]
+            self.load[index] = load
+        self.bound = max(self.load)
+        self._snapshots: list[list[int]] = []
+        self.pairs = self._sweep()
+        self.looked = 0
+        self._neighbours: list[list[int] | None] = [None] * self.count
+        self._kept = 0
+
+    def _sweep(self) -> int:
+        """Keep what is live before every `_stride`-th buffer; return the number of pairs."""
+        # Buffers are sorted by start, so that those which begin during a lifetime are a slice.
+        self._stride = max(1, int(self.count**0.5))
+        live: list[int] = []
+        pairs = 0
+        begun = 0
+        self._first = [0] * (self.sections + 1)
+        for index, start in enumerate(self.start):
+            self._first[start + 1] = index + 1
+        for index in range(self.count):
+            if index % self._stride == 0:
+                start = self.start[index]
+                live = [j for j in live if self.end[j] > start]
+                self._snapshots.append(live)
+                live = live[:]
+            live.append(index)
+            begun = self._first[self.end[index]]
+            pairs += begun - index - 1
+        return pairs
+
+    def neighbours(self, index: int) -> list[int]:
+        """The buffers that are live at some time when this one is, itself left out."""
+        kept = self._neighbours[index]
+        if kept is not None:
+            return kept
+        nearest = index // self._stride
+        start, end = self.start[index], self.end
+        found = [j for j in self._snapshots[nearest] if end[j] > start]
+        found += [j for j in range(nearest * self._stride, index) if end[j] > start]
+        found += range(index + 1, self._first[end[index]])
+        if self._kept + len(found) <= _MOST_KEPT:
+            self._neighbours[index] = found
+            self._kept += len(found)
+        return found
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a placement should not look at every neighbour of every buffer."""
+        return 2 * self.pairs > _CROWDED * self.count
+
+    def contention(self) -> list[int]:
+        """For each buffer, the highest load while it is live, in bytes."""
+        # A sparse table: the maximum over any stretch is that of two overlapping powers of two.
+        tables = [self.load]
+        width = 1
+        while 2 * width <= self.sections:
+            last = tables[-1]
+            tables.append(list(map(max, last, last[width:])))
+            width *= 2
+        highest = []
+        for start, end in zip(self.start, self.end, strict=True):
+            level = (end - start).bit_length() - 1
+            table = tables[level]
+            highest.append(max(table[start], table[end - (1 << level)]))
+        return highest
+
+    def peak(self, offsets: Sequence[int]) -> int:
+        """The highest end of a buffer, in bytes."""
+        return max(map(int.__add__, offsets, self.size))
+
+
+def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+    """Place each buffer at the lowest offset that is free throughout its lifetime.
+
+    Args:
+        order: all buffers, the first to be placed first.
+        limit: bytes that the peak may reach.
+
+    Returns:
+        The offsets in bytes, or None if the limit would be passed, or if it would take very long,
+        which with many neighbours it can.
+    """
+    if part.crowded:
+        return _first_fit_by_tree(part, order, limit)
+    part.looked += 2 * part.pairs + part.count
+    neighbours, sizes, alignments = part.neighbours, part.size, part.alignment
+    offsets = [-1] * part.count
+    tops = [0] * part.count
+    for index in order:
+        size, alignment = sizes[index], alignments[index]
+        up, mask = alignment - 1, -alignment
+        place = 0
+        for offset, top in sorted(
+            [(offsets[j], tops[j]) for j in neighbours(index) if offsets[j] >= 0]
+        ):
+            if offset - place >= size:
+                break
+            if top > place:
+                place = (top + up) & mask
+        top = place + size
+        if top > limit:
+            return None
+        offsets[index] = place
+        tops[index] = top
+    return offsets
+
+
+def best_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+    """Place each buffer in the smallest gap that takes it, below what is placed if there is one.
+
+    Arguments and result are those of `first_fit`.
+    """
+    part.looked += 2 * part.pairs + part.count
+    neighbours, sizes, alignments = part.neighbours, part.size, part.alignment
+    offsets = [-1] * part.count
+    tops = [0] * part.count
+    for index in order:
+        size, alignment = sizes[index], alignments[index]
+        up, mask = alignment - 1, -alignment
+        place = 0
+        best, smallest = -1, limit + 1
+        for offset, top in sorted(
+            [(offsets[j], tops[j]) for j in neighbours(index) if offsets[j] >= 0]
+        ):
+            gap = offset - place
+            if size <= gap < smallest:
+                best, smallest = place, gap
+                if gap == size:
+                    break
+            if top > place:
+                place = (top + up) & mask
+        if best < 0:
+            best = place
+        top = best + size
+        if top > limit:
+            return None
+        offsets[index] = best
+        tops[index] = top
+    return offsets
+
+
+def skyline(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+    """Place each buffer on the highest of those placed that it overlaps, gaps below left alone.
+
+    Exact for nested lifetimes, longest first, and the cheapest placement of long lifetimes.
+    Arguments and result are those of `first_fit`.
+    """
+    part.looked += 6 * part.count
+    heights = [0] * part.sections
+    starts, ends, sizes, alignments = part.start, part.end, part.size, part.alignment
+    offsets = [0] * part.count
+    for index in order:
+        start, end, alignment = starts[index], ends[index], alignments[index]
+        offset = (max(heights[start:end]) + alignment - 1) & -alignment
+        top = offset + sizes[index]
+        if top > limit:
+            return None
+        offsets[index] = offset
+        heights[start:end] = [top] * (end - start)
+    return offsets
+
+
+def in_time_order(part: Part, limit: int, longest_on_top: int) -> list[int] | None:
+    """Allocate in the order of starts, free at ends, from both ends of `limit` bytes.
+
+    What lives for at most `longest_on_top` steps is placed in the highest gap that takes it and the
+    rest in the lowest, so that what lives long does not leave gaps among what does not.
+
+    Args:
+        limit: bytes that the peak may reach.
+        longest_on_top: steps of the schedule; 0 for everything at the lowest gap.
+
+    Returns:
+        The offsets in bytes, or None if a buffer finds no gap.
+    """
+    part.looked += 48 * part.count
+    offsets = [0] * part.count
+    ending: list[list[int]] = [[] for _ in range(part.sections + 1)]
+    # Ends of what is taken, in pairs: [start, end, start, end, ...], touching ones coalesced.
+    taken: list[int] = []
+    sizes, alignments = part.size, part.alignment
+    section = 0
+    for index, start in enumerate(part.start):
+        while section <= start:
+            for other in ending[section]:
+                offset = offsets[other]
+                _vacate(taken, offset, offset + sizes[other])
+            section += 1
+        size, alignment = sizes[index], alignments[index]
+        place = -1
+        if part.span[index] <= longest_on_top:
+            high = limit
+            for k in range(len(taken) - 2, -1, -2):
+                candidate = (high - size) & -alignment
+                if candidate >= taken[k + 1]:
+                    place = candidate
+                    break
+                high = taken[k]
+            else:
+                place = (high - size) & -alignment
+        else:
+            low = 0
+            for k in range(0, len(taken), 2):
+                if taken[k] - low >= size:
+                    break
+                low = (taken[k + 1] + alignment - 1) & -alignment
+            place = low
+        if place < 0 or place + size > limit:
+            return None
+        offsets[index] = place
+        _occupy(taken, place, place + size)
+        ending[part.end[index]].append(index)
+    return offsets
+
+
+def _occupy(taken: list[int], low: int, high: int) -> None:
+    """Add [low, high) to coalesced stretches, whether or not it meets or overlaps any."""
+    i, j = bisect.bisect_left(taken, low), bisect.bisect_right(taken, high)
+    # An odd position lies within a stretch or at its end, which the new one then extends.
+    taken[i:j] = [low][i & 1 :] + [high][j & 1 :]
+
+
+def _vacate(taken: list[int], low: int, high: int) -> None:
+    """Remove [low, high), all of it within one stretch."""
+    i = bisect.bisect_right(taken, low)
+    start, end = taken[i - 1], taken[i]
+    taken[i - 1 : i + 1] = ([start, low] if start < low else []) + (
+        [high, end] if high < end else []
+    )
+
+
+def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+    """`first_fit` with the taken bytes kept in a segment tree over the sections.
+
+    A node keeps, as coalesced stretches, what is taken throughout its sections and what is taken in
+    any of them. A buffer is stopped by the first kind in the ancestors of the nodes that make up
+    its lifetime, and by the second in those nodes: a number of lists that is logarithmic in the
+    number of sections, and short lists, since what is packed densely coalesces.
+    """
+    probes = 0
+    width = 1
+    while width < part.sections:
+        width *= 2
+    throughout: list[list[int]] = [[] for _ in range(2 * width)]
+    anywhere: list[list[int]] = [[] for _ in range(2 * width)]
+    bisect_right = bisect.bisect_right
+    offsets = [0] * part.count
+    for index in order:
+        size, alignment = part.size[index], part.alignment[index]
+        up, mask = alignment - 1, -alignment
+        nodes = []
+        low, high = part.start[index] + width, part.end[index] + width
+        while low < high:
+            if low & 1:
+                nodes.append(low)
+                low += 1
+            if high & 1:
+                high -= 1
+                nodes.append(high)
+            low >>= 1
+            high >>= 1
+        above: set[int] = set()
+        for node in nodes:
+            node >>= 1
+            while node and node not in above:
+                above.add(node)
+                node >>= 1
+        lists = [anywhere[node] for node in nodes if anywhere[node]]
+        lists += [throughout[node] for node in above if throughout[node]]
+        place, agreed, number = 0, 0, len(lists)
+        at = 0
+        probes += 16 + number
+        if probes > _MOST_PROBES * part.count:
+            part.looked += _PROBE * probes
+            return None
+        while agreed < number:
+            taken = lists[at]
+            at = at + 1 if at + 1 < number else 0
+            k = bisect_right(taken, place)
+            if not k & 1:
+                if k == len(taken) or taken[k] - place >= size:
+                    agreed += 1
+                    continue
+                k += 1
+            place = (taken[k] + up) & mask
+            probes += 1 + agreed
+            agreed = 0
+        top = place + size
+        if top > limit:
+            part.looked += _PROBE * probes
+            return None
+        offsets[index] = place
+        for node in nodes:
+            _occupy(throughout[node], place, top)
+            _occupy(anywhere[node], place, top)
+        for node in above:
+            _occupy(anywhere[node], place, top)
+    part.looked += _PROBE * probes
+    return offsets

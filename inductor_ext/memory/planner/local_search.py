@@ -1,0 +1,237 @@
+"""Search for a plan below the best one known: by ejection, and by enumeration.
+
+`Ejection` aims at a peak. What the plan at hand has above it is taken out and put back, one buffer
+at a time, at the offset where the buffers in the way weigh least; those are taken out in turn. A
+buffer grows heavier each time it is in the way, so that the search does not go round in circles
+(the breakout method of Morris, AAAI 1993; for packing, the guided local search of Faroe, Pisinger
+and Zachariasen, INFORMS J. Computing 2003). Once nothing is left outside, the peak is lowered.
+
+`canonical` enumerates canonical plans, in which every buffer rests on the ground or on another,
+by rising offset, and leaves out what a bound or dominance excludes (Moffitt, "MiniMalloc", ASPLOS
+2023).
+
+Both count work, never time, and draw from a generator of their own: the same problem, seed and
+budget give the same plan on every machine.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import isqrt
+
+from inductor_ext.memory.planner.greedy import Part, first_fit
+
+__all__ = ["SCAN", "Ejection", "canonical"]
+
+SCAN = 6
+"""Neighbours that a placement looks at in the time of one that a search looks at."""
+
+_MOVE = 24
+"""Work of a move beside its neighbours, in neighbours looked at."""
+
+_HEAVIEST = 1 << 20
+"""Weight of the buffer with the largest area when the search begins."""
+
+_PLACED = 1 << 100
+"""An offset above all others."""
+
+
+class Ejection:
+    """A search that improves one plan of a part as far as its budget allows.
+
+    Attributes:
+        offsets: the best plan so far.
+        peak: its peak, in bytes.
+        moves: buffers placed so far.
+        work: neighbours looked at so far, and a constant for each move.
+    """
+
+    def __init__(self, part: Part, offsets: list[int], seed: int) -> None:
+        self.part = part
+        self.offsets = offsets
+        self.peak = part.peak(offsets)
+        self.moves = 0
+        self.work = 0
+        self._random = (2 * seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        areas = [size * span for size, span in zip(part.size, part.span, strict=True)]
+        largest = max(areas)
+        # How hard it is to find another place for a buffer lies between indifference and its area;
+        # of the powers of the area the fourth root is the best on the public instances.
+        self._base = [1 + isqrt(isqrt(_HEAVIEST**4 * area // largest)) for area in areas]
+        self._weight = self._base[:]
+
+    def _below(self, bound: int) -> int:
+        """A number in [0, bound): Knuth's MMIX generator, whose high bits are good."""
+        self._random = (self._random * 6364136223846793005 + 1442695040888963407) & (2**64 - 1)
+        return (self._random >> 33) * bound >> 31
+
+    def run(self, goal: int, work: int) -> None:
+        """Lower the peak to `goal` bytes, or until `work` is spent."""
+        end = self.work + work
+        while self.peak > goal and self.work < end:
+            target = self._target(goal)
+            if not self._reach(target, end):
+                return
+
+    def _target(self, goal: int) -> int:
+        return max(goal, self.peak - max(1, (self.peak - goal) // 8))
+
+    def _reach(self, target: int, end: int) -> bool:
+        part, weights, base = self.part, self._weight, self._base
+        sizes, alignments = part.size, part.alignment
+        places = self.offsets[:]
+        tops = list(map(int.__add__, places, sizes))
+        out = [index for index, top in enumerate(tops) if top > target]
+        for index in out:
+            places[index] = -1
+        while out:
+            if self.work >= end:
+                return False
+            pick = self._below(len(out))
+            out[pick], out[-1] = out[-1], out[pick]
+            index = out.pop()
+            size, alignment = sizes[index], alignments[index]
+            mask = -alignment
+            highest = (target - size) & mask
+            neighbours = part.neighbours(index)
+            self.moves += 1
+            self.work += _MOVE + len(neighbours)
+            near = [j for j in neighbours if places[j] >= 0]
+            near.sort(key=places.__getitem__)
+            starts = [places[j] for j in near]
+            begun = list(accumulate([weights[j] for j in near], initial=0))
+            by_top = sorted(near, key=tops.__getitem__)
+            ends = [tops[j] for j in by_top]
+            ended = list(accumulate([weights[j] for j in by_top], initial=0))
+            candidates = {0, highest}
+            if alignment == 1:
+                candidates.update(ends)
+                candidates.update([start - size for start in starts])
+            else:
+                candidates.update([(top + alignment - 1) & mask for top in ends])
+                candidates.update([(start - size) & mask for start in starts])
+            least = -1
+            best: list[int] = []
+            for place in sorted(candidates):
+                if place < 0:
+                    continue
+                if place > highest:
+                    break
+                weight = begun[bisect_left(starts, place + size)] - ended[bisect_right(ends, place)]
+                if weight < least or least < 0:
+                    least = weight
+                    best = [place]
+                    if not weight:
+                        break
+                elif weight == least:
+                    best.append(place)
+            place = best[self._below(len(best))] if len(best) > 1 else best[0]
+            top = place + size
+            places[index] = place
+            tops[index] = top
+            if least:
+                weights[index] += base[index] // 10
+                for j in near[: bisect_left(starts, top)]:
+                    if tops[j] > place:
+                        places[j] = -1
+                        out.append(j)
+                        weights[j] += base[j] // 5
+        self.offsets = places
+        if not part.crowded:
+            # Let everything fall, which often lowers the peak further.
+            order = sorted(range(part.count), key=places.__getitem__)
+            self.offsets = first_fit(part, order, target) or places
+            self.work += 2 * part.pairs // SCAN
+        self.peak = part.peak(self.offsets)
+        return True
+
+
+def canonical(
+    part: Part, order: Sequence[int], target: int, work: int | None
+) -> tuple[list[int] | None, int]:
+    """Look depth-first for a plan whose peak is at most `target`.
+
+    Args:
+        order: all buffers; of those that would rest at the same offset the first is tried first.
+        target: bytes.
+        work: the most that is spent before giving up; None for a proof that there is none.
+
+    Returns:
+        The offsets in bytes, or None; and the work done, in the unit of `Ejection`.
+    """
+    count, sizes, starts, ends = part.count, part.size, part.start, part.end
+    rank = [0] * count
+    for position, index in enumerate(order):
+        rank[index] = position
+    cost = 8 + count // 24
+    spent = 0
+    offsets = [0] * count
+    path: list[int] = []
+
+    def candidates(lows: list[int], last: int) -> Iterator[int]:
+        # A buffer that would start where another still outside could already have ended is
+        # dominated: the other would fall below it.
+        lowest_end = min(map(int.__add__, lows, sizes))
+        found = [index for index in order if last <= lows[index] < lowest_end]
+        found.sort(key=lows.__getitem__)
+        return iter(found)
+
+    # Of each depth: the least offset that each buffer outside can have (beyond every offset once
+    # it is placed), the skyline, the bytes outside in each section, what to try, the last offset.
+    lows, skyline, outside = [0] * count, [0] * part.sections, part.load
+    stack = [(lows, skyline, outside, candidates(lows, 0), 0)]
+    while stack:
+        lows, skyline, outside, untried, last = stack[-1]
+        for index in untried:
+            spent += cost
+            offset = lows[index]
+            if path and offset == last and rank[index] < rank[path[-1]]:
+                continue  # the same plan as with the two in the other order
+            start, end, size = starts[index], ends[index], sizes[index]
+            here = outside[start:end]
+            if offset + max(here) > target:
+                continue
+            top = offset + size
+            next_lows = lows[:]
+            next_lows[index] = _PLACED
+            if not _raise(part, index, next_lows, top, target):
+                continue
+            next_outside = outside[:]
+            next_outside[start:end] = [load - size for load in here]
+            next_skyline = skyline[:]
+            next_skyline[start:end] = [top] * (end - start)
+            # What is outside will lie above the skyline, and not below the last offset.
+            if offset > last and any(
+                load and load + (height if height > offset else offset) > target
+                for height, load in zip(next_skyline, next_outside, strict=True)
+            ):
+                continue
+            offsets[index] = offset
+            path.append(index)
+            if len(path) == count:
+                return offsets, spent
+            stack.append(
+                (next_lows, next_skyline, next_outside, candidates(next_lows, offset), offset)
+            )
+            break
+        else:
+            stack.pop()
+            if path:
+                path.pop()
+        if work is not None and spent >= work:
+            break
+    return None, spent
+
+
+def _raise(part: Part, index: int, lows: list[int], top: int, target: int) -> bool:
+    """Lift the neighbours of a placed buffer to its top; False if one no longer fits."""
+    sizes, alignments = part.size, part.alignment
+    for j in part.neighbours(index):
+        if lows[j] < top:
+            low = (top + alignments[j] - 1) & -alignments[j]
+            if low + sizes[j] > target:
+                return False
+            lows[j] = low
+    return True

@@ -1,0 +1,352 @@
+"""Which storages of a schedule go into arenas, and which take over another's memory (pure).
+
+A schedule is a sequence of steps, of which some allocate and some free. The most bytes alive at any
+step, with every storage gone as soon as it is not used any more, is the schedule's lower bound: no
+way of allocating needs less. What saves allocator calls keeps memory longer than that: an arena is
+as large as its members' peak for the whole of its life, and a storage that is handed on to a later
+one is kept in between. `decide` does either only where the lower bound is kept, and so needs no
+more than any other way, for as few allocator calls as it can find. It never fails: in the worst
+case every storage is allocated and freed on its own.
+
+All sizes are bytes as the allocator counts them (rounded up to its granularity), at the hint. Sizes
+that depend on symbols may be given at further samples of these: what is chosen then keeps the lower
+bound at every one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+
+from inductor_ext.memory.planner import arenas as _arenas
+
+__all__ = ["Decision", "Storage", "count_calls", "decide", "load"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """Memory that one or more buffers use one after the other.
+
+    It is alive in [start, end).
+    """
+
+    size: int
+    start: int
+    end: int
+    device: str
+    """What has a memory of its own; peaks of different devices are never offset."""
+    counted: bool = True
+    """Whether the generated code asks the allocator for it, as opposed to a kernel or a caller."""
+    request: _arenas.Request | None = None
+    """What to ask for in an arena; None where it cannot be placed in one."""
+    group: Hashable = None
+    """Only storages of one group may share an arena."""
+    leaves: Hashable = None
+    """What it leaves to a later storage when it ends; None: nothing that could be used."""
+    wants: Hashable = None
+    """It can take over the memory of an earlier storage that leaves an equal value; None: none."""
+    more: tuple[int, ...] = ()
+    """Sizes at the further samples."""
+
+    def at(self, sample: int) -> int:
+        """The size at a sample; 0 is the hint."""
+        return self.more[sample - 1] if sample else self.size
+
+
+Plan = Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What `decide` found."""
+
+    arenas: tuple[_arenas.Arena, ...]
+    """Their members' requests are those of the storages."""
+    taken_over: Mapping[int, int]
+    """Index of a storage -> index of the storage whose memory it takes over."""
+    peaks: tuple[dict[str, int], ...]
+    """Bytes by device, under each assumption about what is held."""
+    calls: int
+    """Allocator calls of the generated code."""
+
+
+def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) -> list[int]:
+    """Bytes alive on `device` at each of the `steps`, at a sample of the sizes."""
+    change = [0] * (steps + 1)
+    for storage in storages:
+        if storage.device == device and storage.start < storage.end:
+            change[max(storage.start, 0)] += storage.at(sample)
+            change[min(storage.end, steps)] -= storage.at(sample)
+    alive, profile = 0, []
+    for step in range(steps):
+        alive += change[step]
+        profile.append(alive)
+    return profile
+
+
+def count_calls(storages: Iterable[Storage]) -> int:
+    """Allocator calls of the generated code when each storage is allocated on its own."""
+    return sum(storage.counted for storage in storages)
+
+
+def _limit(profile: Sequence[int], rigid: Collection[int]) -> list[int]:
+    limit = [max(profile, default=0)] * len(profile)
+    for step in rigid:
+        limit[step] = profile[step]
+    return limit
+
+
+@dataclasses.dataclass
+class _Room:
+    """What is alive under one assumption about the callers, at one sample, and how much may be."""
+
+    sample: int
+    profile: list[int]
+    limit: list[int]
+    """By step."""
+
+    def scarcest(self, start: int, own: Sequence[int]) -> tuple[int, int]:
+        """Bytes that may be held throughout instead of `own[i]` at each step start + i.
+
+        With the first step at which no more may.
+        """
+        return min(
+            (self.limit[step] - self.profile[step] + mine, step)
+            for step, mine in enumerate(own, start)
+        )
+
+    def replace(self, start: int, size: int, own: Sequence[int]) -> None:
+        for step, mine in enumerate(own, start):
+            self.profile[step] += size - mine
+
+
+def decide(
+    storages: Sequence[Storage],
+    steps: int,
+    *,
+    plan: Plan,
+    sizes: Callable[[_arenas.Arena], Sequence[int]] = lambda arena: (),
+    held: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    rigid: Collection[int] = (),
+    place: bool = True,
+    force: bool = False,
+    smallest: int = 0,
+) -> Decision:
+    """Choose arenas and takeovers that keep the schedule's lower bound.
+
+    Args:
+        storages: of one schedule.
+        steps: its length.
+        plan: places requests of one group in arenas (`arenas.plan_arenas` with its arguments).
+        sizes: an arena's bytes at the further samples.
+        held: by device, what callers may keep alive besides, one profile of bytes a step for each
+            assumption; every assumption's own lower bound is kept. None: nothing.
+        rigid: steps at which kernels may need memory that nobody knows of: nothing is held there
+            longer than it is used, so that they find as much room as without a plan.
+        place: False for no arenas.
+        force: place every storage that can be, whatever it does to the peak.
+        smallest: storages of fewer bytes are not placed, unless forced.
+    """
+    held = held or {}
+    devices = dict.fromkeys([*(storage.device for storage in storages), *held])
+    samples = 1 + max((len(storage.more) for storage in storages), default=0)
+    rooms: dict[str, list[_Room]] = {device: [] for device in devices}
+    for device, sample in itertools.product(devices, range(samples)):
+        base = load(storages, steps, device, sample)
+        for more in held.get(device) or [[0] * steps]:
+            profile = [a + b for a, b in zip(base, more, strict=True)]
+            rooms[device].append(_Room(sample, profile, _limit(profile, rigid)))
+
+    placed: list[_arenas.Arena] = []
+    members: set[int] = set()
+    if place:
+        groups: dict[tuple[str, Hashable], list[int]] = {}
+        for index, storage in enumerate(storages):
+            if storage.request is not None and (force or storage.size >= smallest):
+                groups.setdefault((storage.device, storage.group), []).append(index)
+        for (device, _), indices in groups.items():
+            for arena, inside in _fit(storages, indices, rooms[device], plan, sizes, force):
+                at = (arena.peak_hint, *sizes(arena))
+                for room in rooms[device]:
+                    own = _own(storages, inside, arena, room.sample)
+                    room.replace(arena.start, at[room.sample], own)
+                placed.append(arena)
+                members.update(inside)
+
+    taken_over = _take_over(storages, members, rooms)
+    calls = len(placed) + sum(
+        storage.counted and index not in members and index not in taken_over
+        for index, storage in enumerate(storages)
+    )
+    at_hint = {
+        device: [room for room in found if room.sample == 0] for device, found in rooms.items()
+    }
+    peaks = tuple(
+        # A device with fewer profiles has the same one under the further assumptions.
+        {
+            device: max(found[min(number, len(found) - 1)].profile, default=0)
+            for device, found in at_hint.items()
+        }
+        for number in range(max(map(len, at_hint.values()), default=1))
+    )
+    return Decision(tuple(placed), taken_over, peaks, calls)
+
+
+def _own(
+    storages: Sequence[Storage], inside: Iterable[int], arena: _arenas.Arena, sample: int
+) -> list[int]:
+    """Bytes of the arena's members alive at each step of its life, outside of an arena."""
+    shifted = [
+        dataclasses.replace(
+            storages[i], start=storages[i].start - arena.start, end=storages[i].end - arena.start
+        )
+        for i in inside
+    ]
+    return load(shifted, arena.end - arena.start, shifted[0].device, sample)
+
+
+def _fit(
+    storages: Sequence[Storage],
+    indices: list[int],
+    rooms: Sequence[_Room],
+    plan: Plan,
+    sizes: Callable[[_arenas.Arena], Sequence[int]],
+    force: bool,
+) -> Iterator[tuple[_arenas.Arena, list[int]]]:
+    """Yield arenas of one group's storages, each with its members; all keep the limit.
+
+    `rooms` has to be brought up to date with an arena before the next one is asked for.
+    """
+    pending = [indices]
+    attempts = 0
+    while pending:
+        part = pending.pop()
+        if not part or (len(part) < 2 and not force) or attempts == _ATTEMPTS:
+            continue
+        attempts += 1
+        requests = {request.name: index for index in part if (request := storages[index].request)}
+        found = plan([request for index in part if (request := storages[index].request)])
+        for arena in found:
+            inside = [requests[member.request.name] for member in arena.members]
+            if force:
+                yield arena, inside
+            elif len(inside) > 1:
+                at = (arena.peak_hint, *sizes(arena))
+                own = [_own(storages, inside, arena, sample) for sample in range(len(at))]
+                # The worst violation is what the storages are divided by.
+                allowed, step, sample = max(
+                    (
+                        (left, step, room.sample)
+                        for room in rooms
+                        for left, step in [room.scarcest(arena.start, own[room.sample])]
+                    ),
+                    key=lambda found: (at[found[2]] - found[0]) / (at[found[2]] or 1),
+                )
+                if at[sample] <= allowed:
+                    yield arena, inside
+                else:
+                    pending += _split(storages, inside, own[sample], sample, step, allowed)
+
+
+_ATTEMPTS = 64
+"""Sets of storages of one group that are tried before the rest is left outside of arenas."""
+
+
+def _split(
+    storages: Sequence[Storage],
+    inside: list[int],
+    own: Sequence[int],
+    sample: int,
+    at: int,
+    allowed: int,
+) -> list[list[int]]:
+    """Smaller sets to try, the first one last, where one arena of all does not keep the limit.
+
+    A whole arena may be of `allowed` bytes, since room is scarce at step `at`. If that holds a good
+    part of the storages, those that do not find room, and are gone where it is scarce, are set
+    apart: their own arena, which ends earlier, leaves room for what comes then. Otherwise the time
+    is split there, and what is alive then left outside.
+    """
+    if 2 * allowed >= max(own):
+        kept, apart = _evict(storages, inside, sample, at, allowed)
+        if apart and kept:
+            return [apart, kept]
+    before = [index for index in inside if storages[index].end <= at]
+    after = [index for index in inside if storages[index].start > at]
+    return [after, before]
+
+
+def _evict(
+    storages: Sequence[Storage], inside: list[int], sample: int, at: int, allowed: int
+) -> tuple[list[int], list[int]]:
+    """Set storages apart until the others need no more than `allowed` bytes at any step.
+
+    Those alive at step `at` are kept as long as there is a choice.
+    """
+    alive: dict[int, None] = {}
+    used = 0
+    apart: dict[int, None] = {}
+    ends: list[tuple[int, int]] = []
+
+    def preference(index: int) -> tuple[bool, bool, int, int, int]:
+        storage, size, over = storages[index], storages[index].at(sample), used - allowed
+        stays = storage.start <= at < storage.end
+        return stays, size < over, abs(size - over), -storage.end, index
+
+    for index in sorted(inside, key=lambda index: (storages[index].start, index)):
+        storage = storages[index]
+        while ends and ends[0][0] <= storage.start:
+            gone = heapq.heappop(ends)[1]
+            if gone in alive:
+                del alive[gone]
+                used -= storages[gone].at(sample)
+        alive[index] = None
+        used += storage.at(sample)
+        heapq.heappush(ends, (storage.end, index))
+        while used > allowed and alive:
+            chosen = min(alive, key=preference)
+            del alive[chosen]
+            used -= storages[chosen].at(sample)
+            apart[chosen] = None
+    return [index for index in inside if index not in apart], list(apart)
+
+
+def _take_over(
+    storages: Sequence[Storage],
+    members: set[int],
+    rooms: Mapping[str, Sequence[_Room]],
+) -> dict[int, int]:
+    """Let storages outside of arenas take over what earlier ones leave, where the limit is kept."""
+    free: dict[Hashable, list[int]] = {}
+    taken: dict[int, int] = {}
+    outside = [index for index in range(len(storages)) if index not in members]
+    wanting = [index for index in outside if storages[index].wants is not None]
+    leaving = [index for index in outside if storages[index].leaves is not None]
+    starts = sorted(wanting, key=lambda index: (storages[index].start, index))
+    ends = sorted(leaving, key=lambda index: (storages[index].end, index))
+    ended = 0
+    for index in starts:
+        storage = storages[index]
+        while ended < len(ends) and storages[ends[ended]].end <= storage.start:
+            gone = ends[ended]
+            free.setdefault(storages[gone].leaves, []).append(gone)
+            ended += 1
+        waiting = free.get(storage.wants)
+        if not waiting:
+            continue
+        earlier = storages[waiting[-1]]
+        gap = slice(earlier.end, storage.start)
+        device_rooms = rooms[storage.device]
+        if any(
+            held + storage.at(room.sample) > limit
+            for room in device_rooms
+            for held, limit in zip(room.profile[gap], room.limit[gap], strict=True)
+        ):
+            # Those that ended earlier have a longer gap, which holds this one.
+            continue
+        for room in device_rooms:
+            room.profile[gap] = [held + storage.at(room.sample) for held in room.profile[gap]]
+        taken[index] = waiting.pop()
+    return taken

@@ -1,0 +1,410 @@
+"""`inductor_ext.memory_report` and `inductor-ext memory`: what a model's memory is used for.
+
+A report is made of memory plans (`events.MemoryPlanRecord`), one for each generated function: of a
+callable that torch.compile made, wherever its graphs came from; of an exported program, whose code
+is generated for that and compiled no further; or of a file. It shows, as text, JSON or one HTML
+page with a picture, what is held at each plan's peak and which module of the model it is for, and
+compares the plan with what a run really takes (`MemoryReport.measure`).
+
+All sizes are bytes at the hint: where shapes are dynamic, those of the example inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext import events, exc
+from inductor_ext.events import MemoryPlanRecord
+from inductor_ext.memory import plan_store
+from inductor_ext.memory.planner.peak_report import (
+    PeakRow,
+    devices,
+    human_bytes,
+    peak_rows,
+    peak_table,
+)
+from inductor_ext.report import memory_html, memory_measure
+from inductor_ext.report.memory_measure import Measured
+from inductor_ext.storage import artifact_store
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["MemoryReport", "add_arguments", "memory_report", "read", "run"]
+
+_SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """The memory plans of one model. `str()` is the table."""
+
+    title: str
+    records: tuple[MemoryPlanRecord, ...]
+    """One for each generated function, in the order in which their graphs were compiled."""
+    measured: tuple[Measured, ...] = ()
+    """What a run took, if `measure` was asked."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes: the highest of the plans' peaks. Functions run one at a time."""
+        return self._highest.peak if self.records else 0
+
+    @property
+    def lower_bound(self) -> int:
+        """Bytes: the lower bound of the plan with the highest peak."""
+        return self._highest.lower_bound if self.records else 0
+
+    @property
+    def ratio(self) -> float:
+        """Peak over lower bound; 1.0 where nothing is allocated."""
+        return self._highest.ratio if self.records else 1.0
+
+    @property
+    def _highest(self) -> MemoryPlanRecord:
+        return max(self.records, key=lambda record: record.peak)
+
+    def largest(self, n: int = 10) -> list[PeakRow]:
+        """The `n` largest holdings at the highest peak, on the device where it is highest."""
+        if not self.records:
+            return []
+        record = self._highest
+        rows = [peak_rows(record, device) for device in devices(record)]
+        return max(rows, key=lambda found: sum(row.bytes for row in found), default=[])[:n]
+
+    def measure(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryReport:
+        """Call `fn` once and return this report with what the call took beside what was planned.
+
+        Args:
+            fn: runs the graphs that the report is about: the compiled callable, or a function that
+                also calls backward. It should have run before, lest compiling is measured.
+            args, kwargs: for `fn`, of the sizes that the plans were made for.
+
+        Raises:
+            exc.NothingMeasuredError: the call ran none of the report's graphs.
+        """
+        found = memory_measure.measure(self.records, lambda: fn(*args, **kwargs))
+        if not found:
+            raise exc.NothingMeasuredError(title=self.title)
+        return dataclasses.replace(self, measured=found)
+
+    def table(self, top: int = 10) -> str:
+        """The report as text, with the `top` largest holdings of each plan's peak."""
+        lines = [f"Memory of {self.title}"]
+        for number, record in enumerate(self.records, 1):
+            lines += ["", f"{number}. {headline(record)}", "", peak_table(record, top)]
+        if not self.records:
+            lines += ["", "Nothing is allocated."]
+        if self.measured:
+            lines += ["", "Measured, above what was alive when each was called:"]
+            lines += [f"  {measured.describe()}" for measured in self.measured]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def to_json(self) -> str:
+        """The report as one JSON object, which `inductor-ext memory` reads."""
+        report = {
+            "schema": _SCHEMA,
+            "title": self.title,
+            "peak": self.peak,
+            "lower_bound": self.lower_bound,
+            "ratio": self.ratio,
+            "records": [record.as_json() for record in self.records],
+            "measured": [dataclasses.asdict(measured) for measured in self.measured],
+        }
+        return json.dumps(report, indent=1)
+
+    def to_html(self, top: int = 10) -> str:
+        """The report as one HTML page that needs nothing else: pictures, then tables."""
+        captions = [headline(record) for record in self.records]
+        return memory_html.page(self.title, self.records, captions, self.measured, top)
+
+    def write_html(self, path: str | os.PathLike[str], top: int = 10) -> None:
+        """Write `to_html` to a file, which appears complete or not at all.
+
+        Raises:
+            exc.BadReportFileError: the file cannot be written.
+        """
+        text = self.to_html(top)
+        try:
+            with (
+                artifact_store.publish(path) as temporary,
+                open(temporary, "w", encoding="utf-8") as file,
+            ):
+                file.write(text)
+        except OSError as error:
+            raise _not_writable(os.fspath(path), str(error)) from None
+
+
+def headline(record: MemoryPlanRecord) -> str:
+    """One line: what planning made of a generated function."""
+    if record.reason:
+        return f"{record.graph} ({record.kind}): Inductor's plan, not read: {record.reason}"
+    gained = ""
+    if record.peak_reordered_from is not None:
+        gained = f" ({human_bytes(record.peak_reordered_from)} in stock's order of kernels)"
+    arenas = len(record.arenas)
+    return (
+        f"{record.graph} ({record.kind}): peak {human_bytes(record.peak_before)} -> "
+        f"{human_bytes(record.peak)}, lower bound {human_bytes(record.lower_bound)}"
+        f"{gained}, ratio {record.ratio:.3f}, {arenas} arena{'s' if arenas != 1 else ''}, "
+        f"allocator calls {record.calls_before} -> {record.calls}"
+    )
+
+
+def memory_report(
+    target: Callable[..., Any] | ExportedProgram, *, options: Mapping[str, Any] | None = None
+) -> MemoryReport:
+    """Report how a compiled or exported model uses memory.
+
+    Args:
+        target: what `torch.compile` returned, or the module or function that it was given, after it
+            has been called; the report covers every graph that was compiled for it so far, forward,
+            backward, recompiles and those after graph breaks. Instances of a class share what
+            dynamo compiled for one of them, and so the report. Or an exported program, which is
+            planned as `aoti_compile_and_package` would.
+        options: for an exported program, Inductor's options and ours by name.
+
+    Raises:
+        exc.NotReportableError: `target` is none of these.
+        exc.NothingCompiledError: it has not been called, or not with this backend.
+        exc.PlanNotFoundError: a graph came from a cache, and its plan is not there.
+        exc.InductorExtError: for an exported program, what `aoti_compile_and_package` raises.
+    """
+    from torch.export import ExportedProgram
+
+    if isinstance(target, ExportedProgram):
+        inputs = len(target.graph_signature.user_inputs)
+        title = f"an exported program of {inputs} input{'s' if inputs != 1 else ''}"
+        return MemoryReport(title, _plan(target, options))
+    if options is not None:
+        raise exc.NotReportableError(
+            found=f"{type(target).__name__} with options", why="it has been compiled already"
+        )
+    if isinstance(target, type) or not callable(target):
+        raise exc.NotReportableError(found=type(target).__name__, why="it cannot be called")
+    compiles = plan_store.find(target)
+    if not compiles:
+        raise exc.NothingCompiledError(name=_name(target))
+    records: dict[MemoryPlanRecord, None] = {}
+    for compile_ in compiles:
+        for graph in compile_.graphs:
+            plans = graph.plans()
+            if plans is None:
+                raise exc.PlanNotFoundError(name=_name(target), key=graph.key)
+            records.update(dict.fromkeys(plans))
+    return MemoryReport(_name(target), tuple(records))
+
+
+def _name(target: Any) -> str:
+    inner = getattr(target, "_orig_mod", None) or getattr(
+        target, "_torchdynamo_orig_callable", target
+    )
+    name = getattr(inner, "__qualname__", None)
+    return name if isinstance(name, str) else type(inner).__qualname__
+
+
+def _plan(
+    program: ExportedProgram, options: Mapping[str, Any] | None
+) -> tuple[MemoryPlanRecord, ...]:
+    from inductor_ext import aot
+
+    # The wrapper's code is what has a plan; compiling it would take most of the time.
+    configs = {
+        **(options or {}),
+        "aot_inductor.package_cpp_only": True,
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.package_constants_on_disk_format": None,
+        # A package from there has no plan made.
+        "artifact_cache": False,
+    }
+    with events.capture(this_thread=True) as records:
+        aot.aoti_compile_and_package(program, package_path=io.BytesIO(), inductor_configs=configs)
+    return tuple(record for record in records if isinstance(record, MemoryPlanRecord))
+
+
+# --- files and the command line -----------------------------------------------------------------
+
+
+def read(path: str) -> MemoryReport:
+    """A report from a file: an event log, what `to_json` wrote, or an exported program to plan.
+
+    Raises:
+        exc.BadReportFileError: the file cannot be read as any of these; names the line.
+        exc.InductorExtError: for an exported program, what `aoti_compile_and_package` raises.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise exc.BadReportFileError(
+            file=path, where="", why=error.strerror, mend="Give the path of a file that exists."
+        ) from None
+    if data.startswith(b"PK"):
+        return memory_report(_load_exported(path))
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise _unreadable(path, None, "it is no text") from None
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict) and "event" not in whole:
+        return _from_json(path, whole)
+    return _from_log(path, text)
+
+
+def _load_exported(path: str) -> ExportedProgram:
+    import torch
+
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        # torch raises a dozen kinds here, for an archive of another origin or version.
+        why = f"torch.export.load fails with {type(error).__name__}: {error}"
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why=why.partition("\n")[0].rstrip("."),
+            mend="Give a file written by torch.export.save of a like version of torch.",
+        ) from None
+
+
+def _from_json(path: str, report: dict[str, Any]) -> MemoryReport:
+    if report.get("schema") != _SCHEMA or not isinstance(report.get("records"), list):
+        raise _unreadable(path, None, f"it is no report of schema {_SCHEMA}")
+    records = []
+    for index, entry in enumerate(report["records"]):
+        try:
+            records.append(plan_store.parse(entry))
+        except ValueError as error:
+            raise _unreadable(path, None, f"records[{index}]: {error}") from None
+    try:
+        measured = tuple(Measured(**entry) for entry in report.get("measured", ()))
+    except TypeError as error:
+        raise _unreadable(path, None, f"measured: {error}") from None
+    return MemoryReport(str(report.get("title", path)), tuple(records), measured)
+
+
+def _from_log(path: str, text: str) -> MemoryReport:
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            raise _unreadable(path, number, "no JSON object") from None
+        if not isinstance(entry, dict) or "event" not in entry:
+            raise _unreadable(path, number, "no event")
+        if entry["event"] != MemoryPlanRecord.name:
+            continue
+        try:
+            records.append(plan_store.parse(entry))
+        except ValueError as error:
+            raise _unreadable(path, number, str(error)) from None
+    if not records:
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why="there is no memory plan in it",
+            mend="Compile with the setting event_log, and not from a cache: "
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 makes every graph be planned anew.",
+        )
+    return MemoryReport(path, tuple(records))
+
+
+def _unreadable(path: str, line: int | None, why: str) -> exc.BadReportFileError:
+    return exc.BadReportFileError(
+        file=path,
+        where="" if line is None else f", line {line}",
+        why=why,
+        mend="Give an event log, a report written with --json, or a file of torch.export.save.",
+    )
+
+
+def _not_writable(path: str, why: str) -> exc.BadReportFileError:
+    mend = "Give a path in an existing writable folder."
+    return exc.BadReportFileError(file=path, where="", why=f"cannot be written: {why}", mend=mend)
+
+
+def _choose(report: MemoryReport, path: str, wanted: str | None) -> MemoryReport:
+    """The report on the plans that `--graph` names, by number or by generated function."""
+    if wanted is None:
+        return report
+    chosen = [
+        record
+        for number, record in enumerate(report.records, 1)
+        if wanted in (str(number), record.graph, record.kind)
+    ]
+    if not chosen:
+        known = ", ".join(
+            f"{number}. {record.graph} ({record.kind})"
+            for number, record in enumerate(report.records, 1)
+        )
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why=f"it has no graph {wanted!r}",
+            mend=f"Its graphs are: {known or 'none'}.",
+        )
+    keys = {record.cache_key for record in chosen}
+    measured = tuple(each for each in report.measured if each.cache_key in keys)
+    return MemoryReport(report.title, tuple(chosen), measured)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="an event log (setting event_log), a report written with --json, or an exported "
+        "program (torch.export.save), which is planned",
+    )
+    parser.add_argument(
+        "--top", type=_count, default=10, metavar="N", help="rows of each table (default: 10)"
+    )
+    parser.add_argument(
+        "--graph",
+        metavar="GRAPH",
+        help="only the plans of this number, generated function or kind",
+    )
+    parser.add_argument("--html", metavar="OUT", help="also write a page with a picture")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return count
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report, and write the page if asked to."""
+    if arguments.html is not None:
+        _check_writable(arguments.html)
+    report = _choose(read(arguments.file), arguments.file, arguments.graph)
+    if arguments.html is not None:
+        report.write_html(arguments.html, arguments.top)
+    print(report.to_json() if arguments.json else report.table(arguments.top))
+    return 0
+
+
+def _check_writable(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise _not_writable(path, "a folder stands there")
+    if not os.path.isdir(folder):
+        raise _not_writable(path, f"the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise _not_writable(path, f"the folder {folder} is not writable")

@@ -1,0 +1,412 @@
+"""What the commands `inspect`, `verify` and `diff` know of a package: all without running it.
+
+A `Report` is read from a package of ours or of stock's; of the latter only the files and what the
+compiler has noted for the loader are known. Torch is imported only to ask for a CUDA device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from inductor_ext import _compat, exc
+from inductor_ext.cpp_wrapper.build import cpu_isa
+from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.signature.signature import Signature
+from inductor_ext.memory.planner.peak_report import human_bytes
+
+__all__ = ["Report", "differences", "read", "text"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A package as it lies there."""
+
+    path: str
+    bytes: int
+    entries: tuple[archive.Entry, ...]
+    content: manifest.Manifest | None
+    """None for a package of stock's."""
+    metadata: Mapping[str, Mapping[str, str]]
+    """What the compiler has noted for the loaders, by model."""
+    misfits: Mapping[str, str | None]
+    """Why a model cannot run here, or None; by model. Empty for a package of stock's."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as values that JSON can hold."""
+        content = None
+        if self.content is not None:
+            content = json.loads(manifest.dumps(self.content))
+        return {
+            "path": self.path,
+            "bytes": self.bytes,
+            "manifest": content,
+            "metadata": {name: dict(values) for name, values in self.metadata.items()},
+            "fits": {name: why is None for name, why in self.misfits.items()},
+            "misfits": {name: why for name, why in self.misfits.items() if why is not None},
+            "entries": [
+                {
+                    "name": entry.name,
+                    "bytes": entry.size,
+                    "offset": entry.offset,
+                    "stored": entry.stored,
+                }
+                for entry in self.entries
+            ],
+        }
+
+
+def read(path: str) -> Report:
+    """Look into a package; contents other than the manifest's are not checked.
+
+    Raises:
+        exc.BadPackageError, exc.IncompatibleArtifactError: it cannot be read.
+    """
+    with archive.open_package(path) as package:
+        found = manifest.read(package)
+        content = found[0] if found is not None else None
+        metadata = {
+            name: values
+            for name in archive.models(package.entries)
+            if (values := _metadata(package, name, content)) is not None
+        }
+        misfits: dict[str, str | None] = {}
+        if content is not None:
+            _check_signatures(content, package.where)
+            misfits = {name: _misfit(content, model) for name, model in content.models.items()}
+        size = sum(entry.packed for entry in package.entries.values())
+        if os.path.isfile(path):
+            size = os.path.getsize(path)
+        return Report(path, size, tuple(package.entries.values()), content, metadata, misfits)
+
+
+def _check_signatures(content: manifest.Manifest, where: str) -> None:
+    for name, model in content.models.items():
+        try:
+            Signature.from_json(model.signature)
+        except exc.BadSignatureError as error:
+            why = f"the signature of its model {name!r} is damaged: {error}".rstrip(".")
+            raise exc.BadPackageError(path=where, why=why) from None
+
+
+def _metadata(
+    package: archive.Package, model: str, content: manifest.Manifest | None
+) -> dict[str, str] | None:
+    wanted = None
+    library = content.models[model].library if content and model in content.models else None
+    if library is not None:
+        wanted = library.removesuffix(".so") + "_metadata.json"
+    for name in package.entries:
+        if name == wanted or (
+            wanted is None
+            and name.startswith(f"{archive.AOTI}{model}/")
+            and name.endswith("wrapper_metadata.json")
+        ):
+            try:
+                values = json.loads(package.read(name, limit=1 << 24))
+                return {str(key): str(value) for key, value in values.items()}
+            except (ValueError, AttributeError):
+                return None
+    return None
+
+
+def _misfit(content: manifest.Manifest, model: manifest.Model) -> str | None:
+    cuda, capability = None, None
+    if model.device == "cuda":
+        import torch
+
+        cuda = torch.version.cuda
+        if torch.cuda.is_available():
+            capability = torch.cuda.get_device_capability()
+    machine = manifest.Machine(
+        torch=_compat.torch_version(),
+        cuda=cuda,
+        system=sys.platform,
+        machine=os.uname().machine,
+        cpu_features=cpu_isa.machine_features(),
+        capability=capability,
+    )
+    try:
+        manifest.check_machine(content, model, machine, "")
+    except exc.IncompatibleArtifactError as error:
+        return str(error.fields["why"])
+    return None
+
+
+# --- the text of `inspect` ------------------------------------------------------------------------
+
+
+def text(report: Report, top: int = 10) -> str:
+    """A report for people.
+
+    Args:
+        report: the package's.
+        top: how many of the largest constants of each model to list.
+    """
+    content = report.content
+    if content is None:
+        return "\n".join([*_stock(report), *_files(report)])
+    size, models = human_bytes(report.bytes), _count(len(content.models), "model")
+    lines = [
+        f"{report.path}: {size}, {models}, manifest of format {content.format}",
+        f"made with    {_versions(content)}",
+        f"made for     {' '.join(content.platform.values()) or 'any platform'}",
+    ]
+    lines += [f"{key:<12} {_value(value)}" for key, value in content.provenance.items()]
+    for name, model in content.models.items():
+        lines += ["", *_model(name, model, report.misfits[name], top)]
+    return "\n".join([*lines, "", *_files(report)])
+
+
+def _stock(report: Report) -> Iterator[str]:
+    names = [entry.name for entry in report.entries]
+    whose = (
+        "made by stock Inductor: no manifest"
+        if archive.models(names)
+        else "no compiled model in it"
+    )
+    yield f"{report.path}: {human_bytes(report.bytes)}, {whose}"
+    for name, values in report.metadata.items():
+        yield ""
+        yield f'model "{name}"'
+        yield from (f"  {key:<26} {value}" for key, value in values.items() if value)
+    yield ""
+
+
+def _versions(content: manifest.Manifest) -> str:
+    found = [
+        f"{name.replace('_', ' ') if name != 'inductor_ext' else name} {value}"
+        for name, value in content.versions.items()
+        if value and name != "compiler"
+    ]
+    if compiler := content.versions.get("compiler"):
+        found.append(compiler if len(compiler) <= 60 else f"{compiler[:57]}...")
+    return ", ".join(found)
+
+
+def _model(name: str, model: manifest.Model, misfit: str | None, top: int) -> Iterator[str]:
+    yield f'model "{name}" on {model.device}'
+    yield f"  runs here    {'yes' if misfit is None else f'no: {misfit}'}"
+    if model.library is None:
+        yield "  library      none: the package holds its sources"
+    if model.cpu_features:
+        yield f"  CPU needs    {_features(model.cpu_features)}"
+    if model.cuda_architectures:
+        yield f"  compiled for {', '.join(model.cuda_architectures)}"
+    signature = model.signature
+    yield "  inputs"
+    yield from _table(_inputs(signature.get("inputs", ())))
+    conditions = list(_conditions(signature))
+    if conditions:
+        yield "  where"
+        yield from (f"    {condition}" for condition in conditions)
+    yield "  outputs"
+    yield from _table(_outputs(signature.get("outputs", ())))
+    if model.constants:
+        yield from _constants(model, top)
+    if model.kernels:
+        yield f"  kernels      {len(model.kernels)}"
+        yield from _table(
+            (kernel.name, kernel.device, ", ".join(kernel.operators)) for kernel in model.kernels
+        )
+    if model.memory:
+        yield f"  memory       {_memory(model.memory)}"
+    if model.options:
+        pairs = (f"{key}={value!r}" for key, value in model.options.items())
+        yield f"  options      {', '.join(pairs)}"
+
+
+def _features(features: Sequence[str]) -> str:
+    """A baseline that says most of it, and what is needed beside."""
+    needed = set(features)
+    levels = [name for name, each in cpu_isa.LEVELS.items() if each and each <= needed]
+    if not levels:
+        return ", ".join(features)
+    level = max(levels, key=lambda name: len(cpu_isa.LEVELS[name]))
+    return ", ".join([level, *sorted(needed - cpu_isa.LEVELS[level])])
+
+
+def _inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for each in inputs:
+        name, kind = str(each.get("name")), each.get("kind")
+        if kind == "tensor":
+            yield name, *_tensor(each)
+        elif kind == "constant":
+            yield name, f"always {_value(each.get('value'))}"
+        else:
+            yield name, str(each.get("type")), str(each.get("symbol"))
+
+
+def _outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for each in outputs:
+        name, kind = each.get("path") or "result", each.get("kind")
+        if kind == "tensor":
+            yield name, *_tensor(each)
+        elif kind in ("constant", "none"):
+            yield name, f"always {_value(each.get('value'))}"
+        else:
+            yield name, str(each.get("type")), str(each.get("value"))
+
+
+def _tensor(each: Mapping[str, Any]) -> tuple[str, ...]:
+    strides = f"strides {_extents(each['stride'])}" if "stride" in each else ""
+    return str(each.get("dtype")), _extents(each.get("shape", ())), strides, str(each.get("device"))
+
+
+def _extents(extents: Sequence[object]) -> str:
+    return f"[{', '.join(map(str, extents))}]"
+
+
+def _conditions(signature: Mapping[str, Any]) -> Iterator[str]:
+    for name, limits in signature.get("symbols", {}).items():
+        low, high = limits.get("min"), limits.get("max")
+        left = f"{low} <= " if low is not None else ""
+        right = f" <= {high}" if high is not None else ""
+        if left or right:
+            yield f"{left}{name}{right}"
+    yield from map(str, signature.get("constraints", ()))
+    yield from (f"{each} (not checked)" for each in signature.get("unchecked", ()))
+
+
+def _constants(model: manifest.Model, top: int) -> Iterator[str]:
+    # Several may be views of one storage.
+    storages = {
+        (each.offset if each.offset is not None else each.name): each.bytes
+        for each in model.constants
+    }
+    place = "in the library"
+    if model.outside is not None:
+        place = f"outside, SHA-256 {model.outside.sha256[:12]}"
+    elif model.weights is not None:
+        place = "mapped"
+    total = human_bytes(sum(storages.values()))
+    yield f"  constants    {len(model.constants)}, {total}, {place}"
+    largest = sorted(model.constants, key=lambda each: -each.bytes)[:top]
+    yield from _table(
+        (
+            each.fqn or each.name,
+            each.dtype,
+            _extents(each.shape),
+            human_bytes(each.bytes),
+            "folded" if each.folded else (each.sha256 or "")[:12],
+        )
+        for each in largest
+    )
+    if len(model.constants) > top:
+        yield f"    and {len(model.constants) - top} smaller ones"
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    parts = []
+    for key, value in memory.items():
+        name = key.replace("_", " ")
+        if isinstance(value, list):
+            parts.append(_count(len(value), name.removesuffix("s")))
+        elif key in ("peak", "lower_bound") and isinstance(value, int):
+            parts.append(f"{name} {human_bytes(value)}")
+        else:
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+def _files(report: Report) -> Iterator[str]:
+    digests = report.content.digests() if report.content is not None else {}
+    yield f"files        {len(report.entries)}"
+    yield from _table(
+        (
+            human_bytes(entry.size),
+            digests.get(entry.name, "")[:12],
+            "" if entry.stored else "compressed",
+            entry.name,
+        )
+        for entry in report.entries
+    )
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    cells = list(rows)
+    columns = max(map(len, cells), default=0)
+    filled = [(*row, *[""] * (columns - len(row))) for row in cells]
+    widths = [max(len(row[at]) for row in filled) for at in range(columns)]
+    for row in filled:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        yield f"    {line.rstrip()}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() else repr(value)
+
+
+# --- differences ----------------------------------------------------------------------------------
+
+_HASHED = re.compile(r"/[a-z2-7]{40,}\.")
+"""Names that Inductor has made of a hash of the content."""
+
+
+def differences(one: Report, other: Report) -> list[dict[str, Any]]:
+    """What differs between two packages.
+
+    Where one is of stock's, what both know is compared: sizes of files and the loaders' notes.
+
+    Returns:
+        A list of objects with `place` and, where they exist, the values `before` and `after`.
+    """
+    ours = one.content is not None and other.content is not None
+    return list(_changes(_comparable(one, ours), _comparable(other, ours), ""))
+
+
+def _changes(before: Any, after: Any, place: str) -> Iterator[dict[str, Any]]:
+    left, right = _items(before), _items(after)
+    if left is None or right is None:
+        if before != after:
+            yield {"place": place, "before": before, "after": after}
+        return
+    for key in [*left, *(key for key in right if key not in left)]:
+        inner = f"{place}{key}".removeprefix(".")
+        if key not in right:
+            yield {"place": inner, "before": left[key]}
+        elif key not in left:
+            yield {"place": inner, "after": right[key]}
+        else:
+            yield from _changes(left[key], right[key], inner)
+
+
+def _items(value: Any) -> dict[str, Any] | None:
+    """What a value consists of, by the end of its place: a list's items by the names they have."""
+    if isinstance(value, dict):
+        return {f".{key}" if key.isidentifier() else f"[{key!r}]": value[key] for key in value}
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        items: dict[str, Any] = {}
+        for at, item in enumerate(value):
+            name = item.get("fqn") or item.get("name") or item.get("path")
+            key = f"[{name!r}]" if name else f"[{at}]"
+            items[key if key not in items else f"[{at}]"] = item
+        return items
+    return None
+
+
+def _comparable(report: Report, ours: bool) -> dict[str, Any]:
+    if report.content is None or not ours:
+        sizes = {_stable(entry.name): {"bytes": entry.size} for entry in report.entries}
+        return {"metadata": dict(report.metadata), "files": sizes}
+    content = json.loads(manifest.dumps(report.content))
+    content["files"] = {_stable(name): file for name, file in content["files"].items()}
+    for model in content["models"].values():
+        for entry in ("library", "weights"):
+            if model[entry] is not None:
+                model[entry] = _stable(model[entry])
+    loaded: dict[str, Any] = content
+    return loaded
+
+
+def _stable(name: str) -> str:
+    return _HASHED.sub("/*.", name)

@@ -1,0 +1,1 @@
+"""Files that several processes share: atomic writes, digests, the artifact store."""

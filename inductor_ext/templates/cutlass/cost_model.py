@@ -1,0 +1,369 @@
+"""Which CUTLASS kernels are worth building for a problem: candidates, and what they are predicted
+to take by the model of all templates (`templates.triton.cost_model`).
+
+A build takes a minute, so that two are built by default, and those must be the right ones. Kernels
+for capability 8.0 are launched as Triton's of the same family are, and are predicted as those. For
+those of capability 9.0 the model's parts are put together otherwise: CTAs of a cluster share loads,
+stream-K has no waves, and pingpong hides the epilogue of one tile behind the other's products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from inductor_ext.templates.cutlass.config import CutlassConfig, Filter, Mainloop
+from inductor_ext.templates.cutlass.constraints import (
+    alignments,
+    broadcast_bytes,
+    group,
+    layouts,
+    legal,
+)
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    FP8,
+    INT4,
+    GemmProblem,
+    ceiling,
+)
+from inductor_ext.templates.triton import cost_model
+from inductor_ext.templates.triton.config import GemmConfig
+
+__all__ = ["candidates", "predict", "rank"]
+
+_TILES_2X = (
+    (128, 256, (3,)),
+    (256, 128, (3,)),
+    (128, 128, (3, 4, 5)),
+    (64, 128, (4, 6)),
+    (128, 64, (4, 6)),
+    (64, 256, (4,)),
+    (256, 64, (4,)),
+    (64, 64, (5, 10)),
+)
+"""Rows, columns and stages, which CUTLASS's own generator has for capability 8.0."""
+
+_PINGPONG = ((64, 128), (64, 256), (128, 128), (64, 64), (128, 64))
+_COOPERATIVE = ((128, 256), (256, 128), (128, 128), (128, 64), (256, 64))
+_CLUSTERS = ((2, 1, 1), (1, 2, 1), (1, 1, 1))
+
+_MORE_TILES = {
+    "warpspecialized": ((64, 64), (64, 128), (64, 256), (64, 32), (64, 16)),
+    "warpspecialized_pingpong": ((64, 16), (64, 32), (64, 96), (64, 192), (128, 96), (128, 32)),
+    "warpspecialized_cooperative": ((128, 32), (128, 96), (128, 192), (256, 32), (256, 96)),
+}
+_MORE_CLUSTERS = ((2, 2, 1), (4, 1, 1), (1, 4, 1))
+"""What an exhaustive search has besides."""
+
+_SKINNY = ((128, 16), (128, 32), (128, 64))
+"""With operands exchanged, where the problem has few rows: they are along the kernel's N."""
+
+_STREAM_K_WASTE = 0.05
+"""Share of the last wave's idle SMs in all the work from which on stream-K is worth a candidate."""
+
+
+def candidates(problem: GemmProblem, device: Device, level: int = 0) -> Iterator[CutlassConfig]:
+    """The legal kernels that make sense for a problem; each once.
+
+    The order says nothing; it is the same in every process.
+
+    Args:
+        problem: what is to be computed.
+        device: where.
+        level: above 0 for all tiles and clusters.
+    """
+    seen: set[CutlassConfig] = set()
+    for config in _proposals(problem, device, level):
+        if config not in seen and legal(problem, config, device):
+            seen.add(config)
+            yield config
+
+
+def _proposals(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
+    tma = device.capability == (9, 0)
+    if tma:
+        yield from _specialized(problem, device, level)
+    if problem.operation != "grouped" and (
+        not tma or problem.tma_obstacle is not None or level > 0 or not _stores_by_tma(problem)
+    ):
+        yield from _multistage(problem, device, level)
+
+
+def _stores_by_tma(problem: GemmProblem) -> bool:
+    return alignments(problem, False)[2] * DTYPE_BITS[problem.stored] == 128
+
+
+def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
+    """A configuration with all that follows from the problem; None where there is none."""
+    found = layouts(problem, swap)
+    dtypes = (problem.a.dtype, problem.b.dtype)
+    a, b = reversed(dtypes) if swap else dtypes
+    matrices = [each.dtype for each in problem.epilogue.inputs if each.broadcast == "matrix"]
+    if found is None or not {a, b, problem.stored, *matrices[:1]} <= _DTYPES:
+        return None
+    return CutlassConfig(
+        90,
+        "warpspecialized_pingpong",
+        (64, 64, 64),
+        a,
+        b,
+        problem.stored,
+        matrices[0] if matrices else "void",
+        problem.accumulator,
+        found,
+        alignments(problem, swap),
+        grouped=problem.operation == "grouped",
+        fast_accumulation=problem.fast_accumulation and problem.arithmetic == "fp8",
+        tf32=problem.arithmetic == "tf32",
+        swap=swap,
+        group=group(problem),
+    )
+
+
+_DTYPES = frozenset({"float32", "float16", "bfloat16", *FP8, *INT4, "int8", "int32"})
+
+
+def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
+    mixed = problem.operation == "mixed"
+    few = problem.rows <= 64
+    for swap in (True,) if mixed else (False, True) if few else (False,):
+        base = _base(problem, swap)
+        if base is None:
+            return
+        # 128 bytes of the wider operand, which is one row of swizzled shared memory; a narrower one
+        # has 64 or 32 bytes, and still is a row.
+        depth = 1024 // max(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
+        names: tuple[tuple[Mainloop, tuple[tuple[int, int], ...]], ...] = (
+            ("warpspecialized_pingpong", _PINGPONG + (_SKINNY if swap else ())),
+            ("warpspecialized_cooperative", _COOPERATIVE + (_SKINNY if swap else ())),
+        )
+        if level > 0:
+            names = tuple((name, tiles + _MORE_TILES[name]) for name, tiles in names)
+            names += (("warpspecialized", _MORE_TILES["warpspecialized"]),)
+        for mainloop, tiles in names:
+            for m, n in dict.fromkeys(tiles):
+                for cluster in _CLUSTERS + (_MORE_CLUSTERS if level > 0 else ()):
+                    config = dataclasses.replace(
+                        base, mainloop=mainloop, tile=(m, n, depth), cluster=cluster
+                    )
+                    yield from _launches(problem, config, device)
+
+
+def _launches(
+    problem: GemmProblem, config: CutlassConfig, device: Device
+) -> Iterator[CutlassConfig]:
+    """With and without stream-K, and with the swizzle and the order of tiles that fit the sizes."""
+    along_m, along_n = _tiles(problem, dataclasses.replace(config, swizzle=1))
+    raster: Literal["along_m", "along_n"] = "along_m" if along_m <= along_n else "along_n"
+    # A wave that is about square reads least, of a and b together.
+    side = min(along_m, along_n, math.isqrt(device.sms))
+    swizzles = [each for each in (8, 4, 2, 1) if each <= side]
+    shapes = [dataclasses.replace(config, swizzle=each, raster=raster) for each in swizzles]
+    units = [_units(problem, each) for each in shapes]
+    # Of those that make no more waves; what swizzles round up is computed like any other tile.
+    waves = [ceiling(each, device.sms) for each in units]
+    yield shapes[waves.index(min(waves))]
+    if config.mainloop != "warpspecialized_cooperative":
+        return
+    shared = next(index for index, each in enumerate(units) if each <= 1.02 * units[-1])
+    if 1 - units[shared] / (min(waves) * device.sms) >= _STREAM_K_WASTE:
+        yield dataclasses.replace(shapes[shared], scheduler="stream_k")
+
+
+def _sizes(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
+    """M and N as the kernel sees them."""
+    sizes = (problem.rows, problem.width)
+    return (sizes[1], sizes[0]) if config.swap else sizes
+
+
+def _tiles(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
+    """Tiles along M and N, as CUTLASS's schedulers count them: in whole clusters, and as many of
+    these as a swizzle takes together. It takes no more than there are tiles for.
+    """
+    m, n = (
+        ceiling(size, tile)
+        for size, tile in zip(_sizes(problem, config), config.tile, strict=False)
+    )
+    least = min(
+        ceiling(m, config.cluster[0]) * config.cluster[0],
+        ceiling(n, config.cluster[1]) * config.cluster[1],
+    )
+    enough = {8: 6, 4: 3, 2: 2, 1: 0}
+    swizzle = next(each for each in enough if each <= config.swizzle and least >= enough[each])
+    whole = (swizzle * ctas for ctas in config.cluster[:2])
+    along_m, along_n = (ceiling(a, b) * b for a, b in zip((m, n), whole, strict=True))
+    return along_m, along_n
+
+
+def _units(problem: GemmProblem, config: CutlassConfig) -> int:
+    """Tiles of all outputs."""
+    copies = problem.batch if problem.operation == "grouped" else problem.outputs
+    return math.prod(_tiles(problem, config)) * copies
+
+
+def _multistage(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
+    base = _base(problem, False)
+    arch = 89 if problem.arithmetic == "fp8" else 80
+    target = 10 * device.capability[0] + device.capability[1]
+    if base is None or target < arch:
+        return
+    narrow = min(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
+    for m, n, stages in _TILES_2X:
+        for depth in (512 // max(narrow, 8), 1024 // max(narrow, 8)):
+            for count in stages:
+                if depth > 512 // max(narrow, 8):
+                    count = ceiling(count, 2) + 1
+                yield dataclasses.replace(
+                    base,
+                    arch=arch,
+                    target=target,
+                    mainloop="multistage",
+                    # Threads read matrices themselves.
+                    c="void",
+                    epilogue="direct",
+                    tile=(m, n, depth),
+                    stages=count,
+                    swizzle=8,
+                )
+
+
+def predict(
+    problem: GemmProblem,
+    config: CutlassConfig,
+    device: Device,
+    constants: cost_model.Constants = cost_model.DEFAULT,
+) -> float:
+    """The microseconds of one launch, with operands in DRAM; infinite without tensor cores for it.
+
+    Legality is not looked at: see `constraints.why_not`.
+    """
+    like = _like(problem, config, device)
+    if config.arch < 90:
+        return cost_model.predict(problem, like, device, constants).total
+    return _predict(problem, config, like, device, constants)
+
+
+def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmConfig:
+    """What the model knows that is most like it, in the problem's axes."""
+    m, n, k = config.tile
+    stages = max(2, config.pipeline(device.shared_memory, broadcast_bytes(problem, config)))
+    if config.arch < 90:
+        along_m, along_n = config.warps
+        template = "mixed" if problem.operation == "mixed" else "cp_async"
+        return GemmConfig(template, m, n, k, stages, along_m * along_n, config.swizzle)  # type: ignore[arg-type]
+    if config.swap:
+        m, n = n, m
+    warps = 8 if config.mainloop == "warpspecialized_cooperative" else 4
+    return GemmConfig(
+        "persistent_tma",
+        m,
+        n,
+        k,
+        stages,
+        warps,
+        config.swizzle,
+        config.split_k,
+        swap=config.swap,
+        tma=True,
+        flatten=True,
+    )
+
+
+def _predict(
+    problem: GemmProblem,
+    config: CutlassConfig,
+    like: GemmConfig,
+    device: Device,
+    c: cost_model.Constants,
+) -> float:
+    case = cost_model._case(problem, device)
+    units = _units(problem, config) * config.split_k
+    steps = ceiling(ceiling(problem.depth, config.tile[2]), config.split_k)
+    per_sm: float = ceiling(units, device.sms)
+    reduction = 0.0
+    if config.scheduler == "stream_k" and config.split_k == 1:
+        per_sm = max(units / device.sms, 2 / steps)
+        # What is left of the last wave is summed up through memory: each SM has part of a tile.
+        partial = 2 * 4 * config.tile[0] * config.tile[1]
+        reduction = partial / c.l2_rate * 1e6 + c.fused_gap
+    elif config.split_k > 1:
+        reduction = cost_model._reduction(case, like, c)
+    # Two groups of warps have a tile each where they take turns.
+    turns = 2 if config.mainloop == "warpspecialized_pingpong" and per_sm > 1 else 1
+    compute = per_sm * steps * cost_model._step(case, like, c, turns)
+    epilogue = cost_model._epilogue(case, like, c)
+    compute += epilogue if turns == 2 else max(1.0, per_sm) * epilogue
+
+    rows, columns = (like.block_m, like.block_n)
+    shared_a, shared_b = config.cluster[1], config.cluster[0]
+    if config.swap:
+        shared_a, shared_b = shared_b, shared_a
+    step_bits = like.block_k * (rows * case.a_bits / shared_a + columns * case.b_bits / shared_b)
+    l2 = per_sm * steps * step_bits / 8 / c.l2_rate * 1e6
+    waiting = per_sm * steps * c.latency / max(1.0, cost_model._ahead(case, like, c))
+    dram = cost_model._dram_bytes(case, like, c, 1) / (device.bandwidth * c.stream) * 1e6
+    if math.isinf(compute):
+        return math.inf
+    memory = cost_model._blend((dram, l2, waiting), c)
+    launch = device.launch + c.latency + c.start + c.descriptors
+    return launch + cost_model._blend((compute, memory), c) + reduction
+
+
+def rank(
+    problem: GemmProblem,
+    device: Device,
+    limit: int = 2,
+    only: Filter | None = None,
+    level: int = 0,
+    constants: cost_model.Constants = cost_model.DEFAULT,
+    *,
+    tma_only: bool = False,
+) -> list[tuple[CutlassConfig, float]]:
+    """The kernels worth building, with their predicted microseconds, fastest first.
+
+    No two of them have the same schedule, or else the same tile, unless nothing else is left:
+    whether warps take turns (pingpong) or work on one tile (cooperative) makes 4 % for some sizes
+    on an H200, which the model cannot tell.
+
+    Args:
+        problem: what is to be computed.
+        device: where.
+        limit: how many at most.
+        only: those that a user lets in.
+        level: as of `candidates`.
+        constants: of the model.
+        tma_only: whether kernels that store otherwise than by TMA are left out.
+    """
+    found = [
+        (config, predict(problem, config, device, constants))
+        for config in candidates(problem, device, level)
+        if (only is None or only.passes(config.name)) and (not tma_only or config.epilogue == "tma")
+    ]
+    found = [each for each in found if not math.isinf(each[1])]
+    # Ties go by name, so that every process chooses the same.
+    found.sort(key=lambda each: (each[1], each[0].name))
+    chosen: list[tuple[CutlassConfig, float]] = []
+    for kind in (_schedule, _tile, _itself):
+        seen = {kind(config) for config, _ in chosen}
+        for each in found:
+            if kind(each[0]) not in seen:
+                seen.add(kind(each[0]))
+                chosen.append(each)
+    del chosen[limit:]
+    return sorted(chosen, key=lambda each: (each[1], each[0].name))
+
+
+def _schedule(config: CutlassConfig) -> object:
+    return config.mainloop, config.scheduler, config.swap
+
+
+def _tile(config: CutlassConfig) -> object:
+    return _schedule(config), config.tile
+
+
+def _itself(config: CutlassConfig) -> object:
+    return config

@@ -1,0 +1,82 @@
+"""Where CUTLASS's headers are, and of which release they are.
+
+They come from the nvidia-cutlass package, which is found and not imported, or from a checkout.
+What is missing is an error that names it and the command that installs it.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from dataclasses import dataclass
+
+from inductor_ext import exc
+from inductor_ext.toolchain import components
+
+__all__ = ["LOWEST", "Headers", "find"]
+
+LOWEST = (4, 2, 0)
+"""The oldest release that has all that the sources use."""
+
+
+@dataclass(frozen=True)
+class Headers:
+    """CUTLASS's headers on this machine."""
+
+    root: pathlib.Path
+    """Absolute; what nvcc gets is its folder `include`."""
+    version: tuple[int, int, int]
+
+    @property
+    def include(self) -> pathlib.Path:
+        """The folder that nvcc gets; CUTLASS's utilities for hosts are not needed."""
+        return self.root / "include"
+
+    @property
+    def release(self) -> str:
+        """As in "4.2.0"."""
+        return ".".join(map(str, self.version))
+
+
+def find(cutlass_dir: str | os.PathLike[str] | None = None) -> Headers:
+    """The headers.
+
+    Args:
+        cutlass_dir: a checkout of CUTLASS; None for where Inductor's setting of that name, the
+            variable TORCHINDUCTOR_CUTLASS_DIR or the package nvidia-cutlass has them.
+
+    Raises:
+        exc.MissingToolchainError: there are none, or they are too old.
+    """
+    if cutlass_dir is None:
+        part = components.probe("cutlass")
+        part.require()
+        assert part.path is not None
+        root, install = pathlib.Path(part.path), components.CUTLASS_INSTALL
+    else:
+        root = pathlib.Path(cutlass_dir).absolute()
+        install = (
+            f"give a checkout of CUTLASS as cutlass_dir, or none and {components.CUTLASS_INSTALL}"
+        )
+    file = root / "include" / "cutlass" / "version.h"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _missing(f"{file} cannot be read ({error.strerror})", install) from None
+    numbers = [re.search(rf"#define CUTLASS_{name}\s+(\d+)", text) for name in _NUMBERS]
+    if not all(numbers):
+        raise _missing(f"{file} states no version", install)
+    major, minor, patch = (int(number[1]) for number in numbers if number)
+    found = Headers(root, (major, minor, patch))
+    if found.version < LOWEST:
+        least = ".".join(map(str, LOWEST))
+        raise _missing(f"{root} has CUTLASS {found.release}, and {least} is needed", install)
+    return found
+
+
+_NUMBERS = ("MAJOR", "MINOR", "PATCH")
+
+
+def _missing(why: str, install: str) -> exc.MissingToolchainError:
+    return exc.MissingToolchainError(part="CUTLASS", why=why, install=install)

@@ -1,0 +1,124 @@
+"""GEMM problems and configurations in words, for tables and logs.
+
+The words leave out what is usual (full alignment, a default) and are not meant to be read back:
+`GemmProblem.key` and `GemmConfig.to_json` are.
+"""
+
+from __future__ import annotations
+
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.kernels import Config
+from inductor_ext.templates.problem import (
+    VECTOR_BYTES,
+    EpilogueInput,
+    GemmProblem,
+    Prologue,
+)
+from inductor_ext.templates.triton.config import GemmConfig
+
+__all__ = ["config_words", "problem_words"]
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def problem_words(problem: GemmProblem) -> str:
+    """One line, such as `mm 16x14336x4096 bf16 rc`: operation, MxNxK, dtypes, layouts of a and b
+    (r: rows are contiguous, c: columns, s: neither), and what else there is to say.
+    """
+    sizes = f"{problem.m}x{problem.n}x{problem.k}"
+    if problem.batch > 1:
+        sizes = f"{problem.batch}x {sizes}"
+    a, b, out = (_dtype(each) for each in (problem.a.dtype, problem.b.dtype, problem.stored))
+    dtypes = a if a == b else f"{a}*{b}"
+    if out != a:
+        dtypes = f"{dtypes}->{out}"
+    layouts = problem.a.layout[0] + problem.b.layout[0]
+    pieces = [f"{problem.operation} {sizes} {dtypes} {layouts}"]
+    for name, operand in (("a", problem.a), ("b", problem.b)):
+        if operand.vector_bytes < VECTOR_BYTES:
+            pieces.append(f"{name} aligned to {operand.vector_bytes:g} B")
+    if problem.batch > 1 and problem.operation != "grouped":
+        shared = [name for name in "ab" if getattr(problem, name).batch_stride == 0]
+        pieces.extend(f"one {name} for all" for name in shared)
+    if problem.divided != "m":
+        pieces.append(f"groups along {problem.divided.upper()}")
+    if problem.prologue is not None:
+        pieces.append(_prologue(problem.prologue))
+    epilogue = problem.epilogue
+    if epilogue.gated:
+        pieces.append("gated")
+    elif problem.parts:
+        pieces.append("N = " + "+".join(map(str, problem.parts)))
+    pieces.extend(f"+ {_input(each)}" for each in epilogue.inputs)
+    if epilogue.pointwise:
+        pieces.append(f"{epilogue.pointwise} pointwise")
+    if epilogue.tree is not None:
+        pieces.append("with CUTLASS")
+    if epilogue.reductions:
+        pieces.append("scaled by maxima of rows" if problem.quantized else "maxima of rows")
+    for flag in ("deterministic", "tf32", "fast_accumulation"):
+        if getattr(problem, flag):
+            pieces.append(flag.replace("_", " "))
+    if problem.math_flags is not None:
+        pieces.append(problem.math_flags)
+    return ", ".join(pieces)
+
+
+def config_words(config: Config | None) -> str:
+    """Such as `splitk 16x64x128, 4 stages, 4 warps, split 8`: template, tile, and what is set; of a
+    CUTLASS kernel its name, and how it is launched.
+    """
+    if config is None:
+        return "stock"
+    if isinstance(config, CutlassConfig):
+        pieces = [config.name]
+        if config.split_k > 1:
+            pieces.append(f"split {config.split_k}")
+        pieces.append(f"swizzle {config.swizzle}")
+        if config.raster != "heuristic":
+            pieces.append(config.raster.replace("_", " "))
+        return ", ".join([*pieces, *(["swap"] if config.swap else [])])
+    pieces = [
+        f"{config.template} {config.block_m}x{config.block_n}x{config.block_k}",
+        f"{config.stages} stages",
+        f"{config.warps} warps",
+    ]
+    if config.group_m != GemmConfig.group_m:
+        pieces.append(f"group {config.group_m}")
+    if config.split_k > 1:
+        pieces.append(f"split {config.split_k}")
+    flags = (
+        "one_launch",
+        "stream_k",
+        "swap",
+        "tma",
+        "tma_store",
+        "warp_specialize",
+        "flatten",
+        "pdl",
+        "index64",
+        "realign",
+    )
+    pieces.extend(flag.replace("_", " ") for flag in flags if getattr(config, flag))
+    return ", ".join(pieces)
+
+
+def _dtype(name: str) -> str:
+    return _SHORT.get(name, name.replace("float8_", "fp8_"))
+
+
+def _prologue(prologue: Prologue) -> str:
+    if prologue.kind in ("normalize", "standardize"):
+        return f"a {prologue.kind}d"
+    first = "a normalized, b" if prologue.normalizes else "b"
+    scales = {
+        "none": "without scales",
+        "tensor": "by one scale",
+        "column": "by column",
+        "group": f"by {prologue.group} along K",
+    }[prologue.scales]
+    return f"{first} dequantized {scales}" + (" with zero points" if prologue.zero_points else "")
+
+
+def _input(each: EpilogueInput) -> str:
+    return f"{each.broadcast} {_dtype(each.dtype)}"

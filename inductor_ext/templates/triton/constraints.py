@@ -1,0 +1,587 @@
+"""Which configuration may run which problem on which device.
+
+Each condition is stated once, here, with the templates that it concerns and the reason in words;
+the pruner, the ranking and the tests ask the same ones. `why_not` gives every reason, `legal` only
+the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import (
+    BATCHED,
+    DTYPE_BITS,
+    FP8,
+    HALF,
+    INT32_MAX,
+    GemmProblem,
+    ceiling,
+    next_power_of_two,
+)
+from inductor_ext.templates.triton.config import CHUNK_BYTES, STRIP, TEMPLATES, GemmConfig
+
+__all__ = ["CONSTRAINTS", "Constraint", "legal", "why_not"]
+
+Check = Callable[[GemmProblem, GemmConfig, Device], "str | None"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A condition that every legal configuration meets."""
+
+    name: str
+    meaning: str
+    """In words."""
+    templates: frozenset[str]
+    """Those that it concerns."""
+    check: Check
+    """None if the condition holds, else the reason why it does not, in words."""
+
+
+_constraints: dict[str, Constraint] = {}
+
+CONSTRAINTS: Mapping[str, Constraint] = types.MappingProxyType(_constraints)
+"""All constraints by name."""
+
+
+def _constraint(*templates: str) -> Callable[[Check], Check]:
+    """Register a check under its own name, for some templates or for all."""
+
+    def register(check: Check) -> Check:
+        name = check.__name__.removeprefix("_check_")
+        meaning = (check.__doc__ or "").strip()
+        _constraints[name] = Constraint(name, meaning, frozenset(templates or TEMPLATES), check)
+        return check
+
+    return register
+
+
+_TENSOR_CORES = tuple(name for name, template in TEMPLATES.items() if template.tensor_cores)
+_STAGED = tuple(name for name, template in TEMPLATES.items() if template.staged)
+_PERSISTENT_TMA = ("persistent_tma", "persistent_tma_ws")
+
+
+@_constraint()
+def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The template covers the operation, its prologue and its parts."""
+    template = TEMPLATES[config.template]
+    if problem.operation not in template.operations:
+        return f"{config.template} does not cover {problem.operation}"
+    if problem.prologue is not None and problem.prologue.kind not in template.prologues:
+        return f"{config.template} has no prologue to {_words(problem.prologue.kind)}"
+    if len(problem.parts) > 1 and not template.parts:
+        return f"{config.template} takes one factor b, and there are {len(problem.parts)}"
+    if len(problem.parts) > 1 and problem.operation in BATCHED:
+        return f"the matrices of a batch have one factor b each, and not {len(problem.parts)}"
+    return None
+
+
+def _words(kind: str) -> str:
+    return "normalize a and dequantize b" if kind == "both" else kind
+
+
+@_constraint()
+def _check_capability(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The device has the template's instructions."""
+    needed = TEMPLATES[config.template].capability
+    for feature, asked in (("TMA", config.tma), ("dependent launch", config.pdl)):
+        if asked and device.capability < (9, 0):
+            return f"{feature} needs compute capability 9.0, and this is {_dotted(device)}"
+    if device.capability < needed:
+        return (
+            f"{config.template} needs compute capability {needed[0]}.{needed[1]}, and this is "
+            f"{_dotted(device)}"
+        )
+    return None
+
+
+def _dotted(device: Device) -> str:
+    return f"{device.capability[0]}.{device.capability[1]}"
+
+
+@_constraint()
+def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The template multiplies these dtypes, and the device has the tensor cores for it."""
+    a, b = problem.a.dtype, problem.b.dtype
+    if problem.operation == "mixed":
+        if a not in HALF or b not in ("int8", "uint8", "int4", "uint4", *FP8):
+            return f"{b} is not dequantised to {a}"
+        if b in FP8 and device.capability < (8, 9):
+            return f"{device.name} does not convert {b}"
+        return None
+    if problem.operation == "int_mm":
+        ok = a == b == "int8"
+    elif problem.operation == "scaled":
+        ok = a in FP8 and b in FP8
+    elif problem.operation == "grouped":
+        ok = (a == b and (a in HALF or a == "float32")) or (a in FP8 and b in FP8)
+    else:
+        ok = (a == b or (a == "float32" and problem.multiplied == b)) and b in HALF | {"float32"}
+    if not ok:
+        return f"{problem.operation} of {a} and {b} is not covered"
+    arithmetic = problem.arithmetic
+    if not device.throughput(arithmetic):
+        return f"{device.name} has no tensor cores for {arithmetic}"
+    if arithmetic == "fma" and config.tma:
+        return "float32 without tf32 does not run on tensor cores, for which TMA loads"
+    return None
+
+
+@_constraint()
+def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """The template has the options that the configuration asks for."""
+    template = TEMPLATES[config.template]
+    if config.warp_specialize != (config.template == "persistent_tma_ws"):
+        return "persistent_tma_ws is warp-specialised, and no other template is"
+    if config.tma != (template.tma == "always") and template.tma != "optional":
+        return f"{config.template} {template.tma} loads by TMA"
+    if config.tma and problem.prologue is not None:
+        return (
+            "TMA loads into shared memory, with nothing on the way to "
+            f"{_words(problem.prologue.kind)} it"
+        )
+    if config.flatten and not template.flatten:
+        return f"{config.template} does not make one loop of those over tiles and along K"
+    if config.swap and not template.swap:
+        return f"{config.template} does not exchange its operands"
+    if config.pdl and not template.pdl:
+        return f"{config.template} cannot be launched as a dependent kernel"
+    return None
+
+
+@_constraint("persistent_tma_ws")
+def _check_warp_specialization(
+    problem: GemmProblem, config: GemmConfig, device: Device
+) -> str | None:
+    """Triton specialises warps only with 4 warps and without a flattened loop, which the template
+    does not have; else it keeps silent.
+    """
+    if config.warps != 4:
+        return f"warps are specialised only with 4 warps, and there are {config.warps}"
+    return None
+
+
+_MOST: Mapping[str, int] = types.MappingProxyType({"warps": 16, "stages": 16, "group_m": 1024})
+"""What no kernel is better with more of. Triton unrolls the beginning of a pipeline, and takes
+minutes for hundreds of stages; numbers of tiles of a larger group may leave 32 bits."""
+
+
+@_constraint()
+def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Sizes of tiles and numbers of warps are powers of two (tl.arange; Triton's num_warps), and
+    numbers are such as a table that is right has.
+    """
+    stationary = TEMPLATES[config.template].stationary
+    for name in ("block_m", "block_n", "block_k", "warps"):
+        value = getattr(config, name)
+        # A stationary kernel walks along N.
+        if value & (value - 1) and not (stationary and name == "block_n"):
+            return f"{name} is {value}, which is no power of two"
+    for name, most in _MOST.items():
+        if getattr(config, name) > most:
+            return f"{name} is {getattr(config, name)}, and more than {most}"
+    return None
+
+
+@_constraint(*_STAGED)
+def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """tl.dot takes tiles of 16 and more along M, N and K, of 32 along K if a or b has 8 bits or
+    fewer; a TMA box has at most 256 elements a side, and beyond that, or 512 along K, nothing fits.
+    """
+    least_k = least_block_k(problem)
+    for name, value, least in (
+        ("block_m", config.block_m, 16),
+        ("block_n", config.block_n, 32 if problem.epilogue.gated else 16),
+        ("block_k", config.block_k, least_k),
+    ):
+        if value < least:
+            return f"{name} is {value}, and tensor cores need {least}"
+        most = 512 if name == "block_k" and not config.tma else 256
+        if value > most:
+            return f"{name} is {value}, and a tile has at most {most} elements there"
+    return None
+
+
+def least_block_k(problem: GemmProblem) -> int:
+    """The smallest tile along K for tensor cores."""
+    return 32 if min(DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]) <= 8 else 16
+
+
+@_constraint(*_PERSISTENT_TMA)
+def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A warpgroup's wgmma has 64 rows; K is contiguous unless the dtype has 16 bits."""
+    groups = max(1, config.consumer_warps // 4)
+    rows = config.product_m(problem)
+    if config.warps % 4:
+        return f"wgmma needs whole groups of four warps, and there are {config.warps} warps"
+    if rows < 64 * groups:
+        return f"{groups} warpgroups need {64 * groups} rows of wgmma, and the tile has {rows}"
+    if device.capability[0] == 9 and problem.arithmetic != "half" and not problem.k_major:
+        return f"wgmma reads {problem.a.dtype} with K contiguous only"
+    return None
+
+
+@_constraint(*_TENSOR_CORES)
+def _check_shared_memory(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A CTA's shared memory is no more than a block may opt in to."""
+    needed = config.shared_memory(problem)
+    if needed > device.shared_memory:
+        return f"needs {needed} bytes of shared memory, and a block may have {device.shared_memory}"
+    return None
+
+
+MOST_ACCUMULATORS = 128
+"""Registers of a thread, half of the 255 that it can have: operands, addresses and the epilogue
+need the others, and what does not fit is spilled."""
+
+
+MOST_GATHERED = 176
+"""Accumulators of a thread and elements that it loads one by one, with their addresses. With 192
+and more of them kernels of 16 to 999 rows took 3 to 70 times as long as others on an H200."""
+
+
+@_constraint(*_TENSOR_CORES)
+def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Accumulators fit into registers beside what else a thread needs, so that nothing spills.
+    Where operands pass through registers as well, those are as many again: without tensor cores,
+    and where elements are loaded one by one, of which too many are spilled, too.
+    """
+    needed, gathered = config.accumulator_registers, config.gathered(problem)
+    most = MOST_ACCUMULATORS
+    if problem.arithmetic == "fma" or gathered:
+        most //= 2
+    if gathered and needed + gathered > MOST_GATHERED:
+        return (
+            f"a thread has {needed} sums and loads {gathered} elements one by one; "
+            f"beyond {MOST_GATHERED} spills"
+        )
+    if needed > most:
+        return f"{needed} registers a thread hold accumulators; beyond {most} spills"
+    if config.cta_registers > device.registers_sm:
+        return (
+            f"a CTA needs some {config.cta_registers} registers, and an SM has "
+            f"{device.registers_sm}"
+        )
+    return None
+
+
+@_constraint("persistent_tma", "persistent_tma_ws", "splitk", "bmm_persistent", "grouped")
+def _check_tma_alignment(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What TMA loads has a contiguous dimension; address and strides are multiples of 16 bytes."""
+    return problem.tma_obstacle if config.tma else None
+
+
+_NO_SPLIT_K = "torch.backends.cuda.matmul does not allow the sum along K to be split"
+
+
+@_constraint()
+def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Every split has work, and the sum does not depend on chance if results must not."""
+    template = TEMPLATES[config.template]
+    if config.one_launch and not template.fused_reduction:
+        return f"{config.template} adds up no splits"
+    if config.split_k == 1:
+        return "there are no splits to add up" if config.one_launch else None
+    if not template.split_k:
+        return f"{config.template} does not split K"
+    if not problem.allows_split_k:
+        return _NO_SPLIT_K
+    if problem.epilogue.gated and not template.stationary:
+        return "parts gate each other when their sums are complete, and no split has them"
+    if problem.prologue is not None and problem.prologue.normalizes:
+        return "the squares of rows are complete with their products, and no split has them"
+    if problem.deterministic and template.atomics:
+        return "splits are added up by atomics, in any order, and results must be deterministic"
+    steps = ceiling(problem.k, config.block_k)
+    if (config.split_k - 1) * ceiling(steps, config.split_k) >= steps:
+        return f"{config.split_k} splits of {steps} steps along K leave one without work"
+    return None
+
+
+@_constraint()
+def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What TMA stores has rows of multiples of 16 bytes, of one factor, as the tile has them."""
+    if not config.tma_store:
+        return None
+    if not TEMPLATES[config.template].tma_store:
+        return f"{config.template} does not store by TMA"
+    if problem.columns * DTYPE_BITS[problem.kernel_stores] % 128:
+        return f"rows of {problem.columns} {problem.kernel_stores} are no multiple of 16 bytes"
+    if problem.parts and not problem.epilogue.gated:
+        return "a tile of one factor would be stored into the next one's columns"
+    if config.swap:
+        return "tiles of exchanged operands are transposed"
+    return None
+
+
+@_constraint()
+def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """CTAs share tiles by the sums of one product, in a loop over tiles that is its own."""
+    if not config.stream_k:
+        return None
+    if not TEMPLATES[config.template].stream_k:
+        return f"{config.template} has no tiles that CTAs share"
+    if not problem.allows_split_k:
+        return _NO_SPLIT_K
+    if config.flatten:
+        return "a loop over tiles that goes on along K has whole tiles"
+    if problem.epilogue.gated:
+        return "parts gate each other when their sums are complete, and two CTAs have them"
+    return None
+
+
+@_constraint(*(name for name in _TENSOR_CORES if name != "persistent_tma_ws"))
+def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A loop along K has as many steps as stages, or no more than the two of any pipeline."""
+    steps = config.k_steps(problem)
+    if config.stages > max(2, steps) and not config.flatten:
+        return f"{config.stages} stages are more than the {steps} steps along K"
+    return None
+
+
+@_constraint()
+def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """No tile is so large that half of it or more would be padding, beyond the smallest tile."""
+    cores = TEMPLATES[config.template].tensor_cores
+    least = 16 if cores else 1
+    least_m = least_n = least
+    if config.template in _PERSISTENT_TMA:
+        least_m, least_n = (16, 64) if config.swap else (64, 16)
+    elif config.swap:
+        least_n = 64
+    if problem.epilogue.gated:
+        least_n = max(least_n, 32)
+    for name, block, size, smallest in (
+        ("block_m", config.block_m, problem.rows, least_m),
+        ("block_n", config.block_n, max(problem.parts, default=problem.n), least_n),
+        ("block_k", config.block_k, problem.k, least_block_k(problem) if cores else 1),
+    ):
+        if name == "block_n" and problem.epilogue.gated:
+            size *= 2
+        if block > max(smallest, next_power_of_two(size)):
+            return f"{name} is {block} for a size of {size}: more than half would be padding"
+    return None
+
+
+@_constraint("gemv")
+def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 8 rows, all in one tile; what a thread holds at once stays in registers; b in 8 bits
+    has at most a scale for a column.
+    """
+    prologue = problem.prologue
+    if prologue is not None and (prologue.scales == "group" or prologue.zero_points):
+        return "gemv takes one scale for a column or for all, and no zero points"
+    if DTYPE_BITS[problem.b.dtype] < 8:
+        return f"gemv does not unpack {problem.b.dtype}"
+    if problem.rows > 8:
+        return f"gemv takes up to 8 rows, and there are {problem.rows}"
+    if config.block_m < problem.rows:
+        return f"gemv takes all {problem.rows} rows in one tile, and block_m is {config.block_m}"
+    a, b = DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]
+    loaded = (config.block_m * a + config.block_n * b) * config.block_k // 32 // config.threads
+    products = config.block_m * config.block_n * config.block_k // config.threads
+    if loaded > 64 or products > 128:
+        return (
+            f"a thread would hold {loaded} registers of operands and {products} of products; 64 "
+            "and 128 are free"
+        )
+    return None
+
+
+@_constraint("direct", "stationary")
+def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Lanes load 16 bytes of a column of b at a time, whole steps of K only, and no more than one
+    group that shares a scale.
+    """
+    a, b, prologue = problem.a, problem.b, problem.prologue
+    if b.dtype not in ("int8", "uint8", "int4", "uint4"):
+        return f"{config.template} loads integers, and b is {b.dtype}"
+    if a.layout != "row" or b.layout != "column" or min(a.vector_bytes, b.vector_bytes) < 16:
+        return "rows of a or columns of b are not read by 16 bytes"
+    if problem.k % (config.block_k * config.split_k):
+        return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
+    if prologue is None:
+        return None
+    if prologue.zero_points:
+        return f"{config.template} subtracts only what is the same for all of b"
+    chunk = 8 * CHUNK_BYTES // DTYPE_BITS[b.dtype]
+    if prologue.group and prologue.group % chunk:
+        return f"groups of {prologue.group} that share a scale end within a load"
+    return None
+
+
+@_constraint("direct")
+def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 8 rows, by tiles of 16 to 64 columns; a step is one or two loads of each warp."""
+    columns = config.block_n // (2 if problem.epilogue.gated else 1)
+    if problem.rows > 8 or config.block_m != 8 or columns not in (16, 32, 64):
+        return (
+            "direct has up to 8 rows in tiles of 8 by 16 to 64 columns, and not "
+            f"{problem.rows} in tiles of {config.block_m} by {columns}"
+        )
+    if config.chunks(problem) not in (1, 2):
+        return f"a step of {config.block_k} is not one or two loads of each of {config.warps} warps"
+    return None
+
+
+MOST_STATIONARY = 64
+"""Registers of a thread that hold elements of a, half of the 128 with which an SM has two CTAs of 8
+warps: a strip of b takes 32 of 8 bits, its sums 8."""
+
+MOST_SUMS = 32
+"""Registers of a thread that hold sums when those of all parts of K are added up, for all columns
+of a CTA at once. With more, this last step would have more registers than the rest, or spill."""
+
+
+@_constraint("stationary")
+def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Up to 16 rows, of which registers hold what a CTA multiplies: it has one step of K, and
+    others the rest. Their sums are added up in the same launch.
+    """
+    if problem.rows > config.block_m or config.block_m not in (8, 16):
+        return (
+            "stationary has up to 16 rows in tiles of 8 or 16, and not "
+            f"{problem.rows} in tiles of {config.block_m}"
+        )
+    products = 2 if problem.epilogue.gated else 1
+    columns = STRIP * products
+    if config.block_n % columns:
+        return f"block_n is {config.block_n}, and no multiple of the {columns} columns of strips"
+    width = next_power_of_two(config.block_n // products) * products
+    if config.block_m * width > MOST_SUMS * config.threads:
+        return (
+            f"sums of {config.block_m} rows by {width} columns are more than {MOST_SUMS} for each "
+            f"of {config.threads} threads"
+        )
+    held = config.block_m * config.block_k // (2 * config.threads)
+    if config.chunks(problem) < 1 or held > MOST_STATIONARY:
+        return (
+            f"a step of {config.block_k} is less than a load of each of {config.warps} warps, or "
+            f"its {held} registers a thread for rows of a are more than {MOST_STATIONARY}"
+        )
+    if not config.one_launch or problem.k != config.block_k * config.split_k:
+        return (
+            f"K of {problem.k} is not {config.split_k} steps of {config.block_k}, two or more, "
+            "that are added up in the same launch"
+        )
+    return None
+
+
+@_constraint()
+def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Squares of rows, summed up beside the product, are a tile of accumulators of its own. Before
+    they are all known elements are not small, and float16 does not hold them times a weight.
+    """
+    if problem.prologue is None or not problem.prologue.normalizes:
+        return None
+    if problem.prologue.vectors and problem.a.dtype == "float16" and config.template != "gemv":
+        return "a's elements times the norm's weight may be beyond float16"
+    if config.block_m > 64:
+        return (
+            f"block_m is {config.block_m}, and squares of more than 64 rows need too many registers"
+        )
+    return None
+
+
+@_constraint("gemv", "mixed")
+def _check_scale_groups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """A tile along K is a whole number of the groups that share a scale, or the other way round."""
+    if problem.prologue is None or not problem.prologue.group:
+        return None
+    group, block = problem.prologue.group, config.block_k
+    if max(group, block) % min(group, block):
+        return f"groups of {group} that share a scale do not fit tiles of {block} along K"
+    return None
+
+
+@_constraint("gemv", "mixed")
+def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What is applied to b itself is the same for all tiles, whose rows run along K; neighbours
+    along K that share a byte are multiplied by words of two neighbours of a.
+    """
+    prologue = problem.prologue
+    if prologue is None:
+        return None
+    if config.template == "gemv" and problem.b.dtype == "uint8":
+        return "gemv subtracts nothing from b"
+    packed = DTYPE_BITS[problem.b.dtype] == 4
+    if packed or prologue.scales == "group" or prologue.zero_points:
+        if config.template == "gemv":
+            return "gemv has scales of tensors and columns only, and no 4-bit pairs"
+        if config.swap:
+            return "groups and 4-bit pairs along K are not read with operands exchanged"
+    if packed and (problem.k % 2 or problem.a.layout != "row" or problem.a.alignment < 2):
+        return "a's rows are not words of two elements"
+    if prologue.scales == "none" and prologue.zero_points:
+        return "zero points have the groups of scales"
+    return None
+
+
+@_constraint()
+def _check_reductions(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Of whole rows of one output each tile gives the largest element, when its sum is complete."""
+    if not problem.epilogue.reductions:
+        return None
+    template = TEMPLATES[config.template]
+    if problem.epilogue.reductions > 1:
+        return "the largest elements of rows are the only reduction"
+    if not template.row_maxima:
+        return f"{config.template} does not reduce rows of its output"
+    if problem.operation in BATCHED:
+        return "rows of a batch are not reduced"
+    if problem.parts and not problem.epilogue.gated:
+        return "a row is of one output, and there are several"
+    if config.split_k > 1 and not config.one_launch:
+        return "splits are added up behind the kernel, which has no element of a row before"
+    return None
+
+
+@_constraint()
+def _check_index(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """Tensors beyond 2^31 - 1 elements are addressed with 64-bit indices."""
+    if problem.largest_span > INT32_MAX and not config.index64:
+        return f"a tensor spans {problem.largest_span} elements, which needs 64-bit indices"
+    return None
+
+
+@_constraint()
+def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+    """What is copied to be aligned are the factors of a product alone, where they are not."""
+    if config.realign is None:
+        return None
+    if problem.operation not in ("mm", "addmm", "bmm", "baddbmm"):
+        return f"factors of {problem.operation} are not copied"
+    if problem.prologue is not None or problem.parts:
+        return "several factors, or one with something on the way, are not copied"
+    if problem.realigned == problem:
+        return "both factors are aligned"
+    return None
+
+
+@functools.cache
+def _checks(template: str) -> tuple[Check, ...]:
+    return tuple(each.check for each in CONSTRAINTS.values() if template in each.templates)
+
+
+def why_not(problem: GemmProblem, config: GemmConfig, device: Device) -> list[str]:
+    """Why a configuration cannot run a problem on a device: every reason; none if it can."""
+    return list(_reasons(problem, config, device))
+
+
+def legal(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
+    """Whether a configuration can run a problem on a device."""
+    return next(_reasons(problem, config, device), None) is None
+
+
+def _reasons(problem: GemmProblem, config: GemmConfig, device: Device) -> Iterator[str]:
+    if config.realign is not None and (reason := _check_realign(problem, config, device)):
+        yield reason
+    seen, own = config.of_kernel(problem)
+    for check in _checks(config.template):
+        if (reason := check(seen, own, device)) is not None:
+            yield reason

@@ -1,0 +1,417 @@
+"""What several kernels have in common: an output's tiles, operands by plain loads, gates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inductor_ext.templates.problem import FP8, GemmProblem, ceiling
+from inductor_ext.templates.triton.config import (
+    STATISTICS_STAGES,
+    GemmConfig,
+    statistics_depth,
+    tiles_along_n,
+)
+
+__all__ = ["ACTIVATIONS", "ARGUMENTS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
+"""What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
+x sigmoid(2 u), since tanh(u) = 2 sigmoid(2 u) - 1."""
+
+MACROS = r"""
+{#- act(x) * up, in the accumulators' precision. #}
+{%- macro gate(x, up) -%}
+{%- if ACTIVATION == "'silu'" -%}
+{{x}} * tl.sigmoid({{x}}) * {{up}}
+{%- elif ACTIVATION == "'gelu'" -%}
+0.5 * {{x}} * (1.0 + tl.erf({{x}} * 0.7071067811865476)) * {{up}}
+{%- elif ACTIVATION == "'gelu_tanh'" -%}
+{{x}} * tl.sigmoid(1.5957691216057308 * {{x}} * (1.0 + 0.044715 * {{x}} * {{x}})) * {{up}}
+{%- elif ACTIVATION == "'relu'" -%}
+tl.maximum({{x}}, 0.0) * {{up}}
+{%- elif ACTIVATION == "'sigmoid'" -%}
+tl.sigmoid({{x}}) * {{up}}
+{%- else -%}
+{{x}} * {{up}}
+{%- endif -%}
+{%- endmacro %}
+{#- Where N is known only when the kernel is launched. #}
+{%- macro tiles_along_n() %}
+    {%- if TILES_N is not defined %}
+    TILES_N = tl.cdiv({{size("B0", -1)}}, COLUMNS)
+    {%- endif %}
+{%- endmacro %}
+{#- Add what columns rn have: to both products before one gates the other, else what the tile's
+    factor has. If Inductor adds a row to a tile, it loads the row for each element, and all sums
+    change places for that, in float32. #}
+{%- macro add_biases(n, indent) %}
+{%- if GATED %}
+{%- for sums, name in (("acc", "BIAS0"), ("up", "BIAS1")) %}
+{{indent}}at = {{name}} + rn * {{stride(name, 0)}}
+{{indent}}{{sums}} += tl.load(at, mask=rn < {{size(name, 0)}}, other=0).to(tl.float32){{n}}
+{%- endfor %}
+{%- else %}
+{{- own("BIAS", indent)}}
+{{indent}}bias = tl.load(BIAS + rn, mask=rn < N, other=0)
+{{indent}}acc += bias.to(tl.float32){{n}}
+{%- endif %}
+{%- endmacro %}
+{#- Multiply sums, which are float32 then, by what their rows have, or all of a, and what their
+    columns have, or all of the tile's factor. #}
+{%- macro rescale(m, n, indent) %}
+{{- own("SCALE_B", indent)}}
+{%- set rows = " + rm, mask=rm < M, other=0" if ROW_SCALES else "" %}
+{{indent}}scale = tl.load(SCALE_A{{rows}})
+{{indent}}acc = acc.to(tl.float32) * scale.to(tl.float32){{m if ROW_SCALES}}
+{%- set columns = " + rn, mask=rn < N, other=0" if COLUMN_SCALES else "" %}
+{{indent}}scale = tl.load(SCALE_B{{columns}})
+{{indent}}acc *= scale.to(tl.float32){{n if COLUMN_SCALES}}
+{%- endmacro %}
+{#- Mean and reciprocal deviation of the rows rm over all of K, [BLOCK_M] each. Every place of a
+    tile has a mean and a sum of squares of its own (Welford 1962), of which those of the row follow
+    (Chan, Golub and LeVeque 1983): nothing cancels, however far from 0 the rows are. #}
+{%- macro statistics() %}
+    {%- set checks = [] if EVEN_M else ["(rm[:, None] < M)"] %}
+    {%- if not EVEN_DEPTH %}{% set _ = checks.append("(rs[None, :] < K - k)") %}{% endif %}
+    rs = tl.arange(0, DEPTH).to(INDEX_DTYPE)
+    means = tl.zeros((BLOCK_M, DEPTH), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_M, DEPTH), dtype=tl.float32)
+    x_at = A + rm[:, None] * stride_am + rs[None, :] * stride_ak
+    for k in tl.range(0, K, DEPTH, num_stages=DEPTH_STAGES):
+        x = tl.load(x_at{{", mask=%s, other=0" % " & ".join(checks) if checks}}).to(tl.float32)
+        away = x - means
+        {%- if not EVEN_DEPTH %}
+        away = tl.where(rs[None, :] < K - k, away, 0.0)
+        {%- endif %}
+        means += away * (1.0 / (k // DEPTH + 1))
+        squares += away * (x - means)
+        x_at += DEPTH * stride_ak
+    counts = tl.cdiv(K - rs, DEPTH).to(tl.float32)[None, :]
+    mean = tl.sum(means * counts, 1) / K
+    away = means - mean[:, None]
+    rstd = tl.rsqrt(tl.sum(squares + counts * away * away, 1) / K + EPSILON)
+{%- endmacro %}
+{%- set maxima = ["ROW_MAXIMA"] if ABSOLUTE is defined else [] %}
+{#- What is read when the sums are complete. #}
+{%- set behind = ["SCALE_A"] if RESCALED else [] %}
+{%- for name in (["SCALE_B"] if RESCALED else []) + (["BIAS"] if BIASED else []) %}
+{%- for i in range(PARTS) %}{% set _ = behind.append(name ~ i) %}{% endfor %}
+{%- endfor %}
+{#- The largest elements, or absolute values, of a tile's rows: what column `pid_n` of tiles has is
+    row `pid_n` of an array with M columns. `final`, which the epilogue leaves, is the tile as it is
+    stored, in float32. Of floats without a sign bit the bits are in the same order as the numbers,
+    with NaN above infinity, as it has to be, and maxima of integers are single instructions; of
+    negative floats all bits but that one are turned round. #}
+{%- macro row_maxima() -%}
+{%- set flip = "(largest >> 31) & 0x7FFFFFFF" %}
+largest = {{"tl.abs(final)" if ABSOLUTE else "final"}}.to(tl.int32, bitcast=True)
+{%- if not ABSOLUTE %}
+largest = tl.where(final == final, largest ^ ({{flip}}), 0x7FFFFFFF)
+{%- endif %}
+{%- set least = 0 if ABSOLUTE else "-0x80000000" %}
+largest = tl.max(tl.where(mask, largest, {{least}}), {{0 if SWAP else 1}})
+{%- if not ABSOLUTE %}
+largest = largest ^ ({{flip}})
+{%- endif %}
+tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask=rm < M)
+{%- endmacro %}
+{#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
+    output, and the tile's columns rn in the factor, of which the first is `start_n`. #}
+{%- macro columns() %}
+    B = B0
+    N = {{size("B0", -1)}}
+    stride_bk = {{stride("B0", -2)}}
+    stride_bn = {{stride("B0", -1)}}
+    first = 0
+    {%- if PARTS > 1 and not GATED %}
+    tile = 0
+    {%- set before = namespace(columns=size("B0", -1)) %}
+    {%- for i in range(1, PARTS) %}
+    if pid_n >= FIRST_TILE_{{i}}:
+        B = B{{i}}
+    tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, tile)
+    first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
+    N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, -1)}}, N)
+    {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, -1) %}
+    {%- for axis, name in ((-2, "stride_bk"), (-1, "stride_bn")) %}
+    {%- if stride("B%d" % i, axis) != stride("B0", axis) %}
+    {{name}} = tl.where(pid_n >= FIRST_TILE_{{i}}, {{stride("B%d" % i, axis)}}, {{name}})
+    {%- endif %}
+    {%- endfor %}
+    {%- endfor %}
+    start_n = (pid_n - tile) * COLUMNS
+    {%- else %}
+    start_n = pid_n * COLUMNS
+    {%- endif %}
+    rn = start_n + tl.arange(0, COLUMNS)
+{%- endmacro %}
+{#- The argument of a name, each with a number, that the tile's factor has. #}
+{%- macro own(name, indent="    ") %}
+{{indent}}{{name}} = {{name}}0
+    {%- for i in range(1, PARTS) %}
+{{indent}}if pid_n >= FIRST_TILE_{{i}}:
+{{indent}}    {{name}} = {{name}}{{i}}
+    {%- endfor %}
+{%- endmacro %}
+{#- The same of names that have numbers where factors are several. Those of factors that gate each
+    other are read together. #}
+{%- macro of_tile(name) %}
+{%- if PARTS > 1 and not GATED %}{{own(name)}}{% endif %}
+{%- endmacro %}
+{#- Products of one scale or of one for each column, both with what they are multiplied by. #}
+{%- macro scaled(n) %}
+    {%- for sums, name in ((("acc", "S0"), ("up", "S1")) if GATED else (("acc", "S"),)) %}
+    {%- if SCALES == "'tensor'" %}
+    scale = tl.load({{name}}).to(tl.float32)
+    {{sums}} = {{sums}} * scale
+    {%- elif SCALES == "'column'" %}
+    scale = tl.load({{name}} + rn{{"" if EVEN_N else ", mask=rn < N, other=0"}}).to(tl.float32)
+    {{sums}} = {{sums}} * scale{{n}}
+    {%- endif %}
+    {%- endfor %}
+{%- endmacro %}
+{#- Write the sums `acc` of a split of the tile with number `number`, and add up. #}
+{%- macro add_splits(number) %}
+    {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
+    number = {{number}}
+    sums = WORKSPACE + number.to(tl.int64) * (SPLIT_K * BLOCK_M * COLUMNS)
+    sums += tl.arange(0, {{shape[0]}})[:, None] * {{shape[1]}} + tl.arange(0, {{shape[1]}})[None, :]
+    tl.store(sums + split * (BLOCK_M * COLUMNS), acc)
+{{- add_up()}}
+{%- endmacro %}
+{#- What a split's CTA does that has written its sums: `acc` of the one that does it last becomes
+    those of all splits. Opens the block of what only that CTA does. #}
+{%- macro add_up() %}
+    # All threads have written before one of them counts.
+    tl.debug_barrier()
+    before = tl.atomic_add(COUNTERS + number, 1, sem="acq_rel", scope="gpu")
+    if before == SPLIT_K - 1:
+        tl.store(COUNTERS + number, 0)
+{{- sum_of("acc", "sums")}}
+{%- endmacro %}
+{#- The sum of all splits, that of the first of which is at `first`. #}
+{%- macro sum_of(target, first) %}
+    {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
+        {{target}} = tl.zeros(({{shape | join(", ")}}), dtype=ACC_TYPE)
+    {%- if SPLIT_K > AT_ONCE %}
+        for start in tl.range(0, SPLIT_K // AT_ONCE * AT_ONCE, AT_ONCE, num_stages=1):
+        {%- for i in range(AT_ONCE) %}
+            part{{i}} = {{_part(first, "start + %d" % i)}}
+        {%- endfor %}
+        {%- for i in range(AT_ONCE) %}
+            {{target}} += part{{i}}
+        {%- endfor %}
+    {%- endif %}
+    {%- set rest = SPLIT_K if SPLIT_K <= AT_ONCE else SPLIT_K % AT_ONCE %}
+    {%- for i in range(SPLIT_K - rest, SPLIT_K) %}
+        part{{i}} = {{_part(first, i)}}
+    {%- endfor %}
+    {%- for i in range(SPLIT_K - rest, SPLIT_K) %}
+        {{target}} += part{{i}}
+    {%- endfor %}
+{%- endmacro %}
+{#- Not from a cache of this multiprocessor. #}
+{%- macro _part(first, split) -%}
+tl.load({{first}} + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
+{%- endmacro %}
+{#- Which matrix or split a CTA has, and which tile of it: columns come first. #}
+{%- macro place() %}
+    pid = tl.program_id(0).to(INDEX_DTYPE)
+    {%- if BATCHED or SPLIT_K > 1 %}
+    matrix = tl.cdiv(M, BLOCK_M) * TILES_N
+    {{"q" if BATCHED else "split"}} = pid // matrix
+    pid = pid % matrix
+    {%- endif %}
+    pid_m = pid // TILES_N
+    pid_n = pid % TILES_N
+{%- endmacro %}
+{#- What follows the sums `acc` (and `up`) of a tile, [BLOCK_M, COLUMNS], up to its stores. #}
+{%- macro finish() %}
+    {{- scaled("[None, :]")}}
+    {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
+    {%- if GATED %}
+    acc = {{gate("acc", "up")}}
+    {%- endif %}
+    idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm[:, None]
+    idx_n = (first + rn)[None, :]
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    {%- if ONE_LAUNCH %}
+{{add_splits("pid")}}
+    {%- endif %}
+    {{"    " if ONE_LAUNCH}}
+    {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                   indent_width=8 if ONE_LAUNCH else 4,
+                   val_shape=("BLOCK_M", "COLUMNS"))}}
+    {%- if maxima %}
+    {{"    " if ONE_LAUNCH}}{{row_maxima() | indent(8 if ONE_LAUNCH else 4)}}
+    {%- endif %}
+{%- endmacro %}
+"""
+"""Macros of the template language, for the beginning of a kernel's source.
+
+`add_splits` is right by PTX's memory model, with nothing that waits for another CTA, which may not
+have begun:
+
+- what a thread of a split's CTA has written comes before the barrier of its CTA, and that before
+  the CTA's addition to the counter, which releases all of it to the GPU;
+- additions to one counter follow each other. The one that finds `SPLIT_K - 1` there comes after
+  those of all other splits, and acquires what they released: they are one release sequence, for
+  read-modify-writes in between do not end it;
+- its result goes to all threads of the CTA by shared memory and a barrier, so that their loads come
+  after all those writes. They ask L2 (`.cg`), as the others' multiprocessors wrote it there.
+
+The sums are added in the order of the splits, whichever CTA was last: launches give the same bits.
+That CTA leaves 0 in the counter, where no other of this launch looks again; a later launch begins
+its work after this one has ended (a dependent one waits before it reads or writes anything).
+"""
+
+ARGUMENTS = r"""
+{%- set factors = [] %}
+{#- The factors, each an argument of its own. #}
+{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
+{%- set extra = [] %}
+{%- set zeros = ZEROS is defined and ZEROS %}
+{%- for name in (["S"] if SCALES != "'none'" else []) + (["Z"] if zeros else []) %}
+{%- for i in range(PARTS) %}{% set _ = extra.append("%s%d" % (name, i) if PARTS > 1 else name) %}
+{%- endfor %}
+{%- endfor %}
+{%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
+{%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
+{%- set _ = extra.extend(behind) %}
+"""
+"""Names of arguments of kernels with plain loads: `factors`, and what else they read in `extra`."""
+
+TMA = r"""
+{%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
+{%- set b_block = ("BLOCK_K", "COLUMNS") if B_ROW else ("COLUMNS", "BLOCK_K") %}
+{#- Where K is known only when the kernel is launched. #}
+{%- macro along_k() %}
+    {%- if K is not defined %}
+    K = tl.cast({{size("A", -1)}}, tl.int32)
+    {%- endif %}
+{%- endmacro %}
+{#- Descriptors have the contiguous dimension last; matrices of a batch come first. #}
+{%- macro descriptor(name, batch, shape, leading, block) -%}
+tl.make_tensor_descriptor(
+        {{name}},
+        shape=[{{"%s, " % batch if batch}}{{shape[0]}}, {{shape[1]}}],
+        strides=[{{"%s, " % stride(name, 0) if batch}}{{leading}}, 1],
+        block_shape=[{{"1, " if batch}}{{block[0]}}, {{block[1]}}],
+    )
+{%- endmacro %}
+{%- macro a_descriptor(name, batch) %}
+    {%- set shape = ("M", "K") if A_ROW else ("K", "M") %}
+    {%- set leading = A_LEADING or stride(name, -2 if A_ROW else -1) %}
+    a_desc = {{descriptor(name, batch if A_BATCHED, shape, leading, a_block)}}
+{%- endmacro %}
+{%- macro b_descriptor(name, batch, i) %}
+    {%- set columns = size(name, -1) %}
+    {%- set shape = ("K", columns) if B_ROW else (columns, "K") %}
+    {%- set leading = B_LEADING or stride(name, -2 if B_ROW else -1) %}
+    b{{i}}_desc = {{descriptor(name, batch if B_BATCHED, shape, leading, b_block)}}
+{%- endmacro %}
+{#- Tiles as the tensor cores want them, transposed where K is not where they want it. #}
+{%- macro fetch_a(q, row, k) -%}
+a_desc.load([{{"%s, " % q if A_BATCHED}}{{"%s, %s" % ((row, k) if A_ROW else (k, row))}}])
+{%- if A_BATCHED %}.reshape({{a_block | join(", ")}}){% endif %}{{".T" if A_ROW == SWAP}}
+{%- endmacro %}
+{%- macro fetch_b(name, q, column, k) -%}
+{{name}}.load([{{"%s, " % q if B_BATCHED}}{{"%s, %s" % ((k, column) if B_ROW else (column, k))}}])
+{%- if B_BATCHED %}.reshape({{b_block | join(", ")}}){% endif %}{{".T" if B_ROW == SWAP}}
+{%- endmacro %}
+{%- macro multiply(a, b, acc) -%}
+{%- set factors = (b, a) if SWAP else (a, b) -%}
+tl.dot({{factors | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32
+{%- if IMPRECISE %}, max_num_imprecise_acc=IMPRECISE{% endif %})
+{%- endmacro %}
+"""
+"""Macros of kernels that load by TMA; `q`, rows, columns and k are 32-bit."""
+
+
+def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """Constants that divide an output into tiles, those of several factors and gates included.
+
+    Tiles of the factors follow each other along N, and none reaches over a border between two.
+    """
+    gated = problem.epilogue.gated
+    parts = problem.parts or (problem.n,)
+    columns = config.block_n // 2 if gated else config.block_n
+    tiles = [ceiling(part, columns) for part in parts]
+    found: dict[str, Any] = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_K": config.block_k,
+        "COLUMNS": columns,
+        "GROUP_M": config.group_m,
+        "SWAP": config.swap,
+        "PARTS": len(parts),
+        "TILES_N": tiles[0] if gated else tiles_along_n(problem, config.block_n),
+        "GATED": gated,
+        "BIASED": gated and problem.operation == "addmm",
+        "RESCALED": False,
+        "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
+        "ALLOW_TF32": problem.tf32,
+    }
+    for i in range(1, len(parts)):
+        found[f"FIRST_TILE_{i}"] = sum(tiles[:i])
+    return found
+
+
+def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """Constants of a kernel whose threads load and may change operands on the way.
+
+    Of a static N, whether tiles divide it is decided here; of what may be symbolic `instances`
+    decides.
+    """
+    columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
+    prologue = problem.prologue
+    return {
+        **splits(config),
+        "PDL": config.pdl,
+        "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
+        "NORMALIZE": prologue is not None and prologue.normalizes,
+        "STANDARDIZE": prologue is not None and prologue.standardizes,
+        "DEPTH": statistics_depth(problem, config),
+        "DEPTH_STAGES": STATISTICS_STAGES,
+        "WEIGHTED": prologue is not None and prologue.vectors > 0,
+        "SHIFTED": prologue is not None and prologue.vectors > 1,
+        "SCALES": repr(prologue.scales if prologue is not None else "none"),
+        "B_ONCE": problem.rows <= config.block_m,
+    }
+
+
+def splits(config: GemmConfig) -> dict[str, Any]:
+    """Constants that divide K among CTAs."""
+    registers = ceiling(config.block_m * config.block_n, config.threads)
+    return {
+        "SPLIT_K": config.split_k,
+        "ONE_LAUNCH": config.one_launch,
+        # Of the sums of splits, as many are on their way to the CTA that adds them up.
+        "AT_ONCE": max(1, min(config.split_k, _REGISTERS // registers)),
+    }
+
+
+_REGISTERS = 128
+"""Of a thread, half of them: the accumulators' are free when splits are added up."""
+
+
+def imprecise(problem: GemmProblem, config: GemmConfig) -> int:
+    """After how many steps of K the tensor cores' sums of fp8, which they keep in fewer bits than
+    float32, are added up in float32; 0 for what is Triton's own: never, where it matters.
+    """
+    precise = problem.a.dtype in FP8 and not problem.fast_accumulation
+    return config.block_k if precise else 0
+
+
+def by_tma(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """Constants of a kernel that loads by TMA.
+
+    A stride of rows that are only one is whatever a tensor happens to have, and TMA asks for a
+    multiple of 16 bytes: there the operand's own is taken.
+    """
+    return {
+        "K": problem.k,
+        "A_ROW": problem.a.layout == "row",
+        "B_ROW": problem.b.layout == "row",
+        "B_LEADING": problem.b.leading if min(problem.n, problem.k) == 1 else 0,
+        "IMPRECISE": imprecise(problem, config),
+    }

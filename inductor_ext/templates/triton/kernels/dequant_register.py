@@ -1,0 +1,273 @@
+"""Products of few rows by an integer b, which goes from memory straight to the tensor cores.
+
+The kernel of the template `direct`. What holds back a loop that loads tiles into shared memory,
+where b has 4 or 8 bits, is not memory: every step waits for the slowest warp, and bytes that are
+read once go through shared memory twice. Here nothing does, and no warp waits for another:
+
+- a CTA has `BLOCK_M` rows and `COLUMNS` columns of one output; its warps divide K, each has sums of
+  its own in the batch of a three-dimensional `tl.dot`, and those are added up once, at the end;
+- a lane loads 16 bytes of a column of b at a time. Which k stands where in a product is of no
+  account as long as a and b agree, so that these 16 bytes are the lane's part of four
+  instructions of the tensor cores (k is [4 lanes, 4 instructions, 4 neighbours] in memory and
+  [instructions, lanes, neighbours] in the tile), and a is read in the same order. Layouts are
+  Triton's to choose: dimensions stand in that order (`AXES`) in which the layout of coalesced loads
+  is the one that the product wants, and no element changes its thread;
+- likewise the columns of a lane are neighbours (column g * n + i of lane g stands at i * 8 + g),
+  whose scales are one load;
+- b is the tensor cores' first operand: 16 columns of b by 8 rows of a;
+- what the next step multiplies is loaded before this one is multiplied, as words of 32 bits: single
+  bytes that live through a loop are taken apart and put together in every step;
+- scales of groups along K multiply the sums of a group in float32, not b;
+- rows and columns beyond the last are those of the last, and nobody stores them;
+- several factors b (`PARTS`), gates (`GATED`) and splits of K (`SPLIT_K`) are as in `tile`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from typing import Any
+
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.kernels import common, dequantize
+
+__all__ = ["MACROS", "SOURCE", "constants"]
+
+MACROS = r"""
+{%- set chunks = range(CHUNKS) %}
+{%- set chunk = BLOCK_K // (WARPS * CHUNKS) %}
+{%- set per_word = 8 if packed else 4 %}
+{%- set parts_of_a = 4 if packed else 2 %}
+{%- set grouped = SCALES == "'group'" %}
+{#- Where a dimension stands: `index` makes one of a range, `ordered` lists dimensions by name. #}
+{%- macro index(axis) -%}
+[
+{%- for each in AXES %}{{":" if each == axis else "None"}}, {% endfor -%}
+]
+{%- endmacro %}
+{%- macro ordered(names) -%}
+{%- for each in names %}{{AXES.index(each) if each in AXES else each}}{{", " if not loop.last}}
+{%- endfor %}
+{%- endmacro %}
+{#- A tile [WARPS, `columns`, 64] of the first, second, third and fourth of neighbours along K. #}
+{%- macro b_tile(target, columns, first, second, third, fourth) %}
+        {{target}} = tl.join(
+            tl.join({{first}}, {{third}}), tl.join({{second}}, {{fourth}})
+        ).permute({{ordered(("warp", "rest", "lane", 4, "lane_k", 5, 6))}})
+        {{target}} = tl.reshape({{target}}, (WARPS, {{columns}}, 64))
+{%- endmacro %}
+{#- A tile [WARPS, 64, BLOCK_M] of what was loaded of rows of a, in `parts_of_a` pieces of those
+    names; for pairs of b one of even columns and one of odd ones. #}
+{%- macro a_tile(target, even, odd, pieces) %}
+{%- if packed %}
+        {{target}} = tl.join(
+            tl.join({{pieces[0]}}, {{pieces[2]}}), tl.join({{pieces[1]}}, {{pieces[3]}})
+        ).permute({{ordered(("warp", 5, 6, "lane_k", 4, "rest", "lane"))}})
+        {{target}} = tl.reshape({{target}}, (WARPS, 64, BLOCK_M))
+        {{even}} = ({{target}} & 0xFFFF).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
+        {{odd}} = ({{target}} >> 16).to(tl.int16).to(A.dtype.element_ty, bitcast=True)
+{%- else %}
+        {{target}} = tl.join({{pieces | join(", ")}})
+        {{target}} = {{target}}.permute({{ordered(("warp", 5, 4, "lane_k", "rest", "lane"))}})
+        {{target}} = tl.reshape({{target}}, (WARPS, 4, 4, 4, BLOCK_M)).permute(0, 1, 3, 2, 4)
+        {{target}} = tl.reshape({{target}}, (WARPS, 64, BLOCK_M))
+{%- endif %}
+{%- endmacro %}
+{#- Sums of a group into `sums`: `scale` has its columns' scales, the same for lanes along K. #}
+{%- macro add_group(sums, part, scale, columns) %}
+        scale = {{scale}}.permute({{ordered(("warp", "rest", "lane", "lane_k", "element"))}})
+        scale = tl.reshape(scale, (WARPS, {{columns}}, 4))
+        {{sums}} += {{part}} * tl.max(scale.to(tl.float32), 2)[:, :, None]
+{%- endmacro %}
+{#- Sums of all warps, [`columns`, BLOCK_M]. `tl.sum` along warps writes theirs to shared memory
+    side by side, where 8 or more threads want the same bank at a time; of halves that are split and
+    added Triton changes the layout once, without such conflicts. #}
+{%- macro add_warps(sums, columns, indent) %}
+{%- set left = namespace(warps=WARPS) %}
+{%- for _ in range(4) if left.warps > 1 %}
+{%- set left.warps = left.warps // 2 %}
+{{indent}}{{sums}} = tl.reshape({{sums}}, (2, {{left.warps}}, {{columns}}, BLOCK_M))
+{{indent}}low, high = tl.split({{sums}}.permute(1, 2, 3, 0))
+{{indent}}{{sums}} = low + high
+{%- endfor %}
+{{indent}}{{sums}} = tl.reshape({{sums}}, ({{columns}}, BLOCK_M))
+{%- endmacro %}
+{#- What a thread is: a lane along K and one along the other dimension, a warp, and 4 words of each
+    load; and the rows of a that it loads. #}
+{%- macro lanes() %}
+    lane_k = tl.arange(0, 4){{index("lane_k")}}
+    lane = tl.arange(0, 8){{index("lane")}}
+    warp = tl.arange(0, WARPS){{index("warp")}}
+    word = tl.arange(0, 4){{index("element")}}
+    row = tl.arange(0, BLOCK_M // 8){{index("rest")}} * 8 + lane
+    row = tl.minimum(pid_m * BLOCK_M + row, M - 1)
+{%- endmacro %}
+{#- Where a lane's elements of a begin, of the rows `row`. #}
+{%- macro a_pointers() %}
+    {%- if packed %}
+    a_at = A.to(tl.pointer_type(tl.int32)) + row * (stride_am // 2) + along_k * 4 + word
+    {%- else %}
+    a_at = A + row * stride_am + along_k * 4 + tl.arange(0, 8){{index("element")}}
+    {%- endif %}
+{%- endmacro %}
+{#- Load piece `j` of chunk `i` of them. #}
+{%- macro a_piece(i, j) -%}
+tl.load(a_at + {{i * 64 + j * (4 if packed else 8)}})
+{%- endmacro %}
+{#- Where the scales of the columns `column` are, 8 times `rest` of them, as large as words of b. #}
+{%- macro scale_columns(like, rest) %}
+    {%- set sizes = {"lane_k": 4, "lane": 8, "warp": "WARPS", "rest": rest, "element": 1} %}
+    scale_columns = tl.broadcast_to(
+        column * {{stride(like, 1)}},
+        (
+        {%- for each in AXES %}{{sizes[each]}}{{", " if not loop.last}}{% endfor -%}
+        ),
+    )
+{%- endmacro %}
+"""
+"""Macros of kernels that load words of b, and of a, straight into registers."""
+
+SOURCE = (
+    common.MACROS
+    + common.ARGUMENTS
+    + dequantize.MACROS
+    + MACROS
+    + r"""
+{#- Names of b and of its scales, and which argument tells the latter's strides: of both factors
+    where one gates the other. #}
+{%- set like = "S0" if PARTS > 1 else "S" %}
+{%- set products = [("b", "s", "S0", "acc"), ("c", "t", "S1", "up")] if GATED
+    else [("b", "s", "S", "acc")] %}
+{#- Load step `k` of a warp: words of b, scales of its columns, and rows of a. #}
+{%- macro fetch(indent, k) %}
+{%- for i in chunks %}
+{%- for b, s, S, _ in products %}
+{{indent}}{{b}}{{i}} = tl.load({{b}}_at + {{i * 16}}, eviction_policy="evict_first")
+{%- if grouped %}
+{{indent}}{{s}}{{i}} = tl.load(
+{{indent}}    {{S}} + (begin + {{k}} + {{i * chunk}}) // GROUP * {{stride(like, 0)}} + scale_columns
+{{indent}})
+{%- endif %}
+{%- endfor %}
+{%- for j in range(parts_of_a) %}
+{{indent}}a{{i}}_{{j}} = {{a_piece(i, j)}}
+{%- endfor %}
+{%- endfor %}
+{%- endmacro %}
+{#- Sums of all warps, their columns in order, [BLOCK_M, COLUMNS]. #}
+{%- macro folded(sums) %}
+{{- add_warps(sums, "COLUMNS", "    ")}}
+    {{sums}} = tl.reshape({{sums}}, (COLUMNS // 8, 8, BLOCK_M)).permute(2, 1, 0)
+    {{sums}} = tl.reshape({{sums}}, (BLOCK_M, COLUMNS))
+{%- endmacro %}
+{{def_kernel(*(["A"] + factors + extra))}}
+    M = {{size("A", -2)}}
+    K = {{size("A", -1)}}
+    {{- tiles_along_n()}}
+    stride_am = {{stride("A", -2)}}
+{{place()}}
+{{columns()}}
+    {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
+    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+
+{{- lanes()}}
+    column = tl.arange(0, COLUMNS // 8){{index("rest")}} + lane * (COLUMNS // 8)
+    column += (pid_n{{" - tile" if PARTS > 1 and not GATED}}) * COLUMNS
+    {%- if not EVEN_N %}
+    column = tl.minimum(column, N - 1)
+    {%- endif %}
+    share = K // (SPLIT_K * WARPS)
+    begin = ({{"split * WARPS + " if SPLIT_K > 1}}warp) * share
+    along_k = ({{"split * WARPS + " if SPLIT_K > 1}}warp) * (share // {{per_word}}) + lane_k * 4
+    b_at = B.to(tl.pointer_type(tl.int32)) + column * (stride_bn // 4) + along_k + word
+    {%- if GATED %}
+    c_at = B1.to(tl.pointer_type(tl.int32)) + column * ({{stride("B1", -1)}} // 4) + along_k + word
+    {%- endif %}
+    {%- if grouped %}{{scale_columns(like, "COLUMNS // 8")}}{% endif %}
+    {{- a_pointers()}}
+    {%- for _, _, _, sums in products %}
+    {{sums}} = tl.zeros((WARPS, COLUMNS, BLOCK_M), dtype=tl.float32)
+    {%- endfor %}
+    {%- if PDL %}
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    {%- endif %}
+    {{- fetch("    ", 0)}}
+    for k in tl.range(0, share, {{CHUNKS * chunk}}, num_stages=1):
+        {%- for i in chunks %}
+        {%- for b, s, _, _ in products %}
+        {{b}}{{i}}_now = {{b}}{{i}}
+        {%- if grouped %}
+        {{s}}{{i}}_now = {{s}}{{i}}
+        {%- endif %}
+        {%- endfor %}
+        {%- for j in range(parts_of_a) %}
+        a{{i}}_{{j}}_now = a{{i}}_{{j}}
+        {%- endfor %}
+        {%- endfor %}
+        # The last step loads itself again.
+        ahead = tl.where(k + {{CHUNKS * chunk}} < share, {{CHUNKS * chunk}}, 0)
+        {%- for b, _, _, _ in products %}
+        {{b}}_at += ahead // {{per_word}}
+        {%- endfor %}
+        a_at += ahead{{" // 2" if packed}}
+        {{- fetch("        ", "k + ahead")}}
+        {%- for i in chunks %}
+        {%- set pieces = [] %}
+        {%- for j in range(parts_of_a) %}
+        {%- set _ = pieces.append("a%d_%d_now" % (i, j)) %}
+        {%- endfor %}
+        {{- a_tile("a", "even", "odd", pieces)}}
+        {%- for b, s, _, sums in products %}
+        {{- words(b ~ i ~ "_now")}}
+        {%- set into = "part" if grouped else sums %}
+        {%- set before = "" if grouped else ", " ~ sums %}
+        {%- if packed %}
+        {{- b_tile("b_even", "COLUMNS", "even_0", "even_1", "even_2", "even_3")}}
+        {{into}} = tl.dot(b_even, even{{before}})
+        {{- b_tile("b_odd", "COLUMNS", "odd_0", "odd_1", "odd_2", "odd_3")}}
+        {{into}} = tl.dot(b_odd, odd, {{into}})
+        {%- else %}
+        {{- b_tile("b_all", "COLUMNS", "all_0", "all_1", "all_2", "all_3")}}
+        {{into}} = tl.dot(b_all, a{{before}})
+        {%- endif %}
+        {%- if grouped %}
+        # Lanes along K have the same scales.
+        {{- add_group(sums, "part", s ~ i ~ "_now", "COLUMNS")}}
+        {%- endif %}
+        {%- endfor %}
+        {%- endfor %}
+
+    {%- for _, _, _, sums in products %}{{folded(sums)}}{% endfor %}
+    {{- finish()}}
+"""
+)
+
+
+@functools.cache
+def _axes() -> tuple[str, ...]:
+    """Dimensions of what a warp loads, lanes and warps as in a layout of coalesced loads.
+
+    Threads lie along the contiguous dimension first and then along the others; among these Triton
+    begins with the first one up to version 3.6, and with the last one from 3.7 on.
+    """
+    others = ("lane_k", "lane", "warp", "rest")
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        version = "3.7"
+    newer = tuple(int(each) for each in version.split(".")[:2]) >= (3, 7)
+    return (*(reversed(others) if newer else others), "element")
+
+
+def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """What a problem and a configuration make of the kernel."""
+    return {
+        **common.tiling(problem, config),
+        **common.loads(problem, config),
+        **dequantize.constants(problem),
+        "AXES": _axes(),
+        "WARPS": config.warps,
+        "CHUNKS": config.chunks(problem),
+    }

@@ -1,0 +1,286 @@
+"""As many CTAs as multiprocessors, which take one tile after the other, loaded by TMA.
+
+The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persistent`, and of
+`splitk` where that loads by TMA. Its ideas:
+
+- a CTA walks tiles of all matrices, `tl.num_programs(0)` apart, in groups of `GROUP_M` rows of
+  tiles; the loop over tiles and that over K are one (`FLATTEN`), so that the first loads of a tile
+  are under way while the last one is stored, or other warps load (`WARP_SPECIALIZE`);
+- descriptors are made on the device, one an operand, with its contiguous dimension last; beyond a
+  border they load zeros, so that loads have no masks; a batch is one dimension more, unless all its
+  matrices are one (stride 0);
+- several factors b (`PARTS`) share one launch: a tile takes the descriptor of the factor that it
+  belongs to;
+- instead, the last rounds can be shared (`STREAM_K`): every CTA has as many steps along K, of two
+  tiles and a part of a third at most, and no tile is that of more than two CTAs. Of those, the one
+  that is done first writes its sums to a workspace and counts; the other one reads them, adds them
+  to its own and goes on. What `shared.MACROS` says of `add_splits` holds here, too; and a sum of
+  two is the same in both orders;
+- two factors can gate each other (`GATED`). If K is contiguous in them, one descriptor has both, in
+  whatever order they lie in memory, and a tile of both is one factor of one product (`JOINED`);
+- operands can be exchanged (`SWAP`), tiles can give the largest elements of their rows
+  (`ABSOLUTE`), and K can be divided (`SPLIT_K`), as in `tile`; then a CTA takes one piece of work
+  (`splitk`).
+
+Sizes are known when it is compiled or when it is launched. Addresses of the output have the index
+type that Inductor chooses; coordinates of TMA have 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.kernels import common
+
+__all__ = ["SOURCE", "constants"]
+
+REACH = 2**36
+"""Units of 16 bytes below which strides of a TMA descriptor are; no less than 1025, see below."""
+
+SOURCE = (
+    common.MACROS
+    + common.TMA
+    + r"""
+{#- Where a tile lies: matrix q, row and column of tiles. #}
+{%- macro place(tile) %}
+        {%- if BATCHED or SPLIT_K > 1 %}
+        {{"q" if BATCHED else "split"}} = {{tile}} // matrix
+        local = {{tile}} % matrix
+        {%- else %}
+        local = {{tile}}
+        {%- endif %}
+        group = local // width
+        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
+        pid_m = group * GROUP_M + (local % width) % group_rows
+        pid_n = (local % width) // group_rows
+{%- endmacro %}
+{#- Of a tile that two CTAs share, the one that is done first writes its sums for the other one.
+    Opens the block of what is done with complete sums. #}
+{%- macro exchange() %}
+        {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
+        {%- set lines = "tl.arange(0, %s)[:, None] * %s" % (shape[0], shape[1]) %}
+        done = last_k - first_k == STEPS * BLOCK_K
+        if not done:
+            # Known by the CTA that has the first steps. Each of the two has its place for sums.
+            cut = begin - tl.where(first_k > 0, 1, 0)
+            slot = 2 * cut + tl.where(first_k > 0, 1, 0)
+            sums = WORKSPACE + {{lines}} + tl.arange(0, {{shape[1]}})[None, :]
+            before = 0
+            if first_k == 0:
+                # Last of its share: the other one, who had its part first, is done as a rule.
+                before = tl.atomic_add(COUNTERS + cut, 0, sem="acquire", scope="gpu")
+            if before == 0:
+                tl.store(sums + slot.to(tl.int64) * (BLOCK_M * COLUMNS), acc)
+                # All threads have written before one of them counts.
+                tl.debug_barrier()
+                before = tl.atomic_add(COUNTERS + cut, 1, sem="acq_rel", scope="gpu")
+            done = before == 1
+            if done:
+                tl.store(COUNTERS + cut, 0)
+                acc += tl.load(
+                    sums + (slot ^ 1).to(tl.int64) * (BLOCK_M * COLUMNS), cache_modifier=".cg"
+                )
+        if done:
+{%- endmacro %}
+{%- set factors = [] %}
+{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
+{{def_kernel(*(["A"] + factors + behind + maxima))}}
+    M = {{size("A", -2)}}
+    {{- tiles_along_n()}}
+    {{- along_k()}}
+    {%- if SHARE is not defined and SPLIT_K > 1 %}
+    SHARE = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    {%- endif %}
+    {{- a_descriptor("A", size("A", 0))}}
+    {%- if JOINED %}
+    # From the factor that lies first to the other one, in units of 16 bytes. Tiles of both come at
+    # once, unless no stride reaches from one to the other. Then all of the first one is multiplied
+    # before the other one, each beside zeros: the third dimension has one element, and a tile
+    # begins at it or one before. The other one lies a stride times 1024, and another one, away.
+    apart = (B1.to(tl.int64) - B0.to(tl.int64)) // 16
+    flipped = apart < 0
+    lower_factor = B0
+    if flipped:
+        lower_factor = B1
+    apart = tl.abs(apart)
+    far = apart >= REACH
+    UNIT: tl.constexpr = 128 // B0.dtype.element_ty.primitive_bitwidth
+    b_desc = tl.make_tensor_descriptor(
+        lower_factor,
+        shape=[1025, 2, tl.where(far, 1, 2), {{size("B0", -1)}}, K],
+        strides=[
+            tl.maximum((apart - 1) // 1024, 1) * UNIT,
+            ((apart - 1) % 1024 + 1) * UNIT,
+            tl.where(far, 1, apart) * UNIT,
+            {{B_LEADING or stride("B0", -1)}},
+            1,
+        ],
+        block_shape=[1, 1, 2, COLUMNS, BLOCK_K],
+    )
+    ALONG_K = tl.cdiv(K, BLOCK_K) * BLOCK_K
+    {%- else %}
+    {%- for name in factors %}
+    {{- b_descriptor(name, size(name, 0), loop.index0)}}
+    {%- endfor %}
+    {%- endif %}
+
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    width = GROUP_M * TILES_N
+    matrix = tiles_m * TILES_N
+    tiles = matrix{{" * " ~ size("A", 0) if BATCHED else " * SPLIT_K" if SPLIT_K > 1}}
+    begin = tl.program_id(0).to(INDEX_DTYPE)
+    {%- if STREAM_K %}
+    # All rounds but the last whole one, of whole tiles; then this CTA's share of the steps of all
+    # other tiles. It has no less than a tile, so that no tile is shared by more than two.
+    STEPS = tl.cdiv(K, BLOCK_K)
+    ctas = tl.num_programs(0)
+    rounds = tl.maximum(tiles // ctas - 1, 0)
+    steps = (tiles - rounds * ctas) * STEPS
+    share = tl.maximum(tl.cdiv(steps, ctas), STEPS)
+    first_step = min(begin * share, steps)
+    last_step = min(first_step + share, steps)
+    first_shared = first_step // STEPS
+    pieces = tl.cdiv(last_step, STEPS) - first_shared
+    {%- endif %}
+    {%- if FLATTEN %}
+    # Of the tile that is stored, so that nothing of it has to be kept while the next one is loaded.
+    stored = begin - tl.num_programs(0)
+    {%- endif %}
+    {%- if PDL %}
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    {%- endif %}
+    {%- if STREAM_K %}
+    for piece in tl.range(0, rounds + pieces):
+        shared = piece >= rounds
+        # Steps of the CTA's share from the first one of this tile on.
+        past = (first_shared + piece - rounds) * STEPS
+        tile = tl.where(shared, rounds * ctas + past // STEPS, piece * ctas + begin)
+        first_k = tl.where(shared, tl.maximum(first_step - past, 0), 0) * BLOCK_K
+        last_k = tl.where(shared, min(last_step - past, STEPS), STEPS) * BLOCK_K
+    {%- else %}
+    for tile in tl.range(
+        begin, tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+    {%- endif %}
+        {{- place("tile")}}
+        row = (pid_m * BLOCK_M).to(tl.int32)
+        {%- if PARTS > 1 and not GATED %}
+        b_desc = b0_desc
+        first_tile = 0
+        {%- for i in range(1, PARTS) %}
+        if pid_n >= FIRST_TILE_{{i}}:
+            b_desc = b{{i}}_desc
+        first_tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, first_tile)
+        {%- endfor %}
+        column = ((pid_n - first_tile) * COLUMNS).to(tl.int32)
+        {%- else %}
+        column = (pid_n * COLUMNS).to(tl.int32)
+        {%- endif %}
+        {%- if BATCHED %}
+        q = q.to(tl.int32)
+        {%- endif %}
+        {%- set columns = "2 * COLUMNS" if JOINED else "COLUMNS" %}
+        {%- set shape = "(COLUMNS, BLOCK_M)" if SWAP else "(BLOCK_M, %s)" % columns %}
+        acc = tl.zeros({{shape}}, dtype=ACC_TYPE)
+        {%- if GATED and not JOINED %}
+        up = tl.zeros({{shape}}, dtype=ACC_TYPE)
+        {%- endif %}
+        {%- if SPLIT_K > 1 %}
+        first_k = (split * SHARE).to(tl.int32)
+        for k in tl.range(first_k, min(first_k + SHARE, K), BLOCK_K):
+        {%- elif STREAM_K %}
+        for k in tl.range(first_k.to(tl.int32), last_k.to(tl.int32), BLOCK_K):
+        {%- elif JOINED %}
+        for past in tl.range(0, tl.where(far, 2 * ALONG_K, ALONG_K), BLOCK_K):
+            second = (past >= ALONG_K).to(tl.int32)
+            k = past - second * ALONG_K
+        {%- else %}
+        for k in tl.range(0, K, BLOCK_K):
+        {%- endif %}
+            a = {{fetch_a("q", "row", "k")}}
+            {%- if JOINED %}
+            b = b_desc.load([second * 1024, second, -second, column, k])
+            b = b.reshape(2 * COLUMNS, BLOCK_K).T
+            {%- else %}
+            b = {{fetch_b("b_desc" if PARTS > 1 and not GATED else "b0_desc", "q", "column", "k")}}
+            {%- endif %}
+            acc = {{multiply("a", "b", "acc")}}
+            {%- if GATED and not JOINED %}
+            c = {{fetch_b("b1_desc", "q", "column", "k")}}
+            up = {{multiply("a", "c", "up")}}
+            {%- endif %}
+        {%- if FLATTEN %}
+        stored += tl.num_programs(0)
+        {{- place("stored")}}
+        {%- endif %}
+        {%- set m = "[None, :]" if SWAP else "[:, None]" %}
+        {%- set n = "[:, None]" if SWAP else "[None, :]" %}
+        {%- if JOINED %}
+        pair = tl.permute(tl.reshape(acc, (BLOCK_M, 2, COLUMNS)), (0, 2, 1))
+        lower, upper = tl.split(pair)
+        acc = tl.where(flipped, upper, lower)
+        up = tl.where(flipped, lower, upper)
+        {%- endif %}
+        rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        {%- if PARTS > 1 and not GATED %}
+        first_tile = 0
+        first = 0
+        N = {{size("B0", -1)}}
+        {%- set before = namespace(columns=size("B0", -1)) %}
+        {%- for i in range(1, PARTS) %}
+        first_tile = tl.where(pid_n >= FIRST_TILE_{{i}}, FIRST_TILE_{{i}}, first_tile)
+        first = tl.where(pid_n >= FIRST_TILE_{{i}}, {{before.columns}}, first)
+        N = tl.where(pid_n >= FIRST_TILE_{{i}}, {{size("B%d" % i, -1)}}, N)
+        {%- set before.columns = before.columns ~ " + " ~ size("B%d" % i, -1) %}
+        {%- endfor %}
+        rn = (pid_n - first_tile) * COLUMNS + tl.arange(0, COLUMNS)
+        idx_n = (first + rn){{n}}
+        {%- else %}
+        N = {{size("B0", -1)}}
+        rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+        idx_n = rn{{n}}
+        {%- endif %}
+        {%- if GATED %}
+        {%- if BIASED %}{{add_biases(n, "        ")}}{% endif %}
+        acc = {{gate("acc", "up")}}
+        {%- endif %}
+        {%- if RESCALED %}{{rescale(m, n, "        ")}}{% endif %}
+        {%- if BIASED and not GATED %}{{add_biases(n, "        ")}}{% endif %}
+        idx_m = {{"split * M + " if SPLIT_K > 1 and not ONE_LAUNCH}}rm{{m}}
+        mask = (rm{{m}} < M) & (rn{{n}} < N)
+        {%- if ONE_LAUNCH %}
+    {{- add_splits("local") | indent(4)}}
+        {%- elif STREAM_K %}
+    {{- exchange()}}
+        {%- endif %}
+        {%- set inner = ONE_LAUNCH or STREAM_K %}
+        {{"    " if inner}}
+        {{- store_output(("q", "idx_m", "idx_n") if BATCHED else ("idx_m", "idx_n"), "acc", "mask",
+                       indent_width=12 if inner else 8,
+                       val_shape=("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS"))}}
+        {%- if maxima %}
+        {{"    " if inner}}{{row_maxima() | indent(12 if inner else 8)}}
+        {%- endif %}
+"""
+)
+
+
+def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+    """What a problem and a configuration make of the kernel."""
+    return {
+        **common.tiling(problem, config),
+        **common.by_tma(problem, config),
+        "JOINED": config.joins(problem),
+        "REACH": REACH,
+        "FLATTEN": config.flatten,
+        "WARP_SPECIALIZE": config.warp_specialize,
+        **common.splits(config),
+        # Elements along K of a split, whole steps.
+        "SHARE": config.block_k * config.k_steps(problem),
+        "PDL": config.pdl,
+        "STREAM_K": config.stream_k,
+        "TMA_STORE": config.tma_store,
+    }
