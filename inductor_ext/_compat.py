@@ -1,6 +1,8 @@
-"""Which torch releases are supported, what differs between them, and state they keep private.
+"""Supported torch releases, differences between them, and access to their private state.
 
-Differences are found by feature, not by version number, where that is possible.
+All differences between torch and Triton versions are handled here, by feature detection rather than
+version number where that is possible. `check_torch` raises for an unsupported release unless the
+setting `allow_unsupported_torch` is on.
 """
 
 from __future__ import annotations
@@ -40,24 +42,24 @@ __all__ = [
 ]
 
 SUPPORTED = ("2.11", "2.15")
-"""The lowest and the highest supported torch release, both included."""
+"""The lowest and the highest supported torch release, inclusive."""
 
 _NEWER = (
-    " `inductor-ext doctor` checks what of torch is relied on, and docs/upgrading_torch.md says "
-    "how to check the rest."
+    " `inductor-ext doctor` checks the torch internals that the extension relies on; "
+    "docs/upgrading_torch.md describes the remaining checks."
 )
-"""What is said about a torch that has come out later."""
+"""Hint that is added to the error for a torch newer than the supported range."""
 
 
 @functools.cache
 def torch_version() -> str:
-    """The version of the installed torch distribution, without importing it."""
+    """Return the version of the installed torch distribution, without importing it."""
     return metadata.version("torch")
 
 
 @functools.cache
 def triton_version() -> tuple[int, int] | None:
-    """Major and minor version of the installed Triton, without importing it; None for none."""
+    """Return the installed Triton's (major, minor), without importing it; None if there is none."""
     for name in ("triton", "pytorch-triton"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return minor(metadata.version(name))
@@ -65,34 +67,37 @@ def triton_version() -> tuple[int, int] | None:
 
 
 def triton_copies_register_operand() -> bool:
-    """Whether Triton keeps the first operand of a wgmma that it reads from registers in shared
-    memory besides, while the K of a tile is multiplied in two slices.
+    """Whether Triton also allocates shared memory for a wgmma A operand in registers.
 
-    Triton 3.8 does for an operand that is computed in the loop: one slice is converted through
-    scratch memory, and the other one is loaded from an allocation of its own. 3.6 and 3.7 take both
-    from one conversion. There is no feature to ask for.
+    This concerns a tile whose K is multiplied in two slices. For an operand computed in the loop,
+    Triton 3.8 converts one slice through scratch memory and loads the other from a separate
+    allocation. 3.6 and 3.7 take both from one conversion. No feature can be tested for, so this
+    compares versions.
     """
     version = triton_version()
     return version is not None and version >= (3, 8)
 
 
 def minor(version: str) -> tuple[int, int]:
-    """Major and minor number of a version."""
+    """Return (major, minor) of a version string."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def in_range(version: str) -> bool:
-    """Whether a torch version lies within `SUPPORTED`."""
+    """Whether a torch version is within `SUPPORTED`."""
     lowest, highest = map(minor, SUPPORTED)
     return lowest <= minor(version) <= highest
 
 
 def check_torch(*, override: bool) -> None:
-    """Refuse a torch outside the supported range.
+    """Check that the installed torch is supported.
+
+    Args:
+        override: whether to accept any version.
 
     Raises:
-        exc.UnsupportedTorchError: unless `override` is set.
+        exc.UnsupportedTorchError: it is not, and `override` is false.
     """
     version = torch_version()
     if not override and not in_range(version):
@@ -106,15 +111,15 @@ def check_torch(*, override: bool) -> None:
 
 
 def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`torch.compile` that counts for no other's recompile limit, nor others for its own.
+    """Return `torch.compile` of `target` with a recompile limit of its own.
 
-    Dynamo keeps what it has compiled by code object, and all `nn.Sequential` share one: with a
-    backend of its own, each call would bring all others nearer to the limit, beyond which they run
-    in eager mode.
+    Dynamo caches compiled code by code object, and all `nn.Sequential` share one. So compiling each
+    with a separate backend would count towards one shared recompile limit, beyond which they run in
+    eager mode.
 
     Args:
         target: a function or module.
-        options: the arguments of torch.compile.
+        options: keyword arguments of torch.compile.
     """
     import torch
 
@@ -122,16 +127,16 @@ def compile_apart(target: Callable[..., Any], **options: Any) -> Callable[..., A
         options["isolate_recompiles"] = True
         return torch.compile(target, **options)
 
-    # torch 2.11: what is called is compiled as part of this. Only behind a graph break it is
-    # compiled by its own code object, and counts there.
+    # torch 2.11: `target` is inlined into the wrapper's new code object. Only after a graph break
+    # is it compiled under its own code object, and counts towards that one's limit.
     return torch.compile(with_own_code(target), **options)
 
 
 def compiles_on_one_rank() -> bool:
-    """Whether generated Python is for the current device of any rank, and so without an index.
+    """Whether generated Python must run on the current device of any rank, without a device index.
 
-    `torch.compiler.config.compile_on_one_rank` does that from torch 2.14 on. Before, an option of
-    that name concerned only collectives.
+    `torch.compiler.config.compile_on_one_rank` requires that since torch 2.14. In earlier releases
+    the option of that name only affects collectives.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -140,7 +145,7 @@ def compiles_on_one_rank() -> bool:
 
 
 def with_own_code(target: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a code object that no other has, and that does nothing but call `target`."""
+    """Return a function that calls `target` and has a unique code object."""
 
     def program(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
@@ -151,9 +156,9 @@ def with_own_code(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def peek_choices() -> InductorChoices | None:
-    """This thread's InductorChoices handler, or None when none has been made yet.
+    """Return this thread's InductorChoices handler, or None if none has been created yet.
 
-    `V.choices` cannot be asked: reading it makes the default handler, which then stays.
+    `V.choices` cannot be used: reading it creates and keeps the default handler.
     """
     from torch._inductor import virtualized
 
@@ -164,9 +169,9 @@ def peek_choices() -> InductorChoices | None:
 
 
 def default_choices() -> InductorChoices:
-    """A new handler as Inductor makes it in a thread that has none.
+    """Return a new handler as Inductor creates it in a thread that has none.
 
-    From torch 2.15 on the handler includes what `register_inductor_choices` has registered.
+    Since torch 2.15 it includes what is registered with `register_inductor_choices`.
     """
     from torch._inductor import choices
     from torch._inductor import config as inductor_config
@@ -181,10 +186,10 @@ def default_choices() -> InductorChoices:
 
 @contextlib.contextmanager
 def choices_handler(handler: InductorChoices) -> Iterator[None]:
-    """Make `handler` this thread's InductorChoices, and leave no trace afterwards.
+    """Make `handler` this thread's InductorChoices within a context, and fully restore the state.
 
-    `V.set_choices_handler` alone leaves a trace: to know what to restore it makes the default
-    handler, which would then ignore a later change of `config.inductor_choices_class`.
+    `V.set_choices_handler` alone does not: it creates a default handler in order to restore it,
+    which would then ignore a later change of `config.inductor_choices_class`.
     """
     from torch._inductor import virtualized
 
@@ -199,10 +204,11 @@ def choices_handler(handler: InductorChoices) -> Iterator[None]:
 
 
 def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What `torch.compile(...).aot_compile` needs a backend's result to be.
+    """Wrap a backend's result as `torch.compile(...).aot_compile` requires.
 
-    torch 2.11 makes that of stock Inductor's result alone; later ones of any result that, as ours,
-    has a `serialize`. Dynamo sets `force_autograd_cache` only while it compiles for that purpose.
+    torch 2.11 only wraps the result of the "inductor" backend; later releases wrap any result that
+    has a `serialize` method, as the extension's has. Dynamo sets `force_autograd_cache` only while
+    it compiles for `aot_compile`.
     """
     import torch._functorch.config
     from torch._dynamo import aot_compile_types
@@ -216,15 +222,15 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
-    """The Inductor options of a `nested_compile_region`; empty where the caller's options hold.
+    """Return the Inductor options of a `nested_compile_region`; empty if it uses the caller's.
 
-    From torch 2.14 on a region has options of its own (`NestedCompileRegionOptions.
-    inductor_config_patches`). Inductor applies them around each of its passes over the region's
-    graph, its lowering and its code generation.
+    Since torch 2.14 a region may have its own options (`NestedCompileRegionOptions.
+    inductor_config_patches`). Inductor applies them around its passes over the region's graph, its
+    lowering and its code generation.
 
     Args:
         module: the region's graph module.
-        call: the node that calls it. Its metadata survives transforms that make a new module.
+        call: the node that calls it. Its metadata survives transforms that create a new module.
     """
     options = getattr(module, "meta", {}).get("nested_region_config")
     if options is None and call is not None:
@@ -234,7 +240,7 @@ def region_patches(module: Any, call: Any = None) -> Mapping[str, Any]:
 
 
 def branch_selector(node: Any) -> Any:
-    """What selects the branch of a `cond` or `switch`: a scalar tensor or a symbolic expression.
+    """Return the selector of a `cond` or `switch`: a scalar tensor or a symbolic expression.
 
     Args:
         node: an `ir.Switch`, or an `ir.Conditional` before torch 2.14.
@@ -244,9 +250,9 @@ def branch_selector(node: Any) -> Any:
 
 @functools.cache
 def scratch_covers_grid() -> bool:
-    """Whether Inductor's C++ gives each CTA of a Triton kernel the scratch that it needs.
+    """Whether Inductor's C++ wrapper allocates a Triton kernel's scratch memory for every CTA.
 
-    That of torch 2.11 gives all of them the memory of one.
+    torch 2.11 allocates that of a single CTA for the whole grid.
     """
     from torch._inductor.codegen.common import TritonScratchWorkspace, get_device_op_overrides
 
@@ -256,9 +262,9 @@ def scratch_covers_grid() -> bool:
 
 
 def symbol_hints(shape_env: Any) -> Mapping[Any, Any]:
-    """The sizes that backed symbols had in the example inputs.
+    """Return the size hints of backed symbols: their values in the example inputs.
 
-    The attribute was renamed after torch 2.11, and its old name warns since.
+    The attribute was renamed after torch 2.11; its old name now issues a warning.
     """
     name = "backed_var_to_val" if "backed_var_to_val" in vars(shape_env) else "var_to_val"
     hints: Mapping[Any, Any] = getattr(shape_env, name)

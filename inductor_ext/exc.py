@@ -1,8 +1,9 @@
-"""Errors of inductor_ext: one class a kind, each with what is wrong and how to mend it.
+"""Errors of inductor_ext: one class per kind of error, with a message and a remedy.
 
-A class states its message as a `template` and its `remedy`, both filled by `str.format` from the
-keyword fields it is raised with, so that the wording of an error stands in one place and tests can
-look at `error.fields` instead of parsing text. Every error is raised before any side effect.
+A class defines its message as a `template` and a `remedy`. Both are formatted with `str.format`
+from the keyword arguments of the constructor. Thus the wording of an error is in one place, and
+tests can inspect `error.fields` instead of parsing text. Errors about arguments, options and
+environment variables are raised before any side effect.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ __all__ = [
 
 
 class InductorExtError(RuntimeError):
-    """Base of all errors that inductor_ext raises on purpose."""
+    """Base class of all errors that inductor_ext raises deliberately.
+
+    Args:
+        fields: values for the placeholders in `template` and `remedy`; kept in `self.fields`.
+    """
 
     template: ClassVar[str]
     remedy: ClassVar[str]
@@ -72,8 +77,8 @@ class InductorExtError(RuntimeError):
         super().__init__(text.strip())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # RuntimeError's own __reduce__ would hand the message to __init__ as a positional argument;
-        # errors cross process borders when Inductor compiles in a subprocess.
+        # RuntimeError.__reduce__ would pass the message to __init__ as a positional argument.
+        # Errors are pickled when Inductor compiles in a subprocess.
         return _rebuild, (type(self), self.fields)
 
 
@@ -82,330 +87,344 @@ def _rebuild(cls: type[InductorExtError], fields: dict[str, Any]) -> InductorExt
 
 
 class UnsupportedTorchError(InductorExtError):
-    """The installed torch lies outside the range that inductor_ext is written and tested for."""
+    """An installed torch outside the range of versions that inductor_ext supports."""
 
-    template = "inductor_ext supports torch {lowest} to {highest}, and this is torch {found}."
+    template = "torch {found} is not supported: inductor_ext supports torch {lowest} to {highest}."
     remedy = (
-        "Install a torch within that range, or set {variable}=1 to try this one at your own "
-        "risk.{check}"
+        "Install a supported version, or set {variable}=1 to use this one at your own risk.{check}"
     )
 
 
 class HookError(InductorExtError):
-    """Something that the extension replaces or relies on in torch is missing or different."""
+    """A torch internal that the extension replaces or relies on, and that is missing or differs."""
 
-    template = "inductor_ext cannot compile with torch {torch}: hook {hook}: {why}."
+    template = "inductor_ext is not compatible with torch {torch}: hook {hook}: {why}."
     remedy = (
-        "Install a supported torch; `inductor-ext doctor` lists every hook that does not fit this "
-        "one. INDUCTOR_EXT_ENABLED=0 compiles with Inductor (default)."
+        "Install a supported torch version; `inductor-ext doctor` lists all incompatible hooks. "
+        "Set INDUCTOR_EXT_ENABLED=0 to compile with Inductor (default)."
     )
 
 
 class SharedWeightsFileError(InductorExtError):
-    """One file for the weights of several models."""
+    """An `aot_weights_file` given for several models; it can hold the weights of one only."""
 
-    template = "The weights of {models} cannot all be written to {path!r}."
-    remedy = "Compile the models one by one, or leave the weights in the package."
+    template = "Cannot write the weights of several models ({models}) to one file, {path!r}."
+    remedy = (
+        "Compile the models one at a time, or unset aot_weights_file to keep the weights in the "
+        "package."
+    )
 
 
 class BadWeightsFileError(InductorExtError):
     """An `aot_weights_file` that cannot be written."""
 
-    template = "The weights cannot be written to {path!r}: {why}."
-    remedy = "Give aot_weights_file a path in an existing writable folder."
+    template = "Cannot write the weights to {path!r}: {why}."
+    remedy = "Set aot_weights_file to a path in an existing, writable folder."
 
 
 class ForeignConstantError(InductorExtError):
-    """A constant on a device that nothing of the graph runs on."""
+    """A constant on a device on which no part of the graph runs."""
 
-    template = (
-        "Constant {name!r} is on {found}, and nothing in the graph runs there but on {device}."
-    )
-    remedy = "Move it to the CPU, or use it in the model."
+    template = "Constant {name!r} is on {found}, but the graph runs only on {device}."
+    remedy = "Move the constant to the CPU, or use it in the model."
 
 
 class UnsupportedLevelError(InductorExtError):
     """An `aot_isa` that this machine cannot compile for."""
 
-    template = "This machine cannot compile for {level}: it lacks {lacking}."
-    remedy = 'Choose a lower level, or leave the setting aot_isa at "auto".'
+    template = "Cannot compile for {level} on this machine: it lacks {lacking}."
+    remedy = 'Choose a lower level, or set aot_isa="auto".'
 
 
 class UnknownOptionError(InductorExtError):
-    """An option name that neither Inductor nor inductor_ext knows."""
+    """An option name that is neither an Inductor option nor a setting of inductor_ext."""
 
     template = "Unknown option {name!r} (value {value!r}).{nearest}"
-    remedy = "inductor_ext.list_options() lists the {count} names that are allowed."
+    remedy = "inductor_ext.list_options() returns all {count} valid names."
 
 
 class BadOptionError(InductorExtError):
-    """An option whose value has the wrong type."""
+    """An option or setting with a value of the wrong type or out of range."""
 
-    template = "Option {name!r} has the value {value!r} of type {found}; allowed is {allowed}."
-    remedy = "Its default is {default!r}."
+    template = "Invalid value {value!r} of type {found} for option {name!r}: expected {allowed}."
+    remedy = "The default is {default!r}."
 
 
 class BadArgumentError(BadOptionError):
-    """An argument of a function or a command that is of no use."""
+    """An invalid argument of a function or of a command line."""
 
-    template = "{name} is {given}."
-    remedy = "Give {allowed}."
+    template = "Invalid {name}={given}: expected {allowed}."
+    remedy = ""
 
 
 class UnknownModeError(InductorExtError):
     """A `mode=` that torch.compile does not have."""
 
-    template = "Unknown mode {mode!r}; allowed are {allowed}.{nearest}"
-    remedy = "inductor_ext.list_mode_options() says what each mode sets."
+    template = "Unknown mode {mode!r}: expected one of {allowed}.{nearest}"
+    remedy = "inductor_ext.list_mode_options() returns the options that each mode sets."
 
 
 class BadEnvironmentError(InductorExtError):
-    """An INDUCTOR_EXT_* environment variable whose value cannot be read."""
+    """An INDUCTOR_EXT_* environment variable whose text is not a valid value of its setting."""
 
-    template = "Environment variable {variable}={value!r} cannot be read as {allowed}."
-    remedy = "Unset it, or give it such a value before Python starts."
+    template = "Invalid environment variable {variable}={value!r}: expected {allowed}."
+    remedy = "Unset it, or set it to a valid value before Python starts."
 
 
 class UnknownVariableError(BadEnvironmentError):
-    """An INDUCTOR_EXT_* environment variable that is no setting's."""
+    """An INDUCTOR_EXT_* environment variable that does not correspond to a setting."""
 
-    template = "Environment variable {variable}={value!r} is no setting's.{nearest}"
-    remedy = "Unset it, or name a setting by it: docs/settings.md lists their variables."
+    template = (
+        "Unknown environment variable {variable}={value!r}: there is no such setting.{nearest}"
+    )
+    remedy = "Unset it, or correct its name. docs/settings.md lists the variable of each setting."
 
 
 class MissingToolchainError(InductorExtError):
-    """A compiler or package that the compile at hand cannot do without."""
+    """A missing compiler or Python distribution that the compile requires."""
 
     template = "{part} is missing: {why}."
-    remedy = "To mend it: {install}."
+    remedy = "To fix: {install}"
 
 
 class BadModelNameError(InductorExtError):
-    """A model's name that cannot be a folder in a package."""
+    """A model name that is not valid as a folder name in a package."""
 
-    template = "A model in a package cannot be named {name!r}."
-    remedy = "Use letters, digits, underscores, hyphens and dots, and begin with a letter."
+    template = "Invalid model name {name!r}."
+    remedy = "Use only letters, digits, underscores, hyphens and dots, and start with a letter."
 
 
 class NotAnExportedProgramError(InductorExtError):
-    """AOT compilation was given something else than a program made by torch.export."""
+    """An input of AOT compilation that is not a `torch.export.ExportedProgram`."""
 
-    template = "aoti_compile_and_package needs a torch.export.ExportedProgram, not {found}."
-    remedy = "Make one with torch.export.export(model, args, kwargs)."
+    template = "aoti_compile_and_package expects a torch.export.ExportedProgram, got {found}."
+    remedy = "Create one with torch.export.export(model, args, kwargs)."
 
 
 class BadPackagePathError(InductorExtError):
     """A package path that cannot be written."""
 
-    template = "The package cannot be written to {path!r}: {why}."
-    remedy = "Give a path that ends in .pt2 in an existing writable folder, or a writable buffer."
+    template = "Cannot write the package to {path!r}: {why}."
+    remedy = "Pass a path ending in .pt2 in an existing, writable folder, or a writable buffer."
 
 
 class BadPackageError(InductorExtError):
-    """A package that cannot be read, is damaged, or has names that lead out of it."""
+    """A package that cannot be read, is damaged, or has entry names that escape its root folder."""
 
     template = "The package {path} is damaged or unsafe: {why}."
-    remedy = "Nothing of it has been loaded. Copy it again from where it came, or compile it again."
+    remedy = (
+        "Nothing was loaded from it. Copy the package again from its source, or compile it again."
+    )
 
 
 class IncompatibleArtifactError(InductorExtError):
-    """A package that is in order, and cannot run on this machine or with this torch."""
+    """A valid package that cannot run on this machine or with this torch."""
 
-    template = "The package {path} does not fit here: {why}."
+    template = "The package {path} cannot run in this environment: {why}."
     remedy = "{mend}."
 
 
 class ModelNotFoundError(InductorExtError):
-    """A model name that a package does not have."""
+    """A model name that does not exist in a package."""
 
     template = "The package {path} has no model {name!r}; it has {models}."
-    remedy = "Give one of them as model_name."
+    remedy = "Pass one of these names as model_name."
 
 
 class NoModelError(ModelNotFoundError):
-    """A file in the format of a package in which nothing is compiled."""
+    """A .pt2 file without a compiled model, such as one written by `torch.export.save`."""
 
     template = "There is no compiled model in {path}."
     remedy = (
-        "If torch.export.save has written it, compile what torch.export.load makes of it, "
-        "by inductor_ext.aoti_compile_and_package."
+        "If the file was written by torch.export.save, load it with torch.export.load and compile "
+        "the result with inductor_ext.aoti_compile_and_package."
     )
 
 
 class SourcesOnlyError(InductorExtError):
-    """A model that a package holds as sources, without a library that could be loaded."""
+    """A model that a package contains as sources only, without a shared library to load."""
 
-    template = "The package {path} holds sources of the model {name!r} and no library."
+    template = "The package {path} contains only the sources of model {name!r}, no shared library."
     remedy = (
-        "Unpack it and build the library, with data/aotinductor/{name} below its root folder as "
-        "SOURCES: cmake -S SOURCES -B build -DCMAKE_PREFIX_PATH=$(python -c 'import torch; "
-        "print(torch.utils.cmake_prefix_path)') && cmake --build build. To load a package, compile "
-        "the model without aot_inductor.package_cpp_only."
+        "Extract the package and build the library from SOURCES, the folder "
+        "data/aotinductor/{name} below the package's root folder: "
+        "cmake -S SOURCES -B build -DCMAKE_PREFIX_PATH=$(python -c 'import torch; "
+        "print(torch.utils.cmake_prefix_path)') && cmake --build build. To get a package that can "
+        "be loaded, compile the model without aot_inductor.package_cpp_only."
     )
 
 
 class BadExpressionError(InductorExtError):
-    """A size, stride or constraint of a signature that is no integer expression."""
+    """A size, stride or constraint of a signature that is not a valid integer expression."""
 
-    template = "{text!r} is no expression of a signature: {why}."
-    remedy = "Such expressions are whole numbers and symbols under Python's integer operators."
+    template = "Invalid expression {text!r} in a signature: {why}."
+    remedy = "Expressions consist of integers, symbols and Python's integer operators."
 
 
 class BadSignatureError(InductorExtError):
-    """JSON that is no signature of an artifact."""
+    """JSON that is not a valid signature of a compiled model."""
 
-    template = "{where} is {found}; allowed is {allowed}."
-    remedy = "Take the signature from the manifest of an artifact that inductor_ext has written."
+    template = "Invalid signature: {where} is {found}, expected {allowed}."
+    remedy = "Take the signature from the manifest of a package written by inductor_ext."
 
 
 class UncheckableInputError(InductorExtError):
-    """An input for which an artifact could not tell right from wrong."""
+    """An input that a compiled model could not check when it is called."""
 
-    template = "Calls cannot be checked for {name!r}: {why}."
+    template = "Cannot generate input checks for {name!r}: {why}."
     remedy = (
-        "Export the model so that each symbol is the size of some dimension or an argument, or "
-        "compile without checks (setting aot_check_inputs=False)."
+        "Export the model so that each symbol is the size of a dimension or an argument, or "
+        "compile without input checks (aot_check_inputs=False)."
     )
 
 
 class ArtifactLoadError(InductorExtError):
-    """A model whose library or weights the system or the library itself refuses to load."""
+    """A model whose shared library or weights cannot be loaded."""
 
-    template = "Model {name!r} of the package {path} cannot be loaded: {why}."
+    template = "Cannot load model {name!r} of the package {path}: {why}."
     remedy = "{mend}"
 
 
 class ArtifactRunError(InductorExtError):
-    """A call of an artifact that failed while it ran."""
+    """A call of a compiled model that failed at run time."""
 
     template = "{why}."
     remedy = ""
 
 
 class InputMismatchError(ArtifactRunError):
-    """A call of an artifact with other inputs than it was compiled for."""
+    """A call of a compiled model with inputs that do not match its signature."""
 
     template = "{why}."
     remedy = ""
 
 
 class UnknownNodeError(InductorExtError):
-    """An artifact whose inputs or outputs have a class that this process does not know."""
+    """A model whose inputs or outputs have a class that is not registered with pytree here."""
 
-    template = "The package {path} takes or returns a class that is not registered here: {why}."
+    template = (
+        "The package {path} has inputs or outputs of a class that is not registered with pytree: "
+        "{why}."
+    )
     remedy = (
-        "Register it as before the export, with torch.export.register_dataclass or "
-        "torch.utils._pytree.register_pytree_node, before loading the package."
+        "Before loading the package, register the class as it was registered for the export, with "
+        "torch.export.register_dataclass or torch.utils._pytree.register_pytree_node."
     )
 
 
 class ConstantMismatchError(InductorExtError):
-    """Tensors that cannot become an artifact's constants."""
+    """Tensors that cannot replace the constants of a loaded model."""
 
-    template = "The constants of the model cannot be updated: {why}."
+    template = "Cannot update the constants of the model: {why}."
     remedy = "{mend}"
 
 
 class UnsupportedArtifactError(InductorExtError):
-    """Something that was asked of a package of stock's and that only ours can do."""
+    """An operation that is not supported for packages compiled by Inductor (default)."""
 
-    template = "{what} is not possible with the package {path}: {why}."
-    remedy = "Compile it with inductor_ext.aoti_compile_and_package."
+    template = "{what} is not supported for the package {path}: {why}."
+    remedy = "Compile the model with inductor_ext.aoti_compile_and_package."
 
 
 class UnsupportedCompileModeError(InductorExtError):
-    """A TORCHINDUCTOR_FX_COMPILE_MODE that this compile cannot work with."""
+    """A TORCHINDUCTOR_FX_COMPILE_MODE that the extension does not support for this compile."""
 
-    template = "inductor_ext cannot compile with TORCHINDUCTOR_FX_COMPILE_MODE={mode}: {why}."
+    template = "inductor_ext does not support TORCHINDUCTOR_FX_COMPILE_MODE={mode} here: {why}."
     remedy = "{mend}."
 
 
 class BadIntervalError(InductorExtError):
-    """A storage that the memory planner cannot plan, since no plan of it could be right."""
+    """A storage with an invalid live range, size or alignment, for which no valid plan exists."""
 
-    template = "Buffer {name}: its {field} is {value}; allowed is {allowed}."
-    remedy = "Correct the buffer's lifetime, size or alignment."
+    template = "Invalid buffer {name}: {field} is {value}, expected {allowed}."
+    remedy = "Correct the buffer's live range, size or alignment."
 
 
 class BadGemmError(InductorExtError):
-    """A GEMM problem, a configuration or a device that cannot be, or JSON that is none."""
+    """An invalid GEMM problem, configuration or device description, or invalid JSON of one."""
 
-    template = "A GEMM's {record} has {field} {value!r}; allowed is {allowed}."
-    remedy = "Correct the {record}; if it was read from a file, delete the entry and tune again."
+    template = "Invalid GEMM {record}: {field} is {value!r}, expected {allowed}."
+    remedy = "Correct the {record}. If it was read from a file, delete the entry and tune again."
 
 
 class TuningFaultError(InductorExtError):
-    """A kernel that was tried has broken the device for this process."""
+    """A candidate kernel that put the device into an error state for this process."""
 
-    template = "While {problem} was tuned, candidate {candidate} broke the device: {why}."
+    template = (
+        "Candidate kernel {candidate} left the device in an error state while tuning {problem}: "
+        "{why}."
+    )
     remedy = (
-        "Start the process again with TORCHINDUCTOR_AUTOTUNE_IN_SUBPROC=1, with which such a "
-        "candidate breaks a process of its own and is dropped; and report it."
+        "Restart the process with TORCHINDUCTOR_AUTOTUNE_IN_SUBPROC=1, which benchmarks candidates "
+        "in a subprocess and skips those that fail in this way. Please report a bug."
     )
 
 
 class KernelBuildError(InductorExtError):
-    """A kernel that nvcc does not build."""
+    """A kernel that nvcc fails to build."""
 
-    template = "nvcc cannot build the kernel {kernel}: {why}."
-    remedy = "Other kernels are chosen instead. Deny it by name, or report it."
+    template = "nvcc failed to build kernel {kernel}: {why}."
+    remedy = (
+        "Falling back to another kernel. Exclude it with cutlass_op_denylist_regex, or report a "
+        "bug."
+    )
 
 
 class MissingKernelError(InductorExtError):
-    """A kernel that compiled code calls, and that is not on this machine."""
+    """A kernel that compiled code calls and that is missing on this machine."""
 
-    template = "Compiled code calls the kernel {kernel}, which is not in {folder}: {why}."
+    template = "Compiled code calls kernel {kernel}, which is not in {folder}: {why}."
     remedy = (
-        "Install what is missing, for the kernel to be built; or copy {folder} from the machine "
-        "that compiled the code; or remove the code from Inductor's cache, to compile it anew."
+        "Install what is missing so that the kernel can be built, copy {folder} from the machine "
+        "that compiled the code, or delete the code from Inductor's cache to compile it again."
     )
 
 
 class KernelLaunchError(InductorExtError):
-    """A kernel that does not start."""
+    """A kernel that fails to launch."""
 
-    template = "The kernel {kernel} cannot be launched: {why}."
-    remedy = "Deny it by name, for another one to be chosen, and report it."
+    template = "Failed to launch kernel {kernel}: {why}."
+    remedy = "Exclude it with cutlass_op_denylist_regex to use another kernel, and report a bug."
 
 
 class PlanError(InductorExtError):
-    """A memory plan that would let buffers overwrite each other or leave their arena."""
+    """A memory plan in which live buffers overlap or exceed their arena."""
 
-    template = "The memory plan is wrong: {why}."
-    remedy = "It must not be used; if inductor_ext made it, report the problem and the plan."
+    template = "Invalid memory plan: {why}."
+    remedy = "Do not use the plan. If inductor_ext created it, report a bug and attach the plan."
 
 
 class OrderError(InductorExtError):
-    """An order of kernels that would run one before what it needs, twice or not at all."""
+    """A kernel order that violates a dependency, or runs a kernel twice or not at all."""
 
-    template = "The order of kernels is wrong: {why}."
-    remedy = "It must not be used; if inductor_ext made it, report the problem and the order."
+    template = "Invalid kernel order: {why}."
+    remedy = "Do not use the order. If inductor_ext created it, report a bug and attach the order."
 
 
 class BadProblemFileError(InductorExtError):
-    """A file of a planning problem that cannot be read, or a plan's that cannot be written."""
+    """A planning problem file that cannot be read, or a plan file that cannot be written."""
 
     template = "{file}{where}: {why}."
     remedy = "{mend}."
 
 
 class BadTuningFileError(InductorExtError):
-    """A file of tuning results that cannot be read, or that cannot be written."""
+    """A file of tuning results that cannot be read or written."""
 
     template = "{file}{where}: {why}."
     remedy = "{mend}."
 
 
 class ArenaBoundsError(InductorExtError):
-    """A buffer of generated code that does not lie within its arena: a planning bug."""
+    """A buffer in generated code that exceeds the bounds of its arena: a planning bug."""
 
     template = (
         "A buffer of size {size} and stride {stride} at element {offset} ends at element {end} of "
-        "an arena of {numel}."
+        "an arena of {numel} elements."
     )
     remedy = (
-        "This is a bug of inductor_ext, found by the setting memory_debug. "
-        'memory_arenas="never" avoids arenas.'
+        "This is a bug in inductor_ext, detected by the setting memory_debug; please report it. "
+        'Set memory_arenas="never" to compile without arenas.'
     )
 
 
@@ -416,32 +435,32 @@ class MemoryBudgetError(InductorExtError):
         "The planned memory peak of {graph} on {device} is {peak}, above the budget of {budget}."
     )
     remedy = (
-        "Raise memory_budget, or need less: a smaller batch or sequence, a dtype of lower "
-        "precision, or, for training, activation checkpointing (torch.utils.checkpoint).\n{table}"
+        "Raise memory_budget, or reduce memory use: a smaller batch or sequence, a lower-precision "
+        "dtype or, for training, activation checkpointing (torch.utils.checkpoint).\n{table}"
     )
 
 
 class NotReportableError(InductorExtError):
-    """A memory report was asked for something that has no memory plan."""
+    """A target of a memory report that cannot have a memory plan."""
 
-    template = "There is no memory report of {found}: {why}."
-    remedy = "Give what torch.compile returned, or a torch.export.ExportedProgram."
+    template = "Cannot create a memory report for {found}: {why}."
+    remedy = "Pass the result of torch.compile, or a torch.export.ExportedProgram."
 
 
 class NothingCompiledError(InductorExtError):
-    """A memory report was asked for a callable for which nothing has been compiled."""
+    """A target of a memory report for which nothing has been compiled."""
 
     template = "Nothing has been compiled for {name} by inductor_ext in this process."
     remedy = (
-        'Compile it with backend="inductor_ext" and call it once first; for the plan of a '
-        "backward, call backward as well."
+        'Compile it with backend="inductor_ext" and call it first. To get the plan of the '
+        "backward, run the backward too."
     )
 
 
 class PlanNotFoundError(InductorExtError):
-    """A graph came from a cache, and nobody has left its memory plan beside it."""
+    """A graph loaded from a cache that does not contain its memory plan."""
 
-    template = "A graph of {name} came from a cache (key {key}) that does not hold its memory plan."
+    template = "A graph of {name} was loaded from a cache entry (key {key}) without a memory plan."
     remedy = (
         "Run once with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 in the environment, so that the graph "
         "is planned again."
@@ -449,17 +468,17 @@ class PlanNotFoundError(InductorExtError):
 
 
 class NothingMeasuredError(InductorExtError):
-    """A call whose memory was to be compared with plans ran none of the planned graphs."""
+    """A measured call that ran none of the graphs of the memory report."""
 
     template = "The measured call ran none of the graphs in the report on {title}."
     remedy = (
-        "Call what the report was made of, with inputs it has been called with before, and make "
-        "the report after that."
+        "Call the target of the report with inputs that it was called with before, and create the "
+        "report after that call."
     )
 
 
 class BadReportFileError(InductorExtError):
-    """A file that holds no memory plan that can be read, or a report's that cannot be written."""
+    """A file without a readable memory plan, or a report file that cannot be written."""
 
     template = "{file}{where}: {why}."
     remedy = "{mend}"

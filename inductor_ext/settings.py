@@ -1,11 +1,11 @@
-"""The settings of inductor_ext: each with its type, default, environment variable and meaning.
+"""The settings of inductor_ext: type, default, environment variable and meaning of each.
 
-`Settings` is the one table. From it come the `inductor_ext.config` module that users patch, the
-options accepted by `torch.compile(..., options=...)`, the part of the cache key that covers
-settings, and the table in docs/settings.md. Adding a setting is adding a field here.
+`Settings` is the single source. The `inductor_ext.config` module, the options accepted by
+`torch.compile(..., options=...)`, the settings part of the cache key, and the table in
+docs/settings.md are derived from it. To add a setting, add a field here.
 
-This module is pure: it imports neither torch nor Inductor. A value of the wrong type, in an
-environment variable or in code, is an error that names it (see `exc`); it is never ignored.
+This module imports neither torch nor Inductor. A value of the wrong type, from an environment
+variable or from code, raises an error that names it (see `exc`); it is never ignored.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def _setting(
     """Declare a setting.
 
     Args:
-        default: the value when neither environment nor code sets one.
+        default: the value if neither the environment nor code sets one.
         meaning: one paragraph for the docs.
-        in_cache_key: False only for a setting that cannot change what is compiled.
-        reads: what makes use of a value that fits the type; its ValueError, whose text says what is
-            allowed, is reported as a bad option.
+        in_cache_key: False only for a setting that cannot change the compiled code. Default: True.
+        reads: parses or validates a value of the right type. Raises ValueError, whose text
+            describes the allowed values; it is reported as `exc.BadOptionError`. Default: None.
     """
     return dataclasses.field(
         default=default,
@@ -71,12 +71,12 @@ _UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "Gi
 
 
 def parse_bytes(value: int | str) -> int:
-    """A number of bytes, given as an integer or as text with a unit: 8GiB, "1.5 MiB", "4096".
+    """Parse a number of bytes: an integer, or a string with a unit: 8GiB, "1.5 MiB", "4096".
 
     Raises:
-        ValueError: neither; its text says what is allowed.
+        ValueError: the value is neither; the error text describes what is allowed.
     """
-    allowed = f"a positive number of bytes, or one with a unit of {', '.join(_UNITS)}"
+    allowed = f"a positive number of bytes, optionally with a unit: {', '.join(_UNITS)}"
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", str(value))
     if match is None or (match[2] or "B") not in _UNITS:
         raise ValueError(allowed)
@@ -87,12 +87,13 @@ def parse_bytes(value: int | str) -> int:
 
 
 def parse_rows(value: str) -> tuple[int, ...]:
-    """Numbers of rows, ascending, given as text with commas between them.
+    """Parse comma-separated values of M (the number of rows of a GEMM); return them ascending.
 
     Raises:
-        ValueError: anything else; its text says what is allowed.
+        ValueError: not a comma-separated list of positive integers; the error text describes what
+            is allowed.
     """
-    allowed = "positive integers with commas between them, such as 1, 16, 2048"
+    allowed = "comma-separated positive integers, such as 1, 16, 2048"
     numbers = [each.strip() for each in value.split(",")]
     if not all(each.isdecimal() and int(each) for each in numbers):
         raise ValueError(allowed)
@@ -101,207 +102,214 @@ def parse_rows(value: str) -> tuple[int, ...]:
 
 def _positive(value: int) -> int:
     if value < 1:
-        raise ValueError("an integer from 1")
+        raise ValueError("an integer of at least 1")
     return value
 
 
 def _count(value: int) -> int:
     if value < 0:
-        raise ValueError("an integer from 0")
+        raise ValueError("an integer of at least 0")
     return value
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The values that hold for one compile, frozen when it begins and kept for its backward."""
+    """The settings of one compile. Frozen when the compile starts, and reused for its backward."""
 
     enabled: bool = _setting(
         True,
-        "Master switch. False makes every entry point hand its work to stock Inductor untouched: "
-        'with it, `backend="inductor_ext"` is `backend="inductor"`. The way to find out whether '
-        "a problem is ours.",
+        "Master switch. False passes every compile to Inductor (default) unchanged: "
+        '`backend="inductor_ext"` then behaves like `backend="inductor"`. Use it to find out '
+        "whether the extension causes a problem.",
     )
     fallback_to_eager: bool = _setting(
         True,
         "What `torch.compile` does with a graph whose toolchain is missing (no C++ compiler for a "
-        "CPU graph, no Triton for a GPU graph): True runs the graph in eager mode and says so "
-        "once, False raises `MissingToolchainError`. AOT compilation always raises.",
+        "CPU graph, no Triton for a GPU graph): True runs the graph in eager mode and warns once; "
+        "False raises `MissingToolchainError`. AOT compilation always raises.",
     )
     allow_unsupported_torch: bool = _setting(
         False,
-        "Try a torch release outside the supported range instead of refusing it.",
+        "Allow torch versions outside the supported range instead of raising an error.",
     )
     gemm_templates: bool = _setting(
         True,
-        "Whether GEMMs on a GPU may become kernels of ours: with `max_autotune` those that measure "
-        "faster than stock's, otherwise those of which that is known already.",
+        "Whether GEMMs on a GPU may use the extension's kernels: with `max_autotune`, kernels "
+        "that benchmark faster than Inductor's; otherwise, kernels that a stored tuning result "
+        "already shows to be faster.",
     )
     gemm_fuse_gated: bool = _setting(
         True,
-        "Whether act(x @ w1) * (x @ w2), as in SwiGLU, may become one kernel, with two weights or "
-        "with the halves of one, and with biases or without.",
+        "Whether act(x @ w1) * (x @ w2), as in SwiGLU, may be fused into one kernel, with two "
+        "weights or a packed gate-up weight, with or without biases.",
     )
     gemm_fuse_shared_input: bool = _setting(
         True,
-        "Whether GEMMs of one input (Q, K and V) may become one kernel. No weight is copied, but "
-        "frozen ones (Inductor's `freezing`), which are joined once.",
+        "Whether GEMMs with the same input (Q, K and V projections) may be fused into one kernel. "
+        "Weights are not copied, except frozen ones (Inductor's `freezing`), which are "
+        "concatenated once.",
     )
     gemm_fuse_norm: bool = _setting(
         True,
-        "Whether an RMSNorm or LayerNorm whose result only GEMMs of one kernel read may be "
-        "computed within it.",
+        "Whether an RMSNorm or LayerNorm may be fused into a GEMM kernel. Its result must be read "
+        "only by GEMMs of that kernel.",
     )
     gemm_fuse_dequantize: bool = _setting(
         True,
-        "Whether a GEMM may read int8, float8 or 4-bit weights itself, where the graph dequantises "
-        "them to float16 or bfloat16 for it.",
+        "Whether a GEMM kernel may read int8, float8 or 4-bit weights directly where the graph "
+        "dequantizes them to float16 or bfloat16 for the GEMM.",
     )
     gemm_fuse_row_maxima: bool = _setting(
         True,
-        "Whether the kernel of a GEMM may give the largest absolute elements of its rows as well, "
-        "by which rows are then scaled to float8 or int8.",
+        "Whether a GEMM kernel may also compute the row amax (the largest absolute value of each "
+        "output row), which is then used to scale the rows to float8 or int8.",
     )
     gemm_rows: str = _setting(
         "1, 16, 64, 256, 2048",
-        "For GEMMs with a number of rows that is known only at run time: the numbers at which is "
-        "decided which kernel is best, as far as they are possible. Each decision holds from the "
-        "number before up to its own, and the last one beyond. With one number there is one kernel "
-        "for all. Without effect where CUDA graphs are recorded, each for its own size.",
+        "Comma-separated values of M at which a kernel is chosen for GEMMs with dynamic M; values "
+        "that M cannot take are skipped. A choice applies to all M up to its value and above the "
+        "previous one; the last choice also applies to larger M. With a single value, one kernel "
+        "is used for all M. Has no effect with CUDA graphs, which are recorded separately for "
+        "each size.",
         reads=parse_rows,
     )
     persistent_rows: bool = _setting(
         True,
-        "Whether Triton kernels that need a row more than once, as norms and softmax do, hold rows "
-        "of up to 8192 elements in registers. Inductor's hold up to 1024, and read longer ones "
-        "again.",
+        "Whether Triton reduction kernels that read a row more than once (norms, softmax) keep "
+        "rows of up to 8192 elements in registers. Inductor (default) does so for up to 1024 "
+        "elements and reads longer rows again.",
     )
     memory_arenas: Literal["auto", "always", "never"] = _setting(
         "auto",
-        "Whether buffers are placed in arenas, one allocation each. auto: where the simulated peak "
-        "is not above that of any other strategy and allocator calls are saved; always: every "
-        "buffer that can be placed is, which is also what Inductor's `memory_planning=True` asks "
-        "for; never: buffers are allocated one by one, and storage is reused where that cannot "
-        "raise the peak. Inductor's `memory_pool` says what may share an arena.",
+        "Whether buffers are placed in arenas (one allocation for several buffers). auto: if the "
+        "simulated peak is not above that of any other strategy and allocator calls are saved. "
+        "always: place every buffer that can be placed, which is also what Inductor's "
+        "`memory_planning=True` requests. never: allocate buffers individually, and reuse storage "
+        "where that cannot raise the peak. Inductor's `memory_pool` controls which buffers may "
+        "share an arena.",
     )
     memory_reorder: bool = _setting(
         True,
-        "Try orders of independent kernels beyond stock's, and keep one only if the peak falls.",
+        "Try orders of independent kernels other than Inductor's. An order is used only if it "
+        "lowers the peak.",
     )
     memory_replan: bool = _setting(
         True,
-        "For dynamic shapes: where one stacking order cannot serve all sizes well, let the "
-        "generated Python plan anew at run time, once for each tuple of sizes.",
+        "For dynamic shapes: if no single order of stacking buffers in an arena is good for all "
+        "sizes, the generated Python code plans again at run time, once per tuple of sizes.",
     )
     memory_budget: int | str | None = _setting(
         None,
-        'Bytes, or text such as "8GiB". A compile whose planned peak on a device is above it '
-        "fails with an error that names the buffers alive at the peak.",
+        'Bytes, or a string such as "8GiB". If the planned peak on a device exceeds it, the '
+        "compile fails with an error that lists the buffers live at the peak.",
         reads=parse_bytes,
     )
     memory_debug: bool = _setting(
         False,
-        "Find planning bugs: freed ranges of an arena are overwritten with a pattern, and every "
-        "view is checked against its arena's bounds. Slow.",
+        "Detect planning bugs: overwrite freed ranges of an arena with a pattern, and check each "
+        "view against the bounds of its arena. Slow.",
     )
     aot_isa: Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"] = _setting(
         "auto",
-        "The CPU that AOT artifacts are compiled for: auto is the highest level that this machine "
-        "has. What an artifact needs is recorded in it, and a machine that lacks it is told so "
-        "instead of running it.",
+        "CPU level that AOT packages are compiled for. auto: the highest level that this machine "
+        "supports. The package records its requirements; loading it on a machine that does not "
+        "meet them raises an error.",
     )
     aot_weights_file: str | None = _setting(
         None,
-        "Path of a file for the weights of AOT packages, which then are left out of the package; "
-        "packages of the same weights may share one. `inductor_ext.load(..., weights=...)` takes "
-        "it. The file is replaced unless it has these very weights.",
+        "Path of a file for the weights of AOT packages, which are then not stored in the "
+        "package. Packages with the same weights may share one file. Pass it to "
+        "`inductor_ext.load(..., weights=...)`. An existing file is replaced unless it contains "
+        "exactly these weights.",
         in_cache_key=False,
     )
     aot_unit_size: int = _setting(
         1500,
-        "Statements of an AOT artifact's host program that are compiled in one C++ unit, about. A "
-        "program of more is compiled in several, at the same time and each in bounded memory. 0 "
-        "compiles every program whole, as it was generated, which takes several times as long.",
+        "Approximate number of statements of the generated C++ wrapper per translation unit. A "
+        "larger wrapper is split into several units, which are compiled in parallel, each in "
+        "bounded memory. 0 never splits, which takes several times as long.",
         reads=_count,
     )
     aot_debug_info: bool = _setting(
         False,
-        "Compile AOT artifacts with line tables, in a file of their own beside the shared object.",
+        "Compile AOT packages with line tables, in a separate file next to the shared library.",
     )
     artifact_cache: bool = _setting(
         True,
-        "Keep what AOT compilation made, and take it from there when the same program is compiled "
+        "Cache the results of AOT compilation, and reuse them when the same program is compiled "
         "again with the same options, weights, tools and machine.",
         in_cache_key=False,
     )
     artifact_cache_dir: str | None = _setting(
         None,
-        "Folder of that cache, for one user's use; by default a folder in Inductor's cache folder. "
-        "Where it cannot be used, artifacts are compiled anew, with one warning. CUTLASS kernels "
-        "are kept in it, too, in a folder of their own.",
+        "Folder of the cache of compiled models, for a single user. Default: a folder in "
+        "Inductor's cache folder. If the folder cannot be used, models are compiled again, with "
+        "one warning. CUTLASS kernels are cached in a subfolder.",
         in_cache_key=False,
     )
     artifact_cache_size: int | str = _setting(
         "4GiB",
-        'Bytes, or text such as "512MiB", that the cache of artifacts holds at most, and likewise '
-        "that of CUTLASS kernels, of some 2.5 MB each. Beyond it those used least recently are "
-        "removed.",
+        'Maximum size of the cache of compiled models, in bytes or as a string such as "512MiB". '
+        "The same limit applies separately to the cache of CUTLASS kernels (about 2.5 MB each). "
+        "The least recently used entries are removed first.",
         in_cache_key=False,
         reads=parse_bytes,
     )
     aot_check_inputs: bool = _setting(
         True,
-        "Compile into an artifact the checks of its inputs: number, dtype, sizes and their ranges "
-        "and constraints, strides, device and layout. They cost some tens of nanoseconds a tensor. "
-        "False leaves them out; wrong inputs then give wrong numbers or crash.",
+        "Compile input checks into the model: number, dtype, sizes with their ranges and "
+        "constraints, strides, device and layout. They cost some tens of nanoseconds per tensor. "
+        "False omits them; invalid inputs then give wrong results or crash.",
     )
     tuning_cache: bool = _setting(
         True,
-        "Keep what tuning has measured of GEMMs, and look there before measuring; take what was "
-        "imported, too. False leaves only what the package ships.",
+        "Store GEMM tuning results, and look them up, including imported ones, before "
+        "benchmarking. False uses only the tables shipped with the package.",
     )
     tuning_cache_dir: str | None = _setting(
         None,
-        "Folder of tuning results; by default a folder in Inductor's cache folder. Processes may "
-        "share it. Where it cannot be used, GEMMs are tuned anew, with one warning.",
+        "Folder of tuning results. Default: a folder in Inductor's cache folder. Processes may "
+        "share it. If the folder cannot be used, GEMMs are tuned again, with one warning.",
         in_cache_key=False,
     )
     tuning_cache_entries: int = _setting(
         20_000,
-        "GEMMs of which that folder keeps measurements at most, and likewise for imported ones: 2 "
-        "to 4 KB each. Beyond it the oldest go; what was added last stays.",
+        "Maximum number of GEMMs whose tuning results are kept in that folder; the same limit "
+        "applies separately to imported results. An entry takes 2 to 4 KB. The oldest entries are "
+        "removed first; those just added are kept.",
         in_cache_key=False,
         reads=_positive,
     )
     tuning_wait: int = _setting(
         300,
-        "Seconds that a process waits for others that are tuning the same GEMMs, counted from the "
-        "last result that it got from them. Then it tunes what is left itself.",
+        "Seconds to wait for other processes that are tuning the same GEMMs, counted from the "
+        "last result received from them. After that the process tunes the remaining GEMMs itself.",
         in_cache_key=False,
         reads=_count,
     )
     cutlass_background: bool = _setting(
         False,
-        "Build CUTLASS kernels in the background: a compile that wants some that are not there yet "
-        "goes on with the other choices, and a GEMM is tuned with CUTLASS's when it is compiled "
-        "again after that. False lets the compile wait.",
+        "Build CUTLASS kernels in the background: a compile continues without the CUTLASS kernels "
+        "that are not built yet, and they become candidates the next time the GEMM is compiled. "
+        "False: the compile waits for the build.",
     )
     event_log: str | None = _setting(
         None,
-        "Path of a file to which every decision is appended as one JSON object a line. Processes "
-        "may share the file.",
+        "Path of a file to which every decision is appended as one JSON object per line. "
+        "Processes may share the file.",
         in_cache_key=False,
     )
 
     tuning_budget: int = _setting(
         200,
-        "Milliseconds of GPU time, about, that measuring the candidates of one GEMM may take under "
+        "Approximate GPU time, in milliseconds, for benchmarking the candidates of one GEMM under "
         "`max_autotune`. Clear cases take less.",
         in_cache_key=False,
         reads=_positive,
     )
 
     def cache_key(self) -> str:
-        """Hex digest over the settings that can change what is compiled."""
+        """Return a hex digest over the settings that can change the compiled code."""
         items = [
             (field.name, getattr(self, field.name))
             for field in dataclasses.fields(self)
@@ -310,7 +318,7 @@ class Settings:
         return hashlib.sha256(repr(items).encode()).hexdigest()[:16]
 
     def non_default(self) -> dict[str, Any]:
-        """The settings whose value is not the declared default."""
+        """Return the settings whose value differs from the declared default."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -319,33 +327,33 @@ class Settings:
 
 
 def names() -> list[str]:
-    """The names of all settings, in the order of their declaration."""
+    """Return the names of all settings in declaration order."""
     return [field.name for field in dataclasses.fields(Settings)]
 
 
 @functools.cache
 def types_of() -> Mapping[str, Any]:
-    """Each setting's name and its type annotation, resolved."""
+    """Return the resolved type annotation of each setting by name."""
     return types.MappingProxyType(typing.get_type_hints(Settings))
 
 
 def environment_variable(name: str) -> str:
-    """The environment variable that sets `name`."""
+    """Return the environment variable that sets `name`."""
     return ENVIRONMENT_PREFIX + name.upper()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the known name most like `name`, or an empty string."""
+    """Return a "Did you mean" sentence with the closest known name, or an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""
 
 
 def accepts(value: object, annotation: Any) -> bool:
-    """Whether `value` fits a type annotation.
+    """Whether `value` matches a type annotation.
 
-    Understands classes, None, unions, Literal and the element types of list, tuple, set and dict;
-    what it cannot judge (a protocol, a type variable, a forward reference) it accepts. An int
-    fits float; a bool fits int, as it does in Python, and only a bool fits bool.
+    Supports classes, None, unions, Literal and the element types of list, tuple, set and dict.
+    Annotations that cannot be checked (a protocol, a type variable, a forward reference) accept any
+    value. An int matches float; a bool matches int, as in Python; only a bool matches bool.
     """
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
@@ -386,7 +394,7 @@ def accepts(value: object, annotation: Any) -> bool:
 
 
 def describe_type(annotation: Any) -> str:
-    """A type annotation as a user would write it."""
+    """Return a type annotation as a user would write it."""
     if annotation is type(None):
         return "None"
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
@@ -395,11 +403,11 @@ def describe_type(annotation: Any) -> str:
 
 
 def check(name: str, value: object) -> None:
-    """Raise unless `name` is a setting and `value` fits it.
+    """Check that `name` is a setting and `value` is valid for it.
 
     Raises:
-        exc.UnknownOptionError: no setting has that name.
-        exc.BadOptionError: the value has the wrong type.
+        exc.UnknownOptionError: there is no setting of that name.
+        exc.BadOptionError: the value has the wrong type or is out of range.
     """
     annotations = types_of()
     if name not in annotations:
@@ -429,7 +437,7 @@ def _readers() -> dict[str, Callable[[Any], object] | None]:
 
 
 def resolve(current: Mapping[str, object], overrides: Mapping[str, object]) -> Settings:
-    """Freeze the `current` values of all settings, with `overrides` on top.
+    """Return frozen settings: the `current` values of all settings, updated by `overrides`.
 
     Raises:
         exc.UnknownOptionError, exc.BadOptionError: see `check`.
@@ -445,7 +453,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def _parse(text: str, annotation: Any) -> object:
-    """Read the text of an environment variable; ValueError when it does not fit."""
+    """Convert the text of an environment variable; raise ValueError if it does not match."""
     if typing.get_origin(annotation) is Literal:
         if text not in typing.get_args(annotation):
             raise ValueError(text)
@@ -454,7 +462,7 @@ def _parse(text: str, annotation: Any) -> object:
         args = typing.get_args(annotation)
         if type(None) in args and text == "":
             return None
-        # Of several types, text is itself the one that loses nothing.
+        # If str is one of several types, keep the text: the conversion loses nothing.
         kinds = [arg for arg in args if arg is not type(None)]
         annotation = str if str in kinds else kinds[0]
     if annotation is bool:
@@ -467,17 +475,21 @@ def _parse(text: str, annotation: Any) -> object:
 
 
 def _nearest_variable(name: str) -> str:
-    """As `nearest`, of the variables of all settings, told by what follows their prefix."""
+    """Like `nearest`, for environment variables; `name` is the setting name after the prefix."""
     match = difflib.get_close_matches(name, types_of(), n=1, cutoff=0.6)
     return f" Did you mean {environment_variable(match[0])!r}?" if match else ""
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The settings that `INDUCTOR_EXT_*` variables give, by setting name.
+    """Return the settings that `INDUCTOR_EXT_*` environment variables set, by setting name.
+
+    Args:
+        environment: the environment variables. Default: None, `os.environ`.
 
     Raises:
-        exc.BadEnvironmentError: a variable's text cannot be read as its setting's type; as
-            `exc.UnknownVariableError`, a variable with our prefix names no setting.
+        exc.BadEnvironmentError: the text of a variable cannot be converted to the setting's type.
+        exc.UnknownVariableError: a variable with the prefix names no setting. A subclass of
+            `exc.BadEnvironmentError`.
     """
     environment = os.environ if environment is None else environment
     annotations = types_of()
@@ -488,7 +500,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
             continue
         name = known.get(variable)
         if name is None:
-            # The prefix, which all have, would make any two look alike.
+            # Compare without the common prefix, which would make any two names look similar.
             wanted = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             raise exc.UnknownVariableError(
                 variable=variable, value=text, nearest=_nearest_variable(wanted)
@@ -506,20 +518,23 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
 
 _PAGE = """# Settings
 
-Every setting can be given in five ways; a later one wins: the environment variable, read when the
-process first uses inductor_ext; `inductor_ext.config.<name> = value`; `with
-inductor_ext.config.patch(<name>=value):`; `inductor_ext.activate(<name>=value)` and
-`inductor_ext.install(<name>=value)`; and, for one model, `torch.compile(model,
-backend="inductor_ext", options={"<name>": value})` or `inductor_ext.aoti_compile_and_package(...,
-inductor_configs={"<name>": value})`, where Inductor's own options may stand beside ours.
+A setting can be given in five ways. In order of increasing precedence:
 
-`python -m inductor_ext.settings > docs/settings.md` writes this page.
+1. Environment variable, read when the process first uses inductor_ext.
+2. `inductor_ext.config.<name> = value`
+3. `with inductor_ext.config.patch(<name>=value):`
+4. `inductor_ext.activate(<name>=value)` and `inductor_ext.install(<name>=value)`
+5. For one model: `torch.compile(model, backend="inductor_ext", options={"<name>": value})` or
+   `inductor_ext.aoti_compile_and_package(..., inductor_configs={"<name>": value})`. Inductor's
+   options can be passed in the same dictionary.
+
+This page is generated by `python -m inductor_ext.settings > docs/settings.md`.
 
 """
 
 
 def markdown_page() -> str:
-    """The text of docs/settings.md."""
+    """Return the text of docs/settings.md."""
     lines = [
         "| setting | type | default | environment variable | meaning |",
         "| --- | --- | --- | --- | --- |",

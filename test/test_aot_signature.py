@@ -125,8 +125,8 @@ def test_constants_keep_value_and_type(value: Any) -> None:
     ("change", "where"),
     [
         (lambda s: [], "signature is []"),
-        (lambda s: s.pop("inputs"), "allowed is an object with 'inputs'"),
-        (lambda s: s.update(inputs="x"), "signature.inputs is 'x'; allowed is a list"),
+        (lambda s: s.pop("inputs"), "expected an object with 'inputs'"),
+        (lambda s: s.update(inputs="x"), "signature.inputs is 'x', expected a list"),
         (lambda s: s["inputs"][0].update(kind="tensors"), "signature.inputs[0] is {"),
         (lambda s: s["inputs"][0].update(dtype=3), "signature.inputs[0].dtype is 3"),
         (lambda s: s["inputs"][0].update(shape=[-1, 2]), "signature.inputs[0].shape[0] is -1"),

@@ -234,7 +234,7 @@ class TestPackage:
         assert "#include <regex>" not in text
 
     def test_loading_it_says_what_to_do(self, artifact: Artifact) -> None:
-        message = r"sources of the model 'model' and no library\. .*cmake -S SOURCES -B build"
+        message = r"sources of model 'model', no shared library\. .*cmake -S SOURCES -B build"
         with pytest.raises(exc.SourcesOnlyError, match=message):
             inductor_ext.load(artifact.path)
 

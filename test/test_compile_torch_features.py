@@ -100,7 +100,7 @@ class TestOnOneRank:
 class TestPrecompile:
     """It returns the source of a module, which has to run without this package."""
 
-    WARNING = "torch.compiler.precompile is compiled by Inductor alone"
+    WARNING = "torch.compiler.precompile is compiled by Inductor (default)"
 
     def source(self) -> tuple[str, bytes | None]:
         torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_a_region_with_a_compiler_of_its_own_is_inductors(
             torch.testing.assert_close(compiled(x), x.sin() + 1)
         return records
 
-    warning = "a nested_compile_region with a compiler of its own is compiled by Inductor alone"
+    warning = "a nested_compile_region with a compiler of its own is compiled by Inductor (default)"
     with torch._dynamo.config.patch(enable_invoke_subgraph_regional_compile=True):
         assert run() == []
         assert warning not in caplog.text

@@ -108,14 +108,26 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ([], "--arch is missing. Give an architecture such as sm_90a, or a --device."),
-            (["--arch", "75"], "--arch is 'sm_75'. Give one of sm_80, "),
-            (["--device", "Voodoo"], "--device is 'Voodoo'. Give part of one of NVIDIA A100-"),
-            (["--arch", "90", "--layout", "xy"], "--layout is 'xy'. Give some of rc, rr, "),
-            (["--arch", "80", "--device", "H100"], "--device is 'H100'. Give part of one of"),
-            (["--arch", "90", "--dtype", "bf17"], "--dtype is 'bf17'. Give some of bf16, "),
-            (["--arch", "90", "--epilogue", "bias+glu"], "is 'bias+glu'. Give none, or bias, "),
-            (["--arch", "90", "--gemm", "2x3"], "--gemm is '2x3'. Give sizes such as"),
+            ([], "Invalid --arch=None: expected an architecture such as sm_90a, or a --device."),
+            (["--arch", "75"], "Invalid --arch='sm_75': expected one of sm_80, "),
+            (
+                ["--device", "Voodoo"],
+                "Invalid --device='Voodoo': expected part of one of NVIDIA A100-",
+            ),
+            (
+                ["--arch", "90", "--layout", "xy"],
+                "Invalid --layout='xy': expected some of rc, rr, ",
+            ),
+            (
+                ["--arch", "80", "--device", "H100"],
+                "Invalid --device='H100': expected part of one of",
+            ),
+            (
+                ["--arch", "90", "--dtype", "bf17"],
+                "Invalid --dtype='bf17': expected some of bf16, ",
+            ),
+            (["--arch", "90", "--epilogue", "bias+glu"], "='bias+glu': expected none, or bias, "),
+            (["--arch", "90", "--gemm", "2x3"], "Invalid --gemm='2x3': expected sizes such as"),
         ],
     )
     def test_what_cannot_be_built_is_said_with_what_can(

@@ -234,7 +234,7 @@ class TestConfig:
         ],
     )
     def test_what_cannot_be_is_refused(self, field: str, value: object) -> None:
-        with pytest.raises(exc.BadGemmError, match=f"CUTLASS configuration has {field}"):
+        with pytest.raises(exc.BadGemmError, match=f"CUTLASS configuration: {field}"):
             but(PINGPONG, **{field: value})
 
     def test_a_pipeline_takes_what_the_epilogue_leaves(self) -> None:

@@ -300,8 +300,8 @@ class TestSettings:
 
 class TestMismatches:
     def test_triton(self, has: Callable[..., None]) -> None:
-        has(triton={"version": "3.5.1", "detail": "this torch asks for 3.6.0"})
-        assert "Triton is 3.5.1, and this torch asks for 3.6.0." in doctor.examine().remarks
+        has(triton={"version": "3.5.1", "detail": "this torch requires 3.6.0"})
+        assert "Triton is 3.5.1, and this torch requires 3.6.0." in doctor.examine().remarks
 
     @pytest.mark.parametrize(("nvcc", "remarks"), [("12.6.85", 1), ("13.1.20", 0)])
     def test_nvcc(self, has: Callable[..., None], nvcc: str, remarks: int) -> None:
@@ -521,7 +521,7 @@ class TestOwnCommand:
         assert main.main(["own"]) == 2
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert printed.err == "inductor-ext: nvcc is missing: gone. To mend it: look for it.\n"
+        assert printed.err == "inductor-ext: nvcc is missing: gone. To fix: look for it\n"
         with pytest.raises(exc.MissingToolchainError):
             main.main(["--traceback", "own"])
 

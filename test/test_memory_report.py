@@ -725,7 +725,7 @@ class TestCompiled:
         found = self.in_another_process(tmp_path)
         assert (found["events"], found["caches"]) == (["compile"], ["hit"])
         assert found["report"] == filled["report"]
-        assert found["error"].startswith("A graph of Model came from a cache (key f")
+        assert found["error"].startswith("A graph of Model was loaded from a cache entry (key f")
         assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in found["error"]
 
         measured = report.measure(lambda: compiled(x).backward()).measured

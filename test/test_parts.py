@@ -107,7 +107,9 @@ class TestPart:
         assert components.probe("cc").require() is None
 
     def test_unknown_name(self) -> None:
-        with pytest.raises(ValueError, match="unknown part 'gxx'; there are torch, cxx, "):
+        with pytest.raises(
+            ValueError, match="unknown component 'gxx'; expected one of torch, cxx, "
+        ):
             components.probe("gxx")
 
     def test_a_probe_that_breaks_is_an_answer(
@@ -203,7 +205,7 @@ class TestCxx:
     def test_a_compiler_that_hangs(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(components, "_SECONDS", 0.2)
         script(machine / "bin" / "g++", "exec /bin/sleep 20")
-        assert "no answer" in (components.probe("cxx").why or "")
+        assert "no output" in (components.probe("cxx").why or "")
 
     def test_inductors_setting_counts_once_it_is_loaded(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
@@ -339,7 +341,7 @@ class TestNvcc:
     def test_something_else_of_that_name(self, machine: Path) -> None:
         script(machine / "bin" / "nvcc", "echo I compile nothing")
         why = components.probe("nvcc").why or ""
-        assert "nvcc --version does not answer as nvcc does: I compile nothing" in why
+        assert "the output of nvcc --version is not that of nvcc: I compile nothing" in why
 
 
 @pytest.fixture(scope="session")
@@ -385,7 +387,7 @@ class TestCudaHeaders:
         components.clear()
         nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
         assert components.probe("cuda_headers").why == (
-            f"torch takes {machine} for CUDA's folder (the folder above that of {nvcc}), and its "
+            f"torch uses {machine} as the CUDA folder (the folder above that of {nvcc}), and its "
             "include folder has no cuda.h and no cuda_runtime_api.h"
         )
 
@@ -435,7 +437,7 @@ class TestTriton:
         self.install(site, "3.5.1")
         distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
         part = components.probe("triton")
-        assert (part.available, part.detail) == (True, "this torch asks for 3.6.0")
+        assert (part.available, part.detail) == (True, "this torch requires 3.6.0")
 
     @pytest.mark.parametrize(
         ("version", "fits"),
@@ -447,7 +449,7 @@ class TestTriton:
         requirement = 'triton~=3.8.0; platform_system == "Linux" and python_version < "3.15"'
         distribution(site, "torch", "2.14.1", requirement)
         assert components.probe("triton").detail == (
-            None if fits else "this torch asks for ~=3.8.0"
+            None if fits else "this torch requires ~=3.8.0"
         )
 
     def test_missing_and_torch_asks_for_a_compatible_release(self, site: Path) -> None:
@@ -651,7 +653,7 @@ class TestCuda:
     )
     def test_the_driver_does_not_start(self, gpu: pytest.MonkeyPatch, code: str, name: str) -> None:
         gpu.setenv("FAKE_INIT", code)
-        assert components.probe("cuda").why == f"the NVIDIA driver does not start: {name}"
+        assert components.probe("cuda").why == f"the NVIDIA driver cannot be initialized: {name}"
 
     def test_a_device_too_old_for_triton(self, gpu: pytest.MonkeyPatch) -> None:
         gpu.setenv("FAKE_CAPABILITY", "61")

@@ -1,1 +1,1 @@
-"""What a compile needs from outside: compilers, CUDA, Triton, CUTLASS, and which of it is there."""
+"""The toolchain of a compile: compilers, CUDA, Triton, CUTLASS, and which of them are installed."""

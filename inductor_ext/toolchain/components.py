@@ -1,14 +1,14 @@
-"""What this machine offers to a compile: compilers, packages, devices, and why some are missing.
+"""Toolchain components of this machine: compilers, packages, devices, and why some are missing.
 
-`probe(name)` looks at one part, `features()` says what the parts together allow. A probe answers
-with the same program or folder that Inductor, Triton or torch itself would choose, so that its
-answer and what a compile then does agree. It never raises, prints nothing, installs nothing, leaves
-no file behind and makes no CUDA context. (The part "cuda" does start the CUDA driver, as
-`torch.cuda.is_available()` does: from then on a forked child of this process cannot use CUDA. The
-driver itself makes an empty folder for its kernel cache in the home folder.)
+`probe(name)` checks one component, `features()` returns what the components together allow. A probe
+finds the same program or folder that Inductor, Triton or torch would choose, so its answer agrees
+with what a compile does. It never raises, prints nothing, installs nothing, leaves no file behind
+and creates no CUDA context. (The component "cuda" does initialize the CUDA driver, as
+`torch.cuda.is_available()` does: afterwards a forked child of this process cannot use CUDA. The
+driver itself creates an empty folder for its kernel cache in the home folder.)
 
-Answers are kept for the process, apart for each value of what they depend on: environment
-variables, `sys.path` and Inductor's own settings where they name a compiler.
+Answers are cached for the process, by everything that they depend on: environment variables,
+`sys.path`, and Inductor's own settings if they name a compiler.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ _CUDA_HOME = "/usr/local/cuda"
 """Where torch looks for a CUDA toolkit if nothing else names one."""
 
 _SECONDS = 30.0
-"""A compiler that takes longer to print its version is taken for broken."""
+"""A compiler that takes longer to print its version is considered broken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One thing that a compile may need, as it is on this machine."""
+    """A component that a compile may need, as found on this machine."""
 
     name: str
     title: str
-    """What people call it."""
+    """Name in messages."""
     available: bool
     version: str | None = None
     path: str | None = None
-    """The program, the file or the folder, absolute."""
+    """The program, file or folder, absolute."""
     detail: str | None = None
     why: str | None = None
-    """Why it is not available: a clause without a full stop. None if it is."""
+    """Why it is not available: a clause without a full stop. None if it is available."""
     install: str | None = None
-    """What makes it available, with the exact commands. None if it is."""
+    """How to make it available, with the exact commands. None if it is available."""
 
     def require(self) -> None:
-        """Raise unless the part is available.
+        """Raise unless the component is available.
 
         Raises:
-            exc.MissingToolchainError: it is not.
+            exc.MissingToolchainError: it is not available.
         """
         if not self.available:
             raise exc.MissingToolchainError(part=self.title, why=self.why, install=self.install)
@@ -91,17 +91,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Something a user wants to do, and whether the parts that it needs are there."""
+    """A task of the user, and whether the components that it needs are available."""
 
     name: str
     title: str
     available: bool
     needs: tuple[str, ...]
-    """Names of parts."""
+    """Names of components."""
     missing: tuple[str, ...]
     """Those of `needs` that are not available."""
     compiles_for: str | None
-    """The device type that `torch.compile` serves with it; None if it is about something else."""
+    """The device type for which it enables `torch.compile`; None if it is about something else."""
     why: str | None
     install: str | None
 
@@ -119,7 +119,7 @@ class CudaDevice:
 
 @dataclasses.dataclass(frozen=True)
 class _Finding:
-    """What a probe found; `_PROBES` adds the name and the title."""
+    """The result of a probe; `_PROBES` adds the name and the title."""
 
     version: str | None = None
     path: str | None = None
@@ -132,34 +132,35 @@ class _Finding:
 class _Probe:
     title: str
     inputs: Callable[[], tuple[Any, ...]]
-    """All that the answer depends on and that may change in a process. Cheap and hashable."""
+    """Returns everything that the answer depends on and that may change within a process. Cheap;
+    the result is hashable."""
     examine: Callable[..., _Finding]
     """Called with the inputs."""
 
 
 def names() -> list[str]:
-    """The names of all parts."""
+    """Return the names of all components."""
     return list(_PROBES)
 
 
 def probe(name: str) -> Part:
-    """Look at one part.
+    """Check one component.
 
     Raises:
-        ValueError: there is no part of that name.
+        ValueError: there is no component of that name.
     """
     if name not in _PROBES:
-        raise ValueError(f"unknown part {name!r}; there are {', '.join(_PROBES)}")
+        raise ValueError(f"unknown component {name!r}; expected one of {', '.join(_PROBES)}")
     return _answer(name, _PROBES[name].inputs())
 
 
 def probe_all() -> dict[str, Part]:
-    """Look at all parts."""
+    """Check all components."""
     return {name: probe(name) for name in _PROBES}
 
 
 def clear() -> None:
-    """Forget all answers, so that the next probe looks again."""
+    """Clear the cached answers, so that the next probe checks again."""
     _answer.cache_clear()
 
 
@@ -168,11 +169,11 @@ def _answer(name: str, inputs: tuple[Any, ...]) -> Part:
     try:
         found = _PROBES[name].examine(*inputs)
     except Exception as error:
-        # The promise not to raise must hold on machines nobody has thought of, where the doctor is
-        # needed most.
+        # Never raise, even on unexpected machines: this is where `inductor-ext doctor` is needed
+        # most.
         found = _Finding(
-            why=f"looking for it failed with {type(error).__name__}: {error}",
-            install="report this to the authors of inductor_ext",
+            why=f"the check failed with {type(error).__name__}: {error}",
+            install="report this to the maintainers of inductor_ext",
         )
     return Part(
         name=name,
@@ -187,7 +188,11 @@ def _first_line(text: str) -> str:
 
 
 def _run(command: list[str], text: str = "") -> tuple[int, str]:
-    """Exit code and merged output of a program, in English; OSError when it cannot be started."""
+    """Return the exit code and merged output of a program, in English.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
     try:
         done = subprocess.run(
             command,
@@ -201,16 +206,16 @@ def _run(command: list[str], text: str = "") -> tuple[int, str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return 1, f"no answer within {_SECONDS:.0f} s"
+        return 1, f"no output within {_SECONDS:.0f} s"
     return done.returncode, done.stdout
 
 
 def _ask_version(program: str, setter: str | None) -> tuple[str | None, str]:
-    """The absolute path of a program that answers --version with that answer, or None and why not.
+    """Return the absolute path of a program and its --version output, or None and the reason.
 
     Args:
-        program: one program name or path. Inductor and Triton start it without a shell, so that
-            arguments in it ("ccache g++") make it a name that does not exist.
+        program: one program name or path. Inductor and Triton start it without a shell, so a value
+            with arguments ("ccache g++") is a program name that does not exist.
         setter: the environment variable or setting that names the program, for the message.
     """
     label = f"{setter} names {program!r}, which" if setter else program
@@ -233,7 +238,7 @@ def _ask_version(program: str, setter: str | None) -> tuple[str | None, str]:
 
 
 def _folder_of(module: str) -> str | None:
-    """The folder of a package, without importing it."""
+    """Return the folder of a package, without importing it."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -250,7 +255,7 @@ def _version_of(*distributions: str) -> str | None:
 
 
 def _if_loaded(module: str, attribute: str) -> Any:
-    """What a module of torch holds, or None while it has not been imported to its end."""
+    """Return an attribute of a module, or None unless the module is completely imported."""
     try:
         return operator.attrgetter(attribute)(sys.modules[module])
     except (KeyError, AttributeError):
@@ -301,8 +306,8 @@ def _cxx_inputs() -> tuple[Any, ...]:
         candidates: tuple[str | None, ...] = (None, os.environ.get("CXX", default))
         setter = "CXX"
     else:
-        # Inductor read CXX when its config was imported; what is in the environment by now does
-        # not matter to it.
+        # Inductor reads CXX when its config is imported; later changes of the environment have no
+        # effect on it.
         candidates = (configured,) if isinstance(configured, str) else tuple(configured)
         setter = "CXX or torch._inductor.config.cpp.cxx"
     return (
@@ -330,7 +335,7 @@ def _examine_cxx(
             return _Finding(version=_first_line(text), path=found)
         refusals.append(text)
     if install_gxx and None in candidates and sys.platform == "linux":
-        # Inductor fetches a compiler at its first compile if it is told to. A probe does not.
+        # Inductor installs a compiler at its first compile if this is set. A probe does not.
         program = shutil.which(conda or "conda")
         if program:
             return _Finding(
@@ -367,7 +372,7 @@ def _examine_openmp(
         return _Finding(detail="not checked: on macOS torch brings its own OpenMP library")
     with tempfile.TemporaryDirectory(prefix="inductor_ext-") as folder:
         output = os.path.join(folder, "probe.so")
-        # The OpenMP flags are Inductor's: GNU's library also for clang.
+        # The OpenMP flags are Inductor's, which uses GNU's library also for clang.
         openmp = ["-fiopenmp"] if "Intel" in (cxx.version or "") else ["-fopenmp", "-lgomp"]
         flags = ["-x", "c++", "-", "-std=c++17", "-shared", "-fPIC", "-o", output, *openmp]
         code, text = _run([cxx.path, *flags], _OPENMP_SOURCE)
@@ -453,7 +458,9 @@ def _examine_nvcc(
         release = re.search(r"release [\d.]+, V([\d.]+)", text)
         if release:
             return _Finding(version=release[1], path=found)
-        refusals.append(f"{program} --version does not answer as nvcc does: {_first_line(text)}")
+        refusals.append(
+            f"the output of {program} --version is not that of nvcc: {_first_line(text)}"
+        )
     return _Finding(
         why="; ".join(refusals),
         install="apt-get install nvidia-cuda-toolkit, or install NVIDIA's CUDA toolkit in the "
@@ -473,7 +480,7 @@ def _cuda_headers_inputs() -> tuple[str | None, ...]:
 def _examine_cuda_headers(
     loaded: str | None, cuda_home: str | None, cuda_path: str | None, _path: str | None
 ) -> _Finding:
-    # torch settles on one root, and looks nowhere else if the headers are not in it.
+    # torch selects one root, and looks nowhere else if the headers are not in it.
     nvcc = shutil.which("nvcc")
     roots = (
         (loaded, "torch.utils.cpp_extension.CUDA_HOME"),
@@ -496,7 +503,7 @@ def _examine_cuda_headers(
     absent = [name for name in wanted if not os.path.isfile(os.path.join(root, "include", name))]
     if absent:
         return _Finding(
-            why=f"torch takes {root} for CUDA's folder ({origin}), and its include folder has no "
+            why=f"torch uses {root} as the CUDA folder ({origin}), and its include folder has no "
             f"{' and no '.join(absent)}",
             install=install,
         )
@@ -504,7 +511,8 @@ def _examine_cuda_headers(
 
 
 def _triton_requirement() -> str | None:
-    """The Triton that this torch requires ("triton==3.6.0", from torch 2.14 on "triton~=3.8.0").
+    """Return the Triton that this torch requires ("triton==3.6.0", from torch 2.14 on
+    "triton~=3.8.0").
 
     torch's CPU builds require none.
     """
@@ -538,12 +546,12 @@ def _examine_triton(_path: tuple[str, ...]) -> _Finding:
         )
     asked = re.split(r"([=~]=)", wanted or "", maxsplit=1)[1:]
     fits = not asked or _fits(version, *asked)
-    detail = None if fits else f"this torch asks for {''.join(asked).removeprefix('==')}"
+    detail = None if fits else f"this torch requires {''.join(asked).removeprefix('==')}"
     return _Finding(version=version, path=folder, detail=detail)
 
 
 def _fits(version: str | None, operator: str, asked: str) -> bool:
-    """Whether a version meets `==asked` or `~=asked` (the last number of which may be higher)."""
+    """Whether a version meets `==asked` or `~=asked` (whose last number may be higher)."""
     if operator == "==" or version is None:
         return version == asked
     release, wanted = (list(map(int, re.findall(r"\d+", text)[:3])) for text in (version, asked))
@@ -553,7 +561,7 @@ def _fits(version: str | None, operator: str, asked: str) -> bool:
 def _cutlass_inputs() -> tuple[Any, ...]:
     variable = os.environ.get("TORCHINDUCTOR_CUTLASS_DIR")
     torch = _if_loaded("torch", "__file__")
-    # What Inductor's settings are if nobody sets them, which is there for builds from source only.
+    # The default of Inductor's settings, a folder that exists in builds from source only.
     unset = torch and os.path.realpath(f"{os.path.dirname(torch)}/../third_party/cutlass/")
     known = (None, unset, variable and os.path.realpath(variable))
     for setting in ("cutlass.cutlass_dir", "cuda.cutlass_dir"):
@@ -589,13 +597,13 @@ def _examine_cutlass(_path: tuple[str, ...], configured: str | None, setter: str
 
 @dataclasses.dataclass(frozen=True)
 class _Driver:
-    """What the CUDA driver answers to questions that need no context."""
+    """Answers of the CUDA driver to queries that need no context."""
 
     error: str | None = None
-    """The name of the error with which the driver failed to start; None if it started."""
+    """The name of the error with which initialization failed; None if it succeeded."""
     loaded: bool = True
     cuda: tuple[int, int] = (0, 0)
-    """The newest CUDA release that it supports."""
+    """The newest CUDA version that the driver supports."""
     devices: tuple[CudaDevice, ...] = ()
 
 
@@ -604,8 +612,8 @@ def _cuda_inputs() -> tuple[Any, ...]:
 
 
 def _ask_driver(library: str) -> _Driver:
-    # The driver's own interface, because torch.cuda makes a context to tell a device's name, and
-    # NVML knows neither CUDA_VISIBLE_DEVICES nor CUDA's order of devices.
+    # Use the driver API, because torch.cuda creates a context to query the name of a device, and
+    # NVML knows neither CUDA_VISIBLE_DEVICES nor CUDA's device order.
     try:
         driver = ctypes.CDLL(library)
     except OSError:
@@ -639,7 +647,7 @@ def _describe_device(driver: ctypes.CDLL, index: int) -> CudaDevice:
 
 
 def cuda_devices() -> tuple[CudaDevice, ...]:
-    """The devices that the CUDA driver shows to this process, whether torch can use them or not."""
+    """Return the devices that the CUDA driver shows to this process, usable by torch or not."""
     return _ask_driver(_CUDA_DRIVER).devices
 
 
@@ -679,7 +687,7 @@ def _examine_cuda(path: tuple[str, ...], visible: str | None) -> _Finding:
     hidden = "" if visible is None else f", with CUDA_VISIBLE_DEVICES={visible!r}"
     if driver.error is not None and driver.error != "CUDA_ERROR_NO_DEVICE":
         return _Finding(
-            why=f"the NVIDIA driver does not start: {driver.error}",
+            why=f"the NVIDIA driver cannot be initialized: {driver.error}",
             install="run nvidia-smi and follow what it reports; after an update of the driver, "
             "restart the machine",
         )
@@ -740,15 +748,15 @@ _FEATURES: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     ("cutlass-gemm", "GEMMs as CUTLASS kernels", None, (*_AOT_CUDA, "nvcc", "cutlass")),
     ("aot-cpu", "AOT packages for CPU", None, ("torch", "cxx", "openmp")),
     ("aot-cuda", "AOT packages for CUDA", None, _AOT_CUDA),
-    # aot_inductor.emit_multi_arch_kernel has nvcc bind cubin and PTX into one fat binary.
+    # aot_inductor.emit_multi_arch_kernel uses nvcc to combine cubin and PTX into one fat binary.
     ("aot-cuda-portable", "AOT packages for several GPU generations", None, (*_AOT_CUDA, "nvcc")),
     ("aot-load", "loading AOT packages", None, ("torch",)),
 )
-"""Each feature's name, title, the device type it compiles for, and the parts it needs."""
+"""Name, title, device type that it compiles for, and required components of each feature."""
 
 
 def features() -> list[Feature]:
-    """What the parts on this machine allow."""
+    """Return which features the components of this machine allow."""
     answer = []
     for name, title, device, needs in _FEATURES:
         missing = [part for part in map(probe, needs) if not part.available]

@@ -1,7 +1,8 @@
-"""Which parts of the toolchain a graph needs, and what is said when one is missing.
+"""The toolchain components that a compile requires, and the warning if one is missing.
 
-`parts` knows what this machine has; here stands what a compile for a device cannot do without.
-OpenMP is left out on purpose: finding out takes a compile, 0.3 s in every process.
+`components` reports what this machine has; this module lists what a compile for each device type
+cannot do without. OpenMP is left out on purpose: checking it takes a compile, 0.3 s in every
+process.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def device_types(values: Iterable[Any]) -> set[str]:
-    """The device types ("cpu", "cuda", ...) of the tensors among `values`."""
+    """Return the device types ("cpu", "cuda", ...) of the tensors among `values`."""
     import torch
 
     return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
 def missing(use: Literal["jit", "aot"], devices: Collection[str]) -> components.Part | None:
-    """The first part that compiling for `devices` needs and this machine lacks."""
-    # The wrapper of an ahead-of-time compile is C++ whatever the kernels run on.
+    """Return the first component that a compile for `devices` requires and this machine lacks."""
+    # The wrapper of an ahead-of-time compile is C++ on every device.
     for device in sorted({*devices, "cpu"} if use == "aot" else devices):
         for name in _NEEDS.get((use, device), ()):
             part = components.probe(name)
@@ -41,7 +42,7 @@ def missing(use: Literal["jit", "aot"], devices: Collection[str]) -> components.
 
 
 def warn_about_gemm_backends(devices: Collection[str]) -> None:
-    """Say once what is missing for CUTLASS choices, where they are asked for and would be used."""
+    """Warn once about what CUTLASS choices lack, if they are requested and would be used."""
     from torch._inductor import config as inductor_config
 
     tuned = inductor_config.max_autotune or inductor_config.max_autotune_gemm
@@ -52,5 +53,5 @@ def warn_about_gemm_backends(devices: Collection[str]) -> None:
     if not feature.available:
         events.warn_once(
             "cutlass-gemm",
-            f"no CUTLASS choices for GEMMs: {feature.why}. To mend it: {feature.install}.",
+            f"CUTLASS is not used for GEMMs: {feature.why}. To fix: {feature.install}",
         )
