@@ -43,6 +43,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/check_wording.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -1,1 +1,1 @@
-"""Measurements of inductor_ext against stock Inductor; README.md says how they are kept."""
+"""Benchmarks of inductor_ext against Inductor. README.md describes how results are stored."""

@@ -1,13 +1,14 @@
-"""AOT artifacts, ours beside stock's: compiling, loading, calling, memory, and what is refused.
+"""AOT packages of the extension and of Inductor: compile, load, call, memory, and error handling.
 
-Every measurement has a process of its own; those of ours and of stock's alternate. A compile is
-measured in CPU seconds, of all processes that take part and after the model has been exported:
+Every measurement runs in its own process; those of the extension and of Inductor alternate. A
+compile is measured in CPU seconds of all participating processes, after the model has been
+exported:
 
-- cold: in an empty cache folder;
-- again: the same model once more in the same folder, by another process;
-- warm: in a folder in which another model has been compiled before.
+- cold: with an empty cache folder;
+- again: the same model again with the same folder, in another process;
+- warm: with a folder that was used to compile another model before.
 
-Loading is measured beyond `import torch`. Calls have one thread; the least of 20 batches counts.
+Loading is measured without `import torch`. Calls use one thread; the fastest of 20 batches counts.
 
     python -m benchmarks.aoti [--models NAME ...] [--rounds N] [--json-out DIR]
 """
@@ -40,10 +41,10 @@ MIB = 2**20
 WAYS = ("stock", "ours")
 
 MODELS = ("mlp", "bert", "resnet", "llama")
-"""Those that are compiled, loaded and called."""
+"""The models that are compiled, loaded and called."""
 
 WARMING = "pointwise"
-"""The model that has been compiled before in a warm folder."""
+"""The model that was compiled before in a warm folder."""
 
 PARTS = ("wrapper", "kernels", "fixed part", "linking", "probing and the rest")
 """What C++ compilers are called for."""
@@ -63,7 +64,7 @@ exit $code
 
 
 class Bench:
-    """Starts the measuring processes, in a folder that goes away with it."""
+    """Starts the measuring processes, with their files in a temporary folder of the caller."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,16 +85,16 @@ class Bench:
             self._environment.pop(name, None)
 
     def run(self, task: str, cache: Path, /, *, checks: bool = False, **arguments: Any) -> Any:
-        """Run one task of `aoti_child` in a process of its own; what it returns.
+        """Run one task of `aoti_child` in its own process; return the task's result.
 
         Args:
-            task: its name.
+            task: name of the task.
             cache: Inductor's cache folder.
-            checks: whether stock's check of inputs is switched on.
-            arguments: of the task.
+            checks: whether Inductor's input checks are enabled.
+            arguments: arguments of the task.
 
         Raises:
-            RuntimeError: it failed or crashed; with the end of what it wrote.
+            RuntimeError: the task failed or crashed; with the end of its stderr.
         """
         environment = {**self._environment, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
         if checks:
@@ -112,7 +113,7 @@ class Bench:
         return json.loads(run.stdout.splitlines()[-1])
 
     def compile(self, model: str, way: str, cache: Path, **options: Any) -> dict[str, Any]:
-        """Compile a model; what was measured, with CPU seconds of the compiler by part."""
+        """Compile a model; return measurements, with CPU seconds of the C++ compiler by purpose."""
         for path in self.log.iterdir():
             path.unlink()
         package = self.package(model, way)
@@ -127,12 +128,12 @@ class Bench:
         return {**found, "compiler": compiler}
 
     def package(self, model: str, way: str) -> Path:
-        """Where a model's package lies."""
+        """Return the path of a model's package."""
         return self.folder / f"{model.replace(' ', '_')}-{way}.pt2"
 
     @contextlib.contextmanager
     def fresh_cache(self, like: Path | None = None) -> Iterator[Path]:
-        """An empty cache folder, or a copy of another."""
+        """Create a temporary cache folder, empty or as a copy of another one."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             if like is not None:
                 shutil.copytree(like, folder, dirs_exist_ok=True, symlinks=True)
@@ -140,7 +141,7 @@ class Bench:
 
 
 def _part(command: Sequence[str]) -> str:
-    """What a call of the compiler was for, by the names of the files that it compiles."""
+    """Return the purpose of a compiler call, by the names of the files that it compiles."""
     pairs = zip(["", *command], command, strict=False)
     words = [word for before, word in pairs if before not in ("-include", "-o")]
     sources = [word for word in words if re.search(r"\.(cpp|cc|c|h|hpp|S|s)$", word)]
@@ -161,15 +162,15 @@ def _part(command: Sequence[str]) -> str:
 # --- measuring ----------------------------------------------------------------------------------
 
 Taken = dict[str, dict[str, list[float]]]
-"""By metric and way, the values of all rounds."""
+"""Values of all rounds, by metric and way."""
 
 
 def measure_model(bench: Bench, name: str, rounds: int) -> list[results.Row]:
-    """Compile, load and call one model by both ways.
+    """Compile, load and call one model with the extension and with Inductor.
 
     Args:
-        name: of an entry of `aoti_models.MODELS`.
-        rounds: how often each is measured.
+        name: name of an entry of `aoti_models.MODELS`.
+        rounds: number of measurements.
     """
     taken: Taken = defaultdict(lambda: defaultdict(list))
     weights = _compiles(bench, name, rounds, taken)
@@ -246,7 +247,7 @@ _UNITS = {
     "package": ("MiB", MIB),
     "shared": ("MiB", MIB),
 }
-"""By a metric's first word: the unit, and what a value is divided by."""
+"""By a metric's first word: the unit, and the divisor of a value."""
 
 _NOTES = {
     "compile, cold": "CPU seconds, in an empty cache folder",
@@ -312,13 +313,13 @@ def _row(
 
 
 def measure_small(bench: Bench, rounds: int) -> Iterator[results.Row]:
-    """What a call and an input cost, where a model does next to nothing."""
+    """Measure the cost of a call and of an input, with models that compute almost nothing."""
     taken: Taken = defaultdict(lambda: defaultdict(list))
     with bench.fresh_cache() as cache:
         for way in WAYS:
             bench.compile("pointwise", way, cache)
             bench.compile("eight inputs", way, cache)
-        # A package without checks, beside that with them.
+        # Two packages, without and with checks.
         bench.compile("eight inputs", "ours", cache, artifact_cache=False)
         checked = bench.package("eight inputs", "ours")
         checked = Path(shutil.copy(checked, checked.with_name("checked.pt2")))
@@ -356,7 +357,7 @@ def measure_small(bench: Bench, rounds: int) -> Iterator[results.Row]:
 
 
 def measure_safety(bench: Bench) -> Iterator[results.Row]:
-    """How many wrong inputs and damaged packages end in an error; a crash does not."""
+    """Count the wrong inputs and damaged packages that raise an error; a crash does not count."""
     inputs = aoti_child.wrong_inputs()
     refused: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     accepted: dict[str, list[str]] = defaultdict(list)
@@ -435,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"[{time.perf_counter() - begin:5.0f} s] {name}", flush=True)
             document: results.Document = {**header, "rows": rows}
             if options.json_out:
-                # After each, so that a run that is stopped has kept what it measured.
+                # Write after every model, so that an interrupted run keeps its measurements.
                 results.write(options.json_out, document)
     print(f"\n{results.render_table(document)}")
     return 0

@@ -1,7 +1,7 @@
-"""What `aoti` measures inside one process: a compile, a load, calls, what is refused.
+"""Tasks that `aoti` runs in separate processes: a compile, a load, calls, wrong inputs.
 
-Each task is a function of plain values that returns plain values; the command line takes its name
-and its arguments as JSON and prints the result as the last line.
+A task is a function that takes and returns plain values. The command line takes its name, and its
+arguments as JSON, and prints the result as the last line.
 
     python -m benchmarks.aoti_child TASK ARGUMENTS
 """
@@ -35,7 +35,7 @@ Result = dict[str, Any]
 
 
 def cpu_seconds() -> float:
-    """CPU seconds, user and system, of this process and all that it started, living ones too."""
+    """Return CPU seconds, user and system, of this process and its children, also running ones."""
     total = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)
@@ -45,7 +45,7 @@ def cpu_seconds() -> float:
     used: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
-            # A program's name may hold anything but ends at the last bracket.
+            # A program's name may contain any character; it ends at the last bracket.
             fields = path.read_text().rpartition(")")[2].split()
             process = int(path.parent.name)
             parents[process] = int(fields[1])
@@ -59,14 +59,14 @@ def cpu_seconds() -> float:
 
 
 def _forget_peak() -> int:
-    """Let the highest resident memory begin anew; returns what is resident now, in bytes."""
+    """Reset the peak of resident memory; return the current resident memory in bytes."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     return measure.resident()[0]
 
 
 def _private() -> int:
-    """Bytes of this process's memory that are no clean pages of a file."""
+    """Return the bytes of this process's anonymous memory, which is not backed by a file."""
     text = Path("/proc/self/smaps_rollup").read_text()
     match = re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
@@ -81,13 +81,13 @@ def compile_(model: str, way: str, package: str, options: Result) -> Result:
     Args:
         model: name of an entry of `aoti_models.MODELS`.
         way: "ours" or "stock".
-        package: the path.
-        options: for the compile.
+        package: path of the package.
+        options: options of the compile.
 
     Returns:
-        CPU and wall seconds; bytes of memory above what was resident before, at the highest, of
-        this process and of the largest that it started; bytes of the package, of the shared
-        object, and of the weights.
+        CPU and wall seconds; peak resident memory in bytes above the level before, of this process
+            and of its largest child; bytes of the package, of the shared object, and of the
+            weights.
     """
     import torch
     import torch._inductor
@@ -128,7 +128,7 @@ def compile_(model: str, way: str, package: str, options: Result) -> Result:
 
 
 def _code_bytes(package: str, weights: int) -> int:
-    """Bytes of the shared object without the weights that it may hold."""
+    """Return the bytes of the shared object without weights that it may contain."""
     with zipfile.ZipFile(package) as archive:
         (library,) = (entry for entry in archive.infolist() if entry.filename.endswith(".so"))
         apart = any(entry.filename.endswith(".weights") for entry in archive.infolist())
@@ -153,9 +153,9 @@ def load(model: str, way: str, package: str) -> Result:
     """Load a package and call the model once.
 
     Returns:
-        CPU and wall seconds of loading, imports beyond torch's included; bytes resident above
-        what was before, after loading and after the call, at the highest, and how many of them
-        are private.
+        CPU and wall seconds of loading, including imports other than torch; resident bytes above
+            the level before, after loading and after the call, their peak, and how many of them are
+            private.
     """
     import torch
 
@@ -178,7 +178,7 @@ def load(model: str, way: str, package: str) -> Result:
 
 
 def load_cpp(package: str) -> Result:
-    """Load a package with torch's C++ loader; CPU and wall seconds."""
+    """Load a package with torch's C++ loader; return CPU and wall seconds."""
     import torch
 
     cpu, start = cpu_seconds(), time.perf_counter()
@@ -189,7 +189,7 @@ def load_cpp(package: str) -> Result:
 
 
 def _inputs(model: str) -> Any:
-    """A model's inputs, made by a process of their own: the weights would be resident, too."""
+    """Return a model's inputs, made in another process to keep the weights out of this one."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +203,7 @@ def _inputs(model: str) -> Any:
 
 
 def _best(call: Callable[[], object], batch: int, batches: int = 20) -> float:
-    """Seconds of one call: the least mean of a batch."""
+    """Return the seconds of one call: the minimum over batches of a batch's mean."""
     best = float("inf")
     for _ in range(batches):
         start = time.perf_counter()
@@ -214,10 +214,10 @@ def _best(call: Callable[[], object], batch: int, batches: int = 20) -> float:
 
 
 def call(model: str, way: str, package: str) -> Result:
-    """Seconds of a call from Python with positional tensors, with one thread.
+    """Measure a call from Python with positional tensors and one thread, in seconds.
 
     Args:
-        way: "ours", "stock" or "eager", which uses no package.
+        way: "ours", "stock" or "eager"; "eager" does not use the package.
     """
     import torch
 
@@ -264,7 +264,7 @@ double best(Run run, Copy copy, Delete drop, void* container, void** inputs, siz
 
 
 def bare(model: str, package: str) -> Result:
-    """Seconds of a call of the C interface alone, handles included, with one thread."""
+    """Measure a call of the C interface alone, with tensor handles and one thread, in seconds."""
     import torch
 
     from benchmarks import aoti_models
@@ -315,7 +315,7 @@ def bare(model: str, package: str) -> Result:
 
 
 def wrong_inputs() -> dict[str, Callable[[Any], tuple[Any, ...]]]:
-    """What a model of one float32 tensor `[8]` must not accept: from a right input, a wrong one."""
+    """Return functions from a valid to a wrong input, for a model of one float32 tensor `[8]`."""
     import torch
 
     return {
@@ -333,9 +333,9 @@ def wrong_inputs() -> dict[str, Callable[[Any], tuple[Any, ...]]]:
 
 
 def refuse(way: str, package: str, kind: str) -> Result:
-    """Whether a wrong input ends in an error, of a package of "pointwise".
+    """Whether a package of "pointwise" raises an error for a wrong input.
 
-    "other strides" is refused or served with right numbers.
+    "other strides" may also be accepted, if the results are correct.
     """
     import torch
 
@@ -354,14 +354,14 @@ def refuse(way: str, package: str, kind: str) -> Result:
 
 
 def damage(package: str, kind: str) -> None:
-    """Damage a package: one bit of its shared object, its end, or an entry that leads outside."""
+    """Damage a package: flip a bit of the library, truncate it, or add a path traversal entry."""
     path = Path(package)
     if kind == "a flipped bit":
         with zipfile.ZipFile(path) as archive:
             (entry,) = (e for e in archive.infolist() if e.filename.endswith(".so"))
             content = archive.read(entry)
         data = bytearray(path.read_bytes())
-        # In the text of the code's own strings, so that what is damaged is not where it crashes.
+        # Flip a bit in string data of the code, where the damage does not cause a crash.
         place = content.find(b"\x7fELF") + len(content) // 3
         data[data.find(content[:4096]) + place] ^= 0x10
         path.write_bytes(data)
@@ -377,7 +377,7 @@ DAMAGES = ("a flipped bit", "a truncated file", "an entry outside")
 
 
 def refuse_damaged(way: str, package: str) -> Result:
-    """Whether loading a package ends in an error."""
+    """Whether loading a package raises an error."""
     try:
         _loaded(way, package)
     except Exception as error:
@@ -386,7 +386,7 @@ def refuse_damaged(way: str, package: str) -> Result:
 
 
 def executable_stack(package: str) -> Result:
-    """Whether the shared object asks for a stack that can be executed."""
+    """Whether the shared object requests an executable stack."""
     with zipfile.ZipFile(package) as archive, tempfile.TemporaryDirectory() as folder:
         (name,) = (name for name in archive.namelist() if name.endswith(".so"))
         header = subprocess.run(

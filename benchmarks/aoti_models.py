@@ -1,7 +1,7 @@
-"""The models that are compiled ahead of time to be measured: full size, random weights.
+"""The models of the AOT benchmark: full size, random weights.
 
-Of the architectures of `memory_models`, in the sizes in which they are known. Nothing is
-downloaded; equal values in every process.
+The architectures are those of `memory_models`, in their well-known sizes. Nothing is downloaded,
+and values are equal in every process.
 """
 
 # A module's call returns Any to the type checker.
@@ -24,29 +24,30 @@ Inputs = tuple[Tensor, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One entry."""
+    """One model of the benchmark."""
 
     name: str
     build: Callable[[], tuple[nn.Module, Inputs]]
     batch: int
-    """Calls that are timed together, since one of a small model is shorter than a clock's tick."""
+    """Number of calls that are timed together; a single call of a small model is too short for the
+    clock."""
 
     def make(self) -> tuple[nn.Module, Inputs]:
-        """The module in evaluation mode, without gradients, and positional inputs."""
+        """Return the module in eval mode, without gradients, and its positional inputs."""
         torch.manual_seed(0)
         module, inputs = self.build()
         return module.eval().requires_grad_(False), inputs
 
 
 class Pointwise(nn.Module):
-    """One fused kernel on few elements: what is left is the cost of a call."""
+    """One fused kernel on few elements, to measure the cost of a call."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x * 2 + 1)
 
 
 class Eight(nn.Module):
-    """The same on eight inputs, for the cost of an input."""
+    """The same with eight inputs, to measure the cost of an input."""
 
     def forward(
         self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor, g: Tensor, h: Tensor

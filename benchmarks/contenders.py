@@ -1,7 +1,7 @@
-"""The ways to run a program that are compared: without compiling, stock Inductor's, and ours.
+"""Ways to run a program, for comparison: eager, Inductor's configurations, the extension.
 
-Each compile has a code object of its own, so that dynamo neither finds another's result nor counts
-it as a recompile, and each family of contenders a folder of caches of its own, empty at first.
+Every compile has its own code object, so that dynamo neither finds the result of another compile
+nor counts it as a recompile. Every family of contenders has its own cache folder, empty at first.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Contender:
 
     name: str
     title: str
-    """As tables name it."""
+    """Its name in tables."""
     backend: str | None
     """None for eager mode."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is stock Inductor."""
+        """Whether it uses `backend="inductor"`."""
         return self.backend == "inductor"
 
 
@@ -78,19 +78,20 @@ CONTENDERS: Mapping[str, Contender] = {
         ),
     )
 }
-"""By name. Stock's third finds in its caches what the second has compiled and measured."""
+"""By name. Inductor's third configuration finds in its caches what the second one compiled and
+measured."""
 
 USUAL = tuple(name for name in CONTENDERS if name != "ours-cutlass")
-"""Those that need no nvcc, nor the minutes that it takes."""
+"""Those that need no nvcc and none of the minutes that it takes."""
 
 
 def chosen(names: Sequence[str]) -> list[Contender]:
-    """The contenders of these names, in the order in which they have to compile."""
+    """Return the contenders of these names, in the order in which they have to compile."""
     return [each for name, each in CONTENDERS.items() if name in names]
 
 
 def families(contenders: Sequence[Contender]) -> list[list[Contender]]:
-    """Those that share a folder of caches: all of one backend."""
+    """Group contenders that share a cache folder: all of one backend."""
     by_backend: dict[str | None, list[Contender]] = {}
     for contender in contenders:
         by_backend.setdefault(contender.backend, []).append(contender)
@@ -115,10 +116,10 @@ def compile_and_call(
     """Compile a function for its inputs, and call it once.
 
     Args:
-        contender: how.
-        function: of the inputs; plain Python, no builtin.
+        contender: the contender that compiles it.
+        function: a plain Python function of the inputs, no builtin.
         inputs: tensors.
-        options: further options of Inductor's.
+        options: further Inductor options.
     """
     import torch
 
@@ -140,8 +141,10 @@ def compile_and_call(
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """What is compiled for CUDA graphs within is not recorded by Inductor, whose recordings copy
-    their inputs, but launches what would be recorded: whoever measures captures that.
+    """Compile for CUDA graphs, but without Inductor's recording, which copies inputs.
+
+    The compiled code launches the kernels that would be recorded; the benchmark captures them
+    itself.
     """
     from torch._inductor import compile_fx
 
@@ -151,17 +154,17 @@ def unrecorded() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """A GEMM that the extension has measured."""
+    """A GEMM that the extension has tuned."""
 
     seconds: float
-    """That tuning took: of several that are tuned at the same time each has an equal share."""
+    """Seconds of tuning; if several GEMMs are tuned together, each gets an equal share."""
     choice: str
-    """What was chosen, in words, with its microseconds and stock's."""
+    """The selected kernel in words, with its microseconds and Inductor's."""
 
 
 @contextlib.contextmanager
 def tuning() -> Iterator[list[Tuned]]:
-    """The GEMMs that the extension measures within."""
+    """Collect the GEMMs that the extension tunes inside the block."""
     from inductor_ext.autotune import tuner
     from inductor_ext.templates.format import config_words, problem_words
 
@@ -186,7 +189,7 @@ def tuning() -> Iterator[list[Tuned]]:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     import torch
 
     if torch.cuda.is_available():
@@ -204,15 +207,15 @@ def row(
     spread: float | None = None,
     note: str | None = None,
 ) -> results.Row:
-    """A measurement as a row of the results.
+    """Return a measurement as a result row.
 
     Args:
-        case: what was run.
-        metric: what was measured; less is better.
-        unit: of the values.
-        values: by contender.
-        stock: the contender in the column of stock.
-        floor: see `results.Row`, as are `spread` and `note`.
+        case: name of the case.
+        metric: the measured quantity; less is better.
+        unit: unit of the values.
+        values: values by contender.
+        stock: the contender for the column `stock`.
+        floor: see `results.Row`, also for `spread` and `note`.
     """
     return {
         "case": case,
@@ -230,7 +233,7 @@ def row(
 
 @contextlib.contextmanager
 def fresh_caches() -> Iterator[None]:
-    """Every cache of Inductor's, Triton's and ours is empty within."""
+    """Use empty caches of Inductor, Triton and the extension inside the block."""
     from torch._inductor.utils import fresh_cache
 
     with fresh_cache():
@@ -238,8 +241,9 @@ def fresh_caches() -> Iterator[None]:
 
 
 def start_workers(contenders: Sequence[Contender], device: str) -> None:
-    """Compile something small by each, and have all compile workers work, so that no measured
-    compile starts workers or imports.
+    """Warm up: compile something small with every contender, and give work to all compile workers.
+
+    Afterwards no measured compile has to start workers or import modules.
     """
     import torch
 
@@ -255,7 +259,7 @@ def start_workers(contenders: Sequence[Contender], device: str) -> None:
 
 
 def _wait_for_compile_workers() -> None:
-    """Wait until as many jobs have been done as there are workers, each of which takes a while."""
+    """Wait until as many jobs are done as there are workers; every job takes a while."""
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     if get_compile_threads() > 1:

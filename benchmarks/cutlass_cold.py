@@ -1,9 +1,10 @@
 """Seconds from the first call of a compiled GEMM to its running kernel, with CUTLASS on a GPU.
 
-Each case runs in a process of its own with empty caches: a linear layer is compiled and called,
-then one of the same class and another size. Written are the seconds of both calls, those of another
-one that compiles without CUTLASS (what Inductor takes in any case), the kernels that were built,
-and what each took. `--stock` has stock Inductor do the same, with its own CUTLASS backend.
+Every case runs in its own process with empty caches: it compiles and calls a linear layer, then one
+of the same class with another size. The output has the seconds of both calls, the seconds of
+another call compiled without CUTLASS (the part that Inductor takes in any case), the kernels that
+were built, and the build time of every kernel. `--stock` measures Inductor with its own CUTLASS
+backend.
 
     python -m benchmarks.cutlass_cold --out cold.jsonl
     python -m benchmarks.cutlass_cold --stock --cases linear --out cold.jsonl
@@ -36,15 +37,16 @@ CASES: dict[str, Callable[..., torch.Tensor]] = {
     "bias_gelu": lambda x, w, b, q: functional.gelu(functional.linear(x, w, b)),
     "int8": lambda x, w, b, q: gemm_models.int8_linear(x, q, b),
 }
-"""Of x [rows, K], w [N, K] and b [N] in bfloat16, and q [N, K] in int8. The last one is where
-CUTLASS's kernels win [measured on an H200]; the others' may end with cuBLAS's."""
+"""Functions of x [M, K], w [N, K] and b [N] in bfloat16, and q [N, K] in int8. In the last case
+CUTLASS kernels win [measured on an H200]; in the others cuBLAS may be selected."""
 
 SIZES = ((8192, 4096, 4096), (4096, 8192, 4096))
-"""Rows, N and K of both calls."""
+"""M, N and K of both calls."""
 
 OTHER_SIZES = ((1024, 6144, 4096), (2048, 2048, 4096))
-"""Of two calls without CUTLASS: the first starts CUDA and imports Inductor, which is nobody's, the
-second is timed. What they compile for other kernels than the product's is of no use to `SIZES`."""
+"""M, N and K of two calls without CUTLASS: the first one starts CUDA and imports Inductor, which is
+not measured; the second one is timed. The non-GEMM kernels that they compile cannot be reused for
+`SIZES`."""
 
 _CUTLASS = {
     "max_autotune": True,
@@ -55,7 +57,7 @@ _WITHOUT = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
 def _call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) -> float:
-    """Seconds of the first call of a compiled function."""
+    """Return the seconds of the first call of a compiled function."""
     rows, n, k = sizes
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, options=options)
@@ -72,7 +74,7 @@ def _call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) 
 
 
 def _kernels() -> list[dict[str, Any]]:
-    """What is told of the kernels in the store."""
+    """Return the details of the kernels in the store."""
     store = artifact_store.Store(artifact_store.kernel_folder(), 4 << 30)
     found = []
     for key in store.entry_keys():
@@ -105,7 +107,7 @@ def _child(case: str, backend: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command; returns the process's exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--stock", action="store_true", help="stock Inductor instead")

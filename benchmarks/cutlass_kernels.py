@@ -1,14 +1,15 @@
-"""CUTLASS kernels of some large GEMMs on a GPU: what they take, beside eager mode and the model.
+"""CUTLASS kernels of some large GEMMs on a GPU: measured times, eager mode, and the cost model.
 
-The kernels that are ranked first are built, side by side, and timed in turns with eager mode, with
-operands in DRAM. For each case one line of JSON is written as soon as it is known: microseconds of
-eager mode and of each kernel, predicted and measured, and the error against float64 of a few rows.
+The kernels that rank first are built in parallel, and timed in alternation with eager mode, with
+operands in DRAM. Every case is written as one line of JSON as soon as it is measured: microseconds
+of eager mode and of every kernel, predicted and measured, and the error against float64 of a few
+rows.
 
     python -m benchmarks.cutlass_kernels --most 2 --out cutlass.jsonl
     python -m benchmarks.cutlass_kernels --most 12 --cases linear tail --out regret.jsonl
 
-Building is most of the time, and is kept: `--build-only` does that alone, and needs no GPU if
-`--device` names one. It prints the seconds that each build took.
+Building takes most of the time, and its results are kept: `--build-only` only builds, and needs no
+GPU if `--device` names one. It prints the seconds of every build.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ STORE_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """A GEMM with its epilogue, and what eager mode computes instead."""
+    """A GEMM with its epilogue, and the equivalent eager computation."""
 
     problem: GemmProblem
     epilogue: Epilogue
     eager: Callable[..., torch.Tensor]
-    """Of a, b and the epilogue's inputs."""
+    """Takes a, b and the epilogue's inputs."""
 
 
 def _case(
@@ -137,13 +138,13 @@ def _tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]
 def _measure(
     case: Case, ranked: Sequence[tuple[CutlassConfig, float]], store: artifact_store.Store, sms: int
 ) -> dict[str, Any]:
-    """What one case's line says."""
+    """Measure one case; return its output line."""
     from inductor_ext.autotune.timing import CudaStopwatch, measure
 
     a, b, inputs = _tensors(case)
     expected = case.eager(a, b, *inputs)
     rows = slice(0, 64)
-    # Inputs of one row or number are the same for all rows.
+    # Inputs with one row, and scalars, apply to all rows.
     kept = [each[rows] if each.shape[0] > 1 else each for each in inputs]
     accumulator = a[rows].double() @ b.double()
     (exact,) = case.epilogue.evaluate(accumulator, tuple(kept))
@@ -183,7 +184,7 @@ def _measure(
 def _build(
     wanted: Mapping[str, Sequence[tuple[CutlassConfig, float]]], store: artifact_store.Store
 ) -> None:
-    """Build all kernels, and print the seconds that each took, waiting included."""
+    """Build all kernels, and print the seconds of every build, including waiting."""
     toolchain = nvcc_build.Toolchain.find()
 
     def one(name: str, config: CutlassConfig) -> str:
@@ -203,7 +204,7 @@ def _build(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command; returns the process's exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--most", type=int, default=2, help="kernels of a case")

@@ -1,10 +1,10 @@
-"""Whole models: eager, stock Inductor in its settings, and ours, with and without CUDA graphs.
+"""Whole models with and without CUDA graphs: eager, Inductor's configurations, the extension.
 
-The models of `gemm_models` in bfloat16. Every contender is compiled twice, the second time for CUDA
-graphs, as the modes max-autotune-no-cudagraphs and max-autotune do it; eager mode's call is
-captured in a graph. Times are of whole calls, one after the other without waiting, in alternation.
-Errors are against the same model in float32; what is wrong has no time. Compile seconds are those
-of the first compile, from empty caches to the first result.
+The models are those of `gemm_models` in bfloat16. Every contender compiles twice, the second time
+for CUDA graphs, like the modes max-autotune-no-cudagraphs and max-autotune; eager mode is captured
+in a CUDA graph. Whole calls are timed back to back without waiting, with contenders in alternation.
+Errors are relative to the same model in float32; a wrong result gets no time. Compile seconds are
+those of the first compile, from empty caches to the first result.
 
     python -m benchmarks.e2e --budget-seconds 520 --json-out DIR --resume FILE
 """
@@ -39,10 +39,10 @@ SETTINGS = ("no graphs", "graphs")
 
 @dataclasses.dataclass
 class Measured:
-    """What was measured of one contender."""
+    """Measurements of one contender."""
 
     times: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    """Seconds of a call, of every round, by setting."""
+    """Seconds per call of every round, by setting."""
     compile: float | None = None
     """Seconds."""
     error: float | None = None
@@ -51,7 +51,7 @@ class Measured:
 
 
 def floor(model: Model, device: str) -> float | None:
-    """Milliseconds for reading what the call must read; None where that is not what bounds it."""
+    """Return the milliseconds to read what a call must read; None if that is not the limit."""
     if device == "cpu" or not model.bytes_read:
         return None
     known = Device.described(torch.cuda.get_device_properties(0))
@@ -64,13 +64,13 @@ def measure_model(
     """Compile, check and time one model.
 
     Args:
-        model: of `gemm_models.MODELS`.
-        ways: who takes part.
-        device: "cuda" or "cpu"; on the latter there are no CUDA graphs.
-        rounds: measurements of each.
+        model: an entry of `gemm_models.MODELS`.
+        ways: the contenders.
+        device: "cuda" or "cpu"; without CUDA graphs on "cpu".
+        rounds: number of measurements per contender.
 
     Returns:
-        By contender.
+        Measurements by contender.
     """
     with turns.turn():
         exact = _in_float32(model, device)
@@ -91,7 +91,7 @@ def measure_model(
                             way, setting, function, inputs, found[way.name]
                         )
                     except Exception as failure:
-                        # One that fails must not take the others' measurements with it.
+                        # A failing contender must not invalidate the measurements of the others.
                         text = f"{setting}: {type(failure).__name__}: {str(failure)[:300]}"
                         found[way.name].failure = text
                     print(f"  {model.name}: {way.name}, {setting}: ready", flush=True)
@@ -109,17 +109,17 @@ def _check(
     exact: Sequence[torch.Tensor],
     found: Mapping[str, Measured],
 ) -> None:
-    """Take those that are wrong out of `calls`.
+    """Remove the contenders with wrong results from `calls`.
 
     Args:
         calls: by contender and setting.
         eager: the error of eager mode.
-        exact: what is right.
-        found: where errors are noted.
+        exact: the reference.
+        found: where errors are stored.
     """
     for (name, setting), call in list(calls.items()):
         value = call()
-        # The replay of a captured call returns nothing, and was computed by the same kernels.
+        # The replay of a captured call returns nothing, but runs the same kernels.
         if value is None:
             continue
         deviation = error(value, exact)
@@ -149,23 +149,23 @@ def _prepare(
         return _captured(call) if graphs else call
     options: Mapping[str, Any] = {"triton.cudagraphs": True} if graphs else {}
     compiled = contenders.compile_and_call(way, function, inputs, options)
-    # Stock with TMA finds in the caches what stock without it has compiled.
+    # Inductor with TMA finds in the caches what Inductor without TMA has compiled.
     if measured.compile is None and way.name != "stock-max-tma":
         measured.compile = compiled.seconds
     return compiled.call
 
 
 def _captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """The call as a CUDA graph."""
+    """Capture the call in a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # Libraries are loaded outside of the capture.
+        # Load libraries outside of the capture.
         call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # On a stream without a workspace of cuBLAS's, so that the graph has one of its own: Inductor
-    # frees those of streams when it records its graphs.
+    # Capture on a stream that has no cuBLAS workspace yet, so that the graph gets its own: Inductor
+    # frees the workspaces of streams when it records its graphs.
     with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
         call()
     return graph.replay
@@ -174,12 +174,12 @@ def _captured(call: Callable[[], Any]) -> Callable[[], None]:
 def rows(
     model: str, found: Mapping[str, Measured], bound: float | None = None
 ) -> list[results.Row]:
-    """What was measured of a model, as results.
+    """Return the measurements of a model as result rows.
 
     Args:
-        model: its name.
+        model: name of the model.
         found: see `measure_model`.
-        bound: milliseconds that no implementation can beat.
+        bound: lower bound in milliseconds for any implementation.
     """
     made: list[results.Row] = []
     stocks = [way for way in contenders.CONTENDERS.values() if way.name in found and way.is_stock]
@@ -229,13 +229,13 @@ def _lines(found: Mapping[str, Measured]) -> str:
 
 
 class _Bench:
-    """Measures models, one after the other.
+    """Measures models one after the other.
 
     Args:
-        names: of the contenders.
+        names: names of the contenders.
         rounds: see `measure_model`.
-        seconds: whether how long compiles take is a result.
-        freezing: whether weights are constants; results then say so in the model's name.
+        seconds: whether compile times are part of the results.
+        freezing: whether weights are constants; the model's name in the results then says so.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class _Bench:
     def __call__(self, name: str) -> slices.Outcome:
         """Measure a model."""
         model = gemm_models.MODELS[name]
-        # Dynamo asks for it as well, before there are a compile's options.
+        # Dynamo also reads the option, before the options of the compile are applied.
         with inductor_config.patch(freezing=self.freezing):
             found = measure_model(model, self.ways, self.device, self.rounds)
         if not self.seconds:
@@ -267,7 +267,7 @@ class _Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when a contender failed."""
+    """Run the command line. The exit code is 1 if a contender failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--models", nargs="+", choices=list(gemm_models.MODELS), default=list(gemm_models.MODELS)

@@ -1,13 +1,12 @@
-"""What a launch, reading weights and a bare product take on a GPU: floors that kernels can reach.
+"""Lower bounds that GPU kernels can reach: a launch, reading weights, and a plain matmul.
 
-A GEMM of few rows must read its weights, and that they come at the sustained bandwidth of DRAM is
-the floor of the tables. What a kernel can reach also holds its launch and the time until the first
-and after the last bytes are under way, which matter where all of it takes 20 us. So these kernels
-read as many bytes as weights of 16, 8 and 4 bits have, in many ways, and keep their maximum; the
-fastest is what a GEMM can hope for. `launch` is a kernel that reads nothing.
+A GEMM with small M must read its weights, and the lower bound in the tables assumes the sustained
+DRAM bandwidth. What a kernel can reach also includes its launch and the latency before the first
+and after the last bytes, which matter if the whole kernel takes 20 us. These kernels therefore read
+as many bytes as 16-, 8- and 4-bit weights have, in many configurations, and keep the maximum; the
+fastest one is the best that a GEMM can hope for. `launch` is a kernel that reads nothing.
 
-A GEMM of many rows that is fused with something else is no faster than its product alone, for which
-cuBLAS is timed.
+A GEMM with large M and an epilogue is no faster than the matmul alone, for which cuBLAS is timed.
 
     python -m benchmarks.floors --json-out DIR
 """
@@ -33,24 +32,25 @@ from inductor_ext.templates.device import Device
 __all__ = ["main", "reader", "readers"]
 
 SHAPES = ((16, 28672, 4096), (16, 14336, 4096), (16, 4096, 14336), (16, 6144, 4096))
-"""Rows, N and K of products that read weights; the first is that of a gate and its values."""
+"""M, N and K of matmuls that are bound by reading weights; the first one is a gate-up
+projection."""
 
 PRODUCTS = ((2048, 4096, 14336), (2048, 6144, 4096))
-"""Those of products that multiply: of a residual, and of Q, K and V."""
+"""M, N and K of compute-bound matmuls: of a residual, and of Q, K and V."""
 
 BITS = (16, 8, 4)
-"""Of a weight."""
+"""Bits of a weight."""
 
 BLOCKS = (2048, 4096, 8192)
-"""Numbers of 32 bits that a program reads at once."""
+"""32-bit words that a program reads at once."""
 
 WARPS = (4, 8, 16)
 
 PROGRAMS = (0, 1, 2, 4)
-"""Programs of an SM, each of which goes on until all is read; 0 for one for each block."""
+"""Programs per SM, each of which loops until everything is read; 0 for one program per block."""
 
 STAGES = (1, 4)
-"""Loads under way at once in one program."""
+"""Loads in flight at once in one program."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -70,11 +70,12 @@ def _read(  # type: ignore[no-untyped-def]
 def reader(
     source: torch.Tensor, block: int, warps: int, programs: int, stages: int
 ) -> tuple[Callable[[], Any], torch.Tensor]:
-    """A call that reads int32 numbers, and where it leaves the maximum of each program's and 0.
+    """Return a call that reads int32 words, and the tensor with the maximum of every program and 0.
 
     Args:
         source: int32 [count].
-        block, warps, programs, stages: see `BLOCKS`, `WARPS`; programs in all; `STAGES`.
+        block, warps, programs, stages: see `BLOCKS`, `WARPS`; the total number of programs;
+            `STAGES`.
     """
     target = torch.empty(programs, dtype=torch.int32, device=source.device)
 
@@ -85,7 +86,7 @@ def reader(
 
 
 def readers(source: torch.Tensor, sms: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """All ways to read, by name, each called once and found right."""
+    """Return all configurations of the reader by name, each called once and checked."""
     expected = max(0, int(source.max()))
     for block, warps, each, stages in itertools.product(BLOCKS, WARPS, PROGRAMS, STAGES):
         blocks = -(-source.numel() // block)
@@ -169,7 +170,7 @@ def _readings(rounds: int) -> Iterator[results.Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command; returns the process's exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--commit", help="of the checkout, where git is missing")

@@ -1,21 +1,22 @@
-"""GEMMs on a GPU: eager (cuBLAS), stock Inductor in its settings, and ours, side by side.
+"""GEMM benchmark on a GPU: eager (cuBLAS), Inductor in several configurations, and the extension.
 
-Every case of `gemm_suite` is run by every contender in one process; the contenders take turns, with
-operands in DRAM. `graph` are times under CUDA graphs, of what was compiled for these, `call` those
-of ordinary calls. Each result is compared with float64, and one that is wrong has no time.
-`compile` is the wall time from an empty cache to the first result of an ordinary call, tuning
-included, with compile workers running; with `--warm` also the same again from the caches; `tuning`
-is what of it each GEMM took that was measured.
+All contenders run every case of `gemm_suite` in one process. They are timed in alternation, with
+operands in DRAM. `graph` is the time under CUDA graphs, for code compiled for CUDA graphs; `call`
+is the time of ordinary calls. Every result is compared with float64, and a wrong result gets no
+time. `compile` is the wall time from an empty cache to the first result of an ordinary call,
+including tuning, with compile workers running; `--warm` also measures it from warm caches. `tuning`
+is the part of it per GEMM that was tuned.
 
-A run on the whole suite takes longer than many machines are lent. It measures first the cases that
-stand for all (`--quick` measures these alone), ends before the time that it is given, and goes on:
+A run of the whole suite takes longer than many machines can be reserved. It measures the
+representative cases first (`--quick` measures only these), stops within the given time budget, and
+can be resumed:
 
     python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume FILE
 
-`--no-table` measures how long compiles take where nothing is known of a product. With
-`--processes 3` that many cases are compiled at the same time, while one at a time has the GPU; how
-long compiling takes is not measured then. Times of runs with many processes may be worse than those
-of a case alone, for what is chosen is then measured on a busy host (see `turns`).
+`--no-table` measures compile times without any stored results for a GEMM. `--processes 3` compiles
+that many cases at the same time, while one process at a time uses the GPU; compile times are not
+measured then. Times from runs with many processes may be worse than those of a single process,
+because tuning then measures on a busy host (see `turns`).
 """
 
 from __future__ import annotations
@@ -57,41 +58,41 @@ __all__ = [
 ]
 
 MODES: tuple[Mode, ...] = ("call", "graph")
-"""In the order in which they are compiled: only what comes first finds empty caches."""
+"""In the order of compilation: only the first mode starts with empty caches."""
 
 WORSE = 2.0
-"""How many times eager mode's error a result may have."""
+"""Maximum error of a result, relative to the error of eager mode."""
 
 ROUNDING = 2**-8
-"""The error that any result in bfloat16 may have, as a fraction of the norm."""
+"""Error that is accepted for any bfloat16 result, as a fraction of the norm."""
 
 
 @dataclasses.dataclass
 class Measured:
-    """What was measured of one contender, or of another way to compute the layer."""
+    """Measurements of one contender, or of another way to compute the layer."""
 
     times: dict[Mode, list[float]] = dataclasses.field(default_factory=dict)
     """Microseconds of every round."""
     compile: float | None = None
     """Seconds, from an empty cache."""
     again: float | None = None
-    """Seconds, from the caches."""
+    """Seconds, from warm caches."""
     error: float | None = None
     """Distance from float64, as a fraction of the norm."""
     failure: str | None = None
     """Why there are no times."""
     tuning: float | None = None
-    """Seconds of `compile` for a GEMM that was measured, where there was one."""
+    """Seconds of `compile` per tuned GEMM, if any was tuned."""
     choices: tuple[str, ...] = ()
-    """What was chosen of each that was measured."""
+    """The kernel selected for every tuned GEMM."""
 
 
 _Ready = dict[Mode, dict[str, Compiled]]
-"""What is measured in a mode, by contender."""
+"""The calls to measure, by mode and contender."""
 
 
 def error(found: Any, reference: Sequence[torch.Tensor]) -> float:
-    """Frobenius norm of the deviation over that of the reference, over all results; nan for nan."""
+    """Return the relative Frobenius-norm error over all results; NaN if a result is NaN."""
     results_ = found if isinstance(found, (tuple, list)) else (found,)
     deviation = norm = 0.0
     for result, exact in zip(results_, reference, strict=True):
@@ -101,7 +102,7 @@ def error(found: Any, reference: Sequence[torch.Tensor]) -> float:
 
 
 def floor(case: Case, device: str) -> float | None:
-    """Microseconds that no kernel can beat, launch excluded; None for what is no known GPU."""
+    """Return the lower bound (us) of the kernel time, without launch; None for unknown GPUs."""
     if device == "cpu":
         return None
     properties = Device.described(torch.cuda.get_device_properties(0))
@@ -110,11 +111,11 @@ def floor(case: Case, device: str) -> float | None:
 
 
 class HasProgram(Protocol):
-    """A case, as far as it is compiled and run."""
+    """What `measure_case` needs of a case."""
 
     @property
     def name(self) -> str:
-        """Of its results."""
+        """Name of the case in the results."""
 
     def program(self, device: str | torch.device, seed: int = 0) -> Program:
         """See `gemm_suite.Case.program`."""
@@ -131,21 +132,22 @@ def measure_case(
     """Compile, check and time one case.
 
     Args:
-        case: of the suite, or another one.
-        ways: who takes part; eager mode always does.
-        timer: of the device to measure on.
+        case: a case of the suite, or another one.
+        ways: the contenders; eager mode is always measured.
+        timer: timer of the device to measure on.
         rounds: see `Timer.measure`.
-        warm: whether to compile once more from the caches.
+        warm: whether to compile once more from warm caches.
 
     Returns:
-        By contender, and by the name of other ways to compute the layer (`Program.rivals`).
+        Measurements by contender, and by the name of other ways to compute the layer
+            (`Program.rivals`).
     """
     with turns.turn():
         program = case.program(timer.device)
         reference = program.reference()
     found: dict[str, Measured] = {}
     ready: _Ready = {mode: {} for mode in MODES if mode == "call" or timer.device == "cuda"}
-    # Dynamo asks whether weights are to be frozen, and so does Inductor.
+    # Both dynamo and Inductor read `freezing`.
     with torch.no_grad(), inductor_config.patch(freezing=program.frozen):
         for family in contenders.families(ways):
             with contextlib.ExitStack() as stack:
@@ -157,7 +159,7 @@ def measure_case(
                         for mode in ready:
                             ready[mode][way.name] = _compile(way, mode, program, measured, warm)
                     except Exception as failure:
-                        # One that fails must not take the others' measurements with it.
+                        # A failing contender must not invalidate the measurements of the others.
                         measured.failure = f"{type(failure).__name__}: {str(failure)[:300]}"
         with turns.turn():
             _check(program, reference, ready, found)
@@ -172,7 +174,7 @@ def _check(
     ready: _Ready,
     found: Mapping[str, Measured],
 ) -> None:
-    """Take those that are wrong out of `ready`."""
+    """Remove the contenders with wrong results from `ready`."""
     eager = error(program.function(*program.inputs), reference)
     for mode, name in [(mode, name) for mode, ways in ready.items() for name in ways]:
         deviation = error(ready[mode][name].call(), reference)
@@ -214,7 +216,7 @@ def _compile(
     with contenders.tuning() as tuned:
         found = compiled()
     if way.backend is not None:
-        # Stock with TMA finds in the caches what stock without it has compiled.
+        # Inductor with TMA finds in the caches what Inductor without TMA has compiled.
         if way.name != "stock-max-tma":
             measured.compile = found.seconds
             measured.tuning = max((each.seconds for each in tuned), default=None)
@@ -225,10 +227,10 @@ def _compile(
 
 
 def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -> list[results.Row]:
-    """What was measured of a case, as results.
+    """Return the measurements of a case as result rows.
 
     Args:
-        case: its name.
+        case: name of the case.
         found: see `measure_case`.
         bound: microseconds of the roofline.
     """
@@ -278,14 +280,14 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
 
 
 class Bench:
-    """Measures cases, one after the other.
+    """Measures cases one after the other.
 
     Args:
-        names: of the contenders.
+        names: names of the contenders.
         rounds: see `measure_case`.
-        warm: likewise.
-        seconds: whether how long compiles take is a result.
-        bound: as `floor`, of the cases that are measured.
+        warm: see `measure_case`.
+        seconds: whether compile times are part of the results.
+        bound: like `floor`, for the cases that are measured.
     """
 
     def __init__(
@@ -302,7 +304,7 @@ class Bench:
         contenders.start_workers(self.ways, self.timer.device)
 
     def __call__(self, case: HasProgram) -> slices.Outcome:
-        """Measure a case; whatever fails is part of what came of it."""
+        """Measure a case; failures are part of the outcome."""
         start = time.monotonic()
         try:
             found = measure_case(case, self.ways, self.timer, rounds=self.rounds, warm=self.warm)
@@ -332,7 +334,7 @@ def _line(case: HasProgram, found: Mapping[str, Measured], seconds: float) -> st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when a contender failed."""
+    """Run the command line. The exit code is 1 if a contender failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--group", nargs="+", choices=gemm_suite.GROUPS, help="only these")
     parser.add_argument("--case", nargs="+", choices=sorted(gemm_suite.CASES), metavar="NAME")

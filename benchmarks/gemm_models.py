@@ -1,9 +1,9 @@
-"""The models that the end-to-end benchmark compiles, at their published sizes, with random weights.
+"""Models of the end-to-end benchmark, at their published sizes, with random weights.
 
-Each is plain torch.nn, so that nothing has to be downloaded. Llama is a stack of the 8B's layers
-without embedding and head, whose weights would hide the layers', and decodes with a cache of keys
-and values of fixed length, as servers hold it. Of the quantised ones, `int8_linear` does what
-torchao 0.18 does for Int8WeightOnlyConfig on a GPU; `int4_linear` dequantises by group what
+All models are plain torch.nn, so that nothing has to be downloaded. Llama is a stack of the 8B's
+layers without embedding and head, whose weights would hide those of the layers. It decodes with a
+KV cache of fixed length, as servers do. Of the quantized layers, `int8_linear` does what torchao
+0.18 does for Int8WeightOnlyConfig on a GPU; `int4_linear` dequantizes per group weights that
 torchao packs two to a byte.
 
     model = MODELS["llama decode 16x1"]
@@ -29,29 +29,29 @@ __all__ = ["MODELS", "Llama", "Model", "int4_linear", "int8_linear", "pack_int4"
 Inputs = tuple[Tensor, ...]
 
 
-# Weights of 8 and 4 bits.
+# int8 and int4 weights.
 
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """A linear layer with int8 weights [N, K] and a scale for each of N."""
+    """Compute a linear layer with int8 weights [N, K] and one scale per output channel [N]."""
     product = torch.mm(x.reshape(-1, x.shape[-1]), weight.t().to(x.dtype))
     return (product * scales.to(product.dtype).flatten()).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def pack_int4(values: Tensor) -> Tensor:
-    """uint8 [N, K] of values below 16 as [N, K / 2]: even columns in the high halves of bytes."""
+    """Pack uint8 [N, K] with values below 16 into [N, K / 2]: even columns in the high nibbles."""
     return values[:, ::2] << 4 | values[:, 1::2]
 
 
 def int4_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """A linear layer with packed weights [N, K / 2] and scales [N, K / group] around 8."""
+    """Compute a linear layer: packed weights [N, K / 2], scales [N, K / group], zero point 8."""
     values = torch.stack((weight >> 4, weight & 15), dim=-1).flatten(-2)
     groups = (values.to(x.dtype) - 8).unflatten(-1, (scales.shape[1], -1))
     return F.linear(x, (groups * scales.unsqueeze(-1).to(x.dtype)).flatten(-2))
 
 
 class Int8Linear(nn.Module):
-    """A linear layer without bias whose weight is rounded to int8 by rows."""
+    """A linear layer without bias, with its weight rounded to int8 per row."""
 
     weight: Tensor
     scales: Tensor
@@ -67,7 +67,7 @@ class Int8Linear(nn.Module):
 
 
 def quantize_int8(module: nn.Module) -> nn.Module:
-    """Replace every nn.Linear within `module` by an `Int8Linear`; returns the module."""
+    """Replace every nn.Linear within `module` by an `Int8Linear`; return the module."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             setattr(module, name, Int8Linear(child.weight.detach()))
@@ -80,7 +80,7 @@ def quantize_int8(module: nn.Module) -> nn.Module:
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation in float32, as Llama's published code has it."""
+    """RMSNorm computed in float32, as in Llama's published code."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -93,12 +93,11 @@ class RMSNorm(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """Grouped-query attention with rotary positions, then SwiGLU.
+    """Grouped-query attention with rotary positions, followed by SwiGLU.
 
     Args:
-        past: positions in the cache of keys and values, the last of which the call writes; 0 for
-            no cache.
-        batch: of the cache.
+        past: positions in the KV cache, of which the call writes the last one; 0 for no cache.
+        batch: batch size of the cache.
     """
 
     keys: Tensor
@@ -122,7 +121,7 @@ class LlamaLayer(nn.Module):
         return x.unflatten(-1, (count, self.size)).transpose(1, 2)
 
     def attend(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """[batch, length, width]; cosine and sine are [length, size / 2]."""
+        """Return the output [batch, length, width]; cosine and sine are [length, size / 2]."""
         query = rotate(self._heads(self.query(x), self.heads), cosine, sine)
         key = rotate(self._heads(self.key(x), self.groups), cosine, sine)
         value = self._heads(self.value(x), self.groups)
@@ -143,7 +142,7 @@ class LlamaLayer(nn.Module):
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) of `[batch, heads, length, size]`."""
+    """Apply rotary position embedding (Su et al. 2021) to `[batch, heads, length, size]`."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
@@ -179,7 +178,7 @@ class Llama(nn.Module):
 
 
 class Logits(nn.Module):
-    """BERT's sequence output alone."""
+    """A wrapper that returns only BERT's sequence output."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
@@ -194,23 +193,22 @@ class Logits(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One entry of the benchmark."""
+    """One model of the benchmark."""
 
     name: str
     build: Callable[[], tuple[nn.Module, Inputs]]
-    """Makes the module in float32 and its inputs, on the default device."""
+    """Builds the module in float32 and its inputs, on the default device."""
     bytes_read: int
-    """Weights and cache that a call must read, in bfloat16 or int8, where they are what bounds it;
-    0 elsewhere."""
+    """Bytes of weights and cache that a call must read, in bfloat16 or int8, if reading them limits
+    the speed; otherwise 0."""
     int8: bool = False
 
     def make(self, device: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
-        """The module in evaluation mode and its inputs; of equal values in every dtype, but for
-        rounding."""
+        """Return the module in eval mode and its inputs; dtypes differ only by rounding."""
         with torch.random.fork_rng(), torch.device(device), torch.no_grad():
             torch.manual_seed(0)
             module, inputs = self.build()
-            # Rounded first, so that a reference in float32 has the same weights.
+            # Round first, so that a float32 reference has the same weights.
             module = module.to(torch.bfloat16)
             if self.int8:
                 module = quantize_int8(module)
@@ -221,7 +219,7 @@ class Model:
 
 
 LLAMA = (4096, 14336, 32, 8, 4)
-"""Of the 8B: width, hidden, heads, groups, and 4 of its 32 layers."""
+"""Llama-3 8B: hidden size, MLP size, heads, KV heads, and 4 of its 32 layers."""
 
 PAST = 1024
 
@@ -256,7 +254,7 @@ def _vit() -> tuple[nn.Module, Inputs]:
 
 
 class UNet(nn.Module):
-    """U-Net of pairs of convolutions that each keep the image's size (Ronneberger et al. 2015)."""
+    """A U-Net of pairs of convolutions that keep the image size (Ronneberger et al. 2015)."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -310,4 +308,4 @@ MODELS: Mapping[str, Model] = {
         Model("unet 4x256", _unet, 0),
     )
 }
-"""By name, in the order in which they are worth measuring."""
+"""By name, most important models first."""

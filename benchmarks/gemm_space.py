@@ -1,19 +1,20 @@
-"""Times of the candidates of GEMMs on a GPU, and what they say of the model that ranks them.
+"""Times candidate kernels of GEMMs on a GPU, and evaluates the cost model that ranks them.
 
-`measure` compiles, checks and times the candidates of some problems, all of them or as many as are
-asked for, on Inductor's compile workers; it writes what it has after each problem, and goes on with
-what is in the file. `fit` fits the model's constants to such files, prints those that changed, and
-how near the best that ranking would have measured comes to the best of all.
+`measure` compiles, checks and times the candidates of some problems, all of them or a given number,
+on Inductor's compile workers. It writes its results after every problem, and continues with an
+existing file. `fit` fits the cost model's constants to such files, and prints the constants that
+changed and how close the best candidate that ranking would have measured comes to the best of all.
 
     python -m benchmarks.gemm_space measure --set quantised --most 40 --budget-seconds 80 \
         --out quantised.json
     python -m benchmarks.gemm_space fit quantised.json --only convert
 
-The set `regret` has twelve problems whose candidates are worth to be measured all, once; `regret`
-makes of them the results that are committed, as of any file. The set `prologues` has problems of
-some hundred rows with and without what is done to operands on the way, whose kernels tuning leaves
-out where they are predicted to lose. What ways to end a product are worth, on which the
-model has no measurements, is told by
+The set `regret` has twelve problems for which it is worth measuring all candidates once; the
+command `regret` turns the file (or any other) into the results that are committed. The set
+`prologues` has problems with M of some hundred, with and without a prologue fused into the operand
+loads, whose kernels tuning leaves out if they are predicted to lose. The cost model has no
+measurements of the ways to end a GEMM (split-K, stream-K, TMA stores); this command measures their
+benefit:
 
     python -m benchmarks.gemm_space measure --set tails --pairs --most 24 --budget-seconds 100 \
         --out tails.json
@@ -64,7 +65,7 @@ __all__ = [
 
 
 def _quantised() -> Iterator[GemmProblem]:
-    """What few and many rows make of converting: next to the loads, and next to the products."""
+    """Yield dequantization at small and large M: next to loads, and next to the matmul itself."""
     for name in (
         "int8 weight 16x14336x4096",
         "int8 weight 2048x14336x4096",
@@ -87,7 +88,7 @@ def _quantised() -> Iterator[GemmProblem]:
 
 
 def _regret_set() -> Iterator[GemmProblem]:
-    """Of each kind of the suite one or two: decode and prefill, tails of waves, odd sizes."""
+    """Yield one or two problems per kind: decode and prefill, wave tails, odd sizes."""
     for name in (
         "llama-8b o 1x4096x4096",
         "llama-8b gate 16x14336x4096",
@@ -106,7 +107,7 @@ def _regret_set() -> Iterator[GemmProblem]:
 
 
 def _tails() -> Iterator[GemmProblem]:
-    """What ends late: few tiles and a long K, rounds that are nearly empty, outputs that bound."""
+    """Yield problems with long tails: few tiles and large K, nearly empty waves, output-bound."""
     for name in (
         "wave tail 2176x4096x4096",
         "large K 256x256x65536",
@@ -121,8 +122,9 @@ def _tails() -> Iterator[GemmProblem]:
 
 
 def _prologues() -> Iterator[GemmProblem]:
-    """Norms and dequantising where the model does not find it obvious whether they pay, each with
-    the problem that is left where they are a pass by themselves.
+    """Yield norms and dequantization for which the cost model finds no clear winner.
+
+    Each comes with the problem that remains if the prologue is a separate pass.
     """
     norms = [
         CASES[name].problem
@@ -158,24 +160,24 @@ SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {
     "regret": _regret_set,
     "prologues": _prologues,
 }
-"""Problems, those first that are worth most."""
+"""Problem sets; the most valuable problems of a set come first."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What was measured of one problem."""
+    """Measurements of one problem."""
 
     problem: GemmProblem
     device: Device
     candidates: int
-    """Of the whole space."""
+    """Number of candidates in the whole search space."""
     stock: float | None
-    """Microseconds; None where it failed."""
+    """Microseconds; None if it failed."""
     microseconds: Mapping[GemmConfig, float]
     failed: Mapping[GemmConfig, str]
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes; `read` reads it."""
+        """Return a JSON-serializable value that `read` can read."""
         return {
             "problem": self.problem.to_json(),
             "device": records.plain(self.device),
@@ -186,7 +188,7 @@ class Space:
         }
 
     def measurements(self) -> list[cost_model.Measurement]:
-        """As the model takes them."""
+        """Return the measurements in the format of the cost model."""
         return [
             cost_model.Measurement(self.problem, each, self.device, taken)
             for each, taken in self.microseconds.items()
@@ -194,10 +196,10 @@ class Space:
 
 
 def read(path: Path) -> list[Space]:
-    """The spaces of a file that `measure` has written.
+    """Read the spaces from a file written by `measure`.
 
     Raises:
-        exc.BadGemmError: it is of another version.
+        exc.BadGemmError: the file has another version.
     """
     found = []
     for each in json.loads(path.read_text())["spaces"]:
@@ -221,15 +223,15 @@ def read(path: Path) -> list[Space]:
 
 
 def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[GemmConfig], int]:
-    """Candidates to measure, and how many there are.
+    """Return the candidates to measure, and the number of all candidates.
 
-    Those that tuning would measure are always among them. Of the others are taken the best by
-    prediction, two thirds of what is left, and an even choice of the rest.
+    The candidates that tuning would measure are always included. Two thirds of the remaining slots
+    go to the best candidates by prediction, and one third to an even sample of the rest.
 
     Args:
-        problem: covered by a template.
-        device: where.
-        most: how many; None for all.
+        problem: a problem covered by a template.
+        device: the GPU.
+        most: maximum number of candidates; None for all.
     """
     everything = list(search_space.candidates(problem, device))
     everything.sort(key=lambda each: cost_model.predict(problem, each, device).total)
@@ -244,23 +246,24 @@ def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list
 
 
 def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[GemmConfig], int]:
-    """Candidates by which to see what ways to end are worth: splits that are added up in the same
-    launch, tiles that are shared, stores by TMA. Each stands beside the one without.
+    """Return candidates that show the benefit of fused split-K, stream-K and TMA stores.
+
+    Every such candidate is paired with its counterpart without these options.
 
     Args:
-        problem: covered by a template.
-        device: where.
-        most: how many; None for all. Of each combination of options, and of each depth
-            of a tile, there are as many.
+        problem: a problem covered by a template.
+        device: the GPU.
+        most: maximum number of candidates; None for all. They are spread evenly over combinations
+            of options and block_k.
 
     Returns:
-        The candidates, and how many all are.
+        The candidates, and the number of all candidates.
     """
     everything = list(search_space.candidates(problem, device))
     everything.sort(key=lambda each: cost_model.predict(problem, each, device).total)
     kinds: dict[object, list[GemmConfig]] = {}
     for each in everything:
-        # Threads of specialised warps leave out stores, with Triton 3.6.
+        # With Triton 3.6, warp-specialized kernels without TMA store omit stores.
         if each.tma_store or not each.warp_specialize:
             options = (each.one_launch, each.stream_k, each.tma_store, each.warp_specialize)
             kinds.setdefault((*options, each.block_k), []).append(each)
@@ -287,12 +290,12 @@ def measured(
     """Compile, check and time candidates.
 
     Args:
-        problem: covered by a template.
-        device: where the bench is.
-        bench: such as `autotune.inductor_benchmark.cuda_bench` makes.
+        problem: a problem covered by a template.
+        device: the device of the bench.
+        bench: for example the result of `autotune.inductor_benchmark.cuda_bench`.
         most: see `chosen`.
         budget: milliseconds of timing.
-        choose: which of them: `chosen` or `pairs`.
+        choose: selects the candidates: `chosen` or `pairs`.
     """
     configs, count = choose(problem, device, most)
     (found,) = candidate_run.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
@@ -318,15 +321,15 @@ def measured(
 def fitted(
     spaces: Sequence[Space], names: Sequence[str] | None = None
 ) -> tuple[cost_model.Constants, float, float]:
-    """Constants that predict what was measured, and the error before and after.
+    """Fit constants to the measurements; return them and the error before and after.
 
     Args:
-        spaces: of any devices.
-        names: of the constants to be fitted; None for all.
+        spaces: spaces of any devices.
+        names: names of the constants to fit; None for all.
 
     Returns:
-        The constants, and the root mean square of log(predicted / measured), weighted as
-        `ranking.error` says, of the shipped ones and of these.
+        The constants, and the root mean square of log(predicted / measured), weighted as described
+            at `cost_model.error`, for the shipped constants and for these.
     """
     known = [each for one in spaces for each in one.measurements()]
     found = cost_model.fit(known, names=names)
@@ -337,20 +340,21 @@ def fitted(
 
 
 def found_by_rank(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
-    """Microseconds of the best of those that tuning would measure; infinite if none of them was."""
+    """Return the best time (us) of candidates that tuning would measure; infinite if none."""
     ranked = cost_model.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
     return min((one.microseconds.get(each, math.inf) for each, _ in ranked), default=math.inf)
 
 
 def share(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
-    """How near the best of those that tuning would measure comes to the best that was measured: its
-    speed over the other's, 0 where none of them was measured.
+    """Return the speed of the best candidate that tuning would measure over the best of all.
+
+    0 if none of the candidates that tuning would measure was measured.
     """
     return min(one.microseconds.values()) / found_by_rank(one, constants)
 
 
 def report(spaces: Sequence[Space], found: cost_model.Constants) -> Iterator[str]:
-    """Lines of a table: what was measured of each problem, and its `share` before and after."""
+    """Yield a table: the measurements of every problem, and its `share` before and after."""
     yield f"{'measured':>12}  {'best us':>8}  {'stock us':>8}  {'share':>6}  {'fitted':>6}  problem"
     shares = []
     for one in spaces:
@@ -417,8 +421,9 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def rows(spaces: Iterable[Space]) -> list[results.Row]:
-    """Of each problem the best of those that tuning would measure, stock's path and, as the floor,
-    the best of all that were measured.
+    """Return per problem the best candidate that tuning would measure, and Inductor's time.
+
+    The floor is the best of all measured candidates.
     """
     return [
         {
@@ -451,7 +456,7 @@ def _regret(options: argparse.Namespace) -> int:
 
 
 REGRET = "gemm-regret"
-"""The name of the suite, if no other is given."""
+"""Default name of the suite."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

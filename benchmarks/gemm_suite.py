@@ -1,9 +1,9 @@
-"""The GEMMs that the benchmark measures, as data, and what a user would write for each.
+"""The GEMM cases of the benchmark, as data, and the user code of every case.
 
-Sizes are those of layers: Llama-3 8B (width 4096, hidden 14336, 8 groups of keys and values) and
-70B of which each of 8 GPUs has a part (tensor parallel), at decode, small and large batches, and
-prefill. Around them stand shapes on which libraries do badly, weights of 8 and 4 bits, fp8, and
-products with what models compute just before and after them.
+Sizes are those of model layers: Llama-3 8B (hidden size 4096, MLP size 14336, 8 KV heads), and 70B
+with tensor parallelism over 8 GPUs, at decode, small and large batches, and prefill. In addition
+there are shapes that libraries handle badly, int8 and int4 weights, fp8, and GEMMs with the
+operations that models compute directly before and after them.
 
 FLOP, bytes and the roofline are those of the case's `GemmProblem`.
 
@@ -49,19 +49,19 @@ ROWS = (1, 4, 16, 64, 256, 2048, 8192)
 """M of the plain layers."""
 
 DECODE_AND_PREFILL = (1, 16, 2048)
-"""M of everything fused or quantised."""
+"""M of all fused or quantized cases."""
 
 QKV = (4096, 1024, 1024)
-"""Columns of queries, keys and values."""
+"""N of the Q, K and V projections."""
 
 INT4_GROUP = 128
 """Elements along K that share a scale."""
 
 FP8_MOST = 448.0
-"""The largest float8_e4m3fn."""
+"""The largest float8_e4m3fn value."""
 
 GELU_OPERATIONS = 25
-"""A bias, and GELU by erf, as `lowerings.graph.epilogue_region` counts them."""
+"""A bias and an erf GELU, as counted by `lowerings.graph.epilogue_region`."""
 
 EPSILON = 1e-6
 
@@ -71,21 +71,21 @@ class Program:
     """A case's computation on tensors of its sizes."""
 
     function: Callable[..., Any]
-    """Returns a tensor, or a tuple of them."""
+    """Returns a tensor, or a tuple of tensors."""
     inputs: tuple[Tensor, ...]
     reference: Callable[[], tuple[Tensor, ...]]
-    """The results in float64."""
+    """Returns the results in float64."""
     rivals: Mapping[str, Callable[[], Any]]
-    """What else users have for the same layer, to be run as it is: "bf16" for the layer that is
-    not quantised."""
+    """Other ways to compute the same layer, run without compiling: "bf16" for the layer that is not
+    quantized."""
     frozen: bool = False
-    """Whether it is to be compiled with Inductor's `freezing`: its weights are parameters of a
-    module, and no inputs."""
+    """Whether to compile with Inductor's `freezing`: the weights are parameters of a module, not
+    inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One product of the suite."""
+    """One GEMM case of the suite."""
 
     group: str
     label: str
@@ -93,36 +93,36 @@ class Case:
     """A key of `KINDS`."""
     m: int
     n: int
-    """Columns of one factor b; of those that are gated, of each."""
+    """N of one operand B; for gated kinds, of each of the two weights."""
     k: int
     batch: int = 1
     layouts: str = "rc"
-    """Of the two factors of a batch or of groups, as in `GemmProblem.contiguous`."""
+    """Layouts of both operands of a batched or grouped GEMM, as in `GemmProblem.contiguous`."""
     parts: tuple[int, ...] = ()
-    """Columns of several weights that share the input; their sum is `n`."""
+    """N of several weights that share the input; their sum is `n`."""
     quick: bool = False
-    """Whether it is one of the few that stand for all."""
+    """Whether the case belongs to the small representative subset (`--quick`)."""
 
     @property
     def name(self) -> str:
-        """Unique in the suite."""
+        """The case's name, unique in the suite."""
         sizes = f"{self.m}x{self.n}x{self.k}"
         return f"{self.label} {f'{self.batch}x' if self.batch > 1 else ''}{sizes}"
 
     @functools.cached_property
     def problem(self) -> GemmProblem:
-        """The product with all that can be fused into it."""
+        """The GEMM problem, with everything that can be fused into it."""
         return KINDS[self.kind].problem(self)
 
     def program(self, device: str | torch.device, seed: int = 0) -> Program:
-        """The computation, with random inputs whose results are of order 1."""
+        """Return the computation, with random inputs scaled so that results are of order 1."""
         generator = torch.Generator(device).manual_seed(seed)
         return KINDS[self.kind].program(self, _Source(device, generator))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Makes random tensors."""
+    """Generates random tensors."""
 
     device: str | torch.device
     generator: torch.Generator
@@ -134,24 +134,24 @@ class _Source:
         return value.mul_(scale)
 
     def weight(self, n: int, k: int) -> Tensor:
-        """[n, k], as nn.Linear has it."""
+        """Return a weight [n, k], in the layout of nn.Linear."""
         return self.normal(n, k, scale=k**-0.5)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Of [low, high)."""
+        """Return integers in [low, high)."""
         return torch.randint(
             low, high, shape, dtype=dtype, device=self.device, generator=self.generator
         )
 
     def scales(self, *shape: int, around: float, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Positive, within a factor of 2 of each other."""
+        """Return positive scales within a factor of 2 of each other."""
         value = torch.rand(shape, device=self.device, generator=self.generator)
         return ((value + 1) * around).to(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a user writes, and the problem that it is."""
+    """Maps a case to its GEMM problem and to the user code."""
 
     problem: Callable[[Case], GemmProblem]
     program: Callable[[Case, _Source], Program]
@@ -166,7 +166,7 @@ def _program(
     *inputs: Tensor,
     rivals: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Program:
-    """A program whose reference is itself, on floating inputs widened to float64."""
+    """Return a program whose reference is the function with floating-point inputs in float64."""
 
     def reference() -> tuple[Tensor, ...]:
         wide = (each.double() if each.is_floating_point() else each for each in inputs)
@@ -175,7 +175,7 @@ def _program(
     return Program(function, inputs, reference, rivals or {})
 
 
-# Each kind: a problem and a program.
+# A problem and a program for every kind.
 
 
 def _mm_problem(case: Case, **rest: Any) -> GemmProblem:
@@ -211,7 +211,7 @@ def _grouped_problem(case: Case) -> GemmProblem:
 
 
 def _grouped(case: Case, source: _Source) -> Program:
-    """Experts that get as many tokens each; the kind ends with the dimension that they divide."""
+    """Grouped GEMM with equal groups; the kind ends with the dimension that the groups divide."""
     divided, sizes = case.kind[-1], {"m": case.m, "n": case.n, "k": case.k}
     length = sizes[divided] // case.batch
     depth = length if divided == "k" else case.k
@@ -248,7 +248,9 @@ def _int8_problem(case: Case) -> GemmProblem:
 
 
 def _plain_int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """As one writes it by hand. torchao's form is another, of which stock makes another kernel."""
+    """Compute an int8-weight linear layer as written by hand.
+
+    Inductor generates another kernel for torchao's form."""
     return F.linear(x, weight.to(x.dtype)) * scales
 
 
@@ -256,7 +258,7 @@ def _int8(case: Case, source: _Source) -> Program:
     function = int8_linear if case.kind == "int8_torchao" else _plain_int8_linear
     x = source.normal(case.m, case.k)
     weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
-    # Uniform integers have a deviation of 73.
+    # The standard deviation of these uniform integers is 73.
     scales = source.scales(case.n, around=case.k**-0.5 / 73)
     wide = source.weight(case.n, case.k)
     return _program(function, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
@@ -272,14 +274,14 @@ def _int4_problem(case: Case) -> GemmProblem:
 def _int4(case: Case, source: _Source) -> Program:
     x = source.normal(case.m, case.k)
     weight = pack_int4(source.integers(0, 16, case.n, case.k, dtype=torch.uint8))
-    # Uniform integers have a deviation of 4.6.
+    # The standard deviation of these uniform integers is 4.6.
     scales = source.scales(case.n, case.k // INT4_GROUP, around=case.k**-0.5 / 4.6)
     wide = source.weight(case.n, case.k)
     return _program(int4_linear, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
 
 
 def _scaled(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
-    """Of x and weights with scales of rows and of columns behind their product."""
+    """Return a program for x and weights with per-row and per-column scales after the matmul."""
 
     def reference() -> tuple[Tensor, ...]:
         wide, wide_weight, rows, columns = (each.double() for each in inputs)
@@ -328,17 +330,17 @@ def _int8_by_int8_linear(
 
 
 def _int8_by_int8(case: Case, source: _Source) -> Program:
-    """Both quantised: what torchao's dynamic quantisation multiplies."""
+    """Both operands are int8, as in torchao's dynamic quantization."""
     x = source.integers(-127, 128, case.m, case.k, dtype=torch.int8)
     weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
-    # Uniform integers have a deviation of 73.
+    # The standard deviation of these uniform integers is 73.
     x_scales = source.scales(case.m, 1, around=1 / 73, dtype=torch.float32)
     weight_scales = source.scales(case.n, around=case.k**-0.5 / 73)
     return _scaled(_int8_by_int8_linear, x, weight, x_scales, weight_scales)
 
 
 def _several_problem(case: Case) -> GemmProblem:
-    """Two weights that gate each other, or those of `parts`, quantised as the kind says."""
+    """Return the problem of a quantized gate-up pair, or of the quantized weights of `parts`."""
     weights, _, what = case.kind.partition("_")
     parts = case.parts or (case.n, case.n)
     whole = dataclasses.replace(case, n=sum(parts), kind=weights)
@@ -358,7 +360,7 @@ def _several(case: Case, source: _Source) -> Program:
         for part in parts
     ]
     layer = programs[0].function
-    # The first input is what they share, with its scales if it is quantised.
+    # The first input is shared, together with its scales if it is quantized.
     shared = (0, 2) if weights == "fp8" else (0,)
     own = [index for index in range(len(programs[0].inputs)) if index not in shared]
 
@@ -391,7 +393,7 @@ def _several(case: Case, source: _Source) -> Program:
 
 
 _TORCHAO = {"int8": "int8_torchao"}
-"""Of the forms of a quantised layer, torchao's."""
+"""Maps the weight type to the kind in torchao's form, where there are several forms."""
 
 
 def _bias_gelu_problem(case: Case) -> GemmProblem:
@@ -446,7 +448,7 @@ def _swiglu_fp8_problem(case: Case) -> GemmProblem:
 
 
 def _swiglu_fp8(case: Case, source: _Source) -> Program:
-    """The input of the next float8 product: rows scaled by their largest elements."""
+    """SwiGLU quantized to fp8 by row amax, as the input of the next fp8 matmul."""
 
     def scale_of(y: Tensor) -> Tensor:
         return y.abs().amax(-1, keepdim=True).to(torch.float32).clamp(min=1e-12) / FP8_MOST
@@ -483,7 +485,7 @@ def _geglu_problem(case: Case) -> GemmProblem:
 
 
 def _geglu(case: Case, source: _Source) -> Program:
-    """As in the transformers of diffusion models."""
+    """GEGLU as in the transformers of diffusion models."""
 
     def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         hidden, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
@@ -506,7 +508,7 @@ def _qkv(case: Case, source: _Source) -> Program:
 
 
 class _Projections(nn.Module):
-    """Queries, keys and values as attention and its cache have them: [heads, rows, head]."""
+    """QKV projections, with outputs as in attention and the KV cache: [heads, M, head_dim]."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
@@ -622,8 +624,8 @@ LAYERS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "down": (8192, 3584),
     },
 }
-"""N and K of the weights of a layer: `kv` of keys or values alone, `qkv` of one merged weight, `o`
-of the output (and, in 8B, of queries), `gate` of the gate or of up."""
+"""N and K of a layer's weights: `kv` is K or V alone, `qkv` is one merged weight, `o` is the output
+projection (in 8B also Q), `gate` is the gate or the up projection."""
 
 QUICK_LLAMA = frozenset(
     {
@@ -659,7 +661,7 @@ def _quantised() -> Iterator[Case]:
 
 
 def _quantised_layers() -> Iterator[Case]:
-    """Weights of 8 and 4 bits where several share an input."""
+    """Yield int8 and int4 weights that share an input, fp8 QKV, and int8 by int8."""
     for weights in ("int8", "int4"):
         for m in DECODE_AND_PREFILL[:2]:
             quick = m == 16
@@ -678,13 +680,13 @@ def _quantised_layers() -> Iterator[Case]:
             )
     for m in DECODE_AND_PREFILL[1:]:
         yield Case("quantised", "fp8 QKV", "fp8_qkv", m, 6144, 4096, parts=QKV, quick=m == 16)
-    # cuBLAS has none of up to 16 rows.
+    # cuBLAS has no int8 kernels for M <= 16.
     for m in (64, 2048):
         yield Case("quantised", "int8 by int8", "int8_by_int8", m, 14336, 4096, quick=m > 64)
 
 
 _SELDOM = ("geglu", "layernorm", "layernorm_qkv")
-"""Kinds of which one stands for all."""
+"""Kinds with only one representative (quick) case."""
 
 
 def _fused() -> Iterator[Case]:
@@ -711,7 +713,7 @@ def _fused() -> Iterator[Case]:
 def _others() -> Iterator[Case]:
     yield Case("square", "cube", "mm", 1024, 1024, 1024, quick=True)
     yield Case("square", "rectangle", "mm", 2040, 3584, 3584)
-    # 17 x 16 tiles of 128 x 256 are 8 more than two waves of 132 multiprocessors.
+    # 17 x 16 tiles of 128 x 256 are 8 tiles more than two waves on 132 SMs.
     yield Case("square", "wave tail", "mm", 2176, 4096, 4096)
     for m, n, k in (
         (4096, 4095, 4096),
@@ -736,7 +738,7 @@ def _others() -> Iterator[Case]:
     for label, batch, m, n, k, layouts in bmm:
         quick = label in ("values", "experts") and m != 512
         yield Case("bmm", label, "bmm", m, n, k, batch, layouts, quick=quick)
-    # Mixtral's experts, 2 of 8 for each of 2048 tokens: forward, and the gradients of both factors.
+    # Mixtral's experts, 2 of 8 per token for 2048 tokens: forward, and gradients of both operands.
     for label, divided, m, n, k, layouts in (
         ("experts", "m", 4096, 14336, 4096, "rc"),
         ("experts' inputs", "m", 4096, 4096, 14336, "rr"),
@@ -753,8 +755,8 @@ CASES: Mapping[str, Case] = {
     case.name: case
     for case in sorted(
         (*_fused(), *_quantised(), *_quantised_layers(), *_others(), *_llama()),
-        # Stock tunes fp8 for half a minute.
+        # Last, since Inductor tunes fp8 for half a minute.
         key=lambda case: (not case.quick, case.kind.startswith("fp8")),
     )
 }
-"""By name, in the order in which they are worth measuring."""
+"""By name, most important cases first."""

@@ -1,11 +1,11 @@
-"""What the results of `gemm` and `e2e` amount to: geometric means, worst cases, targets.
+"""Summarizes the results of `gemm` and `e2e`: geometric means, worst cases, targets.
 
-Of a case that several files have the newest counts, but those of runs with CUTLASS (`gemm-cutlass`)
-are compared within themselves only.
+If several files contain the same case, the newest one counts. Runs with CUTLASS (`gemm-cutlass`)
+are compared only within themselves.
 
-Speedups are times of stock over times of ours, so that more is better. Stock max-autotune counts as
-the faster of its two settings, with and without persistent TMA kernels, and `the best` is the
-fastest of that and cuBLAS in eager mode, each for the case at hand.
+A speedup is Inductor's time divided by the extension's time, so more is better. Inductor's
+max-autotune counts as the faster of its two configurations, with and without persistent TMA
+kernels. `the best` is the fastest of these and cuBLAS in eager mode, selected per case.
 
     python -m benchmarks.gemm_summary benchmarks/results/gemm-*.json benchmarks/results/e2e-*.json
 """
@@ -29,37 +29,37 @@ __all__ = ["TARGETS", "Line", "Numbers", "Target", "lines", "main", "numbers", "
 MAX = ("stock-max", "stock-max-tma")
 
 LARGE = 2048
-"""Rows of a large case."""
+"""Minimum M of a large case."""
 
 Values = Mapping[str, float]
-"""A value by contender, or by the name of what else was measured."""
+"""Values by contender, or by the name of what else was measured."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """What was measured, by case or model."""
+    """The measured values, by case or model."""
 
     times: Mapping[str, Values]
     """Microseconds of GEMMs under CUDA graphs; the roofline is under "floor"."""
     compile: Mapping[str, Values]
-    """Seconds, of GEMMs."""
+    """Compile seconds of GEMMs from empty caches."""
     again: Mapping[str, Values]
-    """Seconds from the caches, of GEMMs."""
+    """Compile seconds of GEMMs from warm caches."""
     cutlass: Mapping[str, Values]
-    """Microseconds of GEMMs under CUDA graphs, of runs in which CUTLASS took part."""
+    """Microseconds of GEMMs under CUDA graphs, in runs that include CUTLASS."""
     models: Mapping[tuple[str, str], Values]
     """Milliseconds, by model and setting (`e2e.SETTINGS`)."""
     models_compile: Mapping[str, Values]
-    """Seconds."""
+    """Compile seconds of models."""
     ranked: Mapping[str, Values]
-    """Microseconds of the best of those that tuning would measure; of the best of all under
-    "floor"."""
+    """Microseconds of the best candidate that tuning would measure; "floor" is the best of all
+    candidates."""
     tuning: Mapping[str, Values]
-    """Seconds of tuning for each GEMM that was measured."""
+    """Seconds of tuning per tuned GEMM."""
 
 
 def numbers(documents: Iterable[results.Document]) -> Numbers:
-    """Read what suites measured whose names begin with `gemm` or `e2e`; others are passed over."""
+    """Read the results of suites whose names begin with `gemm` or `e2e`; skip others."""
     titles = {way.title: name for name, way in contenders.CONTENDERS.items()}
     found: dict[str, dict[Any, dict[str, float]]] = {
         field.name: defaultdict(dict) for field in dataclasses.fields(Numbers)
@@ -112,7 +112,7 @@ def _fastest(values: Values, names: Iterable[str]) -> float | None:
 
 
 def speedup(values: Values, *over: str) -> float | None:
-    """The fastest of these over ours; None where either was not measured."""
+    """Return the fastest time of `over` divided by the extension's; None if one is missing."""
     rival = _fastest(values, over)
     return rival / values["ours"] if rival is not None and "ours" in values else None
 
@@ -129,32 +129,32 @@ def _speedups(of: Numbers, keep: Callable[[Case], bool], *over: str) -> dict[str
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A number to reach."""
+    """A performance target."""
 
     what: str
     value: float
     measure: Callable[[Numbers], Mapping[str, float]]
-    """What counts, by name."""
+    """Returns the values to combine, by name."""
     combine: str = "geomean"
-    """`geomean`, `min` or `max` of these."""
+    """How to combine the values: `geomean`, `min` or `max`."""
     at_most: bool = False
     """Whether less is better."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """How far one target was reached."""
+    """The result for one target."""
 
     target: Target
     found: float | None
-    """None where nothing was measured for it."""
+    """None if nothing was measured for it."""
     count: int
     worst: str | None
-    """The name that is furthest off."""
+    """Name of the value that is furthest from the target."""
 
     @property
     def met(self) -> bool | None:
-        """Whether it was reached."""
+        """Whether the target was met; None if nothing was measured."""
         if self.found is None:
             return None
         reached = self.target.value
@@ -166,7 +166,7 @@ def _cases(keep: Callable[[Case], bool], *over: str) -> Callable[[Numbers], Mapp
 
 
 def _models(*names: str) -> Callable[[Numbers], Mapping[str, float]]:
-    """Speedups over stock max-autotune of models, each setting for itself."""
+    """Return speedups of models over Inductor max-autotune, separately per setting."""
 
     def measure(of: Numbers) -> Mapping[str, float]:
         found = {}
@@ -180,7 +180,7 @@ def _models(*names: str) -> Callable[[Numbers], Mapping[str, float]]:
 
 
 def _compile(of: Numbers) -> Mapping[str, float]:
-    """Seconds from empty caches, ours over stock max-autotune without TMA."""
+    """Return compile time from empty caches relative to Inductor max-autotune without TMA."""
     both = [v for v in of.compile.values() if "ours" in v and "stock-max" in v]
     if not both:
         return {}
@@ -197,7 +197,7 @@ def _tuning(of: Numbers) -> Mapping[str, float]:
 
 
 def _with_cutlass(of: Numbers) -> dict[str, float]:
-    """The fastest of all others over ours with CUTLASS, of large cases."""
+    """Return, for large cases, the fastest of all others divided by the extension with CUTLASS."""
     found = {}
     for name, values in of.cutlass.items():
         case = gemm_suite.CASES.get(name)
@@ -256,11 +256,11 @@ TARGETS: tuple[Target, ...] = (
     Target("tuning seconds of a new GEMM", 2.0, _tuning, "max", True),
     Target("best of those ranked first, over the best measured", 0.97, _ranked, "min"),
 )
-"""Speedups are over stock max-autotune unless they say otherwise."""
+"""Speedups are over Inductor max-autotune unless stated otherwise."""
 
 
 def lines(of: Numbers) -> list[Line]:
-    """How far each target was reached."""
+    """Return the result for every target."""
     found = []
     for target in TARGETS:
         values = target.measure(of)
@@ -330,7 +330,7 @@ def _model_rows(of: Numbers) -> Iterable[Sequence[str]]:
 
 
 def render(of: Numbers) -> str:
-    """Markdown: targets, groups of the suite, models."""
+    """Format targets, groups of the suite and models as Markdown."""
     parts = [
         _table(
             ("what", "cases", "target", "measured", "worst"),
@@ -360,7 +360,7 @@ def render(of: Numbers) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the summary of files; the exit code is 1 when a target was missed."""
+    """Print the summary of files. The exit code is 1 if a target was missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args(arguments)

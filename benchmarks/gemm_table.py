@@ -1,13 +1,13 @@
-"""Measures the products of a shipped table again, on this GPU, and merges what was found into one.
+"""Re-measures the GEMMs of a shipped tuning table on this GPU, and merges the results into a table.
 
-A table holds for a kind of GPU, the sources of the kernels that it was measured with, and that
-Triton and CUDA; elsewhere its entries are advice (see `inductor_ext.autotune.results_db`). Parts
-can be measured on several GPUs at once; each ends before the time that it is given.
+A table is valid for one GPU model, the kernel sources it was measured with, and its Triton and CUDA
+versions; elsewhere its entries are only hints (see `inductor_ext.autotune.results_db`). Parts of a
+table can be measured on several GPUs at once; every part stops within its time budget.
 
     python -m benchmarks.gemm_table measure --part 1/4 --budget-seconds 200 --out part1.json
     python -m benchmarks.gemm_table merge part*.json
 
-The table of another kind of GPU is made of the same products:
+The table for another GPU model is made from the same GEMMs:
 
     python -m benchmarks.gemm_table measure --out part.json
     python -m benchmarks.gemm_table \
@@ -39,21 +39,22 @@ __all__ = ["TABLE", "main", "measure", "newest", "problems"]
 TABLE = Path(results.__file__).parent / "tables" / "nvidia-h200.json"
 
 AT_ONCE = 6
-"""Products that are compiled together: enough to keep compile workers busy, and few to lose."""
+"""GEMMs that are compiled together: enough to keep compile workers busy, few enough to lose."""
 
 
 def problems(
     table: Iterable[Entry], part: int, parts: int, known: Iterable[Entry] = ()
 ) -> list[GemmProblem]:
-    """A share of a table's products without CUTLASS, in an order that mixes large with small.
+    """Return one part of a table's GEMMs without CUTLASS, mixing large and small ones.
 
-    Those of the suite are as it has them, with what gates and how, of which tables do not tell.
+    For GEMMs of the suite, the suite's problem is used, because tables do not record what is gated
+    and how.
 
     Args:
         table: entries.
         part: from 1 to `parts`; all parts together are the whole table.
-        parts: how many.
-        known: what need not be measured again.
+        parts: number of parts.
+        known: entries that need not be measured again.
     """
     done = {entry.problem for entry in known}
     suite = {case.problem: case.problem for case in CASES.values()}
@@ -72,14 +73,14 @@ def measure(
     out: Path,
     seconds: float,
 ) -> list[Entry]:
-    """Measure products, and keep what is known after every few.
+    """Measure GEMMs, and save the results after every few.
 
     Args:
-        wanted: of `problems`.
-        device: of this process.
+        wanted: the result of `problems`.
+        device: the device of this process.
         make_bench: see `tuner.tune`.
-        out: the table that is written.
-        seconds: after which no more are begun.
+        out: the table to write.
+        seconds: time after which no further GEMMs are started.
     """
     begun = time.monotonic()
     settings = config.snapshot({})
@@ -100,7 +101,7 @@ def measure(
 
 
 def newest(table: Iterable[Entry]) -> list[Entry]:
-    """Of each product on each device what was measured last, whatever with."""
+    """Return the newest measurement of every GEMM on every device, for any versions."""
     found: dict[tuple[GemmProblem, str], Entry] = {}
     for entry in sorted(table, key=lambda each: (each.measured, each.line)):
         found[entry.problem, entry.environment.device] = entry

@@ -1,11 +1,11 @@
-"""Times of calls on a GPU, in microseconds, with operands in DRAM.
+"""Measures calls on a GPU, in microseconds, with operands in DRAM.
 
-Calls are timed as tuning does it (`autotune.timing.CudaStopwatch`), and also as a host makes them
-that waits for each. Before each measurement a buffer twice the size of the L2 cache is read, which
-evicts what earlier calls left there. Contenders take turns, in an order that is shuffled every
-round, for power and clocks drift.
+Calls are timed as in tuning (`autotune.timing.CudaStopwatch`), and also as ordinary calls by a host
+that waits for every result. Before every measurement, a buffer of twice the L2 cache size is read
+to evict data of earlier calls. Contenders alternate, in an order that is shuffled every round,
+because power and clocks drift.
 
-Without a GPU, calls are timed by the wall clock; that is for tests.
+Without a GPU, calls are timed by the wall clock; that is meant for tests.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from inductor_ext.autotune.timing import CudaStopwatch
 __all__ = ["Mode", "Timer", "batches"]
 
 Mode = Literal["graph", "call"]
-"""`graph`: the replay of a CUDA graph of one call, enqueued while the GPU is busy. `call`: an
-ordinary call by a host that waits for it, with what the host does before the kernels start."""
+"""`graph`: replay of a CUDA graph of one call, enqueued while the GPU is busy. `call`: an ordinary
+call by a host that waits for it, including the host work before the kernels start."""
 
 WARM_UP = 0.1
 """Seconds of work before the first measurement, for clocks to settle."""
 
 BUDGET: Mapping[Mode, float] = {"graph": 0.3, "call": 0.1}
-"""Seconds that all rounds should take."""
+"""Target duration of all rounds, in seconds."""
 
 FEWEST, MOST = 15, 150
-"""Rounds."""
+"""Limits on the number of rounds."""
 
 
 Round = Callable[[Sequence[int]], list[float]]
-"""Makes one call each of those with these indices, in this order; microseconds of each."""
+"""Makes one call for every index, in this order; returns their microseconds."""
 
 
 class Timer:
@@ -52,12 +52,12 @@ class Timer:
     def measure(
         self, calls: Mapping[str, Callable[[], Any]], mode: Mode, rounds: int | None = None
     ) -> dict[str, list[float]]:
-        """Microseconds of every round, by key; without the calls that no CUDA graph can hold.
+        """Return the microseconds of every round, by key, without calls that cannot be captured.
 
         Args:
-            calls: what to measure; each has been called before.
+            calls: the calls to measure; they have been called before.
             mode: see `Mode`.
-            rounds: how often; None for as many as fit `BUDGET`, within `FEWEST` and `MOST`.
+            rounds: number of rounds; None for as many as fit `BUDGET`, within `FEWEST` and `MOST`.
         """
         keys = list(calls)
         with self._rounds(list(calls.values()), mode) as (take, usable):
@@ -82,7 +82,7 @@ class Timer:
     def _rounds(
         self, calls: Sequence[Callable[[], Any]], mode: Mode
     ) -> Iterator[tuple[Round, list[int]]]:
-        """How a round is made, and which calls can take part."""
+        """Return a function that makes one round, and the calls that can take part."""
         indices = list(range(len(calls)))
         if self.device == "cpu":
             yield lambda order: [_wall(calls[index]) for index in order], indices
@@ -94,7 +94,7 @@ class Timer:
 
 
 class _Waiting:
-    """Calls on an idle GPU by a host that waits for them."""
+    """Times calls on an idle GPU by a host that waits for them."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         import torch
@@ -128,15 +128,15 @@ def _wall(call: Callable[[], Any]) -> float:
 def batches(
     call: Callable[[], Any], synchronize: Callable[[], None], seconds: float = 0.02
 ) -> Callable[[], float]:
-    """A measurement of whole calls, one after the other without waiting, as a server makes them.
+    """Return a measurement of back-to-back calls without waiting in between, as in a server.
 
     Args:
-        call: what to measure; it is called here, to see how long it takes.
+        call: the call to measure; it is called here to estimate its duration.
         synchronize: waits for the device.
-        seconds: that one measurement should take.
+        seconds: target duration of one measurement.
 
     Returns:
-        A function that takes one measurement and gives seconds a call.
+        A function that takes one measurement and returns seconds per call.
     """
 
     def timed(count: int) -> float:

@@ -1,10 +1,10 @@
-"""By how much our order of kernels lowers the peak of every model in `memory_models`.
+"""How much the extension's kernel order lowers the peak memory of the `memory_models`.
 
-Each graph (inference, the forward and the backward of a training step) is scheduled by Inductor.
-Its peak in stock's order and in ours is that of the schedule, before buffers share memory, counted
-as the code will have them (see `inductor_ext.memory.reorder_kernels`); the floor is the lower bound
-of all orders. The search's CPU time is compared with that of the whole compile, without C++
-kernels: they are replaced by empty ones, since only the order is looked at.
+Every graph (inference, and the forward and backward of a training step) is scheduled by Inductor.
+The peaks in Inductor's order and in the extension's order are those of the schedule, before buffers
+are reused, counted as in the generated code (see `inductor_ext.memory.reorder_kernels`). The floor
+is a lower bound over all orders. The search's CPU time is compared with that of the whole compile.
+C++ kernels are replaced by empty ones and not compiled, since only the order matters.
 
     python -m benchmarks.kernel_order [--models NAME ...] [--json-out DIR]
 """
@@ -29,12 +29,12 @@ __all__ = ["Graph", "rows", "schedule"]
 MIB = 2**20
 
 Graph = tuple[str, reorder_kernels.Reordering, float]
-"""Kind of graph, what has become of its order, CPU seconds of all the model's compile."""
+"""Kind of graph, result of the reordering, CPU seconds of the model's whole compile."""
 
 
 @contextmanager
 def _noted() -> Iterator[list[reorder_kernels.Reordering]]:
-    """The outcomes of all graphs compiled inside, with kernels that do nothing."""
+    """Collect the reorderings of all graphs compiled inside, with kernels that do nothing."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.virtualized import V
@@ -58,7 +58,7 @@ def _noted() -> Iterator[list[reorder_kernels.Reordering]]:
 
 
 def schedule(name: str) -> list[Graph]:
-    """Compile a model's graphs; a graph break gives several of a kind, numbered."""
+    """Compile a model's graphs; with graph breaks, several graphs of one kind are numbered."""
     import torch
 
     model = memory_models.MODELS[name]
@@ -91,11 +91,11 @@ def schedule(name: str) -> list[Graph]:
 
 
 def rows(name: str, graphs: Sequence[Graph]) -> list[results.Row]:
-    """Of one model: each graph's peak, and the search's CPU time beside the compile's."""
+    """Return, for one model, the peak of every graph, and the CPU time of search and compile."""
     table: list[results.Row] = []
     for kind, outcome, _ in graphs:
         if not outcome.peak_before:
-            continue  # left alone
+            continue  # not reordered
         table.append(
             {
                 "case": f"{name}, {kind}",
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.models:
         try:
             graphs = schedule(name)
-        except Exception as error:  # a model that cannot run on values that no kernel has made
+        except Exception as error:  # some models cannot run on data that no kernel computed
             print(f"{name}: {type(error).__name__}: {error}")
             failed += 1
             continue

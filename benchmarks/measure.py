@@ -1,7 +1,7 @@
-"""How time and memory are measured, the same way for every contender.
+"""Time and memory measurements, done the same way for every contender.
 
-Times are wall-clock seconds taken in alternation, so that whatever else the machine does falls on
-all contenders alike; memory is bytes, on the CPU.
+Times are wall-clock seconds. Contenders are measured in alternation, so that other load on the
+machine affects all of them alike. Memory is CPU memory in bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Sample(NamedTuple):
 
     median: float
     spread: float
-    """Distance of the quartiles as a fraction of the median."""
+    """Interquartile range as a fraction of the median."""
 
 
 def summarize(values: Sequence[float]) -> Sample:
-    """The median and spread of positive `values`; the spread of a single value is 0."""
+    """Return the median and spread of positive `values`; the spread of a single value is 0."""
     median = statistics.median(values)
     if len(values) == 1:
         return Sample(median, 0.0)
@@ -44,12 +44,12 @@ def summarize(values: Sequence[float]) -> Sample:
 
 
 def alternate(contenders: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
-    """Take one measurement of each contender in turn, `rounds` times.
+    """Take one measurement of every contender in turn, `rounds` times.
 
-    Every round starts one contender further on, so that none is always behind the same other.
+    Every round starts with the next contender, so that none always follows the same other one.
 
     Args:
-        contenders: by key, a call that measures once and returns the value.
+        contenders: by key, a function that takes one measurement and returns the value.
     """
     values: dict[Key, list[float]] = {key: [] for key in contenders}
     order = list(contenders)
@@ -61,27 +61,28 @@ def alternate(contenders: Mapping[Key, Callable[[], float]], rounds: int) -> dic
 
 
 def peak_of_changes(changes: Iterable[int]) -> int:
-    """The highest level that a sequence of changes reaches from 0, in the unit of the changes."""
+    """Return the highest level that a sequence of changes reaches from 0, in their unit."""
     return max(itertools.accumulate(changes, initial=0))
 
 
 def peak_allocated(call: Callable[[], object]) -> int:
-    """Most bytes that `call` holds at once from torch's CPU allocator, beyond what was held before.
+    """Return the peak bytes of `call` in torch's CPU allocator, above the level before.
 
-    Compiled code and AOT packages allocate there too. It is a property of the program: unlike
-    resident memory it does not depend on what the C library keeps for later or on earlier calls.
+    Compiled code and AOT packages use the same allocator. Unlike resident memory, the result does
+    not depend on what the C library caches or on earlier calls.
     """
     return peak_of_changes(allocated(call))
 
 
 def allocated(call: Callable[[], object]) -> list[int]:
-    """What `call` takes from torch's CPU allocator (positive) and gives back (negative), in order.
+    """Return allocations (positive) and frees (negative) of `call`, in order.
 
-    Bytes, as they were asked for.
+    Bytes, as requested from torch's CPU allocator.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    # Kept across cycles, or else torch 2.11 warns of losing events, although there is one cycle.
+    # Otherwise torch 2.11 warns about losing events across cycles, although there is only one
+    # cycle.
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiler:
@@ -92,10 +93,10 @@ def allocated(call: Callable[[], object]) -> list[int]:
 
 
 def resident() -> tuple[int, int]:
-    """Bytes of memory resident in this process: (now, at the highest so far). Linux only.
+    """Return this process's resident memory in bytes: (now, peak). Linux only.
 
-    From the process's own status, since `getrusage` counts what the parent held before it started
-    this program.
+    Read from the process's own status, because `getrusage` includes what the parent process used
+    before it started this program.
     """
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, highest = (int(fields[name].removesuffix("kB")) * 1024 for name in ("VmRSS", "VmHWM"))

@@ -1,8 +1,8 @@
-"""Peak memory and time of a call on a GPU: stock's ways to share memory, and ours.
+"""Peak memory and time of a call on a GPU: Inductor's memory planning modes and the extension's.
 
-The models of `memory_models`, with memory as the caching allocator counts it: the most bytes
-allocated during a call beyond what was allocated before it. Time is that of a whole call, in
-alternation.
+The models are those of `memory_models`. Memory is counted by the caching allocator: the maximum of
+allocated bytes during a call, above the level before. Time is that of a whole call, with contenders
+in alternation.
 
     python -m benchmarks.memory_gpu [--models NAME ...] [--training] [--json-out DIR]
 """
@@ -70,11 +70,11 @@ def _timed(call: Callable[[], Any]) -> Callable[[], float]:
 
 
 def measure_model(name: str, training: bool) -> list[results.Row]:
-    """Measure one model, inference or a training step.
+    """Measure one model, for inference or for a training step.
 
     Args:
-        name: of an entry of `memory_models.MODELS`.
-        training: whether to take forward and backward.
+        name: name of an entry of `memory_models.MODELS`.
+        training: whether to run forward and backward.
     """
     case = f"{name}, {'training step' if training else 'inference'}"
     peaks: dict[str, int] = {}

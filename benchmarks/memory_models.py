@@ -1,9 +1,9 @@
-"""The models whose memory the benchmarks measure: true structure, reduced width and depth.
+"""The models of the memory benchmarks: real structure, reduced width and depth.
 
-Each is written in plain torch.nn from its paper, with random weights, so that nothing has to be
-downloaded and one compile on a CPU takes seconds. What decides how a planner fares is kept: which
-buffers exist, how their sizes compare, and how long they live. The sizes are chosen so that a call
-holds some MiB.
+Every model is written in plain torch.nn from its paper, with random weights, so that nothing has to
+be downloaded and one compile on a CPU takes seconds. What matters to a memory planner is preserved:
+which buffers exist, their relative sizes, and their live ranges. Sizes are chosen so that a call
+allocates a few MiB.
 
     module, inputs = MODELS["bert"].make()
 """
@@ -30,16 +30,16 @@ Inputs = tuple[Tensor, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One entry of the zoo."""
+    """One model of the benchmark."""
 
     name: str
     build: Callable[[], tuple[nn.Module, Inputs]]
-    """Makes the module, in training mode, and the positional inputs, with torch's global seed."""
+    """Builds the module in training mode and its positional inputs, with torch's global seed."""
     training: bool
     """Whether its training step is measured as well."""
 
     def make(self) -> tuple[nn.Module, Inputs]:
-        """The module in evaluation mode and its inputs; equal values on every call."""
+        """Return the module in eval mode and its inputs; values are equal on every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(zlib.crc32(self.name.encode()))
             module, inputs = self.build()
@@ -50,7 +50,7 @@ MODELS: dict[str, Model] = {}
 """All models by name."""
 
 QUICK = ("gpt2", "ragged_mlp", "mixer", "resnet", "t5")
-"""Few that differ much: for tests."""
+"""A few models that differ widely, for tests."""
 
 Build = Callable[[], tuple[nn.Module, Inputs]]
 
@@ -67,11 +67,11 @@ def _tokens(vocabulary: int, *shape: int) -> Tensor:
     return torch.randint(vocabulary, shape)
 
 
-# --- parts that several share -------------------------------------------------------------------
+# --- shared modules -----------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
-    """Multi-head attention by SDPA; keys and values of another sequence make it cross-attention."""
+    """Multi-head attention by SDPA; cross-attention if K and V come from another sequence."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def _feed_forward(width: int, *, approximate: str = "none", dropout: float = 0) 
 
 
 class PreNormBlock(nn.Module):
-    """A transformer block that normalises before each sublayer; with cross-attention on demand."""
+    """A transformer block with norms before its sublayers, and optional cross-attention."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class PreNormBlock(nn.Module):
 
 
 class ConvNorm(nn.Sequential):
-    """Convolution, batch normalisation and, unless told otherwise, an activation."""
+    """Convolution, batch norm and, by default, an activation."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ConvNorm(nn.Sequential):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation (Zhang and Sennrich 2019), as Llama and T5 use it."""
+    """RMSNorm (Zhang and Sennrich 2019), as used by Llama and T5."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class RMSNorm(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT (Devlin et al. 2018): encoder that normalises after each sublayer, padding mask."""
+    """BERT (Devlin et al. 2018): post-norm encoder with a padding mask."""
 
     def __init__(self, width: int, heads: int, depth: int, vocabulary: int, length: int) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def _gpt2() -> tuple[nn.Module, Inputs]:
 
 
 class LlamaAttention(nn.Module):
-    """Grouped-query attention with rotary positions, and a cache of keys and values on demand."""
+    """Grouped-query attention with rotary positions and an optional KV cache."""
 
     def __init__(self, width: int, heads: int, groups: int) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class LlamaAttention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def _rotate(self, x: Tensor, start: int) -> Tensor:
-        """Rotary position embedding (Su et al. 2021) of `[batch, heads, length, size]`."""
+        """Apply rotary position embedding (Su et al. 2021) to `[batch, heads, length, size]`."""
         half = self.size // 2
         rates = 10000.0 ** (-torch.arange(half, device=x.device) / half)
         angles = torch.arange(start, start + x.shape[2], device=x.device)[:, None] * rates
@@ -305,7 +305,7 @@ def _llama_decode() -> tuple[nn.Module, Inputs]:
 
 
 class T5Attention(nn.Module):
-    """Unscaled attention with an additive bias, spelled out as in the original."""
+    """Unscaled attention with an additive bias, without SDPA as in the original."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -440,7 +440,7 @@ def _moe() -> tuple[nn.Module, Inputs]:
 
 
 class NaiveAttention(nn.Module):
-    """Attention as a textbook writes it: scores, mask, softmax and product are buffers."""
+    """Attention without SDPA: scores, mask, softmax and the output are separate buffers."""
 
     def __init__(self, width: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -468,7 +468,7 @@ def _naive_attention() -> tuple[nn.Module, Inputs]:
 
 
 class Mamba(nn.Module):
-    """Mamba-like blocks (Gu and Dao 2023): gated, causal convolution, selective scan unrolled."""
+    """Mamba-like blocks (Gu and Dao 2023): gated, causal convolution, unrolled selective scan."""
 
     def __init__(self, width: int, states: int, depth: int) -> None:
         super().__init__()
@@ -561,7 +561,7 @@ def _vit() -> tuple[nn.Module, Inputs]:
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with a shortcut."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -606,7 +606,7 @@ def _resnet() -> tuple[nn.Module, Inputs]:
 
 
 class UNetBlock(nn.Module):
-    """A residual block that takes the time embedding."""
+    """A residual block with a time embedding."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()
@@ -686,7 +686,7 @@ def _unet() -> tuple[nn.Module, Inputs]:
 
 
 class DenseNet(nn.Module):
-    """DenseNet (Huang et al. 2016): each layer sees all earlier ones of its block."""
+    """DenseNet (Huang et al. 2016): every layer reads all earlier layers of its block."""
 
     def __init__(self, growth: int, depths: tuple[int, ...]) -> None:
         super().__init__()
@@ -758,7 +758,7 @@ def _mixer() -> tuple[nn.Module, Inputs]:
 
 
 class ConvNextBlock(nn.Module):
-    """Depthwise 7x7, then a pointwise MLP on channels last, scaled, with a shortcut."""
+    """Depthwise 7x7 convolution, then a scaled pointwise MLP in channels-last, with a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -798,7 +798,7 @@ def _convnext() -> tuple[nn.Module, Inputs]:
 
 
 class SqueezeExcite(nn.Module):
-    """Channels gated by their global mean."""
+    """Channel gates computed from the global mean."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -811,7 +811,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedBottleneck(nn.Module):
-    """Expand, depthwise, squeeze and excite, project."""
+    """Expand, depthwise, squeeze-and-excite, project."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -847,7 +847,7 @@ def _efficientnet() -> tuple[nn.Module, Inputs]:
 
 
 class SwinBlock(nn.Module):
-    """Attention within windows, shifted in every second block, with relative position bias."""
+    """Window attention, shifted in every second block, with relative position bias."""
 
     def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
         super().__init__()
@@ -911,7 +911,7 @@ def _swin() -> tuple[nn.Module, Inputs]:
 
 
 class Generator(nn.Module):
-    """Generator of a DCGAN (Radford et al. 2015): transposed convolutions upwards."""
+    """Generator of a DCGAN (Radford et al. 2015): upsampling by transposed convolutions."""
 
     def __init__(self, latent: int, width: int) -> None:
         super().__init__()
@@ -1029,7 +1029,7 @@ def _whisper() -> tuple[nn.Module, Inputs]:
 
 
 class RaggedMlp(nn.Module):
-    """An MLP of prime widths; each layer also sees an earlier one's output."""
+    """An MLP of prime widths, in which layers also read an earlier layer's output."""
 
     def __init__(self, widths: tuple[int, ...], reach: int) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
-"""Peak memory of every model in `memory_models`, by the allocator's events, and what was planned.
+"""Peak memory of the models in `memory_models`, from allocator events, compared with the plans.
 
-Each graph (inference, the forward and the backward of a training step) is compiled in five ways:
-stock's default reuse, stock's pools, stock without reuse, ours, and ours with every buffer that can
-be placed in an arena. Without reuse every buffer is freed when it is not used any more, so that
-peak is the schedule's own; a way of planning can at best reach it, unless it changes the order of
-kernels.
+Every graph (inference, and the forward and backward of a training step) is compiled in five modes:
+Inductor's default reuse, Inductor's pools, Inductor without reuse, the extension, and the extension
+with every possible buffer in an arena. Without reuse every buffer is freed after its last use, so
+that peak is the one of the schedule; a planning mode can at best reach it, unless it changes the
+order of kernels.
 
-Memory is bytes as the CPU allocator hands them out, each allocation rounded up to 64, beyond what
-was held before the call. For a backward that is before its forward: what was saved for it counts.
+Memory is counted in bytes handed out by the CPU allocator, every allocation rounded up to 64, above
+the level before the call. For a backward, that is the level before its forward: saved tensors
+count.
 
     python -m benchmarks.memory_peak [--quick] [--models NAME ...] [--jobs N] [--json-out DIR]
 """
@@ -36,15 +37,15 @@ __all__ = ["WAYS", "Graph", "Way", "measure_model", "table_rows"]
 MIB = 2**20
 
 GRANULE = 64
-"""Bytes to which the CPU allocator aligns what it hands out."""
+"""Alignment of the CPU allocator in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way to share memory between buffers."""
+    """One mode of sharing memory between buffers."""
 
     backend: str | None
-    """None: eager mode."""
+    """None for eager mode."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -56,14 +57,14 @@ WAYS = {
     "ours": Way("inductor_ext"),
     "arenas": Way("inductor_ext", {"memory_arenas": "always"}),
 }
-"""By name; the stock ones are those with the backend "inductor"."""
+"""By name; Inductor's modes have the backend "inductor"."""
 
 STOCK = tuple(name for name, way in WAYS.items() if way.backend == "inductor")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a plan's record says, without its storages."""
+    """The data of a plan's record, without its storages."""
 
     peak: int
     lower_bound: int
@@ -73,13 +74,13 @@ class Plan:
     calls_before: int
     storages: int
     arenas: tuple[tuple[int, int], ...]
-    """(bytes, lower bound) of each."""
+    """(bytes, lower bound) of every arena."""
     strategy: str
     seconds: float
 
     @classmethod
     def of(cls, record: events.MemoryPlanRecord) -> Plan:
-        """Read a record."""
+        """Convert a record."""
         return cls(
             peak=record.peak,
             lower_bound=record.lower_bound,
@@ -96,28 +97,28 @@ class Plan:
 
 @dataclasses.dataclass
 class Graph:
-    """One graph of one model: what was measured for each way that compiled it."""
+    """Measurements of one graph of one model, for every mode."""
 
     model: str
     kind: str
     """"inference", "forward" or "backward"."""
     peaks: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Bytes by way."""
+    """Bytes by mode."""
     plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
-    """By way, of ours."""
+    """By mode of the extension."""
     planning: dict[str, float] = dataclasses.field(default_factory=dict)
-    """CPU seconds of stock's passes, by way."""
+    """CPU seconds of Inductor's memory planning passes, by mode."""
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
-    """By way: the error, or how far the values are off."""
+    """By mode: the error, or how far the values are off."""
 
     @property
     def case(self) -> str:
-        """Its name in tables."""
+        """The name of the graph in tables."""
         return f"{self.model} {self.kind}"
 
 
 def allocator_changes(call: Callable[[], object]) -> list[int]:
-    """What `call` takes from the CPU allocator (positive) and gives back (negative), in order.
+    """Return allocations (positive) and frees (negative) of `call` in the CPU allocator, in order.
 
     Bytes, rounded up to `GRANULE`.
     """
@@ -128,7 +129,7 @@ def allocator_changes(call: Callable[[], object]) -> list[int]:
 
 
 def _step(module: Any, training: bool) -> Callable[..., Any]:
-    """What is compiled: the call, or the call with a loss."""
+    """Return the function to compile: the call, or the call with a loss."""
 
     def inference(*inputs: Any) -> Any:
         return module(*inputs)
@@ -143,7 +144,7 @@ def _step(module: Any, training: bool) -> Callable[..., Any]:
 
 @contextmanager
 def _timed_passes(found: list[float]) -> Iterator[None]:
-    """Append to `found` the CPU seconds of each run of stock's memory planning."""
+    """Append to `found` the CPU seconds of every run of Inductor's memory planning."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
     def timed(method: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -164,7 +165,7 @@ def _timed_passes(found: list[float]) -> Iterator[None]:
 def _run_way(
     model: memory_models.Model, training: bool, way: Way
 ) -> tuple[dict[str, int], list[events.MemoryPlanRecord], list[float], list[Any]]:
-    """Peaks by kind of graph, plans, seconds of stock's passes, and the values that came out."""
+    """Return peaks by graph kind, plans, seconds of Inductor's planning passes, and outputs."""
     import torch
     import torch._functorch.config
     import torch._inductor.config
@@ -185,7 +186,7 @@ def _run_way(
         kept[-1].backward()
 
     def again() -> None:
-        """As before the first call."""
+        """Restore the state before the first call."""
         kept.clear()
         module.load_state_dict(state)
         for parameter in module.parameters():
@@ -195,7 +196,7 @@ def _run_way(
     passes: list[float] = []
     caches = (
         torch._functorch.config.patch(enable_autograd_cache=False),
-        # A graph that comes from the cache has no plan made.
+        # A graph loaded from the cache is not planned.
         torch._inductor.config.patch(fx_graph_cache=False),
     )
     with ExitStack() as stack:
@@ -220,7 +221,7 @@ def _run_way(
 
 
 def _difference(values: object, expected: object) -> float:
-    """The largest difference between tensors of equal structure, over the largest magnitude."""
+    """Return the largest difference of corresponding tensors, relative to the largest value."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -234,21 +235,21 @@ def _difference(values: object, expected: object) -> float:
 
 
 TOLERANCE = 1e-4
-"""Relative to a tensor's largest value. The ways run the same kernels, but some add up in an order
-that depends on the threads."""
+"""Relative to a tensor's largest value. All modes run the same kernels, but some kernels sum in an
+order that depends on the threads."""
 
 
 def measure_model(name: str, training: bool, ways: Sequence[str] = tuple(WAYS)) -> list[Graph]:
-    """Compile and measure one model in all `ways`.
+    """Compile and measure one model in all modes of `ways`.
 
     Args:
-        name: of an entry of `memory_models.MODELS`.
-        training: its training step, or else its inference.
-        ways: names of `WAYS`; "no reuse" is what the values are compared with.
+        name: name of an entry of `memory_models.MODELS`.
+        training: whether to measure the training step instead of inference.
+        ways: names of `WAYS`; values are compared with those of "no reuse".
     """
     model = memory_models.MODELS[name]
     if training:
-        # Stock ignores them for training, which a test shows.
+        # Inductor ignores pools for training, which a test checks.
         ways = [way for way in ways if way != "pools"]
     kinds = ("forward", "backward") if training else ("inference",)
     graphs = {kind: Graph(name, kind) for kind in kinds}
@@ -279,7 +280,7 @@ def measure_model(name: str, training: bool, ways: Sequence[str] = tuple(WAYS)) 
 
 
 def _alone(name: str, training: bool) -> list[Graph]:
-    """`measure_model` in a process of its own, so that a crash or a leak stays with its model."""
+    """Run `measure_model` in its own process, to isolate crashes and leaks."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure_model, name, training).result()
@@ -314,7 +315,7 @@ def _row(
 
 
 def table_rows(graphs: Sequence[Graph]) -> list[results.Row]:
-    """The rows of a result: a summary over all graphs, then each graph."""
+    """Return the rows of the results: a summary over all graphs, then every graph."""
     return [*_summary(graphs), *itertools.chain.from_iterable(map(_rows, graphs))]
 
 
@@ -430,7 +431,7 @@ def _summary(graphs: Sequence[Graph]) -> Iterator[results.Row]:
 
 
 def regressions(graphs: Sequence[Graph]) -> list[str]:
-    """What must not be: a peak above the lowest of stock's, a failure of ours."""
+    """Return regressions: a peak above Inductor's lowest, or a failure of the extension."""
     found = []
     for graph in graphs:
         for way in ("ours", "arenas"):
@@ -466,9 +467,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when ours fails or needs more than stock."""
+    """Run the command line; the exit code is 1 if the extension fails or needs more memory."""
     options = _parse(arguments)
-    # The profiler's own lines.
+    # Silences the profiler's own log lines.
     os.environ["KINETO_LOG_LEVEL"] = "99"
     header = results.collect_header(
         "memory-peak", results.command_line(), results.hardware_slug("cpu")
@@ -492,7 +493,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             document: results.Document = {**header, "rows": table_rows(graphs)}
             if options.json_out:
-                # After each, so that a run that is stopped has kept what it measured.
+                # Write after every model, so that an interrupted run keeps its measurements.
                 results.write(options.json_out, document)
     print(f"\n{results.render_table(document)}")
     failed = regressions(graphs)

@@ -1,9 +1,10 @@
-"""What generated Python spends on memory, buffer by buffer: an arena's view against an allocation.
+"""CPU time per buffer in the generated Python wrapper: a view of an arena against an allocation.
 
-A chain of products of matrices so small that their kernels hardly count, each with the product of
-four steps before added. In `one width` all buffers are equal, so that stock's reuse fits; in `four
-widths` no buffer fits the next one's place. All ways run the same kernels with the same guards, so
-that differences between them are what memory costs. Times are CPU time of the one thread that runs.
+The graph is a chain of matmuls so small that their kernels hardly count, each with the result of
+four steps earlier added. In `one width` all buffers have the same size, so that Inductor's reuse
+applies; in `four widths` no buffer can reuse the previous one. All modes run the same kernels with
+the same guards, so that differences between them are the cost of memory management. Times are CPU
+time of the one thread that runs.
 
     python -m benchmarks.memory_wrapper [--steps N] [--rounds N] [--json-out DIR]
 """
@@ -26,23 +27,23 @@ __all__ = ["GRAPHS", "main", "measure_graph"]
 ROWS = 24
 
 GRAPHS: dict[str, tuple[int, ...]] = {"one width": (24,), "four widths": (19, 23, 29, 31)}
-"""Columns of the products, in turn."""
+"""N of the matmuls, in turn."""
 
 CALLS = 100
-"""Calls that one sample takes the mean of."""
+"""Number of calls that one sample averages."""
 
 PER_BUFFER = "difference to stock without reuse, divided by the buffers"
 
 
 def chain(steps: int, x: Any, *weights: Any) -> Any:
-    """`steps` products, the weights in turn; the last one comes out."""
+    """Compute `steps` matmuls with the weights in turn; return the last result."""
     import torch
 
     found = [x]
     for step in range(steps):
         weight = weights[step % len(weights)]
         earlier = found[step - 3] if step >= 3 else None
-        # The product of four steps before has the width of this one.
+        # The result of four steps earlier has the same width as this one.
         if earlier is not None and earlier.shape[1] == weight.shape[1]:
             found.append(torch.addmm(earlier, found[-1], weight))
         else:
@@ -51,15 +52,15 @@ def chain(steps: int, x: Any, *weights: Any) -> Any:
 
 
 def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, Any]:
-    """Microseconds of one call by way, and the plan of each of ours.
+    """Measure the microseconds of one call by mode, and collect the plans of the extension.
 
     Args:
-        widths: columns of the products, in turn.
-        steps: products in the chain.
-        rounds: samples of each way, taken in turn.
+        widths: N of the matmuls, in turn.
+        steps: matmuls in the chain.
+        rounds: samples per mode, taken in alternation.
 
     Returns:
-        `samples`: way -> `measure.Sample` in microseconds; `plans`: way -> MemoryPlanRecord.
+        `samples`: mode -> `measure.Sample` in microseconds; `plans`: mode -> MemoryPlanRecord.
     """
     import torch
     import torch._functorch.config
@@ -83,7 +84,7 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
         if way.backend is None:
             continue
         torch._dynamo.reset()
-        # A function of its own for each way, or else dynamo would hand on the first one's code.
+        # A separate function per mode; otherwise dynamo would reuse the code of the first mode.
         function = functools.partial(chain, steps)
         compiled = torch.compile(
             lambda *inputs, function=function: function(*inputs),
@@ -115,7 +116,7 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
 
 
 def table_rows(case: str, steps: int, found: dict[str, Any]) -> list[results.Row]:
-    """The rows of one graph."""
+    """Return the result rows of one graph."""
     samples, plans = found["samples"], found["plans"]
     rows: list[results.Row] = []
     for metric, ours, stock in (("call", "ours", "default"), ("call, pools", "arenas", "pools")):
@@ -143,7 +144,7 @@ def table_rows(case: str, steps: int, found: dict[str, Any]) -> list[results.Row
                 **row,
                 "metric": f"{metric}, per buffer over a plain allocation",
                 "ours": over[ours],
-                # A ratio of two differences would say nothing.
+                # A ratio of two differences would be meaningless.
                 "stock": None,
                 "spread": None,
                 "note": f"{PER_BUFFER}; that of stock's other way is {over[stock]:.2f} us",
@@ -166,7 +167,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = _parse(arguments)
     header = results.collect_header(
         "memory-wrapper", results.command_line(), results.hardware_slug("cpu")

@@ -1,10 +1,10 @@
-"""A pytest plugin that writes down what became of each test as soon as that is known.
+"""A pytest plugin that writes the outcome of every test to a file as soon as it is known.
 
     python -m pytest -p benchmarks.outcomes --outcomes FILE
 
-FILE gets a line of JSON for each test, or two where it failed after it had passed: so what is known
-outlives a pytest that is killed. `read` makes of it one outcome for each test. With `--passed FILE`
-the tests that passed in such a file are left out.
+FILE gets one JSON line per test, or two if the test failed after it had passed, so the outcomes
+survive if pytest is killed. `read` reduces them to one outcome per test. With `--passed FILE`, the
+tests that passed according to such a file are deselected.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _GRAVITY: dict[Outcome, int] = {"passed": 0, "skipped": 1, "failed": 2}
 
 
 def read(file: Path) -> dict[str, Outcome]:
-    """The outcome of each test, by its node id (to which xdist adds `@` and the test's group, if it
-    has one); the gravest of several. What is expected to fail, and does, is skipped; a file that
-    cannot be collected is a test that failed.
+    """Return the outcome of every test by node id; the worst one if there are several.
+
+    xdist appends `@` and the test's group, if it has one, to the node id. An expected failure
+    counts as skipped; a file that cannot be collected counts as a failed test.
     """
     found: dict[str, Outcome] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
@@ -44,8 +45,8 @@ def read(file: Path) -> dict[str, Outcome]:
 
 
 def write(file: Path, found: Mapping[str, Outcome]) -> None:
-    """Make a file that has these outcomes, wholly or not at all."""
-    # Not where pytest loads this plugin, which is before anything of the project.
+    """Write a file with these outcomes, atomically."""
+    # Imported here: pytest loads this plugin before anything of the project.
     from inductor_ext.storage import artifact_store
 
     text = "".join(_line(test, what) for test, what in found.items())
@@ -58,18 +59,18 @@ def _line(test: str, outcome: str) -> str:
 
 
 def passed(file: Path) -> dict[str, Outcome]:
-    """Of the outcomes in a file those of tests that passed."""
+    """Return the tests in a file that passed, with their outcome."""
     return {test: what for test, what in read(file).items() if what == "passed"}
 
 
 def pytest_addoption(parser: Any) -> None:
-    """See pytest."""
+    """Implement the pytest hook."""
     parser.addoption("--outcomes", metavar="FILE", help="what became of each test, as JSON lines")
     parser.addoption("--passed", metavar="FILE", help="outcomes; what passed there is left out")
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """See pytest; each of xdist's workers leaves out the same."""
+    """Implement the pytest hook; all workers of xdist deselect the same tests."""
     if config.getoption("--passed"):
         known = {_without_group(test) for test in passed(Path(config.getoption("--passed")))}
         left_out = [item for item in items if _without_group(item.nodeid) in known]
@@ -78,17 +79,18 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def _without_group(test: str) -> str:
-    """A node id as it is without xdist, whose groups are no parameters."""
+    """Return a node id without xdist's group suffix; a parametrized id has none."""
     return test if test.endswith("]") else test.rpartition("@")[0] or test
 
 
 def pytest_configure(config: Any) -> None:
-    """See pytest."""
+    """Implement the pytest hook."""
     file = config.getoption("--outcomes")
-    # xdist's workers tell the process that started them.
+    # xdist's workers report to the process that started them.
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(Path(file)))
-        # Shells have what they start in the background ignore what ends a run.
+        # Shells start background processes with SIGINT ignored; restore it, so that the run can be
+        # interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -101,11 +103,11 @@ class _Writer:
             file.write(_line(test, outcome))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """See pytest; that it could be set up and torn down is nothing to tell."""
+        """Implement the pytest hook; passed setups and teardowns are not written."""
         if report.outcome != "passed" or report.when == "call":
             self._write(report.nodeid, report.outcome)
 
     def pytest_collectreport(self, report: Any) -> None:
-        """See pytest."""
+        """Implement the pytest hook."""
         if report.outcome == "failed":
             self._write(report.nodeid, report.outcome)

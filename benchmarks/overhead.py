@@ -1,16 +1,17 @@
 """Host time that the extension adds around compiled code: imports, activations, calls, compiles.
 
-Every figure is taken in child processes of this checkout and of another one (`--baseline`, a folder
-with an earlier version), in alternation. Each pair gives a ratio, and the median of the ratios is
-reported: the speed of a shared machine drifts by more than the difference between two versions.
+All figures are measured in child processes of this checkout and of another one (`--baseline`, a
+folder with an earlier version), in alternation. Every pair gives a ratio, and the median of the
+ratios is reported, because the speed of a shared machine drifts by more than the difference between
+two versions.
 
-- importing `inductor_ext`, and what a first compile needs of it (torch is imported before);
-- entering and leaving `inductor_ext.activate()` once torch's hooks are in place;
-- a call of a small compiled function, by `backend="inductor_ext"` and by `backend="inductor"`;
-- compiling that function with Inductor's caches off.
+- importing `inductor_ext`, and the modules that a first compile needs (torch is imported before);
+- entering and leaving `inductor_ext.activate()` after the hooks into torch are installed;
+- a call of a small compiled function, with `backend="inductor_ext"` and with `backend="inductor"`;
+- compiling that function with Inductor's caches disabled.
 
-Of activations and calls the functions that Python enters are counted as well, which no load on the
-machine changes.
+For activations and calls, the number of functions entered is counted as well, which does not depend
+on the machine's load.
 
     python -m benchmarks.overhead --baseline FOLDER [--rounds N] [--json-out DIR]
 """
@@ -43,11 +44,11 @@ METRICS = {
     "functions entered, activation": "calls",
     "functions entered, call, inductor_ext": "calls",
 }
-"""Each with its unit."""
+"""Metrics with their units."""
 
 
 def _microseconds(call: Callable[[], object], number: int) -> float:
-    """Median over 9 batches of `number` calls."""
+    """Return the median time of a call over 9 batches of `number` calls."""
     batches = []
     for _ in range(9):
         start = time.perf_counter()
@@ -58,7 +59,7 @@ def _microseconds(call: Callable[[], object], number: int) -> float:
 
 
 def _entered(call: Callable[[], object]) -> float:
-    """How many functions, of Python or C, one call enters."""
+    """Return how many Python and C functions one call enters."""
     entered = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -73,7 +74,7 @@ def _entered(call: Callable[[], object]) -> float:
 
 
 def measure() -> dict[str, float]:
-    """The figures of the `inductor_ext` that this process finds first."""
+    """Return the figures of the `inductor_ext` that is first on this process's import path."""
     import torch
 
     start = time.perf_counter()
@@ -118,7 +119,7 @@ def measure() -> dict[str, float]:
 
 
 def _child(folder: Path) -> dict[str, float]:
-    """The figures of the package in a folder."""
+    """Return the figures of the package in a folder."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), "--child"],
         cwd=folder,
@@ -138,7 +139,7 @@ def _child(folder: Path) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and keep; the exit code is 0."""
+    """Measure, print and store the results; the exit code is 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.baseline is None or not (args.baseline / "inductor_ext").is_dir():
         parser.error("--baseline must name a checkout, a folder that holds inductor_ext/")
-    # Not in a child, whose imports are timed.
+    # Imported here, because imports are timed in child processes.
     from benchmarks import results
 
     folders = {"now": Path.cwd(), "before": args.baseline.resolve()}

@@ -1,10 +1,11 @@
-"""How near the lower bound the static planner comes, and how long it takes.
+"""How close the static memory planner comes to the lower bound, and how long it takes.
 
     python -m benchmarks.planner [--instances DIR] [--json-out DIR]
 
-Public instances are planned with the default budget and with `LARGE`, synthetic problems of three
-sizes with the default one. Times are seconds of CPU of this one thread, since planning waits for
-nothing; the peak's floor is the lower bound, which not every problem allows to be reached.
+Public instances are planned with the default number of iterations and with `LARGE`; synthetic
+problems of three sizes with the default only. Times are CPU seconds of this single thread, since
+planning never waits. The floor of the peak is the lower bound, which cannot be reached in every
+problem.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 __all__ = ["LARGE", "main", "training_graph"]
 
 LARGE = 40_000
-"""Iterations with which the dense public instances take some ten seconds of one core."""
+"""Number of iterations for which the dense public instances take about ten seconds on one core."""
 
 SIZES = (200, 2_000, 20_000)
 ROUNDS = 3
 
 
 def training_graph(count: int, seed: int, *, few_sizes: bool) -> list[Interval]:
-    """A synthetic problem with the lifetimes of a training step.
+    """Generate a synthetic problem with the live ranges of a training step.
 
-    Of the first half, the forward, a quarter is saved until its turn in the backward; most others
-    live for a few steps and some for up to two hundred.
+    A quarter of the buffers in the first half (the forward) is saved until the matching step of the
+    backward. Most others live for a few steps, and some for up to two hundred.
 
     Args:
-        count: buffers, one made in each step.
-        few_sizes: sizes of a model of equal layers, multiples of a few; else of any number of
-            bytes from 64 to 16 MiB, evenly over their logarithms, which is harder to pack.
+        count: number of buffers, one created per step.
+        few_sizes: use sizes as in a model of equal layers, multiples of a few units; otherwise any
+            number of bytes from 64 to 16 MiB, log-uniformly distributed, which is harder to pack.
     """
     draw = random.Random(seed)
     problem = []
@@ -90,7 +91,7 @@ def _rows(case: str, problem: Sequence[Interval], iterations: int) -> Iterator[r
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all cases and write the result; returns the exit code."""
+    """Run all cases and write the results; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
     parser.add_argument(
         "--instances",

@@ -1,7 +1,8 @@
-"""Norms and softmax on a GPU: eager mode, stock Inductor in its settings, and ours.
+"""Norms and softmax on a GPU: eager mode, Inductor in several configurations, and the extension.
 
-What is measured, and how, is as for products (`benchmarks.gemm`): by a call, and in a CUDA graph,
-with inputs in DRAM. The floor is the time to read what is read and to write what is written.
+The metrics and the method are those of the GEMM benchmark (`benchmarks.gemm`): an ordinary call,
+and a CUDA graph, with inputs in DRAM. The floor is the time to read the inputs and write the
+outputs.
 
     python -m benchmarks.reductions --json-out benchmarks/results
 """
@@ -49,12 +50,13 @@ KINDS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "softmax": (_softmax, 1, 0),
     "residual + RMSNorm": (_residual_norm, 2, 1),
 }
-"""A function, and how many matrices and how many rows it takes."""
+"""A function, the number of its matrix inputs, and the number of its vector inputs (one row
+each)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One function of matrices in bfloat16."""
+    """A function of bfloat16 matrices."""
 
     kind: str
     """A key of `KINDS`."""
@@ -63,11 +65,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unique among `CASES`."""
+        """The case's name, unique in `CASES`."""
         return f"{self.kind} {self.rows}x{self.columns}"
 
     def program(self, device: str | torch.device, seed: int = 0) -> Program:
-        """The function, with random inputs."""
+        """Return the function, with random inputs."""
         generator = torch.Generator(device).manual_seed(seed)
         function, matrices, vectors = KINDS[self.kind]
 
@@ -86,7 +88,7 @@ class Case:
         return Program(function, inputs, reference, {})
 
     def bound(self, bandwidth: float) -> float:
-        """Microseconds to move what has to be moved, at so many bytes/s."""
+        """Return the microseconds to move the inputs and outputs at a bandwidth in bytes/s."""
         _, matrices, vectors = KINDS[self.kind]
         # As many matrices are written as are read.
         elements = 2 * matrices * self.rows * self.columns + vectors * self.columns
@@ -117,14 +119,14 @@ CASES: Mapping[str, Case] = {
 
 
 def floor(case: Case, device: str) -> float | None:
-    """As `gemm.floor`."""
+    """Like `gemm.floor`."""
     if device == "cpu":
         return None
     return case.bound(Device.described(torch.cuda.get_device_properties(0)).bandwidth)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when a contender failed."""
+    """Run the command line. The exit code is 1 if a contender failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")

@@ -1,13 +1,13 @@
-"""The one format in which every benchmark keeps its numbers; README.md documents its fields.
+"""The file format of all benchmark results. README.md documents its fields.
 
-`Document` and `Row` are the schema: `validate` checks a document against their annotations and
-then what annotations cannot say. A document says on which hardware, with which versions, from
-which commit and by which command it was made, and nothing about the machine's name or folders.
+`Document` and `Row` are the schema: `validate` checks a document against their annotations, and
+then the constraints that annotations cannot express. A document records the hardware, versions,
+commit and command of the run, but no machine name and no folders.
 
     python -m benchmarks.results show FILE ...
     python -m benchmarks.results validate [FILE ...]
 
-The module imports torch only where a GPU's name or the vector instructions in use are asked for.
+The module imports torch only to query the name of a GPU or the vector instructions in use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RESULTS = CHECKOUT / "benchmarks" / "results"
 
 
 class Row(TypedDict):
-    """One metric of one case, for each contender that has a value; None where it has none."""
+    """One metric of one case, with a value per contender; None for contenders without a value."""
 
     case: str
     metric: str
@@ -80,7 +80,7 @@ class Header(TypedDict):
 
 
 class Document(Header):
-    """The content of one file of results."""
+    """The content of one result file."""
 
     rows: list[Row]
 
@@ -101,10 +101,10 @@ _ABSOLUTE_PATH = re.compile(r"""(^|[\s=:,'"])(/|~|[A-Za-z]:[\\/])""")
 
 
 def validate(document: object) -> None:
-    """Check a document read from JSON, or about to be written as such.
+    """Check a document that was read from JSON or is about to be written.
 
     Raises:
-        InvalidResultError: with the path of the first value that is wrong, as in `rows[3].unit`.
+        InvalidResultError: with the path of the first invalid value, as in `rows[3].unit`.
     """
     _check_type(document, Document, "")
     checked = typing.cast(Document, document)
@@ -146,7 +146,7 @@ def _validate_header(header: Header) -> None:
 
 
 def _field(item: Mapping[str, Any], name: str) -> Any:
-    """A field whose name is not known to the type checker."""
+    """Read a field whose name is not known to the type checker."""
     return item[name]
 
 
@@ -189,7 +189,7 @@ def _check_type(value: object, annotation: Any, path: str) -> None:
     elif annotation is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise _wrong_type(where, value, "a number")
-        # JSON has neither infinities nor NaN, and a benchmark that made one measured nothing.
+        # JSON has neither infinities nor NaN, and such a value means that nothing was measured.
         if not math.isfinite(value):
             raise _wrong_type(where, value, "a finite number")
     elif not isinstance(value, annotation):
@@ -212,13 +212,13 @@ def collect_header(
 
     Args:
         suite: the benchmark's name, a slug.
-        command: what to type in the checkout to repeat the run; see `command_line`.
+        command: the command that repeats the run in the checkout; see `command_line`.
         hardware: a slug; None for that of the GPU if there is one, else of the CPU.
-        packages: distributions whose versions matter besides torch's, triton's and our own.
-        commit: of the tree, where it is no checkout; None for asking git.
+        packages: distributions to record the versions of, besides torch, triton and inductor_ext.
+        commit: commit of the source tree if it is not a git checkout; None to ask git.
 
     Raises:
-        InvalidResultError: what is to be measured could not be written.
+        InvalidResultError: the header would be invalid.
     """
     header: Header = {
         "suite": suite,
@@ -233,13 +233,13 @@ def collect_header(
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """This process's command as one would type it in the checkout, without absolute paths.
+    """Return this process's command as it would be typed in the checkout, without absolute paths.
 
-    A path below the checkout becomes relative to it. Of another path, which would tell about the
-    machine and mean nothing elsewhere, the last component is kept.
+    A path inside the checkout becomes relative to it. Of any other path only the last component is
+    kept, because the rest would reveal details of the machine and mean nothing elsewhere.
 
     Args:
-        arguments: as `sys.argv`; None for that.
+        arguments: in the format of `sys.argv`; None for `sys.argv`.
     """
     arguments = sys.argv if arguments is None else arguments
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -260,10 +260,10 @@ def _portable(argument: str) -> str:
 
 
 def hardware_slug(device: Literal["cpu", "cuda"] | None = None) -> str:
-    """Name the hardware: a GPU's model, or a CPU's with its cores and vector instructions.
+    """Name the hardware: the GPU's model, or the CPU's with cores and vector instructions.
 
     Args:
-        device: None for "cuda" where there is a GPU, else "cpu".
+        device: None for "cuda" if there is a GPU, else "cpu".
 
     Returns:
         For example `nvidia-h100-80gb-hbm3`, or `amd-epyc-2-cores-avx512`.
@@ -274,7 +274,7 @@ def hardware_slug(device: Literal["cpu", "cuda"] | None = None) -> str:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         return _slug(torch.cuda.get_device_name())
-    # The affinity mask, not the machine's count: a container may be given fewer.
+    # The affinity mask, not the machine's core count: a container may have fewer cores.
     cores = len(os.sched_getaffinity(0))
     capability = torch.backends.cpu.get_cpu_capability()
     return _slug(f"{_cpu_model()} {cores} cores {capability}")
@@ -308,11 +308,12 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with "-dirty" when the code differs; None outside a checkout."""
+    """Return the checkout's commit, with "-dirty" if the code differs; None outside a checkout."""
     commit = _output("git", "rev-parse", "HEAD")
     if commit is None:
         return None
-    # Results are no code: a run of several benchmarks must not mark all but its first as dirty.
+    # Ignore changes of results: after the first of several benchmarks the tree would always be
+    # dirty.
     changes = _output("git", "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
     return commit if changes == "" else f"{commit}-dirty"
 
@@ -326,7 +327,7 @@ def _output(*command: str) -> str | None:
 
 
 def file_name(header: Header) -> str:
-    """The name of the file that holds a document."""
+    """Return the name of the file for a document."""
     return f"{header['suite']}-{header['hardware']}.json"
 
 
@@ -334,7 +335,8 @@ def read(path: str | os.PathLike[str]) -> Document:
     """Read and check one file.
 
     Raises:
-        InvalidResultError: not JSON, against the schema, or under another document's name.
+        InvalidResultError: the file is not JSON, violates the schema, or has another document's
+            name.
     """
     path = Path(path)
     try:
@@ -348,13 +350,13 @@ def read(path: str | os.PathLike[str]) -> Document:
 
 
 def write(directory: str | os.PathLike[str], document: Document) -> Path:
-    """Write a document under its name into `directory`, wholly or not at all.
+    """Write a document into `directory` under its own name, atomically.
 
     Returns:
         The file's path.
 
     Raises:
-        InvalidResultError: against the schema; nothing is written.
+        InvalidResultError: the document violates the schema; nothing is written.
     """
     validate(document)
     directory = Path(directory)
@@ -366,10 +368,11 @@ def write(directory: str | os.PathLike[str], document: Document) -> Path:
 
 
 def render_table(document: Document) -> str:
-    """A document as plain text: one block a case, one line a metric, columns aligned.
+    """Format a document as plain text: one block per case, one line per metric, columns aligned.
 
-    Contenders without any value have no column. "ours/stock" compares the two that matter; below 1
-    is an improvement where less is better. A "~" marks a difference no larger than the spread.
+    Contenders without any value get no column. "ours/stock" is the extension's value divided by
+    Inductor's; below 1 is an improvement if less is better. A "~" marks a difference no larger than
+    the spread.
     """
     rows = document["rows"]
     shown = [name for name in CONTENDERS if any(_field(row, name) is not None for row in rows)]
@@ -397,14 +400,14 @@ def render_table(document: Document) -> str:
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     if len(cells) == 1:
         return cells[0]
-    # Names to the left, as words read; numbers to the right, so that magnitudes line up.
+    # Left-align names; right-align numbers, so that magnitudes line up.
     left = [cell.ljust(width) for cell, width in zip(cells[:3], widths[:3], strict=True)]
     right = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
     return "  ".join([*left, *right]).rstrip()
 
 
 def _number(value: float | None) -> str:
-    """Four significant digits, and thousands written out."""
+    """Format with four significant digits; from 1000, as an integer with separators."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -419,7 +422,7 @@ def _ratio(row: Row) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when a file is invalid."""
+    """Run the command line. The exit code is 1 if a file is invalid."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print files as tables")

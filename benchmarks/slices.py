@@ -1,8 +1,7 @@
-"""Benchmarks that take longer than a machine is lent: results kept case by case, and gone on with.
+"""Resumable benchmarks, for runs longer than a reservation: results are stored case by case.
 
-A ledger writes its document anew after every case, so that a run that is stopped loses at most the
-case at which it was. A later run goes on in the same file, if it runs the same code on the same
-hardware.
+A ledger rewrites its document after every case, so that an interrupted run loses at most the case
+in progress. A later run can continue the same file, if it runs the same code on the same hardware.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Item = TypeVar("Item")
 
 
 class OtherRunError(InductorExtError):
-    """Results that cannot be gone on with."""
+    """Results that this run cannot continue."""
 
     template = "{path} was made with {field} {found}, and this is {here}."
     remedy = "Leave out --resume, or give another file."
@@ -31,25 +30,25 @@ class OtherRunError(InductorExtError):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one case."""
+    """The result of one case."""
 
     rows: list[results.Row]
     text: str
-    """For who watches."""
+    """Text to print as progress."""
     failed: bool
 
 
 class Ledger:
-    """The results of a benchmark, as they come in.
+    """The results of a benchmark so far, stored after every case.
 
     Args:
-        header: of this run.
-        folder: where the document is written; None for nowhere.
-        resume: a document to go on with, if there is one.
+        header: header of this run.
+        folder: folder for the document; None to write nothing.
+        resume: a document to continue, if there is one.
 
     Raises:
-        OtherRunError: it is of other hardware, versions or another commit.
-        results.InvalidResultError: it is no document.
+        OtherRunError: the document was made with other hardware, versions or another commit.
+        results.InvalidResultError: the file is not a valid document.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Ledger:
             results.write(self._folder, self.document)
 
     def take(self, outcomes: Iterable[Outcome]) -> tuple[int, bool]:
-        """Add and print outcomes as they come; their number, and whether one has failed."""
+        """Add and print outcomes as they come; return their number, and whether one has failed."""
         count, failed = 0, False
         for outcome in outcomes:
             count += 1
@@ -94,12 +93,12 @@ class Ledger:
 def within(
     items: Sequence[Item], seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Item]:
-    """The items, as long as the next one fits if it takes as long as the longest so far.
+    """Yield items while the next one fits, assuming that it takes as long as the longest so far.
 
     Args:
-        items: what is measured one after the other.
-        seconds: for all; None for no limit.
-        clock: seconds from some moment on.
+        items: work items that are processed one after the other.
+        seconds: time limit for all items; None for no limit.
+        clock: returns seconds since an arbitrary point in time.
     """
     start = clock()
     longest = 0.0
@@ -112,7 +111,7 @@ def within(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what these benchmarks have in common."""
+    """Add the arguments that these benchmarks have in common."""
     parser.add_argument(
         "--budget-seconds", type=float, metavar="S", help="begin no case that would not fit"
     )

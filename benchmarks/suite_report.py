@@ -1,12 +1,12 @@
-"""Keeps the outcome of a pytest run in the format of the results.
+"""Stores the test results of a pytest run in the format of the benchmark results.
 
     python -m benchmarks.suite_report gpu-tests -- -m gpu test
 
-For the tests that CI cannot run: those marked `gpu`, and the whole suite on another machine. The
-exit code is pytest's. On a machine that is lent for a time `--budget-seconds` has pytest end before
-that is over, and say what has failed; each row notes it then. What is left of the same tree can be
-run later if `--keep` names a file of outcomes: a run that finds it leaves out what passed, and
-reports all of it.
+For tests that CI cannot run: those marked `gpu`, and the whole suite on another machine. The exit
+code is pytest's. On a machine that is reserved for a limited time, `--budget-seconds` makes pytest
+stop in time and report failures so far; every row then has a note. The remaining tests of the same
+source tree can be run later if `--keep` names a file of test results: a run that finds the file
+skips the tests that passed, and reports all of them.
 
     python -m benchmarks.suite_report gpu-tests --budget-seconds 400 --keep outcomes -- -m gpu test
 """
@@ -32,15 +32,15 @@ OUTCOMES: dict[str, Literal["lower", "higher"]] = {
     "failed": "lower",
     "skipped": "lower",
 }
-"""Each with the direction that is an improvement."""
+"""Test outcomes, with the direction that is an improvement."""
 
 
 def rows(found: Mapping[str, outcomes.Outcome], note: str | None = None) -> Iterator[results.Row]:
-    """For each test file how many tests ended in each way, and the names of those that failed.
+    """Return, per test file, the number of tests with each outcome, and the names of failed tests.
 
     Args:
-        found: the outcome of each test, by its node id.
-        note: to be said of all.
+        found: the outcome of every test, by node id.
+        note: a note for all rows.
     """
     files: dict[str, dict[str, list[str]]] = {}
     for test, what in found.items():
@@ -75,8 +75,8 @@ def _ended(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
     except subprocess.TimeoutExpired:
         pass
     while True:
-        # As Ctrl-C: pytest reports what it has done. Python drops an interrupt that it handles
-        # while an object is finalised.
+        # Like Ctrl-C: pytest reports what it has done so far. An interrupt that arrives just before
+        # a blocking system call has no effect until the call returns.
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
@@ -84,7 +84,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run pytest and write its outcome; returns pytest's exit code."""
+    """Run pytest and write the results; return pytest's exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.suite_report",
         usage="%(prog)s SUITE [--commit REV] [--budget-seconds SECONDS] [--json-out DIR] "
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="outcomes to go on from")
     own = list(sys.argv[1:] if arguments is None else arguments)
-    # argparse's own reading of "--" differs between Python versions when options precede it.
+    # Python versions differ in how argparse handles "--" after options.
     own, pytest = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
     given = parser.parse_args(own)
     command = f"python -m benchmarks.suite_report {given.suite} -- {shlex.join(pytest)}"
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         told, known = given.keep or Path(folder) / "outcomes", Path(folder) / "known"
         before = outcomes.passed(told)
-        # xdist's workers have to see the same all the time.
+        # All workers of xdist must see the same file during the whole run.
         for file in (told, known):
             outcomes.write(file, before)
         plugin = ["-p", outcomes.__name__, "--outcomes", str(told), "--passed", str(known)]

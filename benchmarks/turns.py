@@ -1,13 +1,14 @@
-"""Processes that share GPUs: all compile at the same time, and one at a time uses each GPU.
+"""A GPU lock for benchmark processes: all compile in parallel, one at a time uses a GPU.
 
-Compiling is what most of a benchmark's time goes into, and needs processors only. What Inductor and
-the extension measure while they tune, and what is measured in the end, must not be disturbed: in
-the processes of `work_on` both kinds of measurements wait for their turn. `turn` is for whatever
-else keeps a GPU busy; elsewhere it waits for nobody.
+Most of a benchmark's time is compiling, which needs only CPUs. Measurements on the GPU, those of
+tuning in Inductor and in the extension as well as the final ones, must not be disturbed: in the
+processes of `work_on`, both kinds wait for the lock. `turn` is for other work that keeps a GPU
+busy; outside of these processes it does not wait.
 
-All compile workers together are no more than there are processors: tuning that waits for a busy
-host may measure the host. Of five cases that were compiled alone and among 16 processes with 16
-workers each, stock's kernels took 10 and 13 % longer among them in two, and no longer in three.
+The total number of compile workers is limited to the number of CPUs, because tuning on a busy host
+may measure the host. In a test of five cases, compiled alone and among 16 processes with 16 workers
+each, Inductor's kernels were 10 and 13 % slower among the processes in two cases, and not slower
+in three.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _lock: AbstractContextManager[Any] | None = None
-"""Of the processes that this one takes turns with; who holds it may take it again."""
+"""The lock shared by the processes that use the same GPU; re-entrant."""
 
 
 def turn() -> AbstractContextManager[Any]:
-    """While the block runs, no other process has its turn."""
+    """Return a context manager that holds the GPU lock."""
     return contextlib.nullcontext() if _lock is None else _lock
 
 
@@ -45,14 +46,14 @@ def outcomes(
     processes: int,
     seconds: float | None,
 ) -> Iterator[Result]:
-    """What a bench makes of each item, in this process or in several.
+    """Run a bench on every item, in this process or in several; yield the results.
 
     Args:
         items: see `work_on`.
-        make: makes the bench; `seconds` says whether how long compiles take is a result, as it is
-            where nothing else is compiled.
-        processes: how many; with 1 it is this one.
-        seconds: for all, the start of the bench included; None for no limit.
+        make: makes the bench; its argument `seconds` says whether compile times are part of the
+            results, which holds if nothing else is compiled at the same time.
+        processes: number of processes; 1 for this process only.
+        seconds: time limit for everything, including the start of the bench; None for no limit.
     """
     if processes > 1:
         return work_on(items, functools.partial(make, seconds=False), processes, seconds)
@@ -68,14 +69,14 @@ def work_on(
     processes: int,
     seconds: float | None,
 ) -> Iterator[Result]:
-    """What a function makes of each item, in the order in which they are ready.
+    """Run a function on every item in several processes; yield the results as they become ready.
 
     Args:
-        items: begun one after the other, as long as the next one fits, as in `slices.within`.
-        make: makes the function, once in each process. It is pickled, as are items and results.
-        processes: how many work at the same time. They divide the GPUs that are visible, and each
-            process sees no other than its own.
-        seconds: for all; None for no limit.
+        items: started one after the other while the next one fits, as in `slices.within`.
+        make: makes the function, once per process. It is pickled, as are items and results.
+        processes: number of processes that work at the same time. They share the visible GPUs, and
+            every process sees only its own GPU.
+        seconds: time limit for everything; None for no limit.
     """
     begin, longest = time.monotonic(), 0.0
     left = list(reversed(items))
@@ -103,7 +104,7 @@ def work_on(
 
 
 _work: Callable[[Any], Any]
-"""What this process does to items."""
+"""The function that this process runs on items."""
 
 
 def _timed(item: Any) -> tuple[float, Any]:
@@ -113,7 +114,7 @@ def _timed(item: Any) -> tuple[float, Any]:
 
 
 def _visible_gpus() -> list[str]:
-    """Names of the GPUs, as `CUDA_VISIBLE_DEVICES` has them; an empty one where there are none."""
+    """Return the GPU names from `CUDA_VISIBLE_DEVICES`; one empty name if there is no GPU."""
     import torch
 
     count = torch.cuda.device_count()
@@ -133,7 +134,7 @@ def _start(
     global _lock, _work
     place = places.get()
     _lock = locks[place]
-    # Nobody has asked for a GPU in this process yet.
+    # CUDA has not been initialized in this process yet.
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place]
     inductor_config.compile_threads = compile_workers
     _let_measurements_wait()
@@ -141,7 +142,7 @@ def _start(
 
 
 def _let_measurements_wait() -> None:
-    """From now on, whatever measures on the GPU in this process does it in its turn."""
+    """Make all GPU measurements in this process hold the GPU lock, from now on."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     from inductor_ext.autotune.timing import CudaStopwatch
@@ -155,7 +156,7 @@ def _let_measurements_wait() -> None:
         with contextlib.ExitStack() as held:
             held.enter_context(turn())
             begin(self, *given)
-            # From here on it is `end` that ends the turn.
+            # From here on, `end` releases the lock.
             held.pop_all()
 
     @functools.wraps(end)

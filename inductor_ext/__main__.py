@@ -1,4 +1,4 @@
-"""`python -m inductor_ext` is the command `inductor-ext`."""
+"""Runs the command `inductor-ext` as `python -m inductor_ext`."""
 
 import sys
 

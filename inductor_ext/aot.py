@@ -1,9 +1,10 @@
 """Ahead-of-time compilation of exported programs into `.pt2` packages.
 
-The front end is stock's, run inside an activation; what is ours is what surrounds it: options are
-checked before the compile and not after, a missing compiler is said by name, the inputs' signature
-is taken from the exported program, and the package appears at its path complete or not at all. It
-is loaded by `inductor_ext.load` and by stock's loaders.
+Uses Inductor's AOT front end with the extension activated. The extension adds: options are
+validated before the compile, a missing compiler is reported by name, the input signature is taken
+from the exported program, and the package is written atomically (complete or not at all). Both
+`inductor_ext.load` and torch's own loaders can load the package. Governed by the settings `aot_*`
+and `artifact_cache*`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["aoti_compile_and_package"]
 
 _compiling = threading.RLock()
-"""Inductor keeps kernels, and torch 2.11 its configuration, for the process: one compile at a time,
-so that each gives what it gives alone."""
+"""Serializes compiles. Inductor keeps kernels, and torch 2.11 also keeps its configuration, per
+process, so that concurrent compiles could affect each other's results."""
 
 
 def aoti_compile_and_package(
@@ -42,27 +43,33 @@ def aoti_compile_and_package(
     package_path: str | os.PathLike[str] | IO[bytes] | None = None,
     inductor_configs: Mapping[str, Any] | None = None,
 ) -> str | IO[bytes]:
-    """Compile an exported program, or several, and write them as a `.pt2` package.
+    """Compile one or several exported programs and write them as a `.pt2` package.
 
-    Takes what `torch._inductor.aoti_compile_and_package` takes, ours among `inductor_configs`, and
-    never changes that mapping.
+    Takes the same arguments as `torch._inductor.aoti_compile_and_package`; `inductor_configs` may
+    also contain settings of the extension. The mapping is never modified.
 
     Args:
-        exported_program: made by `torch.export.export`, with its example inputs; or several of
-            them by the names that they get in the package. One alone is named "model".
-        package_path: where to write; a path that ends in .pt2, or a writable and seekable buffer.
-            None chooses a path in Inductor's cache folder.
-        inductor_configs: Inductor's options and ours by name.
+        exported_program: a program returned by `torch.export.export`, including its example
+            inputs; or a mapping from model name in the package to program. The model name of a
+            single program is "model".
+        package_path: a path that ends in .pt2, or a writable and seekable binary buffer. Default:
+            None, which chooses a path in Inductor's cache folder.
+        inductor_configs: options of Inductor and settings of the extension by name (see
+            `inductor_ext.list_options`). Default: None.
 
     Returns:
-        The package's path, or the buffer.
+        The path of the package, or the buffer.
 
     Raises:
         exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
         exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
         exc.UnsupportedTorchError, exc.UncheckableInputError, exc.MissingToolchainError: before
-            anything is compiled or written. The second and third also where a path turns out
-            later to be one that cannot be written, as with a disk that is full.
+            anything is compiled or written. BadPackagePathError and BadWeightsFileError are also
+            raised later if writing fails, for example because the disk is full.
+        exc.UnsupportedLevelError: this machine cannot compile for the setting `aot_isa`. Raised
+            before anything is compiled.
+        exc.SharedWeightsFileError: the setting `aot_weights_file` was given for several programs.
+            Raised after the compile.
     """
     programs = _programs(exported_program)
     _check_path(package_path)
@@ -83,7 +90,7 @@ def aoti_compile_and_package(
             return _package(programs, path, patches, settings)
 
     start = time.perf_counter()
-    # An activation imports the compiler, which a package from the cache does not need.
+    # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
     result = artifact_cache.compiled(programs, package_path, patches, settings, compile_)
     if isinstance(result, str):
         record = events.PackageRecord(
@@ -102,7 +109,7 @@ def _programs(given: Any) -> dict[str, ExportedProgram]:
     for name, program in programs.items():
         if not isinstance(program, ExportedProgram):
             raise exc.NotAnExportedProgramError(found=type(program).__name__)
-        # The name is a folder in the package.
+        # The name becomes a folder in the package.
         if not isinstance(name, str) or not name.replace("-", "_").replace(".", "_").isidentifier():
             raise exc.BadModelNameError(name=name)
     return programs
@@ -113,7 +120,7 @@ def _stock(
     package_path: str | os.PathLike[str] | IO[bytes] | None,
     patches: Mapping[str, Any],
 ) -> str | IO[bytes]:
-    """What stock does: the extension is switched off."""
+    """Compile and package with Inductor alone; used if the setting `enabled` is False."""
     import torch._inductor
     from torch._inductor.package import package_aoti
 
@@ -128,7 +135,7 @@ def _stock(
 
 
 def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
-    """Compile one program; the files that a package of it holds."""
+    """Compile one program and return the files that go into its package."""
     import torch._inductor
     from torch._inductor.debug import aot_inductor_minifier_wrapper
 
@@ -144,13 +151,13 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
         return ""
 
     if _has_small_state(program) or _has_few_numbers_of_float8(program):
-        # One of stock's passes folds single numbers, and the lowering writes short constants into
-        # the code: also where the program changes them, reads them as numbers, for which it has to
-        # have tensors, and where the code cannot hold them.
+        # An Inductor pass folds one-element constants, and the lowering inlines short constants
+        # into the code. Both are wrong if the program mutates such a tensor, reads it as a scalar
+        # (which needs a tensor), or if its dtype has no literals in the generated code.
         keeping = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
         patches = {**patches, **keeping}
     if _folds(patches) and _changes_buffers(program):
-        # Either takes buffers for constants, also those that a call changes.
+        # Both options treat buffers as constants, including buffers that a call mutates.
         off = {"freezing": False, "aot_inductor.use_runtime_constant_folding": False}
         patches = {**patches, **off}
         events.warn_once(
@@ -158,7 +165,7 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
             f"{' and '.join(off)} are left out: a call of the program changes a buffer, and they "
             "would have it as it was exported in every call",
         )
-    # Dumps a reproducer of what fails, if Inductor's settings ask for that.
+    # Dumps a reproducer if the compile fails and Inductor's config requests one.
     aot_inductor_minifier_wrapper(
         compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
     )
@@ -166,7 +173,7 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
 
 
 def _folds(patches: Mapping[str, Any]) -> bool:
-    """Whether options ask for what is made of constants to be computed ahead of calls."""
+    """Whether the options enable constant folding (freezing or runtime constant folding)."""
     from torch._inductor import config
 
     options = {**config.get_config_copy(), **patches}
@@ -174,15 +181,18 @@ def _folds(patches: Mapping[str, Any]) -> bool:
 
 
 def _changes_buffers(program: ExportedProgram) -> bool:
-    """Whether a call changes a buffer: a trace, for export says it of decomposed programs."""
+    """Whether a call mutates a buffer.
+
+    Decomposes the program (a trace), because export reports mutations of decomposed programs only.
+    """
     if not program.graph_signature.buffers and not program.constants:
         return False
     return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)
 
 
 def _has_small_state(program: ExportedProgram) -> bool:
-    """Whether the program may change a buffer of so few elements that it is taken for fixed, or
-    reads a number of one.
+    """Whether the program may mutate a buffer that is small enough (up to 8 elements) for Inductor
+    to inline as a constant, or reads a scalar from one.
     """
     import torch
 
@@ -191,8 +201,8 @@ def _has_small_state(program: ExportedProgram) -> bool:
     names = {*signature.buffers, *signature.lifted_tensor_constants}
     if not any(tensors[name].numel() <= 8 for name in names if name in tensors):
         return False
-    # Which buffer an operator in place changes, through views and subgraphs, export does not say
-    # before the program is decomposed.
+    # Before decomposition, export does not report which buffer an in-place operator mutates
+    # (through views and subgraphs). Therefore any mutating operator counts.
     aten = torch.ops.aten
     return bool(signature.buffers_to_mutate) or any(
         getattr(getattr(node.target, "_schema", None), "is_mutable", False)
@@ -204,7 +214,10 @@ def _has_small_state(program: ExportedProgram) -> bool:
 
 
 def _has_few_numbers_of_float8(program: ExportedProgram) -> bool:
-    """Whether there is a constant that would be written into code which cannot be made of it."""
+    """Whether a float8 constant is small enough (up to 8 elements) for Inductor to inline.
+
+    Inductor cannot print float8 literals.
+    """
     tensors = {**program.state_dict, **program.constants}.values()
     return any(
         value.numel() <= 8 and str(value.dtype).startswith("torch.float8")
@@ -214,9 +227,10 @@ def _has_few_numbers_of_float8(program: ExportedProgram) -> bool:
 
 
 def _warn_of_unwritten_results(name: str, program: ExportedProgram) -> None:
-    """Warn of a branch or a loop's body that returns memory which nothing in it writes.
+    """Warn if a branch or loop body returns a newly allocated tensor that nothing in it writes.
 
-    torch.export drops what only writes into its arguments there: a launch of a Triton kernel.
+    In such subgraphs, torch.export drops operators that only write into their arguments: launches
+    of user-defined Triton kernels.
     """
     for path, module in program.graph_module.named_modules():
         if not path or not hasattr(module, "graph"):
@@ -235,9 +249,10 @@ def _warn_of_unwritten_results(name: str, program: ExportedProgram) -> None:
 
 
 def _leave_out_constant_results(module: Any) -> None:
-    """Let a module return None for results that are the same floats, bools and strings always.
+    """Replace constant float, bool and string results of a module by None.
 
-    Inductor refuses them. Our loader knows their values from the signature; stock's gives None.
+    Inductor rejects them. `inductor_ext.load` restores the values from the signature; torch's own
+    loader returns None for them.
     """
     (output,) = module.graph.find_nodes(op="output")
     (results,) = output.args
@@ -248,9 +263,10 @@ def _leave_out_constant_results(module: Any) -> None:
 
 
 def _default_path(files: Mapping[str, list[Any]], artifacts: Mapping[str, Artifact]) -> str:
-    """Beside the first model's library, or the source that it is to be made of.
+    """Return a package path in the folder of the first model's library or C++ source.
 
-    Its name is made of all that the package holds: the names of the files tell the code alone.
+    The file name is a digest over the whole package content. The names of the files alone depend
+    on the code only, not on the weights.
     """
     from inductor_ext.cpp_wrapper.build import artifact as build
 
@@ -274,14 +290,14 @@ def _package(
     patches = {**cpu_target.inductor_options(settings.aot_isa), **patches}
     if not _only_sources(patches):
         return _package_from(None, programs, package_path, patches, settings)
-    # Inductor names the kernels' files after the kernels then, and keeps what it finds under a
-    # name: in a folder that lives on, the kernels of the same model with other shapes.
+    # In this mode, Inductor names kernel files after the kernels and reuses an existing file of
+    # that name. In a persistent folder it would reuse kernels of the same model with other shapes.
     with tempfile.TemporaryDirectory(prefix="inductor_ext-") as folder:
         return _package_from(folder, programs, package_path, patches, settings)
 
 
 def _only_sources(patches: Mapping[str, Any]) -> bool:
-    """Whether the package is to hold sources, in a place of our choice until it is made."""
+    """Whether the package holds sources only and the user has not chosen an output path."""
     from torch._inductor import config
 
     options = {**config.get_config_copy(), **patches}
@@ -297,9 +313,9 @@ def _package_from(
     patches: Mapping[str, Any],
     settings: Settings,
 ) -> str | IO[bytes]:
-    """Compile and package, with the models' files below `folder`, or in Inductor's if it is None.
+    """Compile and package, with the models' files in `folder`, or in Inductor's folder if None.
 
-    `folder` may be gone afterwards.
+    The package does not refer to `folder`; the caller may delete it afterwards.
     """
     from torch._inductor.runtime.runtime_utils import cache_dir
 
@@ -334,7 +350,7 @@ def _package_from(
         if folder is not None:
             path = os.path.join(cache_dir(), os.path.basename(path))
     if len(artifacts) < len(files):
-        # Options that only stock's code generation serves.
+        # Some options are only supported by Inductor's own code generation.
         return _write_stock(path, files)
     with _opened(path) as file:
         write_package.write(
@@ -362,7 +378,7 @@ def _write_stock(path: str | os.PathLike[str] | IO[bytes], files: Any) -> str | 
 
 @contextlib.contextmanager
 def _published(path: str | os.PathLike[str]) -> Iterator[str]:
-    """As `artifact_store.publish`, but that what the system refuses is an error of ours."""
+    """Like `artifact_store.publish`, but raise `exc.BadPackagePathError` instead of OSError."""
     try:
         with artifact_store.publish(path) as temporary:
             yield temporary
@@ -381,7 +397,7 @@ def _opened(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _root(path: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Name of the folder in the package: the file's, as torch's writer has it."""
+    """Return the package's root folder: the file name without .pt2, as torch's writer uses."""
     if not isinstance(path, (str, os.PathLike)):
         return "archive"
     return os.path.basename(os.fspath(path)).removesuffix(".pt2") or "archive"
@@ -390,7 +406,7 @@ def _root(path: str | os.PathLike[str] | IO[bytes]) -> str:
 def _compiler() -> str:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
-    # What Inductor asks compilers for is answered by gcc with how it was configured.
+    # Inductor's own compiler query makes gcc print its build configuration, not its version.
     return components.probe("cxx").version or os.path.basename(get_cpp_compiler())
 
 
@@ -413,7 +429,7 @@ def _check_path(path: str | os.PathLike[str] | IO[bytes] | None) -> None:
 
 
 def _unwritable(path: str) -> str | None:
-    """Why a file cannot be put there, as far as that is seen before."""
+    """Return why a file cannot be written to `path`, as far as can be checked in advance."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
         return "a folder stands there"

@@ -1,9 +1,9 @@
-"""The dynamo backend: `torch.compile(model, backend="inductor_ext")`.
+"""The Dynamo backend: `torch.compile(model, backend="inductor_ext")`.
 
-Found by torch through the entry point group "torch_dynamo_backends"; nothing has to be imported.
-It checks mode and options, sees to it that the graph's toolchain is there, and hands the graph to
-Inductor inside an activation. A graph whose toolchain is missing runs in eager mode with one line
-of warning, or is refused: setting `fallback_to_eager`.
+torch finds it through the entry point group "torch_dynamo_backends"; no import is needed. The
+backend validates mode and options, checks that the graph's toolchain is installed, and calls
+Inductor with the extension activated. If the toolchain is missing, the graph runs in eager mode
+with a one-line warning, or `exc.MissingToolchainError` is raised (setting `fallback_to_eager`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ def inductor_ext(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one FX graph; called by dynamo.
+    """Compile one FX graph. Dynamo calls this function.
 
     Args:
-        gm: the graph that dynamo captured; owned by the callee from here on.
-        example_inputs: fake tensors, symbolic integers and other inputs of the graph.
-        mode: a mode of torch.compile, see `inductor_ext.list_mode_options`.
-        options: Inductor's options and ours by name, see `inductor_ext.list_options`.
+        gm: the graph captured by Dynamo. The backend takes ownership of it.
+        example_inputs: the graph's inputs: fake tensors, SymInts and other values.
+        mode: a mode of torch.compile, see `inductor_ext.list_mode_options`. Default: None.
+        options: options of Inductor and settings of the extension by name, see
+            `inductor_ext.list_options`. Default: None.
 
     Returns:
-        A callable with the graph's inputs and outputs.
+        A callable with the same inputs and outputs as the graph.
 
     Raises:
         exc.UnsupportedTorchError, exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError:
-            before anything else. Dynamo wraps them in BackendCompilerFailed.
-        exc.MissingToolchainError: with `fallback_to_eager=False`.
+            before anything else happens. Dynamo wraps them in BackendCompilerFailed.
+        exc.MissingToolchainError: the toolchain is missing and `fallback_to_eager` is False.
     """
     import torch
     from torch._inductor import config as inductor_config
@@ -70,10 +71,11 @@ def inductor_ext(
 
 
 def _reset() -> None:
-    """Called by torch.compiler.reset: forget whose graphs were compiled, and drop CUDA graphs.
+    """Forget which callables were compiled and drop recorded CUDA graphs.
 
-    Stock's backend drops recorded CUDA graphs, too. Which models were compiled with them is not
-    known here; without any, this does nothing.
+    `torch.compiler.reset` calls this function. Inductor's own backend drops recorded CUDA graphs,
+    too. The backend does not track which models use CUDA graphs; if none was recorded, nothing is
+    dropped.
     """
     plan_store.clear()
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
@@ -101,6 +103,6 @@ def _run_eagerly(
     events.warn_once(
         f"eager_fallback:{missing.name}",
         f"{missing.title} is missing ({missing.why}); graphs that need it run in eager mode. "
-        f"To mend it: {missing.install}.",
+        f"To fix: {missing.install}",
     )
     return gm.forward

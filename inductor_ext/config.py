@@ -1,11 +1,12 @@
 """The settings as a torch ConfigModule: `inductor_ext.config.<name>`, `config.patch(...)`.
 
-What torch._inductor.config offers works here too (`patch` as context manager and decorator,
-`get_config_copy`, `save_config_portable`, ...). Names, types, defaults and meanings are declared in
-`settings.Settings`; environment variables are read when this module is first imported. Unlike
-torch's own modules, an unknown name or a value of the wrong type is refused where it is set.
+Supports the API of torch._inductor.config (`patch` as context manager and decorator,
+`get_config_copy`, `save_config_portable`, ...). `settings.Settings` declares names, types, defaults
+and meanings; environment variables are read when this module is first imported. Unlike torch's
+config modules, setting an unknown name or a value of the wrong type raises
+`exc.UnknownOptionError` or `exc.BadOptionError` immediately.
 
-The module holds no other value: torch's installer takes every one for a setting.
+The module must not define other values: torch's `install_config_module` turns each into a setting.
 """
 
 import sys as _sys
@@ -52,10 +53,14 @@ if _typing.TYPE_CHECKING:
 
 
 def snapshot(overrides: "_typing.Mapping[str, object] | None" = None) -> "_settings.Settings":
-    """Freeze the values that hold now in this thread, with `overrides` on top.
+    """Return the current settings of this thread as a frozen `Settings`, updated by `overrides`.
+
+    Args:
+        overrides: values by setting name. Default: None, no override.
 
     Raises:
-        exc.UnknownOptionError, exc.BadOptionError: an override that is no setting or does not fit.
+        exc.UnknownOptionError: an override is not a setting.
+        exc.BadOptionError: an override has the wrong type or an invalid value.
     """
     module = _sys.modules[__name__]
     current = {name: getattr(module, name) for name in _settings.names()}
@@ -72,7 +77,7 @@ def _install() -> None:
     base: _typing.Any = module.__class__
 
     class CheckedConfigModule(base):  # type: ignore[misc]
-        """torch's ConfigModule, which checks what it is given."""
+        """torch's ConfigModule with validation of names and values."""
 
         def __setattr__(self, name: str, value: object) -> None:
             if name not in self._bypass_keys:
@@ -90,7 +95,7 @@ def _install() -> None:
                 _settings.check(name, value)
             return super().patch(changes)
 
-    # ConfigModule.__setattr__ takes every name for a setting, this one too.
+    # Bypass ConfigModule.__setattr__, which would treat `__class__` as a setting.
     object.__setattr__(module, "__class__", CheckedConfigModule)
 
 

@@ -1,15 +1,15 @@
-"""Typed records of what was decided, and the ways by which people see them.
+"""Typed records of the extension's decisions, and their outputs.
 
-A room that decides something emits a frozen dataclass derived from `Record`. It goes to
+A module that makes a decision emits a frozen dataclass derived from `Record`. It is sent to
 
 - the logger "inductor_ext" (`TORCH_LOGS="inductor_ext"` shows decisions, "+inductor_ext" details);
 - torch's structured trace (`TORCH_TRACE`), as an artifact "inductor_ext_<record>";
-- the file named by the setting `event_log`, one JSON object a line;
-- whoever listens through `capture`, which is how tests look at decisions.
+- the file of the setting `event_log`, as one JSON object per line;
+- listeners registered by `capture`, which tests use to inspect decisions.
 
-Nothing is printed unless one of these is asked for. What a user must know without asking, that
-something is missing and what was done instead, goes through `warn_once`: one line a process.
-Emitting never raises for want of a place to write to: a compile does not fail because of its log.
+Nothing is printed unless one of these is enabled. Messages that every user must see (something is
+missing and a fallback was used) go through `warn_once`: one line per process. If a log cannot be
+written, emitting warns instead of raising, so that logging never fails a compile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Listener:
     records: list[Record]
     kinds: tuple[type[Record], ...]
     thread: int | None
-    """The only one that it listens to; None for all."""
+    """Identifier of the only thread whose records are appended; None for all threads."""
 
 
 _lock = threading.Lock()
@@ -66,39 +66,39 @@ _threads = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Base of all records. Fields must be JSON-able."""
+    """Base class of all records. Fields must be JSON-serializable."""
 
     name: ClassVar[str]
     level: ClassVar[int] = logging.INFO
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return a one-line, human-readable description."""
         fields = dataclasses.asdict(self).items()
         return f"{self.name}: " + ", ".join(f"{key}={value}" for key, value in fields)
 
     def as_json(self) -> dict[str, Any]:
-        """The record as a JSON object, with its kind under "event"."""
+        """Return the record as a JSON object, with the record's name under "event"."""
         return {"event": self.name, **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileRecord(Record):
-    """One graph that Inductor compiled, or took from its cache, under the extension."""
+    """A graph that Inductor compiled, or loaded from its cache, with the extension active."""
 
     name: ClassVar[str] = "compile"
 
     kind: str
-    """"inference", "forward", "backward", "aot"; "whole" for a graph with its backward that came
-    from the AOTAutograd cache."""
+    """"inference", "forward", "backward", "aot"; "whole" for a forward and backward graph loaded
+    together from the AOTAutograd cache."""
     operators: int
-    """Calls in the FX graph."""
+    """Number of calls in the FX graph."""
     seconds: float
     """Wall time."""
     cache: str
-    """FX graph cache: "hit", "miss", "bypass" or "off"."""
+    """State of the FX graph cache: "hit", "miss", "bypass" or "off"."""
     cache_key: str | None
     settings: dict[str, Any]
-    """Our settings that differ from their defaults."""
+    """Settings of the extension that differ from their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,57 +115,60 @@ class EagerFallbackRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class ProductCandidate:
-    """One kernel that was measured for a GEMM, or was to be."""
+    """A candidate kernel for a GEMM."""
 
     config: Config | None
-    """None for stock's path."""
+    """Configuration of the extension kernel; None for Inductor (default)."""
     predicted: float | None
-    """Microseconds by the model; None for stock's path."""
+    """Time predicted by the cost model, in microseconds; None for Inductor (default)."""
     measured: float | None
-    """Microseconds; None for a candidate that was dropped."""
+    """Measured time in microseconds; None for a candidate that was dropped."""
     failure: str | None
-    """Why it was dropped."""
+    """Why the candidate was dropped."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProductRecord(Record):
-    """Which kernel one product of a graph gets, and on which grounds."""
+    """The kernel selected for one matmul of a graph, and the reason."""
 
     name: ClassVar[str] = "product"
 
     operator: str
-    """As it stands in the graph, such as "aten.addmm"; "fused" for several nodes in one kernel."""
+    """Name of the operator in the graph, such as "aten.addmm"; "fused" for several nodes computed
+    by one kernel."""
     operands: tuple[str, ...]
-    """Its tensors, such as "bfloat16[16, 4096]"."""
+    """The operand tensors, such as "bfloat16[16, 4096]"."""
     module: str
-    """Path of the model's module that calls it, such as "layers.0.mlp.gate"."""
+    """Path of the model's module that calls the operator, such as "layers.0.mlp.gate"."""
     problem: GemmProblem | None
-    """With all that is fused into it; None for a product that is stock's alone."""
+    """The GEMM with everything fused into it; None for a matmul that the extension does not
+    support."""
     device: str
     roofline: float | None
-    """Microseconds below which no kernel can be."""
+    """Lower bound of the kernel time in microseconds."""
     chosen: Config | None
-    """None for stock's path."""
+    """Configuration of the selected extension kernel; None for Inductor (default)."""
     origin: str
-    """As of `autotune.decision.Decision`; "uncovered" where there was nothing to decide."""
+    """See `autotune.decision.Decision.origin`; "uncovered" for a matmul that was not planned
+    (unsupported, `gemm_templates` off, or added later; see `reason`)."""
     reason: str
     candidates: tuple[ProductCandidate, ...]
-    """Stock's path among them; none where nothing is known."""
+    """All candidates, including Inductor (default); empty if nothing is known."""
     declined: tuple[str, ...] = ()
-    """What it could have been one kernel with, in words, and why it is not."""
+    """Descriptions of possible fusions that were not applied, with the reason."""
 
     @property
     def microseconds(self) -> float | None:
-        """What the chosen kernel took; None if it was not measured."""
+        """Measured time of the selected kernel; None if it was not measured."""
         return next((c.measured for c in self.candidates if c.config == self.chosen), None)
 
     @property
     def stock_microseconds(self) -> float | None:
-        """What stock's path took; None if it was not measured."""
+        """Measured time of Inductor (default), in microseconds; None if it was not measured."""
         return next((c.measured for c in self.candidates if c.config is None), None)
 
     def describe(self) -> str:
-        """One line for a person; candidates are left to the structured forms."""
+        """Return a one-line, human-readable description, without the candidates."""
         kernel = "stock" if self.chosen is None else self.chosen.template
         where = f" in {self.module}" if self.module else ""
         what = f"{self.operator} of {' and '.join(self.operands)}{where}"
@@ -174,22 +177,22 @@ class ProductRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class TuningRecord(Record):
-    """What measuring the candidates of a GEMM has brought."""
+    """The result of benchmarking the candidates of a GEMM."""
 
     name: ClassVar[str] = "tuning"
 
     problem: GemmProblem
     device: str
     chosen: Config | None
-    """None for stock's path."""
+    """Configuration of the selected extension kernel; None for Inductor (default)."""
     reason: str
     seconds: float
     """Wall time of verification and timing."""
     candidates: tuple[ProductCandidate, ...]
-    """Stock's path among them."""
+    """All candidates, including Inductor (default)."""
 
     def describe(self) -> str:
-        """One line for a person; candidates are left to the structured forms."""
+        """Return a one-line, human-readable description, without the candidates."""
         kernel = "stock" if self.chosen is None else self.chosen.template
         p = self.problem
         size = f"{p.operation} {p.m}x{p.n}x{p.k}"
@@ -198,52 +201,52 @@ class TuningRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStorage:
-    """One storage of a memory plan: a buffer with every buffer that takes over its memory."""
+    """A storage of a memory plan: a buffer and all buffers that reuse its memory."""
 
     name: str
-    """The buffer that allocates it."""
+    """The buffer that allocates the storage."""
     bytes: int
-    """At the hint, as the allocator counts it."""
+    """Size at the size hint, rounded as the allocator does."""
     start: int
-    """The first step of the schedule, a line of the generated code, at which it is allocated."""
+    """First step of its live range. A step of the schedule is a line of the generated code."""
     end: int
-    """The first step at which it is free again."""
+    """First step at which the storage is free again (exclusive end of the live range)."""
     kind: str
-    """"intermediate", "output", "extern" (allocated by the kernel that makes it), "input" (freed
-    during the call), "subgraph" (what a called subgraph needs during the call)."""
+    """"intermediate", "output", "extern" (allocated by the extern kernel that computes it), "input"
+    (freed during the call), "subgraph" (memory that a called subgraph needs during its call)."""
     device: str
     arena: int | None
-    """Index among the plan's arenas; None for memory of its own."""
+    """Index into the plan's arenas; None if the storage is allocated separately."""
     offset: int | None
-    """Bytes from the arena's start, at the hint."""
+    """Bytes from the start of the arena, at the size hint."""
     operator: str
-    """The operators that the kernel was made from, such as "addmm, gelu"."""
+    """Operators fused into the kernel that computes the buffer, such as "addmm, gelu"."""
     module: str
-    """Path of the model's module that made the buffer, such as "encoder.layer.0.attention"."""
+    """Path of the model's module that computes the buffer, such as "encoder.layer.0.attention"."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedArena:
-    """One arena of a memory plan."""
+    """An arena (one allocation shared by several storages) of a memory plan."""
 
     name: str
     device: str
     bytes: int
-    """At the hint."""
+    """Size at the size hint."""
     lower_bound: int
-    """The most bytes of its members alive at once."""
+    """Maximum number of bytes of its storages that are live at the same time."""
     start: int
     end: int
     size: str
-    """The expression of its size, in bytes."""
+    """Expression of its size in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlanRecord(Record):
-    """How the buffers of one generated function share memory.
+    """The memory plan of one generated function.
 
-    All sizes are bytes at the hint, of what the function allocates or can free, summed over
-    devices; what its callers keep alive throughout is not counted.
+    Sizes are bytes at the size hint, summed over devices. They cover the memory that the function
+    allocates or can free, not the memory that its callers keep alive during the whole call.
     """
 
     name: ClassVar[str] = "memory_plan"
@@ -253,35 +256,36 @@ class MemoryPlanRecord(Record):
     kind: str
     """"inference", "forward", "backward" or "aot"."""
     cache_key: str | None
-    """Of the FX graph cache; None outside it."""
+    """Key in the FX graph cache; None if the graph is not cached."""
     strategy: str
-    """"arenas", "reuse", "plain" or "stock"."""
+    """"arenas", "reuse", "plain" or "stock" (Inductor's plan)."""
     peak_before: int
-    """Under stock's reuse, on the same schedule."""
+    """Peak under Inductor's buffer reuse, on the same schedule."""
     peak: int
     lower_bound: int
-    """The most bytes alive at once, with nothing kept longer than it is used."""
+    """Maximum number of bytes live at the same time if every buffer is freed after its last use."""
     steps: int
     """Length of the schedule."""
     calls_before: int
-    """Allocator calls under stock's reuse."""
+    """Allocator calls under Inductor's buffer reuse."""
     calls: int
     peak_reordered_from: int | None
-    """The lower bound before our order of kernels replaced stock's; None where it did not."""
+    """Lower bound under Inductor's kernel order, if the extension changed the order; else None."""
     seconds: float
     """CPU time of planning."""
     arenas: tuple[PlannedArena, ...]
     storages: tuple[PlannedStorage, ...]
     reason: str = ""
-    """Why the function was left to Inductor's plan without being read; all sizes are 0 then."""
+    """Why the function was not analyzed and keeps Inductor's plan; all sizes are 0 then. Otherwise
+    empty."""
 
     @property
     def ratio(self) -> float:
-        """Peak over lower bound; 1.0 where nothing is allocated."""
+        """Peak divided by lower bound; 1.0 if nothing is allocated."""
         return self.peak / self.lower_bound if self.lower_bound else 1.0
 
     def describe(self) -> str:
-        """One line for a person; the storages are left to the structured forms."""
+        """Return a one-line, human-readable description, without the storages."""
         if self.reason:
             return f"memory_plan: {self.graph} ({self.kind}) Inductor's plan: {self.reason}"
         mib = 1024**2
@@ -295,38 +299,38 @@ class MemoryPlanRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class PackageRecord(Record):
-    """An AOT package that was written."""
+    """An AOT package that was written: compiled, or copied from the artifact cache."""
 
     name: ClassVar[str] = "package"
 
     path: str
     bytes: int
     seconds: float
-    """Wall time of the whole compile and packaging."""
+    """Wall time of the whole compile and packaging, or of the lookup and copy on a cache hit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactCacheRecord(Record):
-    """Whether an AOT package was copied from the cache of artifacts instead of being compiled."""
+    """The result of a lookup of an AOT package in the artifact cache."""
 
     name: ClassVar[str] = "artifact_cache"
 
     state: str
-    """"hit", "miss", "bypass" (the program has no key) or "off"."""
+    """"hit", "miss", "bypass" (no key can be computed) or "off"."""
     key: str | None
     why: str | None
-    """For "bypass" and "off"."""
+    """The reason, for "bypass" and "off"."""
     seconds: float
-    """Wall time up to the decision: of the key, and of the copy of a hit."""
+    """Wall time of computing the key and, on a hit, of copying the package."""
 
 
 @contextlib.contextmanager
 def capture(*kinds: type[Record], this_thread: bool = False) -> Iterator[list[Any]]:
-    """Yield a list to which every record emitted in this process is appended meanwhile.
+    """Yield a list to which records emitted in this process are appended inside the context.
 
     Args:
-        kinds: only records of these classes; none given: all.
-        this_thread: whether to leave out what other threads emit.
+        kinds: append only records of these classes. Default: all.
+        this_thread: whether to ignore records emitted by other threads. Default: False.
     """
     thread = threading.get_ident() if this_thread else None
     listener = _Listener([], kinds or (Record,), thread)
@@ -340,11 +344,12 @@ def capture(*kinds: type[Record], this_thread: bool = False) -> Iterator[list[An
 
 
 def emit(record: Record, *, event_log: str | None = None) -> None:
-    """Send a record to every place that asked for it.
+    """Send a record to all enabled outputs (see the module docstring).
 
     Args:
-        record: what was decided.
-        event_log: path of the JSON lines file, from the setting of that name.
+        record: the record.
+        event_log: path of the JSON lines file, the value of the setting `event_log`. Default: None,
+            no file.
     """
     if getattr(_threads, "muted", False):
         return
@@ -362,7 +367,7 @@ def emit(record: Record, *, event_log: str | None = None) -> None:
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Inside, what this thread emits goes nowhere: it is about a compile that is only a trial."""
+    """Discard records that this thread emits inside the context, for trial compiles."""
     before = getattr(_threads, "muted", False)
     _threads.muted = True
     try:
@@ -382,7 +387,7 @@ def _trace(record: Record, line: str) -> None:
 
 
 def _append(path: str, text: str) -> None:
-    # One write to a descriptor opened for appending: lines of several processes do not mix.
+    # A single write to a file opened with O_APPEND: lines of several processes do not interleave.
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -394,15 +399,15 @@ def _append(path: str, text: str) -> None:
 
 
 _ROOT = re.compile(r"^L\['\w+'\](?:\.__self__)?\.?|^L__self___?|^self\.?")
-"""What dynamo and export write before the path of a module: the variable that holds the model, or a
-method of it."""
+"""The prefix that Dynamo and export put before a module path: the variable that holds the model, or
+one of its methods."""
 
 
 def module_path(meta: Mapping[str, Any]) -> str:
-    """Path of the model's module that an FX node comes from; empty if it is not known.
+    """Return the path of the module that an FX node comes from; empty if it is unknown.
 
     Args:
-        meta: of the node.
+        meta: `node.meta` of the FX node.
     """
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not stack:
@@ -412,7 +417,7 @@ def module_path(meta: Mapping[str, Any]) -> str:
 
 
 def warn_once(key: str, message: str) -> None:
-    """Log a one-line warning, once a process for each key."""
+    """Log a one-line warning, once per process and key."""
     with _lock:
         if key in _warned:
             return

@@ -1,21 +1,24 @@
-"""Memory planning of generated code: from the wrapper's lines to a plan, and back to lines.
+"""Memory planning of generated code: reads the wrapper's lines, plans, and writes the lines back.
 
-When a wrapper's lines are final, Inductor decides in `run_wrapper_ir_passes` how its buffers share
-memory. Inside our compiles `plan_wrapper` takes that place, for Python and C++ wrappers alike:
+Once a wrapper's lines are final, Inductor decides in `run_wrapper_ir_passes` how its buffers share
+memory. In compiles of the extension, `plan_wrapper` replaces that step, for Python and C++
+wrappers:
 
-1. `_Reader` finds the storages behind the lines: what allocates, which buffers take a storage over
-   (in-place reuse, views, aliasing fallbacks), what frees, and what kernels allocate themselves.
-2. Stock's reuse is applied to a copy of the lines and read the same way, for comparison.
-3. `memory.planner.placement_policy.decide` chooses arenas and takeovers that keep the lower bound.
-4. Of ours and stock's the lower peak is taken, then the fewer allocator calls, and written as lines
-   (`arena_lines`). A record says what was gained.
+1. `_Reader` finds the storages behind the lines: what allocates them, which buffers reuse them
+   (in-place reuse, views, aliasing fallbacks), what frees them, and what kernels allocate
+   themselves.
+2. Inductor's reuse is applied to a copy of the lines, which is read the same way for comparison.
+3. `memory.planner.placement_policy.decide` chooses arenas and reuse that keep the lower bound.
+4. The plan with the lower peak, then with fewer allocator calls, is written as lines
+   (`arena_lines`). A record reports the gain.
 
-A storage goes into an arena only if every way in which its memory can be reached is understood: it
-is allocated by the wrapper, freed by it in the same scope, used on one stream, and neither pinned,
-used for communication, handed to a subgraph or a stateful operator, nor (unless asked for by
-`memory_pool`) an output. Everything else keeps memory of its own, which reference counts protect.
+A storage is placed in an arena only if every way to reach its memory is understood. The wrapper
+must allocate it and free it in the same scope; it must be used on one stream only; it must not be
+pinned, used for communication, passed to a subgraph or a stateful operator, nor (unless requested
+by `memory_pool`) be an output. Every other storage keeps its own memory, which reference counts
+protect. A graph with lines or operations that are not understood gets Inductor's plan.
 
-Settings: memory_arenas, memory_replan, memory_budget, memory_debug; Inductor's memory_planning,
+Settings: memory_arenas, memory_replan, memory_budget, memory_debug. Inductor's memory_planning,
 memory_pool and allow_buffer_reuse keep their meaning.
 """
 
@@ -58,29 +61,26 @@ from inductor_ext.settings import Settings, parse_bytes
 __all__ = ["ALIGNMENT", "plan_wrapper"]
 
 ALIGNMENT = {"cpu": 64, "cuda": 512}
-"""Bytes to which each device type's allocator rounds sizes and aligns addresses.
+"""Bytes to which the allocator of each device type rounds sizes and aligns addresses.
 
-Members of an arena are aligned as memory of their own would be, so that no kernel sees a
-difference. Devices that are not listed have no arenas.
+Arena members get the same alignment as separately allocated memory, so kernels see no difference.
+Device types that are not listed have no arenas.
 """
 
 SMALLEST = 512
-"""Bytes below which a buffer is not worth a place in an arena."""
+"""Minimum size in bytes of a buffer that is placed in an arena."""
 
 REPLAN_FROM = 1.05
-"""Ratio of arena to lower bound, at the worst of the sampled sizes, above which it is planned anew
-at run time."""
+"""Ratio of arena size to lower bound, at the worst of the sampled sizes, above which the arena is
+planned again at run time."""
 
 FALLBACK_HINT = 64
-"""Value assumed for a size that has no hint (unbacked symbols), as in stock's planner."""
-
-
-# --- reading the lines --------------------------------------------------------------------------
+"""Value assumed for a size without a hint (unbacked symbols), as in Inductor's planner."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Storage:
-    """One storage, as the lines tell of it."""
+    """One storage, as described by the lines."""
 
     node: Any
     """The buffer that it was allocated for."""
@@ -88,19 +88,19 @@ class _Storage:
     """As in `events.PlannedStorage`."""
     scope: int
     context: tuple[Any, ...]
-    """The stream and the CUDA memory pool whose contexts its allocation is in."""
+    """The stream and the CUDA memory pool in whose contexts it is allocated."""
     start: int
     end: int = -1
     refs: set[str] = dataclasses.field(default_factory=set)
-    """Variables that still hold it, and those that are going to."""
+    """Variables that reference it now, and those that will."""
     seen: set[str] = dataclasses.field(default_factory=set)
-    """All that ever did."""
+    """All variables that ever referenced it."""
     names: list[str] = dataclasses.field(default_factory=list)
-    """Buffers that use it from its start, one after the other."""
+    """Buffers that use it from its start offset, one after the other."""
     last: Any = None
     """The line that freed it."""
     regular: bool = True
-    """Freed in the scope that allocates it, and out of reach of what may keep it."""
+    """Whether it is freed in the scope that allocates it and nothing else can keep it."""
     placeable: bool = False
     output: bool = False
     bytes: Any = 0
@@ -110,18 +110,18 @@ class _Storage:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device of its memory."""
         device: torch.device = self.node.get_device()
         return device
 
     @property
     def counted(self) -> bool:
-        """Whether the generated code asks the allocator for it."""
+        """Whether the generated code allocates it."""
         return self.kind in ("intermediate", "output")
 
     @property
     def reusable(self) -> bool:
-        """Whether the variable that is dropped last could hand the storage on to another buffer."""
+        """Whether another buffer can reuse it through the variable that is dropped last."""
         return (
             isinstance(self.last, stock_lines.FreeIfNotReusedLine)
             and self.last.node.get_name() in self.names
@@ -132,7 +132,7 @@ class _Storage:
 
 @dataclasses.dataclass
 class _Scope:
-    """Lines that are run together: a function, or a subgraph that was written into it."""
+    """Lines that run together: a function, or a subgraph that is inlined into it."""
 
     graph: Any
     start: int
@@ -141,22 +141,22 @@ class _Scope:
 
 @dataclasses.dataclass
 class _Reading:
-    """What the lines of one wrapper say."""
+    """The storages and memory needs that the lines of one wrapper describe."""
 
     storages: list[_Storage]
     inputs: list[_Storage]
-    """Inputs that the code drops: free from then on, unless the caller holds them."""
+    """Inputs that the code drops: free from then on, unless the caller keeps them."""
     calls: list[tuple[int, int, dict[str, int]]]
     """Called subgraphs: first step, end, peak by device."""
     scratch: list[tuple[int, str, int]]
-    """Memory that a kernel needs while it runs: step, device, bytes."""
+    """Workspace that a kernel needs while it runs: step, device, bytes."""
     rigid: set[int]
-    """Steps of kernels that may need more memory than is known."""
+    """Steps with unbounded workspace: their kernels may need more memory than is known."""
     removed: set[str]
-    """Buffers that turned out not to be needed, whatever the lines say."""
+    """Buffers that were removed because nothing needs them, even if lines mention them."""
     steps: int
     unread: str = ""
-    """A called function whose memory is not known."""
+    """Name of a called function whose memory use is unknown."""
 
 
 def _hint(expression: Any) -> int:
@@ -175,7 +175,7 @@ def _set_size(storage: _Storage, graph: Any) -> None:
 
 
 def _graphs(lines: Iterable[Any]) -> list[Any]:
-    """The graph at hand, and the subgraphs that are written into its function."""
+    """Return the current graph and the subgraphs that are inlined into its function."""
     graphs = [V.graph]
     for line in lines:
         if isinstance(line, stock_lines.EnterSubgraphLine) and line.graph not in graphs:
@@ -184,12 +184,12 @@ def _graphs(lines: Iterable[Any]) -> list[Any]:
 
 
 def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
-    """Buffer -> the buffers whose memory it may share because the kernel that made it says so."""
+    """Map a buffer to the buffers whose memory it may share, as declared by its kernel."""
     direct = {
         buffer.get_name(): set(buffer.get_inputs_that_alias_output())
         for graph in graphs
         for buffer in graph.buffers
-        # The body of a template has no name: it is written into the kernel.
+        # The body of a template has no name: it is inlined into the kernel.
         if buffer.name is not None
     }
     closed: dict[str, set[str]] = {}
@@ -205,7 +205,7 @@ def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
 
 
 def _kept(graphs: Iterable[Any]) -> set[str]:
-    """Buffers that must have memory of their own."""
+    """Return the buffers that must have their own memory."""
     kept: set[str] = set()
     for graph in graphs:
         kept |= set(graph.never_reuse_buffers)
@@ -224,7 +224,7 @@ def _kept(graphs: Iterable[Any]) -> set[str]:
 
 
 def _across_streams(scheduler: Any) -> set[str]:
-    """Buffers of which some user runs on another stream than their producer (torch >= 2.13)."""
+    """Return the buffers with a user on another stream than their producer (torch >= 2.13)."""
     streams = getattr(scheduler, "node_to_stream", None)
     if not streams or len(set(streams.values())) == 1:
         return set()
@@ -251,8 +251,8 @@ def _output_names(wrapper: Any, graphs: Iterable[Any]) -> set[str]:
 _subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int] | None]] = (
     weakref.WeakKeyDictionary()
 )
-"""Of each root wrapper: peak by device of the functions generated for it so far; None where a
-function was not read."""
+"""Per root wrapper: peak by device of the functions generated so far; None for a function that was
+not read."""
 
 
 def _root(wrapper: Any) -> Any:
@@ -265,10 +265,10 @@ _CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))
 
 
 class _Reader:
-    """Walks over the lines once; `reading` is what it found.
+    """Walks over the lines once and stores the result in `reading`.
 
-    Stock drops the frees at the end of a function. `unplanned` are the lines from before that; they
-    tell of every buffer that a kernel allocates.
+    Inductor removes the frees at the end of a function. `unplanned` are the lines before that; they
+    mention every buffer that a kernel allocates.
     """
 
     def __init__(self, wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> None:
@@ -296,10 +296,8 @@ class _Reader:
             self._read(step, line)
         self._finish()
 
-    # -- kernels that allocate their outputs -----------------------------------------------------
-
     def _find_externs(self, lines: Sequence[Any], unplanned: Sequence[Any]) -> dict[int, list[Any]]:
-        """Step -> buffers that a kernel allocates at it."""
+        """Map a step to the buffers that a kernel allocates at it."""
         made: set[str] = set()
         wanted: dict[str, Any] = {}
         for line in lines:
@@ -322,7 +320,7 @@ class _Reader:
         }
         if not V.graph.cpp_wrapper:
             for line in lines:
-                # In Python the tuple of a kernel's outputs holds them as well.
+                # In Python the tuple of a kernel's outputs references them as well.
                 if isinstance(line, stock_lines.MultiOutputLine) and line.arg_name in used:
                     self.alias_of.setdefault(line.result_name, []).append(line.arg_name)
         for name in self.outputs:
@@ -349,14 +347,12 @@ class _Reader:
         for step, line in enumerate(lines):
             names = _mentions(line)
             if isinstance(line, stock_lines.ExternKernelAllocLine):
-                # What a kernel returns in a tuple exists before it is taken out of it.
+                # The outputs that a kernel returns in a tuple exist before they are extracted.
                 names += children.get(line.node.get_name(), [])
             for name in names:
                 if name in wanted:
                     starts.setdefault(step, []).append(wanted.pop(name))
         return starts
-
-    # -- the walk --------------------------------------------------------------------------------
 
     def _read(self, step: int, line: Any) -> None:
         for node in self.extern_starts.get(step, ()):
@@ -419,7 +415,7 @@ class _Reader:
         self.reading.rigid.add(step)
 
     def _read_name(self, step: int, line: Any) -> None:
-        """Do nothing: `_mentions` has read it."""
+        """Do nothing: `_mentions` has read the line."""
 
     def _read_text(self, step: int, line: Any) -> None:
         text = getattr(line, "line", line)
@@ -435,11 +431,11 @@ class _Reader:
                 self.reading.calls.append((step, step + 1, known[name] or {}))
 
     def _read_kernel(self, step: int, node: Any) -> None:
-        """Note what a kernel that allocates its own outputs needs besides those that are used."""
+        """Record the unused outputs and the workspace of a kernel that allocates its outputs."""
         for unused in _flat(getattr(node, "outputs", ())):
             name = unused.get_name()
             if name not in self.extracted and name not in self.aliases and _owns(unused):
-                # In Python the tuple of the outputs holds it.
+                # In Python the tuple of the outputs references it.
                 storage = self._begin(unused, "extern", step)
                 if not V.graph.cpp_wrapper:
                     self._add_holder(storage, node.get_name())
@@ -484,7 +480,7 @@ class _Reader:
     def _drop(self, name: str, step: int, line: Any) -> None:
         for storage in self.holders.get(name, ()):
             if self.stack[-1] != storage.scope:
-                # Freed on one path only.
+                # It is freed on one path only.
                 storage.regular = False
                 continue
             storage.refs.discard(name)
@@ -540,13 +536,13 @@ _READERS: Mapping[str, Callable[[_Reader, int, Any], None]] = {
     "DeferredLine": _Reader._read_text,
     "DelayReplaceLine": _Reader._read_text,
 }
-"""What reads the lines that `known_ir` says are read, by the class's name."""
+"""Reader of each line class that `known_ir` marks as read, by class name."""
 
 _OPERATOR = re.compile(
     r"^(?!\s*(?:assert_|#|//|del ))"
     r".*\b(?:torch\.ops\.|aten\.|aoti_torch_proxy_executor|(?:launch_)?with_workspace\()"
 )
-"""A line of text that calls an operator, or a kernel that has memory allocated."""
+"""Matches a line of text that calls an operator, or a kernel with an allocated workspace."""
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -556,16 +552,16 @@ def _flat(outputs: Any) -> list[Any]:
 
 
 def scratch_bytes(node: Any) -> int | None:
-    """Bytes that a kernel which allocates its own outputs needs besides; None: nobody knows.
+    """Return the workspace bytes of a kernel that allocates its own outputs; None if unknown.
 
-    For attention on CPU in float32, from the allocations that at::native's flash attention makes:
-    each thread has a tile of scores, two statistics a row, and a tile of the output.
+    The formula for float32 attention on CPU follows the allocations in at::native's flash
+    attention: each thread has a tile of scores, two statistics per row, and a tile of the output.
     """
     name = str(getattr(node, "op_overload", ""))
     if name.startswith("aten._scaled_dot_product_flash_attention_for_cpu.default"):
         query, key = (value.get_size() for value in node.inputs[:2])
         if node.inputs[0].get_dtype() != torch.float32 or len(node.inputs) > 3:
-            # A mask is copied; of other element types there are more tiles.
+            # A mask is copied; other dtypes need more tiles.
             return None
         length, keys, head = (_hint(size) for size in (query[2], key[2], query[3]))
         rows = min(256 if length >= 768 else 64 if length >= 192 else 32, length)
@@ -575,7 +571,7 @@ def scratch_bytes(node: Any) -> int | None:
 
 
 def _copies_operands(node: Any) -> bool:
-    """Whether a kernel may make an operand contiguous: a batched product on CPU does."""
+    """Whether a kernel may copy an operand to make it contiguous, as bmm does on CPU."""
     if "bmm" not in (node.get_kernel_name() or "") or node.get_device().type != "cpu":
         return False
     for operand in node.inputs:
@@ -602,7 +598,7 @@ def _is_comm(node: Any) -> bool:
 
 
 _HELD_INPUTS = ("primals_", "fwd_rng_state")
-"""Names of inputs of a backward that outlive it: the forward's own, above all parameters."""
+"""Name prefixes of a backward's inputs that outlive it: the forward's inputs, mostly parameters."""
 
 
 def _plain_layout(node: Any) -> bool:
@@ -614,14 +610,14 @@ def _plain_layout(node: Any) -> bool:
 
 
 _NO_VIEWS = ("torch.q", "torch.bits", "torch.float4")
-"""Element types as which an arena cannot be viewed."""
+"""Prefixes of dtypes that an arena cannot be viewed as."""
 
 
 _WORD = re.compile(r"\w+")
 
 
 def _mentions(line: Any) -> list[str]:
-    """Names of buffers that a line may define."""
+    """Return the names of buffers that a line may define."""
     if isinstance(line, stock_lines.ExternKernelAllocLine):
         return [line.node.get_name()]
     if isinstance(line, stock_lines.MultiOutputLine):
@@ -632,18 +628,15 @@ def _mentions(line: Any) -> list[str]:
     return []
 
 
-# --- from storages to a decision ----------------------------------------------------------------
-
-
 def _aligned(expression: Any, alignment: int) -> Any:
-    """`expression` rounded up to a multiple of `alignment`, in what Inductor's printers know."""
+    """Round `expression` up to a multiple of `alignment` in terms that Inductor can print."""
     if alignment == 64:
         return align64(expression)
     return alignment * FloorDiv(expression + alignment - 1, alignment)
 
 
 def _first_uses(storages: Iterable[_Storage]) -> dict[Any, int]:
-    """Unbacked symbol -> the first step at which a size uses it: it is known from then on."""
+    """Map an unbacked symbol to the first step at which a size uses it: it is known from there."""
     first: dict[Any, int] = {}
     for storage in storages:
         for symbol in _unbacked(storage.bytes):
@@ -652,12 +645,12 @@ def _first_uses(storages: Iterable[_Storage]) -> dict[Any, int]:
 
 
 SAMPLES = 9
-"""Values of the sizes' symbols, the hint among them, at which a plan must not need more memory than
-allocating one by one."""
+"""Number of values of the size symbols, including the hint, at which a plan must not need more
+memory than separate allocations."""
 
 
 def _samples(storages: Sequence[_Storage]) -> list[dict[Any, int]]:
-    """The values beside the hint, of those at which all storages have a size."""
+    """Return the samples other than the hint at which all storages have a valid size."""
     symbols: dict[Any, int] = {}
     for storage in storages:
         if isinstance(storage.bytes, sympy.Expr):
@@ -671,7 +664,7 @@ def _samples(storages: Sequence[_Storage]) -> list[dict[Any, int]]:
         try:
             return min(program(sample)) >= 0
         except ValueError:
-            # Such as `x.view(n // 2, 2, -1)` where n is 1: divided by zero.
+            # For example `x.view(n // 2, 2, -1)` divides by zero if n is 1.
             return False
 
     return [sample for sample in symbolic.samples(symbols)[1:SAMPLES] if has_sizes(sample)]
@@ -692,7 +685,7 @@ def _planned(
     known: Mapping[Any, int] = MappingProxyType({}),
     samples: Sequence[Mapping[Any, int]] = (),
 ) -> list[placement_policy.Storage]:
-    """The storages as the pure planner knows them; index by index."""
+    """Convert the storages for the pure planner, index by index."""
     found = []
     program = symbolic.Program([storage.bytes for storage in reading.storages])
     columns = [program(sample) for sample in samples]
@@ -711,7 +704,7 @@ def _planned(
                 known_from=max(symbols) if symbols else None,
             )
             apart = storage.output and pool == "outputs"
-            # A workspace has no stream of its own in the scheduler, but it has a context.
+            # A workspace has no stream in the scheduler, but it has a context.
             stream = _stream(V.graph.scheduler, name)
             group = (storage.scope, stream, storage.context, apart)
         wants = leaves = None
@@ -741,11 +734,12 @@ def _planned(
 
 
 def _held(reading: _Reading, *, backward: bool) -> dict[str, list[list[int]]]:
-    """What is held besides the storages, a profile for each assumption about the callers.
+    """Return other live memory by device, one profile per assumption about the callers.
 
-    Callees and kernels need what they need. Inputs that the code drops are kept alive by the
-    caller, except that the backward's are mostly what the forward saved: these are freed, unless
-    the graph is retained. The second assumption, for the backward alone, is that all of them are.
+    Callees and kernels always need their memory. The caller keeps dropped inputs alive, except in a
+    backward: most of its inputs were saved by the forward and are freed when dropped, unless the
+    graph is retained. The first assumption is that the dropped inputs do not count. The second one,
+    for a backward only, is that they are live until the code drops them.
     """
     inner = [
         placement_policy.Storage(size=size, start=start, end=end, device=device)
@@ -774,16 +768,13 @@ def _peaks(
     steps: int,
     assumption: int,
 ) -> dict[str, int]:
-    """The peak by device, with what is held under one of the assumptions of `_held`."""
+    """Return the peak by device, including the memory of one assumption of `_held`."""
     peaks = {}
     for device, profiles in held.items():
         own = placement_policy.load(storages, steps, device)
         total = (a + b for a, b in zip(own, profiles[assumption], strict=True))
         peaks[device] = max(total, default=0)
     return peaks
-
-
-# --- and back to lines --------------------------------------------------------------------------
 
 
 class _Writer:
@@ -806,9 +797,9 @@ class _Writer:
         self.debug = debug
         self.replan = replan
         self.replaced: dict[int, list[Any]] = {}
-        """Step -> the lines in place of the line there."""
+        """Step -> the lines that replace its line."""
         self.added: dict[int, list[Any]] = {}
-        """Step -> lines after it."""
+        """Step -> the lines to add after it."""
         self.lines = self._needed(lines)
         self.variables = [self._variable(index) for index in range(len(decision.arenas))]
         for variable, arena in zip(self.variables, decision.arenas, strict=True):
@@ -817,9 +808,9 @@ class _Writer:
             self._hand_on(self.storages[earlier], self.storages[later])
 
     def _needed(self, lines: Sequence[Any]) -> list[Any]:
-        """Copies of the lines, none for buffers that turned out not to be needed.
+        """Return copies of the lines, with those of unneeded buffers replaced by null lines.
 
-        Communication buffers are handed on as in stock, among themselves.
+        Communication buffers reuse only each other's memory, as in Inductor.
         """
         found = []
         states = [stock_lines.MemoryPlanningState()]
@@ -838,18 +829,18 @@ class _Writer:
         return found
 
     def result(self) -> list[Any]:
-        """The lines."""
+        """Return the lines with the decision applied."""
         found = []
         for step, line in enumerate(self.lines):
             found += self.replaced.get(step, [line])
             found += self.added.get(step, [])
         while found and isinstance(found[-1], _ENDS):
-            # The function's end does that.
+            # The end of the function frees them.
             found.pop()
         return found
 
     def members(self, arena: arenas.Arena) -> list[tuple[_Storage, MemberPlace]]:
-        """The storages of an arena and their places, first allocated first."""
+        """Return the storages of an arena and their offsets, first allocated first."""
         pairs = [
             (self.storages[int(member.request.name)], MemberPlace(index, member.offset))
             for index, member in enumerate(arena.members)
@@ -872,7 +863,7 @@ class _Writer:
         left: dict[tuple[Any, torch.dtype], _Storage] = {}
         for number, (storage, place) in enumerate(members):
             key = (place.offset, storage.node.get_dtype())
-            # A plan made at run time may put them apart.
+            # A plan made at run time may give them different offsets.
             earlier = left.get(key) if variable.replan is None else None
             if earlier is not None and earlier.end <= storage.start and self._same(earlier):
                 self._hand_on(earlier, storage)
@@ -893,7 +884,7 @@ class _Writer:
             self.added.setdefault(last, []).append(ArenaEndLine(self.wrapper, variable))
 
     def _same(self, storage: _Storage) -> bool:
-        """Whether the variable that is dropped last is the storage from its start on."""
+        """Whether the variable that is dropped last covers the storage from its start."""
         return storage.reusable and not isinstance(storage.node, WorkspaceArg)
 
     def _hand_on(self, earlier: _Storage, later: _Storage) -> None:
@@ -927,13 +918,10 @@ def _arena_name(wrapper: Any) -> str:
     return f"pool{count}"
 
 
-# --- the record ---------------------------------------------------------------------------------
-
-
 def _module(node: Any) -> str:
-    """Path of the model's module that a buffer was made in: the deepest that its origins share."""
+    """Return the path of the module that a buffer was made in: the deepest one of its origins."""
     paths = [events.module_path(origin.meta) for origin in getattr(node, "origins", None) or ()]
-    # The kernel writes what its last operator makes.
+    # A kernel writes the result of its last operator.
     return max(paths, key=lambda path: (path.count("."), path), default="")
 
 
@@ -952,7 +940,7 @@ def _operator(node: Any) -> str:
 def _rows(
     reading: _Reading, decision: placement_policy.Decision | None, inputs: bool
 ) -> tuple[events.PlannedStorage, ...]:
-    """The storages for the record; one that is handed on goes on as the one that takes it over."""
+    """Return the storages for the record; a reused storage ends where its reuse starts."""
     place: dict[int, tuple[int, int]] = {}
     until: dict[int, int] = {}
     if decision is not None:
@@ -1010,19 +998,18 @@ def _kind(is_inference: bool) -> str:
     return "inference" if is_inference else "forward"
 
 
-# --- the entry ----------------------------------------------------------------------------------
-
-
 def plan_wrapper(
     stock: Callable[[Any, bool], None], wrapper: Any, is_inference: bool, settings: Settings
 ) -> None:
-    """Decide how the buffers of a wrapper's generated code share memory; `wrapper.lines` is final.
+    """Decide how the buffers of a wrapper's generated code share memory.
+
+    `wrapper.lines` must be final.
 
     Args:
         stock: Inductor's `run_wrapper_ir_passes`.
-        wrapper: a PythonWrapperCodegen or a subclass's instance.
+        wrapper: a PythonWrapperCodegen or an instance of a subclass.
         is_inference: whether no backward graph belongs to this one.
-        settings: of the compile under way.
+        settings: settings of the current compile.
 
     Raises:
         exc.MemoryBudgetError: the planned peak on a device is above `memory_budget`.
@@ -1052,7 +1039,7 @@ def plan_wrapper(
         wrapper.estimate_peak = stock_lines.EfficientPeakEstimate()
     wrapper.memory_plan_reuse()
     if getattr(wrapper, "allow_stack_allocation", None):
-        # Everything fits on the stack: nothing is allocated that could be planned.
+        # Everything fits on the stack: there are no allocations to plan.
         return
     planner = _Planner(wrapper, lines, wrapper.lines, kind, settings)
     record = planner.run(start)
@@ -1067,11 +1054,11 @@ _PACKING = (
     "_quantized::_wrapped_linear_prepack",
     "_quantized::wrapped_fbgemm_pack_gemm_matrix_fp16",
 )
-"""Operators whose result's memory holds an object, which is destroyed when the tensor goes."""
+"""Operators whose result's memory contains an object that is destroyed with the tensor."""
 
 
 def _objects() -> set[str]:
-    """The buffers that hold such objects; what is written over one is a crash, in stock too."""
+    """Return the buffers that contain such objects; overwriting one crashes, in Inductor too."""
     names: set[str] = set()
     for buffer in V.graph.buffers:
         operator = getattr(buffer, "op_overload", None)
@@ -1082,7 +1069,7 @@ def _objects() -> set[str]:
 
 
 def _reason_against(lines: Sequence[Any], settings: Settings) -> str:
-    """Why a function is left to Inductor's plan; empty if it is not."""
+    """Return why a function gets Inductor's plan; empty if the extension plans it."""
     operations = (operation for graph in _graphs(lines) for operation in graph.operations)
     unknown = known_ir.unplannable_operation(operations)
     if unknown is not None:
@@ -1099,7 +1086,7 @@ def _reason_against(lines: Sequence[Any], settings: Settings) -> str:
 
 
 def _unread(name: str, kind: str, reason: str, start: float) -> events.MemoryPlanRecord:
-    """The record of a function that is left to Inductor's plan without being read."""
+    """Return the record of a function that gets Inductor's plan without being read."""
     return events.MemoryPlanRecord(
         graph=name,
         kind=kind,
@@ -1120,7 +1107,7 @@ def _unread(name: str, kind: str, reason: str, start: float) -> events.MemoryPla
 
 
 def _warn_of_unchecked_budget(settings: Settings, what: str) -> None:
-    """Say once that a budget was set where the peak is not known."""
+    """Warn once that a budget is set but the peak is not known."""
     if settings.memory_budget is not None:
         events.warn_once(
             f"budget:{what}",
@@ -1129,7 +1116,7 @@ def _warn_of_unchecked_budget(settings: Settings, what: str) -> None:
 
 
 def _warn_unless_idle(settings: Settings, what: str) -> None:
-    """Say once that arenas were asked for where there cannot be any."""
+    """Warn once that arenas were requested where none can be made."""
     if _forced(settings):
         events.warn_once(f"arenas:{what}", f"arenas were asked for, and are not made with {what}")
 
@@ -1153,7 +1140,7 @@ def _check_budget(record: events.MemoryPlanRecord, settings: Settings) -> None:
 
 
 class _Planner:
-    """Plans one wrapper."""
+    """Plans the memory of one wrapper."""
 
     def __init__(
         self,
@@ -1174,7 +1161,8 @@ class _Planner:
         self.held = _held(self.reading, backward=kind == "backward")
         self.known = _first_uses(self.reading.storages)
         self.samples = _samples(self.reading.storages)
-        # How large a size without a hint is going to be, nobody knows either.
+        # The value of a size without a hint is unknown, so its live range is treated like unbounded
+        # workspace.
         self.rigid = self.reading.rigid.union(
             *(range(s.start, s.end) for s in self.reading.storages if _unbacked(s.bytes))
         )
@@ -1186,11 +1174,11 @@ class _Planner:
             and (self.reuse or self.force)
             and not V.graph.fx_wrapper
         )
-        # Which of the assumptions of `_held` the record tells of.
+        # The assumption of `_held` that the record reports.
         self.assumption = -1 if kind == "backward" else 0
 
     def run(self, start: float) -> events.MemoryPlanRecord:
-        """Replace the wrapper's lines, and say by what."""
+        """Replace the wrapper's lines and return the record."""
         decision = self._decide()
         stock = _planned(self.before)
         held = _held(self.before, backward=self.kind == "backward")
@@ -1200,8 +1188,8 @@ class _Planner:
         bound = _peaks(plain, self.held, self.reading.steps, self.assumption)
         after = decision.peaks[self.assumption]
         better = (sum(after.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
-        # Ours keeps the bound beside the hint, too, and leaves kernels of unknown needs their room;
-        # the comparison knows of neither.
+        # The extension's plan also keeps the lower bound at sizes other than the hint, and keeps
+        # headroom for unbounded workspace. The comparison does not see either.
         better |= bool(self.known or self.samples or self.rigid)
         reading = self.reading
         shown: placement_policy.Decision | None = decision
@@ -1249,8 +1237,8 @@ class _Planner:
             if without.calls <= decision.calls:
                 return without
         if pool == "combined" and self.force:
-            # An arena lives as long as one output in it: share one only where that keeps no more
-            # than the outputs alive.
+            # An arena lives as long as any output in it. Share one between outputs and
+            # intermediates only if it keeps no more memory live than the outputs alone.
             combined = self._decide_for("combined")
             outputs = sum(storage.hint for storage in self.reading.storages if storage.output)
             kept = sum(

@@ -1,22 +1,22 @@
-"""What the user requires of numerical results, as torch's and Inductor's flags say it.
+"""Predicates over torch's and Inductor's numerics flags.
 
-Predicates over the flags that upstream has for numerics. They are read when they are asked, in the
-thread that compiles, where Inductor's config patches hold:
+They read the flags at the time of the call, in the compiling thread, where Inductor's config
+patches are active:
 
-- `config.emulate_precision_casts` (torch 2.11 on): a low-precision op rounds its result, as in
-  eager mode, also where it is fused with others.
-- `config.eager_numerics.use_pytorch_libdevice` (2.12 on): math functions are CUDA's.
-- `config.batch_invariant` (2.13 on): a row's result has the same bits whatever M is. Implies
+- `config.emulate_precision_casts` (torch >= 2.11): a low-precision op rounds its result as in eager
+  mode, even if it is fused with other ops.
+- `config.eager_numerics.use_pytorch_libdevice` (>= 2.12): math functions match CUDA's.
+- `config.batch_invariant` (>= 2.13): a row's result is bitwise the same for every M. Implies
   `config.deterministic`.
-- `config.deterministic`, which `torch.use_deterministic_algorithms` sets as well: a compiled graph
-  gives the same bits in every run.
-- `config.numerics` (2.15 on): "default", "strict_pointwise", "strict_reduction" or "strict".
-  "strict_pointwise" implies `emulate_precision_casts`; "strict_reduction" fixes the order of sums;
-  "strict" is both. A value that is not known here counts as "strict".
-- flags of `torch.backends.cuda.matmul`, by which cuBLAS's kernels are restricted.
+- `config.deterministic`, also set by `torch.use_deterministic_algorithms`: a compiled graph is
+  bitwise reproducible from run to run.
+- `config.numerics` (>= 2.15): "default", "strict_pointwise", "strict_reduction" or "strict".
+  "strict_pointwise" implies `emulate_precision_casts`; "strict_reduction" fixes the order of
+  summation; "strict" is both. An unknown value counts as "strict".
+- flags of `torch.backends.cuda.matmul`, which restrict cuBLAS's kernels.
 
-A flag that the installed torch does not have has its default. Needs torch; Inductor is imported
-when a predicate is called.
+A flag that the installed torch does not have counts as its default. Inductor is imported only when
+a predicate is called.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _config() -> Any:
 
 
 def _mode() -> str:
-    """`config.numerics`; "default" for a torch without it."""
+    """Return `config.numerics`; "default" if torch does not have it."""
     value = getattr(_config(), "numerics", None)
     if value is None:
         return "default"
@@ -68,32 +68,33 @@ def _mode() -> str:
 
 
 def has_exact_pointwise() -> bool:
-    """Whether pointwise ops round as in eager mode, so that no two of them may be computed in
-    float32 in a kernel of ours.
+    """Whether every pointwise op must round its result as in eager mode.
+
+    If so, extension kernels must not fuse two of them without rounding in between.
     """
     return bool(_config().emulate_precision_casts) or _mode() in _EXACT_POINTWISE
 
 
 def uses_cuda_math() -> bool:
-    """Whether math functions have the bits of CUDA's library, so that no approximation of ours may
-    replace them.
+    """Whether math functions must match CUDA's library bitwise.
 
-    Upstream loads CUDA's libdevice also for `emulate_precision_casts`
-    (`runtime.compile_tasks._set_triton_libdevice_path`).
+    If so, the extension's approximations must not be used. Inductor loads CUDA's libdevice for
+    `emulate_precision_casts` as well (`runtime.compile_tasks._set_triton_libdevice_path`).
     """
     named = getattr(_config().eager_numerics, "use_pytorch_libdevice", False)
     return bool(named) or has_exact_pointwise() or has_strict_reductions()
 
 
 def is_batch_invariant() -> bool:
-    """Whether a row's result may not depend on the number of rows, within a kernel and between
-    compiles for different sizes.
+    """Whether a row's result must not depend on the number of rows.
+
+    This holds within a kernel and between compiles for different sizes.
     """
     return bool(getattr(_config(), "batch_invariant", False))
 
 
 def is_deterministic() -> bool:
-    """Whether every run must give the same bits."""
+    """Whether results must be bitwise reproducible from run to run."""
     import torch
 
     asked = torch.are_deterministic_algorithms_enabled() or bool(_config().deterministic)
@@ -101,12 +102,12 @@ def is_deterministic() -> bool:
 
 
 def has_strict_reductions(features: Any = None) -> bool:
-    """Whether sums are computed in upstream's order.
+    """Whether reductions must be computed in upstream's order.
 
     Args:
-        features: Inductor's `SIMDKernelFeatures` of a reduction, if the question is about one.
-            Their `strict_reduction_rblock` (2.14: `strict_sum_rblock`) is the block along the row
-            that the reduction requires, or None.
+        features: Inductor's `SIMDKernelFeatures` of one reduction; None for the compile as a whole.
+            Its `strict_reduction_rblock` (torch 2.14: `strict_sum_rblock`) is the RBLOCK that the
+            reduction requires, or None.
     """
     if _mode() in _STRICT_REDUCTIONS:
         return True
@@ -116,15 +117,15 @@ def has_strict_reductions(features: Any = None) -> bool:
 
 
 def has_ordered_zeros() -> bool:
-    """Whether a maximum of -0.0 and 0.0 must be 0.0 (`config.strict_signed_zero`, 2.14 on)."""
+    """Whether max(-0.0, 0.0) must be 0.0 (`config.strict_signed_zero`, torch >= 2.14)."""
     return bool(getattr(_config(), "strict_signed_zero", False))
 
 
 def gemm_obstacle() -> str | None:
-    """Why no GEMM kernel of ours may be used in this compile, in words; None if they may.
+    """Return the reason why extension GEMM kernels must not be used in this compile, or None.
 
-    Which of them is chosen depends on M, and so does the order in which it adds up K. Nor is that
-    order the one of Inductor (default).
+    The selected kernel depends on M, and so does its order of summation along K, which also differs
+    from that of Inductor (default).
     """
     if is_batch_invariant():
         return "config.batch_invariant is set, and the extension's kernels are chosen by M"
@@ -148,23 +149,23 @@ _MATMUL_FLAGS: Mapping[str, Mapping[str, bool]] = MappingProxyType(
         },
     }
 )
-"""By the dtype of the operands, the flags that change cuBLAS's kernels, with their defaults."""
+"""The flags that affect cuBLAS's kernels, with their defaults, by operand dtype."""
 
 _SPLIT_K = "_split_k"
-"""Ends the name of the flag that is the second value of another one."""
+"""Suffix of the name of a flag that is set as the second value of the flag without the suffix."""
 
 
 def matmul_flags(dtype: str | None = None) -> str | None:
-    """The flags of `torch.backends.cuda.matmul` that are not at their defaults, as text.
+    """Return the flags of `torch.backends.cuda.matmul` that differ from their defaults, as text.
 
-    `fp32_precision` is not among them: it is `GemmProblem.tf32`.
+    `fp32_precision` is not included; see `GemmProblem.tf32`.
 
     Args:
-        dtype: of a matmul's operands, for the flags that matter to it; None for all.
+        dtype: operand dtype of a matmul, for the flags that affect it; None for all flags.
 
     Returns:
-        Such as "allow_fp16_accumulation"; with a minus in front of what is not allowed. None where
-        all are at their defaults.
+        Comma-separated names, such as "allow_fp16_accumulation", with a leading minus for flags
+        that are off. None if all flags have their defaults.
     """
     import torch
 
@@ -178,7 +179,7 @@ def matmul_flags(dtype: str | None = None) -> str | None:
 
 
 def _flag(matmul: Any, name: str, default: bool) -> bool:
-    """A flag; its default in a torch that does not have it."""
+    """Return a flag's value; its default if torch does not have it."""
     try:
         return bool(getattr(matmul, name))
     except AttributeError:
@@ -187,11 +188,12 @@ def _flag(matmul: Any, name: str, default: bool) -> bool:
 
 @contextlib.contextmanager
 def with_matmul_flags(flags: str | None, dtype: str | None = None) -> Iterator[None]:
-    """Inside, the flags of `torch.backends.cuda.matmul` for a dtype are those of a text.
+    """Set the flags of `torch.backends.cuda.matmul` for a dtype within a context.
 
     Args:
-        flags: as `matmul_flags` returns it. A flag that it does not name has its default.
-        dtype: as of `matmul_flags`; the flags of other dtypes stay as they are.
+        flags: text as returned by `matmul_flags`. Flags that it does not name are set to their
+            defaults.
+        dtype: see `matmul_flags`; flags of other dtypes are unchanged.
     """
     before = matmul_flags(dtype)
     if before == flags:
@@ -217,7 +219,7 @@ def _set_matmul_flags(flags: str | None, dtype: str | None) -> None:
             if name.endswith(_SPLIT_K):
                 continue
             split_k = values.get(f"{name}{_SPLIT_K}", True)
-            # Both values are set by one flag; a torch without the second one takes a bool alone.
+            # One attribute sets both values; a torch without the second one only takes a bool.
             setattr(matmul, name, value if split_k else (value, split_k))
 
 
@@ -225,7 +227,7 @@ def _set_matmul_flags(flags: str | None, dtype: str | None) -> None:
 
 
 def determinism() -> Determinism:
-    """What `torch.use_deterministic_algorithms` has set in this process."""
+    """Return the current deterministic mode of this process."""
     import torch
     import torch.utils.deterministic
 
@@ -238,9 +240,9 @@ def determinism() -> Determinism:
 
 @contextlib.contextmanager
 def with_determinism(wanted: Determinism) -> Iterator[None]:
-    """Inside, torch is in the deterministic mode that `determinism` has returned elsewhere.
+    """Set torch's deterministic mode within a context; `wanted` is a result of `determinism`.
 
-    Inductor's `config.deterministic` stays as it is.
+    Inductor's `config.deterministic` is unchanged.
     """
     before = determinism()
     _set_determinism(wanted)
@@ -258,6 +260,6 @@ def _set_determinism(wanted: Determinism) -> None:
     config = _config()
     before = config.deterministic
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-    # The function sets it as well.
+    # `use_deterministic_algorithms` sets it as well.
     config.deterministic = before
     torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
-"""What a user passes as `mode=` and `options=` (or `inductor_configs=`): checked, and sorted.
+"""Validation of the arguments `mode=` and `options=` (or `inductor_configs=`).
 
-Inductor's own options and ours come in one dictionary. `split` checks every name and type before
-anything happens, and returns ours (for the activation) apart from Inductor's (for a config patch).
+Users pass Inductor's options and the extension's settings in one dictionary. `split` validates all
+names and types before the compile starts, and separates the settings (for the activation) from
+Inductor's options (for a config patch). Invalid input raises an error of `exc`; nothing is ignored.
 """
 
 from __future__ import annotations
@@ -15,21 +16,28 @@ __all__ = ["list_mode_options", "list_options", "split"]
 
 
 def list_options() -> list[str]:
-    """Names of all options: Inductor's, then ours."""
+    """Return the names of all options: Inductor's, then the extension's settings."""
     import torch._inductor
 
     return [*torch._inductor.list_options(), *settings.names()]
 
 
 def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
-    """What each mode of `torch.compile` sets; for one mode its options, else all modes by name.
+    """Return the options that the modes of `torch.compile` set.
 
-    The modes are Inductor's: the extension's parts follow Inductor's settings, `max_autotune` for
-    one, and need none of their own.
+    The modes are Inductor's. The extension adds none: its features follow Inductor's options, such
+    as `max_autotune`.
+
+    Args:
+        mode: name of a mode. Default: None, all modes.
+        dynamic: passed to `torch._inductor.list_mode_options`. Default: None.
+
+    Returns:
+        The options of `mode` by name; if `mode` is None, such a dictionary for each mode name.
 
     Raises:
         exc.UnknownModeError: torch.compile has no such mode.
-        exc.BadArgumentError: it is no string.
+        exc.BadArgumentError: `mode` is not a string.
     """
     import torch._inductor
 
@@ -51,14 +59,15 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
 def split(
     mode: str | None, options: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check options and sort them into (ours, Inductor's).
+    """Validate options and return them as (settings of the extension, options of Inductor).
 
-    An option wins over what its mode sets. As in torch.compile, "-" in a name reads as "_".
+    An explicit option takes precedence over the same option set by `mode`. As in torch.compile,
+    "-" in an option name is read as "_".
 
     Raises:
         exc.UnknownModeError: torch.compile has no such mode.
-        exc.UnknownOptionError: a name that is neither Inductor's nor ours.
-        exc.BadOptionError: a value of the wrong type, or options that are no dictionary.
+        exc.UnknownOptionError: a name is neither an Inductor option nor a setting.
+        exc.BadOptionError: a value has the wrong type, or `options` is not a mapping.
     """
     from torch._inductor import config as inductor_config
 
@@ -68,7 +77,7 @@ def split(
         )
     ours: dict[str, Any] = {}
     inductors: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
-    # Copied only where it is needed: this runs for every graph.
+    # Copy the config only if needed: this function runs for every graph.
     known: dict[str, Any] = inductor_config.get_config_copy() if options else {}
     for given, value in (options or {}).items():
         name = str(given).replace("-", "_")
@@ -86,12 +95,12 @@ def split(
 
 
 def _checked(name: str, value: Any, current: Any) -> Any:
-    """An Inductor option's value if it fits, as the type Inductor wants."""
+    """Validate the value of an Inductor option and convert it to the type that Inductor expects."""
     from torch._inductor import config as inductor_config
 
     annotation = inductor_config.get_type(name)  # type: ignore[attr-defined]
     if annotation is type(None):
-        # Declared as `name = None` without an annotation: the type says nothing.
+        # Declared as `name = None` without an annotation: the type is unknown.
         return value
     if not settings.accepts(value, annotation):
         raise exc.BadOptionError(

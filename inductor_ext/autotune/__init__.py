@@ -1,5 +1,6 @@
-"""Which kernel a GEMM gets: what is known of it, what is measured of it, and the decision.
+"""Kernel selection for GEMMs: stored tuning results, benchmarking, and the decision.
 
-Everything here works on `GemmProblem`s and never on a graph: a problem met in one model is the same
-in any other, in the tables that the package ships, and on the command line.
+Everything in this package works on `GemmProblem`s and never on a graph. A problem that occurs in
+one model is therefore the same problem in any other model, in the tables shipped with the package,
+and on the command line.
 """

@@ -1,29 +1,31 @@
-"""Whether a kernel computes its problem: the error of its output against float64, and its bound.
+"""Verification of kernels: the error of an output against float64, and its bound.
 
-An error is the largest |found - exact| / (|exact| + s) of all elements, s being the root mean
-square of the exact output: relative for large elements, absolute for those that are small by
-cancellation. A candidate is right if its error is within
+The error is the largest |found - exact| / (|exact| + s) over all elements, where s is the root mean
+square of the exact output: relative for large elements, absolute for elements that are small
+because of cancellation. A candidate is correct if its error is at most
 
     u_out + 8 (sqrt(K) u_acc + u_in)
 
-or within twice that of stock's own result, which pays for more roundings where it has a fused chain
-in pieces. u_out is the unit roundoff of the stored dtype, u_acc of the accumulators, and u_in of
-what is rounded on the way to the tensor cores: to tf32, or to a's dtype by a prologue.
+or at most twice the error of Inductor's own result, which allows for the additional roundings of an
+unfused chain. u_out is the unit roundoff of the stored dtype, u_acc that of the accumulators, and
+u_in that of operands rounded before they reach the tensor cores: to tf32, or to the dtype of A by a
+prologue.
 
-That sums of K terms err by the order of sqrt(K) and not of K is the probabilistic bound of Higham
-and Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019); a
-constant of 8 is passed with a probability below 1e-13. As the inputs here are random with mean
-zero, a sum of K terms of size 1 is itself of the order of sqrt(K) (the same authors, Sharper
-probabilistic backward error analysis, SIAM J. Sci. Comput. 42, 2020), so that the bound is one
-relative to s. Tensor cores do not round but cut off, which doubles u_acc (Fasi, Higham, Mikaitis,
-Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Comput. Sci. 7, 2021), and keep about 14
-bits of a sum of fp8 products on Hopper (DeepSeek-V3 technical report, 2024, section 3.3.2).
+The error of a sum of K terms grows with sqrt(K) and not with K: this is the probabilistic bound of
+Higham and Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41,
+2019). A constant of 8 is exceeded with a probability below 1e-13. Because the inputs here are
+random with mean zero, a sum of K terms of size 1 is itself of the order of sqrt(K) (the same
+authors, Sharper probabilistic backward error analysis, SIAM J. Sci. Comput. 42, 2020), so the bound
+is relative to s. Tensor cores truncate instead of rounding, which doubles u_acc (Fasi, Higham,
+Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Comput. Sci. 7, 2021), and on
+Hopper they keep about 14 bits of a sum of fp8 products (DeepSeek-V3 technical report, 2024, section
+3.3.2).
 
-Infinity or NaN is wrong: no exact output has any. An integer product that is stored as such is
-exact; a number that is stored as an integer may be half of one away, and the wrong one of two bools
-is an error of what the number is away from 0. Of a tall output float64 is computed for some rows
-only, spread evenly; all of it is held to agree with stock's to twice what is allowed. Needs torch,
-no Inductor.
+Infinity and NaN are wrong, because no exact output has any. An integer matmul that is stored as
+integers must be exact. A value that is rounded to an integer may be off by half. A wrong bool has
+the distance of its value from 0 as its error. For outputs with many rows, float64 results are
+computed for an evenly spaced sample of rows only; in addition the whole output must agree with
+Inductor's to twice the bound. Needs torch but not Inductor.
 """
 
 from __future__ import annotations
@@ -42,25 +44,27 @@ _DEVIATIONS = 8.0
 """The constant of the probabilistic bound."""
 
 _INT8 = 2.0**-4
-"""Half of an integer, beside rows whose largest element is 127 and root mean square 8 or more, or
-beside what programs fill a range with."""
+"""Half an integer step, relative to rows with an amax of 127 and a root mean square of 8 or more,
+or to the scale `FILLING` of the programs."""
 
 _STOCK_FACTOR = 2.0
 
 _STOCK_LIMIT = 0.25
-"""What stock's error is believed up to: beyond it stock itself is wrong."""
+"""Largest error of Inductor's result that extends the bound; above it Inductor's result is
+wrong."""
 
 ROWS = 1024
-"""Rows of all matrices together of which float64 results are computed."""
+"""Number of rows, over all matrices, for which float64 results are computed."""
 
 
 def bound(problem: GemmProblem, *, reduced: bool = False, dtype: str | None = None) -> float:
-    """The error that a right kernel stays within; see above.
+    """Return the largest error of a correct kernel; see the module docstring.
 
     Args:
         problem: what is computed.
-        reduced: of what is reduced over N, which nothing rounds more than the product.
-        dtype: that is stored, if it is not the problem's.
+        reduced: whether the output is a reduction over N, which has no more roundings than the
+            matmul.
+        dtype: the stored dtype, if it is not the problem's.
     """
     dtype = dtype or (problem.kernel_stores if reduced else problem.stored)
     if getattr(torch, dtype).is_floating_point:
@@ -75,7 +79,7 @@ def bound(problem: GemmProblem, *, reduced: bool = False, dtype: str | None = No
     accumulated = {"fma": 2.0**-24, "fp8": 2.0**-13, "int8": 0.0}.get(arithmetic, 2.0**-23)
     read = 0.0
     if arithmetic == "tf32":
-        # Some kernels let the hardware cut off what others round.
+        # Some kernels round to tf32; others let the hardware truncate.
         read = 2.0**-10
     elif problem.prologue is not None:
         read = _roundoff(problem.multiplied)
@@ -87,32 +91,33 @@ def _roundoff(dtype: str) -> float:
 
 
 def error(found: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
-    """The largest |found - exact| / (|exact| + scale); infinite if something found is not finite.
+    """Return the largest |found - exact| / (|exact| + scale); infinity for non-finite results.
 
     Args:
-        found: any dtype; bools are whether numbers are positive.
+        found: any dtype; a bool is whether the value is positive.
         exact: of the same shape, finite.
-        scale: added to the size of each element; above 0.
+        scale: added to the magnitude of each element; above 0.
     """
     wide = found.to(exact.dtype)
     if found.dtype is torch.bool:
         wide = torch.where(found == (exact > 0), exact, torch.zeros_like(exact))
-    # NaN passes through abs, the division and amax.
+    # NaN propagates through abs, the division and amax.
     largest = float(((wide - exact).abs() / (exact.abs() + scale)).amax())
     return largest if math.isfinite(largest) else math.inf
 
 
 def _scale(exact: torch.Tensor, usual: float) -> float:
-    """Root mean square; of a few elements, which may all be small by chance, what is usual or more.
+    """Return the root mean square; for fewer than 256 elements, at least `usual`.
 
-    Programs are made so that products have variance 1, or fill the range of integers.
+    A few elements may all be small by chance. `usual` is the typical value: programs are built so
+    that matmul results have variance 1, or fill the integer range.
     """
     found = float(exact.square().mean().sqrt())
     return found if exact.numel() >= 256 else max(found, usual)
 
 
 def sampled_rows(problem: GemmProblem) -> list[int]:
-    """Rows of M to check against float64, ascending: all, or some with both ends among them."""
+    """Return the rows of M to check against float64, ascending: all, or a sample with both ends."""
     count = max(16, ROWS // problem.outputs)
     if problem.m <= count:
         return list(range(problem.m))
@@ -120,17 +125,17 @@ def sampled_rows(problem: GemmProblem) -> list[int]:
 
 
 class Verifier:
-    """What is known to be right of a program's outputs for some inputs."""
+    """Checks outputs against the float64 reference of a program for given inputs."""
 
     def __init__(self, program: Program, inputs: Sequence[torch.Tensor]) -> None:
-        """Compute the reference, on the inputs' device.
+        """Compute the reference on the device of the inputs.
 
         Args:
-            program: of the problem.
-            inputs: as `Program.make_inputs` makes them.
+            program: the program of the problem.
+            inputs: from `Program.make_inputs`.
         """
         self._problem = program.problem
-        # Of the rows in outputs.
+        # The dimension of outputs that holds the rows.
         batched = self._problem.operation in BATCHED or self._problem.divided == "k"
         self._dimension = 1 if batched else 0
         rows = sampled_rows(self._problem)
@@ -139,7 +144,7 @@ class Verifier:
         exact = program.reference(inputs, self._rows)
         filled = rounds(self._problem) and self._problem.stored != "bool"
         self._scales = [_scale(each, FILLING if filled else 1.0) for each in exact]
-        # Half the memory; its roundoff is far below what any bound allows, but for integers.
+        # float32 takes half the memory. Its roundoff is far below every bound except for integers.
         integer = not getattr(torch, self._problem.stored).is_floating_point
         self._exact = exact if integer else tuple(each.to(torch.float32) for each in exact)
         reduced = self._problem.epilogue.reductions * len(self._problem.parts or (1,))
@@ -153,10 +158,10 @@ class Verifier:
         self._stock: tuple[torch.Tensor, ...] = ()
 
     def set_stock(self, outputs: Sequence[torch.Tensor]) -> str | None:
-        """Take stock's outputs for comparison.
+        """Set the outputs of Inductor's path for comparison.
 
         Returns:
-            Why stock is beyond the bound itself, if so.
+            Why Inductor's path itself exceeds the bound; None if it does not.
         """
         errors = [self._error(index, each) for index, each in enumerate(outputs)]
         wrong = self._judge(errors)
@@ -170,11 +175,11 @@ class Verifier:
         return wrong
 
     def check(self, call: Callable[[], Sequence[torch.Tensor]]) -> str | None:
-        """Run a candidate twice; returns why its outputs are wrong, or None.
+        """Run a candidate twice; return why its outputs are wrong, or None.
 
-        Before it runs, memory like that of its outputs is filled with NaN, or with -1, and
-        given back to torch's allocator, which hands it out again: an element that the
-        candidate does not write is wrong, and not by chance what another has left there.
+        Before each run, memory of the size of the outputs is filled with NaN (or -1) and returned
+        to torch's allocator, which hands it out again. An element that the candidate does not write
+        is then wrong, instead of possibly holding the correct value of an earlier run.
         """
         first: Sequence[torch.Tensor] | None = None
         for _ in range(2):
@@ -209,7 +214,7 @@ class Verifier:
     def _compare(self, outputs: Sequence[torch.Tensor]) -> str | None:
         for index, (output, stock) in enumerate(zip(outputs, self._stock, strict=False)):
             allowed = 2 * self._allowed[index]
-            # One after the other: a whole output in float32 may be large.
+            # Process chunks, because a whole output in float32 may be large.
             found = max(
                 _difference(a, b, self._scales[index])
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
@@ -229,19 +234,20 @@ class Verifier:
         for exact in self._exact:
             elements = exact.numel() // len(self._rows) * self._problem.m
             size = size_of(elements, self._problem.stored)
-            # NaN in every format of floats, and -1.
+            # NaN in every float format, and -1 in integers.
             kept.append(torch.full((size,), 0xFF, dtype=torch.uint8, device=exact.device))
 
 
 def _difference(found: torch.Tensor, stock: torch.Tensor, scale: float) -> float:
-    """The error against stock; of bools, which do not tell how near they are, the share of those
-    that differ.
-    """
+    """Return the error against Inductor's output; for bools, the fraction that differs."""
     if found.dtype is torch.bool:
         return float((found != stock).to(torch.float32).mean())
     return error(found, stock.to(torch.float32), scale)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN is equal to itself here, and fp8 has no equality of its own everywhere."""
+    """Return the bytes of a tensor, for bitwise comparison.
+
+    NaN compares equal this way, and fp8 equality is not implemented on all devices.
+    """
     return tensor.contiguous().view(torch.uint8)

@@ -1,9 +1,9 @@
-"""Trying the candidates of problems on a device: compile, verify, time, decide.
+"""Run the candidates of problems on a device: compile, verify, time, decide.
 
-`run` does it for a batch in this process. What it needs of a device is a `Bench`, so that the same
-steps work in another process, and without a GPU. A candidate that does not compile, is wrong or
-raises is dropped with its reason and never chosen; before each step that could take the process
-down, `notify` is told, so that whoever watches knows the culprit.
+`run` does this for a batch in this process. It accesses the device through a `Bench`, so that the
+same steps work in another process and without a GPU. A candidate that does not compile, gives wrong
+results or raises is dropped with the reason and never chosen. `notify` is called before each step
+that could crash the process, so that a parent process can identify the candidate.
 """
 
 from __future__ import annotations
@@ -25,80 +25,81 @@ from inductor_ext.templates.problem import GemmProblem
 __all__ = ["Bench", "Compiled", "Job", "Report", "Variant", "run"]
 
 Variant = tuple[GemmProblem, "Config | None"]
-"""A problem and the configuration that computes it; None for stock's path."""
+"""A problem and the configuration that computes it; None for Inductor's path."""
 
 Notify = Callable[[int, "Config | None"], None]
-"""Called with the index of a job and a configuration before these are compiled or run."""
+"""Called with the index of a job and a configuration before the configuration is compiled or
+run."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A variant that is ready to run."""
+    """A compiled variant."""
 
     call: Callable[..., Sequence[Any]]
-    """Takes the program's inputs, returns its outputs."""
+    """Takes the inputs of the program and returns its outputs."""
     key: str
-    """The same for variants with the same code."""
+    """Equal for variants with the same generated code."""
 
 
 class Bench(Protocol):
-    """What tuning needs of a device."""
+    """The interface to a device that tuning needs."""
 
     device: str
-    """Where inputs are made, as torch names it."""
+    """Where inputs are created, as a torch device string."""
 
     def warm_up(self) -> None:
-        """Begin with what takes long the first time; it need not be over when this returns."""
+        """Start slow one-time initialization; it may still be running when this returns."""
 
     def prepared(self) -> AbstractContextManager[None]:
-        """Everything else happens inside."""
+        """Return the context in which all other methods are called."""
 
     def compile(
         self, variants: Sequence[Variant], starting: Callable[[int], None]
     ) -> Sequence[Compiled | Exception]:
-        """Compile variants; of one that cannot be, the reason.
+        """Compile variants; return the exception for a variant that fails.
 
         Args:
             variants: of any problems.
-            starting: called with the index of a variant before it is worked on.
+            starting: called with the index of a variant before work on it begins.
         """
 
     def stopwatch(
         self, calls: Sequence[Callable[[], object]]
     ) -> AbstractContextManager[timing.Stopwatch]:
-        """What times these calls."""
+        """Return a stopwatch for these calls."""
 
     def free_memory(self) -> int | None:
-        """Bytes that can be allocated; None where nobody knows."""
+        """Return the bytes that can be allocated; None if unknown."""
 
     def synchronize(self) -> None:
         """Wait for the device.
 
         Raises:
-            Exception: what ran there has broken it, for this process.
+            Exception: a kernel has broken the device for this process.
         """
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be tried of a problem."""
+    """The candidates to try for a problem."""
 
     problem: GemmProblem
     configs: tuple[Config, ...]
     dropped: tuple[Timing, ...] = ()
-    """Candidates that have failed already."""
+    """Candidates that have already failed."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a job."""
+    """The result of a job."""
 
     problem: GemmProblem
     chosen: Config | None
     timings: tuple[Timing, ...]
-    """Stock first, then all candidates."""
+    """Inductor's path first, then all candidates."""
     reason: str
-    """Of the choice, in words."""
+    """Why this candidate was chosen, as text."""
     seconds: float
     """Wall time of verification and timing."""
 
@@ -106,16 +107,16 @@ class Report:
 def run(
     jobs: Sequence[Job], bench: Bench, budget: float, notify: Notify
 ) -> Generator[Report, None, None]:
-    """Try jobs, one after the other; all their variants are compiled first.
+    """Run jobs one after the other, after compiling the variants of all jobs.
 
     Args:
         jobs: of different problems.
         bench: the device.
-        budget: milliseconds of timing for each job.
+        budget: milliseconds of timing per job.
         notify: see `Notify`.
 
     Yields:
-        A report for each job, in their order.
+        A report for each job, in order.
 
     Raises:
         exc.TuningFaultError: a candidate has broken the device for this process.
@@ -158,7 +159,7 @@ class _Trial:
         own: dict[Config, Compiled | Exception],
         budget: float,
     ) -> tuple[Config | None, str]:
-        """The configuration to take, and why."""
+        """Return the chosen configuration and the reason."""
         from inductor_ext.autotune import reference_programs
 
         candidates = self._distinct(stock, own)
@@ -174,7 +175,8 @@ class _Trial:
                 inputs = program.make_inputs(self.bench.device)
                 calls = self._verified(program, inputs, stock, candidates)
                 configs = list(calls)
-                # Candidates are timed together: none of them can be blamed for an error there.
+                # Candidates are timed together, so an error here cannot be attributed to one of
+                # them.
                 self.notify(None)
                 with self.bench.stopwatch(list(calls.values())) as stopwatch:
                     share = budget if len(calls) > 1 else budget / 4
@@ -196,7 +198,7 @@ class _Trial:
     def _distinct(
         self, stock: Compiled | Exception, own: dict[Config, Compiled | Exception]
     ) -> dict[Config, Compiled]:
-        """The candidates that were compiled, each code once."""
+        """Return the candidates that compiled, without duplicates of the same code."""
         seen: dict[str, str] = {}
         if isinstance(stock, Compiled):
             seen[stock.key] = "stock's path: the template was not used"
@@ -212,7 +214,7 @@ class _Trial:
         return found
 
     def _shortage(self, program: Any) -> str | None:
-        """Why memory does not suffice, if so."""
+        """Return why memory does not suffice; None if it does."""
         from inductor_ext.autotune import accuracy
 
         free = self.bench.free_memory()
@@ -228,7 +230,7 @@ class _Trial:
     def _verified(
         self, program: Any, inputs: Any, stock: Compiled, candidates: dict[Config, Compiled]
     ) -> dict[Config | None, Callable[[], Any]]:
-        """Stock and the candidates that are right, to be called without arguments."""
+        """Return calls, without arguments, of Inductor's path and the verified candidates."""
         from inductor_ext.autotune.accuracy import Verifier
 
         def bound(each: Compiled) -> Callable[[], Any]:
@@ -252,7 +254,7 @@ class _Trial:
         return calls
 
     def _synchronized(self, config: Config | None, error: Exception) -> None:
-        """Make sure that the device still works after an error."""
+        """Check that the device still works after an error."""
         try:
             self.bench.synchronize()
         except Exception:
@@ -275,9 +277,9 @@ class _Trial:
 
 
 def _words(error: BaseException) -> str:
-    """An error in one line: a compiler's has many."""
+    """Return an error as one line; compiler errors have many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # What a worker process raised comes with its traceback, the error last.
+    # An error from a worker process includes its traceback, with the error in the last line.
     text = lines[-1] if lines else ""
     with contextlib.suppress(IndexError):
         if not lines[0].startswith("An exception occurred in a subprocess"):

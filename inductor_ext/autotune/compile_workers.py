@@ -1,8 +1,9 @@
-"""Inductor's compile workers, made ready before a kernel waits for them.
+"""Warm-up of Inductor's compile workers.
 
-The first kernel that one of these processes compiles takes it 0.2 to 0.4 s more than any later one,
-for imports and for what LLVM sets up; and there are as many of them as cores, each of which gets
-its first kernel at another time. `warm_up` has all of them compile an empty one.
+The first kernel that a worker process compiles takes 0.2 to 0.4 s longer than later ones, because
+of imports and LLVM initialization. There is one worker per core, and each of them gets its first
+kernel at a different time. `warm_up` has every worker compile an empty kernel. A failure of the
+warm-up is ignored.
 """
 
 from __future__ import annotations
@@ -12,32 +13,34 @@ import contextlib
 __all__ = ["warm_up"]
 
 _warm: list[object] = []
-"""The pool of this process, when its workers have been warmed up."""
+"""The process pool whose workers have been warmed up, if any."""
 
 
 def warm_up(capability: tuple[int, int]) -> None:
-    """Have each compile worker of this process compile a kernel, once, and wait for none.
+    """Have each compile worker of this process compile an empty kernel, once; do not wait for it.
 
     Args:
-        capability: compute capability that the kernel is compiled for.
+        capability: compute capability to compile for.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     if get_compile_threads() <= 1:
         return
-    # Some processes may not have others.
+    # Some processes are not allowed to start others.
     with contextlib.suppress(RuntimeError):
         pool = AsyncCompile.process_pool()
         if pool in _warm:
             return
         _warm[:] = [pool]
         for _ in range(get_compile_threads()):
-            # Idle workers take turns.
+            # Each idle worker takes one.
             pool.submit(compile_nothing, 10 * capability[0] + capability[1])
 
 
 def compile_nothing(capability: int) -> None:
-    """In a worker: compile an empty kernel, and forget it. What cannot be compiled is told later.
+    """Compile an empty kernel and discard it (in a worker).
+
+    Errors are ignored: they will occur again, and be reported, when a real kernel is compiled.
 
     Args:
         capability: such as 90.
@@ -51,7 +54,7 @@ def compile_nothing(capability: int) -> None:
         from triton.compiler import ASTSource
 
         with triton.knobs.cache.scope():
-            # What is there has nothing to be compiled.
+            # A kernel in the cache would not be compiled.
             triton.knobs.cache.dir = folder
             source = ASTSource(triton.jit(_nothing), {}, {})
             triton.compile(source, target=GPUTarget("cuda", capability, 32))

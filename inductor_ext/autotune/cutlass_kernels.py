@@ -1,9 +1,10 @@
-"""The CUTLASS kernels that are to be measured or that decisions name: there before they are used.
+"""Build the CUTLASS kernels that are candidates or that decisions name, before they are used.
 
-A kernel takes half a minute to build, so those of all problems are built side by side before
-anything is compiled with them, or in the background where the setting `cutlass_background` says so.
-What cannot be built is left out, with its reason; that nvcc or CUTLASS is missing is said once,
-with the command that installs it. What was built before, here or elsewhere, needs neither.
+A kernel takes half a minute to build. The kernels of all problems are therefore built in parallel
+before anything is compiled with them, or in the background if the setting `cutlass_background` is
+on. A kernel that cannot be built is left out, with its reason. A missing nvcc or CUTLASS is
+reported once, with the command that installs it. Kernels that are already in the store need
+neither.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Wanted = tuple[GemmProblem, CutlassConfig]
 
 
 def missing() -> str | None:
-    """What kernels cannot be built without on this machine, and how to get it; None for nothing."""
+    """Return what this machine lacks to build kernels, and how to install it; None if nothing."""
     try:
         nvcc_build.Toolchain.find()
     except exc.MissingToolchainError as error:
@@ -41,7 +42,7 @@ def missing() -> str | None:
 
 
 def can_build() -> bool:
-    """Whether kernels can be built on this machine; if not, it is said once what is missing."""
+    """Whether kernels can be built on this machine; if not, warn once about what is missing."""
     why = missing()
     if why is not None:
         events.warn_once("cutlass_toolchain", f"no CUTLASS kernels can be built: {why}")
@@ -51,11 +52,12 @@ def can_build() -> bool:
 def awaited(
     wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
-    """The problems whose kernels are being built in the background; which begins if it has not.
+    """Return the problems whose kernels are being built in the background; start builds if needed.
 
     Args:
         wanted: problems with configurations that are legal for them.
-        settings: `cutlass_background`, without which there are none, and those of the store.
+        settings: `cutlass_background` (the result is empty without it) and the settings of the
+            store.
     """
     if not settings.cutlass_background or missing() is not None:
         return set()
@@ -68,11 +70,11 @@ def awaited(
 def unobtainable(
     wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
-    """The problems that have no kernel in the store, where none can be built; which is said once.
+    """Return the problems without a kernel in the store, if none can be built; warn once about it.
 
     Args:
         wanted: problems with configurations that are legal for them.
-        settings: those of the store are used.
+        settings: the settings of the store are used.
     """
     place = runtime.store(settings)
     found = {
@@ -93,7 +95,7 @@ def _sources(
 
 
 def generation(settings: Settings) -> str:
-    """Text that changes when other kernels can be had than before."""
+    """Return text that changes when the set of available kernels changes."""
     able = missing() is None
     if able and not settings.cutlass_background:
         return "all"
@@ -102,14 +104,14 @@ def generation(settings: Settings) -> str:
 
 
 def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
-    """Have kernels in the store.
+    """Build the kernels that are not in the store.
 
     Args:
         wanted: problems with configurations that are legal for them.
-        settings: those of the store are used.
+        settings: the settings of the store are used.
 
     Returns:
-        Why those cannot be had that cannot.
+        The reason for each kernel that cannot be obtained.
     """
     sources = {each: kernels.source_of(*each) for each in wanted}
     if not sources:

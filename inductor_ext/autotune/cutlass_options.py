@@ -1,13 +1,13 @@
-"""What Inductor's CUTLASS settings ask for, and the kernels that are then worth building.
+"""Inductor's CUTLASS settings, and the kernels that are worth building under them.
 
 The settings keep their meaning: `cutlass_backend_min_gemm_size`, `cutlass_op_allowlist_regex` and
 `_denylist_regex`, `cutlass_max_profiling_configs`, `cutlass_max_profiling_swizzle_options`,
 `cutlass_instantiation_level`, `cutlass_enabled_ops`, `cutlass_tma_only`,
-`cutlass_epilogue_fusion_enabled`, `use_fast_math` and `enable_debug_info`. Each is taken from
+`cutlass_epilogue_fusion_enabled`, `use_fast_math` and `enable_debug_info`. Each is read from
 `torch._inductor.config.cutlass` or, under its older name, from `torch._inductor.config.cuda`.
 
-`cutlass_prescreening` makes no difference: it is there to keep swizzles of slow kernels from being
-measured, and here the model chooses kernels and their swizzle before anything is measured.
+`cutlass_prescreening` has no effect: it avoids benchmarking swizzles of slow kernels, and here the
+cost model selects kernels and their swizzle before anything is benchmarked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from inductor_ext.templates.versions import template_version
 __all__ = ["Options", "current"]
 
 _BUILDS = 2
-"""Kernels that are built for a GEMM unless the user says so; each takes a minute."""
+"""Default number of kernels built per GEMM; each build takes a minute."""
 
 _OPERATORS = {
     "mm": "mm",
@@ -41,7 +41,7 @@ _OPERATORS = {
     "scaled": "scaled_mm",
     "grouped": "grouped_mm",
 }
-"""What an operation is called in `cutlass_enabled_ops`."""
+"""The names of the operations in `cutlass_enabled_ops`."""
 
 
 @dataclass(frozen=True)
@@ -51,40 +51,40 @@ class Options:
     wanted: bool = True
     """Whether CUTLASS is among the backends."""
     tunes: bool = True
-    """Whether candidates may be measured."""
+    """Whether candidates may be benchmarked."""
     least: int = 1
-    """M * N * K from which on there are CUTLASS kernels; smaller products have none."""
+    """Smallest M * N * K with CUTLASS kernels."""
     only: Filter = Filter()  # noqa: RUF009 - it is frozen
     limit: int = _BUILDS
-    """Kernels for a GEMM at most."""
+    """Maximum number of kernels per GEMM."""
     swizzles: tuple[int, ...] = (1, 2, 4, 8)
     level: int = 0
     """Above 0 for all tiles and clusters."""
     operators: frozenset[str] | None = None
-    """Names of those that have CUTLASS kernels, in lower case; None for all."""
+    """Names, in lower case, of the operators that have CUTLASS kernels; None for all."""
     tma_only: bool = False
     fuses: bool = False
     """Whether epilogues are fused."""
     alone: bool = False
     """Whether Triton is not among the backends."""
     flags: tuple[str, ...] = ()
-    """Further arguments of nvcc."""
+    """Additional arguments of nvcc."""
 
     def covers(self, problem: GemmProblem) -> bool:
-        """Whether a GEMM is to have CUTLASS kernels at all."""
+        """Whether the settings allow CUTLASS kernels for a GEMM."""
         named = self.operators is None or _OPERATORS[problem.operation] in self.operators
         return self.wanted and named and problem.m * problem.n * problem.k >= self.least
 
     def has_any(self, problem: GemmProblem, device: Device) -> bool:
-        """Whether there are kernels for a GEMM, may they be measured or not."""
+        """Whether there are kernels for a GEMM, regardless of whether they may be benchmarked."""
         return self.limit > 0 and self.covers(problem) and bool(_ranked(self, problem, device))
 
     def threshold(self, problem: GemmProblem) -> int:
-        """The number of rows from which on a product of that width and depth is covered."""
+        """Return the smallest M at which a matmul with this N and K is covered."""
         return ceiling(self.least, problem.n * problem.k)
 
     def allows(self, config: object) -> bool:
-        """Whether a configuration is one that the user lets in."""
+        """Whether the settings allow a configuration."""
         if not isinstance(config, CutlassConfig):
             return not self.alone
         stores = not self.tma_only or config.epilogue == "tma"
@@ -92,7 +92,7 @@ class Options:
 
     @property
     def circumstances(self) -> str:
-        """A word that is another one where other kernels are candidates."""
+        """Text that identifies the candidate set."""
         launches = (self.limit, self.swizzles, self.level)
         told = (self.only, *launches, self.tma_only, self.alone, self.flags)
         return (
@@ -100,13 +100,13 @@ class Options:
         )
 
     def rank(self, problem: GemmProblem, device: Device) -> list[tuple[CutlassConfig, float]]:
-        """The kernels worth building, with their predicted microseconds, fastest first."""
+        """Return the kernels worth building, with their predicted microseconds, fastest first."""
         if not self.tunes or not self.covers(problem):
             return []
         return list(_ranked(self, problem, device))
 
     def launched(self, config: CutlassConfig) -> CutlassConfig:
-        """A configuration with a swizzle of those that are allowed, and compiled as is asked."""
+        """Return a configuration with an allowed swizzle and the requested compiler flags."""
         allowed = [each for each in self.swizzles if each <= config.swizzle]
         swizzle = max(allowed or self.swizzles[:1] or (config.swizzle,))
         return replace(config, swizzle=swizzle, flags=self.flags)
@@ -130,10 +130,10 @@ def _ranked(
 
 
 def current() -> Options:
-    """What Inductor's configuration says now.
+    """Return Inductor's current configuration.
 
     Raises:
-        exc.BadOptionError: an allowlist or denylist that is no regular expression.
+        exc.BadOptionError: an allowlist or denylist is not a regular expression.
     """
     if not decide.is_asked("CUTLASS"):
         return Options(wanted=False, tunes=False)
@@ -149,7 +149,7 @@ def current() -> Options:
         int(_setting("cutlass_instantiation_level") or 0),
         None if operators == "all" else frozenset(operators.split(",")),
         bool(_setting("cutlass_tma_only")),
-        # Their epilogues do not round between two ops.
+        # CUTLASS epilogues do not round between two ops.
         bool(_setting("cutlass_epilogue_fusion_enabled")) and not numerics.has_exact_pointwise(),
         not decide.is_asked("TRITON"),
         tuple(flag for name, flag in _FLAGS.items() if _setting(name)),
@@ -157,15 +157,15 @@ def current() -> Options:
 
 
 _FLAGS = {"use_fast_math": "--use_fast_math", "enable_debug_info": "-lineinfo"}
-"""nvcc's arguments by the setting that asks for them."""
+"""nvcc's arguments by the setting that enables them."""
 
 
 def _setting(name: str) -> Any:
-    """The value of a setting under the name that somebody has set it by; the newer one, if both."""
+    """Return a setting under whichever of its two names was set; the newer one if both were."""
     from torch._inductor import config
 
     newer, older = getattr(config.cutlass, name), getattr(config.cuda, name)
-    # There is no public way to ask for a default; without it, what was set by the older name would
-    # be lost.
+    # Upstream has no public way to query a default. Without it, a value set under the older name
+    # would be lost.
     entries: Any = config
     return older if newer == entries._config[f"cutlass.{name}"].default else newer

@@ -1,4 +1,12 @@
-"""The decision about each GEMM of a graph: forced, known, or measured now; else stock's path."""
+"""Decide which kernel each GEMM of a graph uses: forced, looked up, or tuned now; else Inductor's.
+
+`decide` applies the rule of `forced` if there is one. Otherwise it looks up the tuning results
+(`results_db`) and, if the compile may tune, benchmarks the problems without an exact result. A
+problem without any result gets Inductor's path. All ranks of a distributed run make the same
+decision (`distributed.agree`). The predicates in this module read Inductor's options
+(`max_autotune`, `max_autotune_gemm`, `max_autotune_gemm_backends`). The settings `gemm_templates`
+and `tuning_*` apply.
+"""
 
 from __future__ import annotations
 
@@ -28,36 +36,39 @@ __all__ = [
 ]
 
 Rule = Callable[[GemmProblem], "Config | None"]
-"""A configuration for a problem, or None for stock's path."""
+"""Maps a problem to a configuration, or to None for Inductor's path."""
 
 
 @contextlib.contextmanager
 def forced(rule: Rule) -> Iterator[None]:
-    """Inside, in this thread, `rule` decides about every GEMM, and nothing is looked up.
+    """Let `rule` decide about every GEMM in this thread, without any lookup, inside the context.
 
-    A configuration that is not legal for its problem is not used: stock's path is.
+    If the configuration is not legal for its problem, Inductor's path is used.
     """
     with context.enter(gemm_rule=rule):
         yield
 
 
 def is_forced() -> bool:
-    """Whether a rule holds in this thread."""
+    """Whether a rule is active in this thread."""
     return context.current().gemm_rule is not None
 
 
 def forced_on(problem: GemmProblem) -> Config | None:
-    """What the rule of this thread, which there has to be, wants for a problem, legal or not."""
+    """Return the configuration that this thread's rule selects for a problem, legal or not.
+
+    A rule must be active.
+    """
     rule: Rule | None = context.current().gemm_rule
     assert rule is not None
     return rule(problem)
 
 
 def is_asked(backend: str) -> bool:
-    """Whether Inductor's options name a backend for GEMMs.
+    """Whether Inductor's options list a GEMM backend.
 
     Args:
-        backend: its name in `max_autotune_gemm_backends`, in capitals.
+        backend: its name in `max_autotune_gemm_backends`, in upper case.
     """
     from torch._inductor import config
 
@@ -66,10 +77,10 @@ def is_asked(backend: str) -> bool:
 
 
 def may_tune(backend: str) -> bool:
-    """Whether Inductor's options let the candidates of a backend for GEMMs be measured.
+    """Whether Inductor's options allow benchmarking the candidates of a GEMM backend.
 
     Args:
-        backend: as of `is_asked`.
+        backend: as in `is_asked`.
     """
     from torch._inductor import config
 
@@ -77,11 +88,12 @@ def may_tune(backend: str) -> bool:
 
 
 def launches_dependents() -> bool:
-    """Whether kernels that can be are launched before the one ahead of them has ended.
+    """Whether kernels that support programmatic dependent launch (PDL) are launched with it.
 
-    Python launches these by Triton's launcher and others by torch's own, in C++, which knows no
-    such attribute, and saves the host more than the GPU would gain. In a graph, and from C++, both
-    cost the same.
+    A PDL kernel is launched before the kernel ahead of it has finished. From Python this needs
+    Triton's launcher. Other kernels use torch's static launcher in C++, which does not support the
+    launch attribute but saves more host time than PDL would save on the GPU. Inside a CUDA graph
+    and from a C++ wrapper, both launchers cost the same.
     """
     from torch._inductor import config
 
@@ -90,10 +102,10 @@ def launches_dependents() -> bool:
 
 
 def compares(settings: Settings) -> bool:
-    """Whether kernels of ours may be compared with stock's path here, or a rule decides.
+    """Whether extension kernels may be compared with Inductor's path here, or a rule decides.
 
     Args:
-        settings: of the compile.
+        settings: settings of the compile.
     """
     if not settings.gemm_templates or numerics.gemm_obstacle() is not None:
         return False
@@ -109,16 +121,16 @@ def decide(
     circumstances: str = "",
     allowed: Callable[[Config], bool] = lambda config: True,
 ) -> dict[GemmProblem, Decision]:
-    """What each problem gets; the same on all ranks of a distributed run.
+    """Return the decision for each problem; the same on all ranks of a distributed run.
 
     Args:
-        problems: of one graph; equal ones count once.
-        device: where they run.
-        settings: those of the tuning cache are used.
-        tune: None where nothing may be measured. Then also what was measured under other
-            circumstances counts, see `store`.
-        circumstances: text that tells what else the measurements depend on, see `Environment`.
-        allowed: whether a configuration that was measured under other circumstances may be used.
+        problems: the problems of one graph; equal problems count once.
+        device: the device that they run on.
+        settings: the settings of the tuning cache are used.
+        tune: None if nothing may be benchmarked. Then results that were measured in another
+            environment are also used, see `results_db`.
+        circumstances: identifies the candidate set, see `Environment`.
+        allowed: whether a configuration that was measured in another environment may be used.
     """
     different = list(dict.fromkeys(problems))
     rule: Rule | None = context.current().gemm_rule

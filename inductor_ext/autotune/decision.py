@@ -1,4 +1,4 @@
-"""What was decided for one GEMM, and on which grounds."""
+"""The decision for one GEMM: its kernel, where the decision came from, and the timings."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from inductor_ext.templates.kernels import Config
 __all__ = ["STOCK", "Decision", "Origin", "Timing"]
 
 Origin = Literal["measured", "cache", "table", "forced", "predicted", "unknown"]
-"""`measured` in this compile; `cache`: measured before on this machine; `table`: imported, or
-shipped with the package; `forced` by the caller; `predicted`: measuring is in vain, by the model;
-`unknown`: nobody has measured it."""
+"""`measured`: in this compile. `cache`: measured earlier on this machine. `table`: imported, or
+shipped with the package. `forced`: by the caller. `predicted`: skipped because the cost model sees
+no possible gain. `unknown`: there is no tuning result."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one candidate took."""
+    """The measured time of one candidate."""
 
     config: Config | None
-    """None for stock's path."""
+    """None for Inductor's path."""
     microseconds: float | None
-    """The median with operands in DRAM; None for a candidate that was dropped."""
+    """The median, with operands in DRAM; None for a candidate that was dropped."""
     failure: str | None = None
-    """Why it was dropped."""
+    """Why the candidate was dropped."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The kernel of one GEMM."""
+    """The kernel selected for one GEMM."""
 
     config: Config | None
-    """None for stock's path."""
+    """None for Inductor's path."""
     origin: Origin
     timings: tuple[Timing, ...] = ()
-    """Of all candidates that were measured, stock's among them; none where nothing is known."""
+    """Timings of all candidates that were measured, including Inductor's path; empty if there is no
+    tuning result."""
 
     def microseconds(self, config: Config | None) -> float | None:
-        """What a candidate took; None if it was not measured or was dropped."""
+        """Return the time of a candidate; None if it was not measured or was dropped."""
         return next((t.microseconds for t in self.timings if t.config == config), None)
 
 
 STOCK = Decision(None, "unknown")
-"""Of a GEMM of which nothing is known."""
+"""The decision for a GEMM without a tuning result."""

@@ -1,13 +1,14 @@
-"""One decision for all ranks of a torch.distributed run, on however many hosts.
+"""One decision per GEMM for all ranks of a torch.distributed run, on any number of hosts.
 
-Ranks find different things in their caches, and two tunings of the same GEMM can disagree. So what
-a rank decides it offers in the run's key-value store (c10d), and of each GEMM the first offer is
-what every rank takes, the one that made it included. Nobody waits: there is no collective call and
-no rank that has to be there, for ranks may compile different graphs, in any order, or the same
-graph many times, and no rank can know whether a lower one will ever meet a GEMM. A rank that dies
-leaves its offers.
+Ranks may have different tuning caches, and two tuning runs of the same GEMM can disagree. Each rank
+therefore publishes its decision in the key-value store of the run (c10d). For each GEMM all ranks
+use the first decision that was published, including the rank that published it. Nobody waits: there
+is no collective call and no rank that must take part, because ranks may compile different graphs,
+in any order, or the same graph many times, and no rank can know whether a lower rank will ever
+compile a given GEMM. The decisions of a rank that dies remain.
 
-A decision holds for the run: what is imported or tuned later changes it for the next one.
+A decision holds for the run; results that are imported or tuned later apply to the next run. If the
+store fails, each rank uses its own decisions, with one warning.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ def agree(
     scope: str,
     store: torch.distributed.Store | None = None,
 ) -> dict[GemmProblem, Decision]:
-    """Decide on problems as all ranks do.
+    """Return decisions for problems on which all ranks agree.
 
     Args:
-        problems: what this rank has met.
-        decide: decides on those of them on which no rank has decided yet; not called for none.
+        problems: the problems of this rank.
+        decide: called with the problems on which no rank has decided yet; not called if there are
+            none.
         environments: ranks in other environments decide for themselves.
-        scope: what else makes decisions differ rightly, such as whether the compile may tune;
-            only offers of the same scope are taken.
-        store: the run's own by default. Outside of a run of several ranks, and where the store does
-            not answer, `decide` has the last word.
+        scope: what else may legitimately make decisions differ, such as whether the compile may
+            tune; only decisions of the same scope are shared.
+        store: the store of the run by default. Outside of a run with several ranks, and if the
+            store fails, the result of `decide` is used.
     """
     pending = list(dict.fromkeys(problems))
     store = store or _store()
@@ -83,15 +85,15 @@ def _read(offer: bytes) -> Decision:
 
 
 def _store() -> torch.distributed.Store | None:
-    """The key-value store of the run at hand; None outside of one."""
+    """Return the key-value store of the current run; None outside of one."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    # The ranks of a fake process group are all this process, and its store holds nothing.
+    # All ranks of a fake process group are this process, and its store does not keep anything.
     if dist.get_backend() == "fake":
         return None
-    # torch has no public name for the store that a process group was made with.
+    # torch has no public name for the store that a process group was created with.
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()

@@ -1,14 +1,14 @@
-"""The canonical program of a problem, compiled by Inductor with its kernel chosen from outside.
+"""Compile the reference program of a problem with Inductor, with the kernel forced by the caller.
 
-`InductorBench` is what tuning needs of a device (`trial.Bench`). It compiles within another
-compile, and leaves no trace there: tracing context, virtualised globals, counters, modes, autocast
-and records are those of the compile outside again when it returns, and no cache of compiled graphs
-is read or written.
+`InductorBench` is the device interface of tuning (`candidate_run.Bench`). It compiles within
+another compile and leaves no trace there: on return, tracing context, virtualized globals,
+counters, modes, autocast and events are those of the outer compile again, and no cache of compiled
+graphs is read or written.
 
-The code of all variants is generated one after the other in the calling thread, that of kernels
-which are built already last; as soon as a kernel is known Inductor's compile workers begin with it,
-so that the kernels of all variants compile at the same time; then the modules are loaded, which
-waits for them.
+The code of all variants is generated sequentially in the calling thread, with prebuilt kernels
+last. Inductor's compile workers start on a kernel as soon as its code exists, so the kernels of all
+variants compile in parallel. Loading the modules then waits for the workers. A variant that fails
+to compile yields its exception.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from inductor_ext.templates.problem import GemmProblem
 __all__ = ["InductorBench", "cuda_bench"]
 
 _OPTIONS: dict[str, Any] = {
-    # The decision is given, and stock's path is ATen: nothing is to be tuned within tuning.
+    # The decision is forced, and Inductor's path is ATen: no tuning within tuning.
     "max_autotune": False,
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
-    # The kernels of stock's epilogue differ little, and each would be compiled.
+    # The kernels of Inductor's epilogue differ little, and each would have to be compiled.
     "triton.autotune_pointwise": False,
     "coordinate_descent_tuning": False,
     "benchmark_epilogue_fusion": False,
@@ -51,7 +51,7 @@ _OPTIONS: dict[str, Any] = {
     "triton.autotune_at_compile_time": False,
     "triton.debug_sync_graph": False,
     "triton.debug_sync_kernel": False,
-    # They are meant for the user's graphs.
+    # These passes are meant for the user's graphs.
     "post_grad_custom_pre_pass": None,
     "post_grad_custom_post_pass": None,
     "_pre_fusion_custom_pass": None,
@@ -60,7 +60,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 _CUTLASS_OPTIONS: dict[str, Any] = {
-    # The epilogue is cut where the tree ends that is asked for.
+    # The requested tree determines where the epilogue is split.
     "max_autotune_gemm_backends": "ATEN,CUTLASS",
     **{
         f"{section}.{name}": value
@@ -72,14 +72,14 @@ _CUTLASS_OPTIONS: dict[str, Any] = {
         )
     },
 }
-"""Where a CUTLASS kernel is compiled with."""
+"""Additional options for compiling a CUTLASS kernel."""
 
 
 class InductorBench:
-    """Compiles variants by Inductor, in this process; times them on a CUDA device."""
+    """Compiles variants with Inductor in this process; times them on a CUDA device."""
 
     def __init__(self, device: str) -> None:
-        """Nothing is done yet.
+        """Create a bench without any initialization.
 
         Args:
             device: such as "cuda:0".
@@ -87,7 +87,7 @@ class InductorBench:
         self.device = device
 
     def warm_up(self) -> None:
-        """See `trial.Bench`."""
+        """See `candidate_run.Bench`."""
         import torch
 
         if self.device.startswith("cuda"):
@@ -95,7 +95,7 @@ class InductorBench:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """See `trial.Bench`."""
+        """See `candidate_run.Bench`."""
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
@@ -114,14 +114,14 @@ class InductorBench:
     def compile(
         self, variants: Sequence[Variant], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
-        """See `trial.Bench`."""
+        """See `candidate_run.Bench`."""
         from torch._inductor import config as inductor_config
         from torch._inductor.async_compile import AsyncCompile
 
-        # As long as the workers are not ready kernels are compiled here, one by one.
+        # Until the workers are ready, Inductor compiles kernels in this process, one by one.
         with contextlib.suppress(Exception):
             AsyncCompile.wait_pool_ready()
-        # While code is generated.
+        # Overlaps with code generation.
         self.warm_up()
         traced: dict[GemmProblem, _Traced] = {}
         codes: list[Any] = [None] * len(variants)
@@ -140,7 +140,7 @@ class InductorBench:
         for index, code in enumerate(codes):
             starting(index)
             found.append(code if isinstance(code, Exception) else _load(*code))
-        # A kernel that crashes its compile worker takes those of others in work down with it.
+        # A kernel that crashes its compile worker also fails the kernels in the other workers.
         for index, each in enumerate(found):
             if isinstance(each, Exception) and _pool_broke(each):
                 starting(index)
@@ -150,14 +150,14 @@ class InductorBench:
 
     @contextlib.contextmanager
     def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
-        """See `trial.Bench`."""
+        """See `candidate_run.Bench`."""
         import torch
 
         with CudaStopwatch(calls, torch.device(self.device).index or 0) as stopwatch:
             yield stopwatch
 
     def free_memory(self) -> int | None:
-        """See `trial.Bench`."""
+        """See `candidate_run.Bench`."""
         import torch
 
         if not self.device.startswith("cuda"):
@@ -167,7 +167,7 @@ class InductorBench:
         return int(free + cached)
 
     def synchronize(self) -> None:
-        """See `trial.Bench`."""
+        """See `candidate_run.Bench`."""
         import torch
 
         if self.device.startswith("cuda"):
@@ -175,7 +175,7 @@ class InductorBench:
 
 
 def cuda_bench(index: int) -> InductorBench:
-    """The bench of a CUDA device; what takes long the first time is over when it is there."""
+    """Return the bench of a CUDA device, after slow one-time initialization."""
     import torch
     from torch._inductor import compile_fx  # noqa: F401
 
@@ -184,8 +184,10 @@ def cuda_bench(index: int) -> InductorBench:
 
 
 def _turn(variant: Variant) -> tuple[int, float]:
-    """Whose code is generated first: that whose kernels take the workers longest, as those do that
-    have most elements for a thread: 0.7 s for 512 of them, 0.3 for 128 (ptxas unrolls loads).
+    """Sort key: generate the slowest-compiling kernels first (most elements per thread).
+
+    A kernel compiles in 0.7 s with 512 elements per thread and in 0.3 s with 128, because ptxas
+    unrolls loads.
     """
     _, config = variant
     if config is None:
@@ -196,11 +198,11 @@ def _turn(variant: Variant) -> tuple[int, float]:
 
 
 def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
-    """The configuration for the one product of a problem's program that is the problem.
+    """Return a rule that selects the configuration for the matmul of the problem, and no other.
 
-    What the graph says of an epilogue may differ, but not what a CUTLASS kernel does: it was built
-    for that. Where several products were not fused, as the problem says they are, none of them is
-    it.
+    The epilogue found in the graph may differ from the problem's, except for the tree of a CUTLASS
+    kernel, which was built for exactly that tree. If the matmuls of a fused problem were not fused
+    in the graph, none of them matches.
     """
 
     def shape(each: GemmProblem) -> tuple[object, ...]:
@@ -215,19 +217,19 @@ def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
 
 @dataclass(frozen=True)
 class _Traced:
-    """The program of a problem as a graph, of which each variant is generated from a copy."""
+    """The program of a problem as a graph; each variant is generated from a copy."""
 
     problem: GemmProblem
     graph: Any
-    """A GraphModule of ATen's operators, with fake values."""
+    """A GraphModule of ATen operators, with fake values."""
     inputs: tuple[Any, ...]
-    """Fake ones."""
+    """Fake tensors."""
     mode: Any
-    """Theirs."""
+    """The fake mode of the inputs."""
 
 
 def _trace(problem: GemmProblem, device: str) -> _Traced:
-    """As it is before Inductor's last passes over graphs, which know the variant."""
+    """Trace a program up to Inductor's post-grad passes, which depend on the variant."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, ir
     from torch._inductor.decomposition import select_decomp_table
@@ -250,7 +252,7 @@ def _trace(problem: GemmProblem, device: str) -> _Traced:
 
 
 def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
-    """The source of the module that computes a problem, and what it refers to by name."""
+    """Return the source of the module that computes a problem, and its constants."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx
     from torch._inductor import config as inductor_config
@@ -278,7 +280,7 @@ def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
 
 
 def _load(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
-    """The module of generated code, its kernels compiled."""
+    """Load a module of generated code; this waits for its kernels to compile."""
     from torch._inductor.codecache import PyCodeCache
 
     try:
@@ -286,7 +288,7 @@ def _load(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
         module: Any = PyCodeCache.load_by_key_path(key, path, attrs=attributes)
     except Exception as error:
         return error
-    # The module empties the list that it gets.
+    # The module clears the list that it receives.
     return Compiled(
         lambda *tensors: module.call(list(tensors)), hashlib.sha256(code.encode()).hexdigest()
     )
@@ -299,7 +301,7 @@ def _pool_broke(error: BaseException | None) -> bool:
 
 
 def _forget_kernels() -> None:
-    """Let kernels be compiled anew whose compilation failed or is under way."""
+    """Clear kernels whose compilation failed or is in progress, so that they are compiled again."""
     from torch._inductor.async_compile import CompiledTritonKernels
 
     CompiledTritonKernels.cache_clear()
@@ -307,7 +309,7 @@ def _forget_kernels() -> None:
 
 @contextlib.contextmanager
 def _untraced() -> Iterator[None]:
-    """Keep what compiling counts from the compile outside."""
+    """Restore the counters and metrics of the outer compile on exit."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 

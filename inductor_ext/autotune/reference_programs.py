@@ -1,21 +1,22 @@
-"""The canonical torch program of a GEMM problem: what a model would write, with inputs like its.
+"""The reference program of a GEMM problem: PyTorch code as in a model, with matching inputs.
 
-With it a problem can be compiled, checked and timed anywhere, without the model that it came from.
-`program(problem)` has the operator that Inductor meets in a graph and, around it, prologue and
-epilogue as plain torch operations. Its inputs are, in this order: a; the factors b, one for each
-part, or for both halves; inputs of the prologue (the weights of a normalisation; scales and zero
-points); the ends of the groups of a grouped product; inputs of the epilogue, one for each part
-where they run along N.
+A problem can be compiled, verified and timed with it anywhere, without the model that it came from.
+`program(problem)` returns a program with the operator that Inductor meets in a graph and, around
+it, the prologue and the epilogue as plain torch ops. Its inputs are, in this order: A; the weights
+B, one per fused weight, or one packed gate-up weight; inputs of the prologue (norm weights; scales
+and zero points); the end offsets of the groups of a grouped GEMM; inputs of the epilogue, one per
+fused weight if they extend along N.
 
-What a problem does not tell is chosen here, and costs the same whatever it is: rows and matrices
-are added, columns and scalars multiplied, and so is the first row where weights are dequantised
-without scales, which it is then; the rest of the pointwise operations are erf and sigmoid as long
-as they count as many, then cheap ones. Of a problem that has a tree (`Epilogue.tree`) it is the
-tree that is computed, with the product's own operator as far as that goes, so that the same tree is
-read in a program's graph. What is stored as integers fills their range first, so that errors show
-there, too; as bools, it is whether it is positive.
+Whatever a problem does not specify is chosen here and does not affect the cost. Row and matrix
+inputs of the epilogue are added, column and scalar inputs multiplied. If weights are dequantized
+without scales, the first row input is their scale and multiplies, too. The remaining pointwise ops
+are activations (gelu, erf, silu, sigmoid) as far as the count allows, then cheap ops. For a problem
+with a tree (`Epilogue.tree`) the program computes the tree, using the operator for the part that it
+covers, so that the same tree is found again in the program's graph. Values that are stored as
+integers are scaled to the integer range first, so that errors are visible; values that are stored
+as bools are compared with 0.
 
-Needs torch, no Inductor.
+Needs torch but not Inductor.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that the program takes."""
+    """An input tensor of the program."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,18 +71,19 @@ class Input:
     """torch's name; 4-bit values are packed in uint8."""
     low: float
     high: float
-    """Values are drawn between these, both included for integers."""
+    """Values are drawn from the range `low` to `high`; for integers, both ends are included."""
     offset: int = 0
-    """Elements from the start of the storage, which has at least 16 bytes of alignment."""
+    """Elements from the start of the storage, which is aligned to at least 16 bytes."""
     rows: bool = False
-    """Whether the last dimension but one is M, so that a row of the result needs one row of it."""
+    """Whether the second to last dimension is M, so that a row of the result needs only one row of
+    it."""
     divided: int = 0
-    """If above 0, it is no random data but where each of as many groups as it has elements ends
-    that divide so many rows, columns or steps of K among them, evenly."""
+    """If above 0, the tensor is not random: it holds the end offset of each group, where the groups
+    divide this many rows, columns or steps of K evenly."""
 
     @property
     def elements(self) -> int:
-        """Elements of the storage."""
+        """Number of elements of the storage."""
         spans = ((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return self.offset + sum(spans) + 1
 
@@ -91,14 +93,14 @@ class Input:
         return size_of(self.elements, self.dtype)
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
-        """A tensor of these sizes, strides and offset, with any values."""
+        """Return an uninitialized tensor with these sizes, strides and offset."""
         return self._view(torch.empty(self.elements, dtype=_dtype(self.dtype), device=device))
 
     def random(self, generator: torch.Generator) -> torch.Tensor:
-        """The same with values.
+        """Return a tensor with these sizes, strides and offset, with random values.
 
         Args:
-            generator: of the device where the tensor is to be.
+            generator: of the device where the tensor is created.
         """
         device, dtype = generator.device, _dtype(self.dtype)
         if self.divided:
@@ -131,26 +133,27 @@ class Program:
     inputs: tuple[Input, ...]
 
     def function(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What a model would write.
+        """Compute the problem as a model would.
 
         Args:
             tensors: one for each of `inputs`.
 
         Returns:
-            The output [M, N], [batch, M, N] or, of parts that do not gate each other, one
-            [M, part] for each; then the values reduced over N, [M] each, of one after the other.
-            Where rows are scaled by their maxima the output is what is scaled.
+            The output [M, N] or [batch, M, N], or, for fused weights that do not gate each other,
+            one output [M, columns] per weight. Then the values reduced over N, [M] each, of one
+            output after the other. If rows are quantized by their row amax, the output is the
+            quantized one.
         """
         return _evaluate(self.problem, self._named(tensors), _Plain(self.problem))
 
     def reference(
         self, tensors: Sequence[torch.Tensor], rows: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Some rows of the same outputs in float64, without a rounding in between.
+        """Compute some rows of the same outputs in float64, without intermediate rounding.
 
         Args:
-            tensors: as `function` takes them.
-            rows: indices into M, ascending, on the tensors' device.
+            tensors: as for `function`.
+            rows: indices into M, ascending, on the device of the tensors.
         """
         named = {}
         for each, tensor in zip(self.inputs, tensors, strict=True):
@@ -160,23 +163,23 @@ class Program:
         return _evaluate(self.problem, named, _Exact(self.problem, rows))
 
     def make_inputs(self, device: torch.device | str, seed: int = 0) -> list[torch.Tensor]:
-        """Inputs with random values, for which outputs are of the order of 1."""
+        """Return random inputs, for which outputs are of the order of 1."""
         generator = torch.Generator(device)
         generator.manual_seed(seed)
         return [each.random(generator) for each in self.inputs]
 
     def empty_inputs(self, device: torch.device | str) -> list[torch.Tensor]:
-        """Inputs with any values; under a fake mode, fake ones."""
+        """Return uninitialized inputs; under a fake mode, fake tensors."""
         return [each.empty(device) for each in self.inputs]
 
     @property
     def bytes(self) -> int:
-        """Bytes of the inputs' storages."""
+        """Bytes of the storages of the inputs."""
         return sum(each.bytes for each in self.inputs)
 
     @property
     def further(self) -> Mapping[int, str]:
-        """The dtypes of the outputs of a tree, but for its first, by index."""
+        """The dtypes of the outputs of a tree, except the first, by index."""
         tree = _tree(self.problem)
         return {} if tree is None else dict(enumerate((each for each, _ in tree.outputs[1:]), 1))
 
@@ -188,18 +191,18 @@ class Program:
 
 
 def program(problem: GemmProblem) -> Program:
-    """The canonical program of a problem."""
+    """Return the reference program of a problem."""
     return Program(problem, tuple(_inputs(problem)))
 
 
 def rounds(problem: GemmProblem) -> bool:
-    """Whether integers or bools are stored that numbers become only then."""
+    """Whether values are converted to integers or bools only when they are stored."""
     discrete = not _dtype(problem.stored).is_floating_point
     return discrete and not problem.quantized and not _stays_integer(problem)
 
 
 def _stays_integer(problem: GemmProblem) -> bool:
-    """Whether sums of integers are stored as they are, or with integers added."""
+    """Whether integer accumulators are stored without conversion, possibly with integers added."""
     integers = all(map(_is_integer, problem.epilogue.inputs))
     return problem.operation == "int_mm" and problem.stored == problem.out and integers
 
@@ -210,8 +213,9 @@ def _is_integer(each: EpilogueInput) -> bool:
 
 @contextlib.contextmanager
 def precision(problem: GemmProblem) -> Iterator[None]:
-    """Inside, torch multiplies as the problem says: float32 by tf32 or not, half precision by what
-    `GemmProblem.math_flags` allow.
+    """Set torch's matmul precision as the problem requires, inside the context.
+
+    For float32 this is tf32 or not; for half precision the flags of `GemmProblem.math_flags`.
     """
     with numerics.with_matmul_flags(problem.math_flags, problem.multiplied), _tf32(problem):
         yield
@@ -232,19 +236,19 @@ def _tf32(problem: GemmProblem) -> Iterator[None]:
 
 
 def select(tensor: torch.Tensor, dimension: int, indices: torch.Tensor) -> torch.Tensor:
-    """`index_select`, which torch does not have for fp8 everywhere."""
+    """Like `index_select`, which torch does not implement for fp8 on all devices."""
     if tensor.element_size() > 1:
         return tensor.index_select(dimension, indices)
     return tensor.view(torch.uint8).index_select(dimension, indices).view(tensor.dtype)
 
 
 def unpack_int4(packed: torch.Tensor, signed: bool, high_first: bool = True) -> torch.Tensor:
-    """The 4-bit numbers of packed weights.
+    """Return the 4-bit values of packed weights.
 
     Args:
         packed: uint8 [N, K / 2].
-        signed: whether numbers are in two's complement.
-        high_first: whether of two neighbours the first is in the upper half.
+        signed: whether values are in two's complement.
+        high_first: whether the first value of each pair is in the upper four bits.
 
     Returns:
         uint8 or int8 [N, K].
@@ -266,13 +270,13 @@ def _dtype(name: str) -> torch.dtype:
 def _inputs(problem: GemmProblem) -> Iterator[Input]:
     prologue = problem.prologue
     normalized = prologue is not None and (prologue.normalizes or prologue.standardizes)
-    # Uniform values have a third of their bound's square as variance; the product's is 1.
+    # A uniform distribution has a third of its squared bound as variance; the matmul's is 1.
     bound = math.sqrt((3 if normalized else 9) / problem.k)
     integers = problem.operation in ("int_mm", "mixed")
     a_batch, b_batch = _batches(problem)
     a_bound = 127.0 if problem.operation == "int_mm" else 1.0
     yield _operand("a", problem.a, problem.m, problem.k, a_batch, a_bound, by_row=True)
-    # What has scales gets them right there: the values of 8 bits fill their range.
+    # Scales bring the result back to the order of 1, so 8-bit values fill their range.
     if integers:
         b_bound = 127.0 if prologue is None or prologue.scales != "none" else 8.0
     else:
@@ -304,7 +308,7 @@ def _tree(problem: GemmProblem) -> Tree | None:
 
 
 def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Input]:
-    """What a tree reads, and then what is left of the epilogue."""
+    """Yield the inputs of a tree, then those of the rest of the epilogue."""
     scaled = dict(zip(_Own.of(problem, tree).scales, _scale_units(problem, bound), strict=False))
     for index, each in enumerate(tree.inputs):
         if each.behind is None:
@@ -326,27 +330,30 @@ def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Inp
 
 
 def _rest(problem: GemmProblem, tree: Tree) -> tuple[EpilogueInput, ...]:
-    """The inputs of the epilogue that its tree does not have."""
+    """Return the inputs of the epilogue that are not in its tree."""
     return problem.epilogue.inputs[len(tree.inputs) - _of_prologue(problem) :]
 
 
 def _of_prologue(problem: GemmProblem) -> int:
-    """The scales that belong to a prologue: a tree has them, and the epilogue has not."""
+    """Return the number of tree inputs (0 or 1) that are scales of the prologue.
+
+    `Epilogue.inputs` does not contain these.
+    """
     return int(problem.prologue is not None and problem.prologue.scales != "none")
 
 
 def _scales_behind(problem: GemmProblem) -> int:
-    """Those of a prologue that a tree multiplies the product by, and not the main loop."""
+    """Return the number of prologue scales (0 or 1) that the tree applies after the main loop."""
     return int(problem.prologue is not None and problem.prologue.scales_product)
 
 
 def _largest(problem: GemmProblem) -> int:
-    """Of b's integers, once a zero point is subtracted from them."""
+    """Return the largest magnitude of B's integers after a zero point is subtracted."""
     return 7 if problem.b.dtype in INT4 else 127
 
 
 def _scale_units(problem: GemmProblem, bound: float) -> tuple[float, ...]:
-    """What scales are around: b's of a dequantised product, a's and b's of fp8."""
+    """Return typical scales: of B for dequantized weights; of A and B for fp8."""
     if problem.operation == "mixed":
         return (bound if problem.b.dtype in FP8 else bound / _largest(problem),)
     return (bound, 1.0)
@@ -354,12 +361,12 @@ def _scale_units(problem: GemmProblem, bound: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class _Own:
-    """The part of a tree that the product's own operator computes."""
+    """The part of a tree that the matmul operator itself computes."""
 
     node: Node
     scales: tuple[int, ...] = ()
-    """Indices of the inputs that are scales: b's of a dequantised product, which its operator does
-    not multiply by; a's and b's of fp8."""
+    """Indices of the inputs that are scales: of B for dequantized weights, which the operator does
+    not apply itself; of A and B for fp8."""
     bias: int | None = None
     """Index of the input that is added."""
     alpha: Node | None = None
@@ -367,10 +374,10 @@ class _Own:
 
     @classmethod
     def of(cls, problem: GemmProblem, tree: Tree) -> _Own:
-        """The part in a tree.
+        """Return the operator's part of a tree.
 
         Raises:
-            NotExpressible: the tree lacks what the operator does in any case.
+            NotExpressible: the tree lacks an operation that the operator always performs.
         """
         users: dict[Node, list[Node]] = {}
         for node in tree.nodes():
@@ -378,7 +385,7 @@ class _Own:
                 users.setdefault(node.arguments[0], []).append(node)
 
         def above(node: Node, operation: str, kind: str) -> Node | None:
-            """The operation whose first operand a value is, if its second is of that kind."""
+            """Return the `operation` on `node` and a second operand of `kind`; None without one."""
             found = users.get(node, [])
             fits = [each for each in found if each.operation == operation]
             return next((each for each in fits if each.arguments[1].operation == kind), None)
@@ -411,7 +418,7 @@ class _Own:
 
 
 def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
-    """Matrices of a and of b; None where it is one without a dimension for it."""
+    """Return the batch sizes of A and of B; None for an operand without a batch dimension."""
     if problem.operation == "grouped":
         of = {"m": (False, True), "n": (True, False), "k": (False, False)}[problem.divided]
     else:
@@ -421,7 +428,7 @@ def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
 
 
 def _columns(problem: GemmProblem) -> tuple[int, ...]:
-    """Of each factor."""
+    """Return the number of columns of each weight."""
     one = problem.epilogue.gated and problem.epilogue.halves
     return (problem.n,) if one else problem.parts or (problem.n,)
 
@@ -437,7 +444,7 @@ def _operand(
 ) -> Input:
     shape, strides = (rows, columns), operand.strides
     if operand.layout == "row" and rows > 1 and strides[0] < columns:
-        # Of factors of several widths, a wider one than that which the strides are of.
+        # The strides are those of a narrower one of several fused weights.
         strides = (ceiling(columns, operand.alignment) * operand.alignment, 1)
     natural = Operand.of(
         operand.dtype, shape, strides, batch=batch or 1, batch_stride=operand.batch_stride
@@ -451,7 +458,7 @@ def _operand(
 
 
 def _packed(name: str, problem: GemmProblem, columns: int) -> Input:
-    """Packed weights as a model holds them: [N, K / 2], also if b is called a row layout."""
+    """Return packed weights as a model stores them: [N, K / 2], even if B's layout is "row"."""
     pairs = ceiling(problem.k, 2)
     return Input(name, (columns, pairs), (pairs, 1), "uint8", 0, 255)
 
@@ -466,7 +473,7 @@ def _vectors(problem: GemmProblem) -> Iterator[Input]:
 
 
 def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
-    """Scales of weights: one, [N], or [N, groups], and zero points, integers in the middle."""
+    """Yield weight scales (scalar, [N] or [N, groups]) and zero points around mid-range."""
     prologue = problem.prologue
     assert prologue is not None
     if prologue.scales == "none":
@@ -484,7 +491,11 @@ def _scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
 
 
 def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
-    """Scales of a and b: the first two inputs of the epilogue where these are scales, else one."""
+    """Yield the scales of A and B.
+
+    They are row-wise if the first two inputs of the epilogue are row-wise scales, or if the GEMM is
+    grouped; else there is one scale per operand.
+    """
     by_row = bool(_scale_inputs(problem)) and problem.epilogue.inputs[0].broadcast == "column"
     by_row = by_row or problem.operation == "grouped"
     m, n, batch = problem.m, problem.n, problem.batch
@@ -509,7 +520,7 @@ def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
 
 
 def _scale_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
-    """Those inputs of the epilogue that are scales of fp8 operands."""
+    """Return the inputs of the epilogue that are scales of fp8 operands."""
     first = problem.epilogue.inputs[:2]
     kinds = tuple(each.broadcast for each in first)
     scales = kinds in (("column", "row"), ("scalar", "scalar"))
@@ -522,7 +533,7 @@ def _epilogue_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
 
 
 def _is_bias(problem: GemmProblem, index: int) -> bool:
-    """Whether an input of the epilogue, scales not counted, is the operator's own bias."""
+    """Whether an epilogue input, not counting scales, is the bias argument of the operator."""
     if index or not _epilogue_inputs(problem):
         return False
     if problem.operation == "scaled":
@@ -532,11 +543,12 @@ def _is_bias(problem: GemmProblem, index: int) -> bool:
 
 
 def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
-    """Whether an input of the epilogue, scales of fp8 not counted, is added; else it multiplies."""
+    """Whether an input of the epilogue, not counting fp8 scales, is added; else it multiplies."""
     if _is_bias(problem, index):
         return True
     if problem.operation == "int_mm":
-        # The first row of numbers are scales of the columns; integers are added to the sums.
+        # The first floating-point row holds the scales of the columns; integers are added to the
+        # accumulators.
         floats = (other for other in problem.epilogue.inputs[:index] if not _is_integer(other))
         second = each.broadcast == "row" and "row" in (other.broadcast for other in floats)
         return each.broadcast == "matrix" or _is_integer(each) or second
@@ -547,20 +559,21 @@ def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
 
 
 def _first_factor(problem: GemmProblem) -> int | None:
-    """The index of the first input of the epilogue that multiplies; scales of fp8 not counted."""
+    """Return the index of the first epilogue input that multiplies, not counting fp8 scales."""
     inputs = enumerate(_epilogue_inputs(problem))
     return next((index for index, each in inputs if not _is_added(problem, index, each)), None)
 
 
 def _sum_unit(problem: GemmProblem) -> float:
-    """What gives sums of products of bytes the variance 1: as they are, they leave the range of
-    float16.
+    """Return the factor that gives accumulators of int8 products variance 1.
+
+    Without it they exceed the range of float16.
     """
     return 3 / math.sqrt(problem.k) / 127**2
 
 
 def _range(problem: GemmProblem, index: int, each: EpilogueInput) -> tuple[float, float]:
-    """Between what the values of an input of the epilogue are."""
+    """Return the bounds of the values of an epilogue input."""
     added = _is_added(problem, index, each)
     low, high = (-1.0, 1.0) if added else (0.5, 1.5)
     if problem.operation == "int_mm":
@@ -570,7 +583,7 @@ def _range(problem: GemmProblem, index: int, each: EpilogueInput) -> tuple[float
         elif _is_integer(each) and (first is None or index < first):
             low, high = -127.0, 127.0
     if _is_integer(each):
-        # What multiplies leaves of everything something.
+        # An integer that multiplies must not be 0, which would hide errors.
         low, high = (low, high) if added else (1.0, 2.0)
         low = low if each.dtype == "bool" else max(low, torch.iinfo(_dtype(each.dtype)).min)
     return low, high
@@ -667,7 +680,7 @@ class _Plain:
 
 
 class _Exact:
-    """The same in float64."""
+    """The same operators in float64."""
 
     def __init__(self, problem: GemmProblem, rows: torch.Tensor) -> None:
         self.problem = problem
@@ -684,7 +697,7 @@ class _Exact:
         return tensor
 
     def positive(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The number itself, which tells how far from wrong either answer is."""
+        """Return the value itself; its distance from 0 is the error of a wrong bool."""
         return tensor
 
     def product(
@@ -788,8 +801,10 @@ def _adds_bias(problem: GemmProblem, tree: Tree, own: _Own) -> bool:
 
 
 def _parameters(tree: Tree, inside: Node) -> list[float]:
-    """Numbers for a tree's parameters: all different, none of them 1, and but for those of the
-    operator, which computes `inside`, such as may come from sizes.
+    """Return values for a tree's parameters: all different, none of them 1.
+
+    Parameters outside of `inside`, which is what the operator computes, get values that a model
+    might derive from sizes (1 / sqrt(n)).
     """
     own = {*Tree((("float32", inside),)).nodes()}
     others = {
@@ -807,7 +822,7 @@ def _parameters(tree: Tree, inside: Node) -> list[float]:
 def _of_tree(
     problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs of a tree, the first with what is left of the epilogue."""
+    """Return the outputs of a tree; the rest of the epilogue is applied to the first."""
     own = _Own.of(problem, tree)
     inputs = [named[f"input{index}_0"] for index in range(len(tree.inputs))]
     adds = _adds_bias(problem, tree, own)
@@ -840,7 +855,7 @@ def _of_tree(
 def _unpacked(
     problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], numbers: _Numbers
 ) -> torch.Tensor:
-    """[K, N] of a b of 4 bits, as a tree says."""
+    """Return a 4-bit B as [K, N], unpacked as the tree specifies."""
     assert tree.packed is not None
     b, dtype = named["b0"], named["a"].dtype
     weight = unpack_int4(b, problem.b.dtype == "int4", tree.packed.high_first).to(dtype)
@@ -853,11 +868,11 @@ def _unpacked(
 
 
 FILLING = 32.0
-"""What integers are of a number that is about 1, so that nearly all are within int8."""
+"""Scale from values of about 1 to integers; nearly all of them then fit into int8."""
 
 
 def _stored(problem: GemmProblem, value: torch.Tensor, numbers: _Numbers) -> torch.Tensor:
-    """What the kernel of a product stores."""
+    """Convert a result to the dtype that the matmul kernel stores."""
     dtype = _dtype(problem.kernel_stores)
     if not rounds(problem):
         return numbers.narrow(value, dtype)
@@ -871,7 +886,7 @@ def _stored(problem: GemmProblem, value: torch.Tensor, numbers: _Numbers) -> tor
 def _scaled(
     problem: GemmProblem, value: torch.Tensor, maxima: torch.Tensor, numbers: _Numbers
 ) -> torch.Tensor:
-    """Rows scaled by their maxima to all that 8 bits can hold."""
+    """Scale rows by their row amax to the full 8-bit range."""
     dtype = _dtype(problem.stored)
     most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
     scales = maxima.clamp(min=1e-12) / most
@@ -905,16 +920,17 @@ def _dequantized_product(
     named: Mapping[str, torch.Tensor],
     numbers: _Numbers,
 ) -> torch.Tensor:
-    """Scales of a column or of all of b are applied to the product, those of groups to b.
+    """Return the matmul with dequantized weights.
 
-    Unsigned integers without zero points are around the middle of their range.
+    Per-tensor and per-column scales are applied to the matmul result, group scales to B. From
+    unsigned integers without zero points, the middle of their range is subtracted.
     """
     prologue = problem.prologue
     assert prologue is not None
     b, scale, zero = (named.get(f"{name}{part}") for name in ("b", "scale", "zero"))
     assert b is not None
     packed = problem.b.dtype in INT4
-    # [N, K], as a model holds weights.
+    # [N, K], as a model stores weights.
     weight = unpack_int4(b, problem.b.dtype == "int4") if packed else b.t()
     weight = weight.to(a.dtype)
     if zero is None and prologue.scales != "none":
@@ -933,7 +949,7 @@ def _dequantized_product(
 
 
 def _spread(groups: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
-    """[N, groups] as [N, K]."""
+    """Expand [N, groups] to [N, K]."""
     prologue = problem.prologue
     assert prologue is not None
     columns, count = groups.shape
@@ -942,7 +958,7 @@ def _spread(groups: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
 
 
 def _of_part(named: Mapping[str, torch.Tensor], index: int, part: int) -> torch.Tensor:
-    """What a part has of an input of the epilogue; columns and scalars all share."""
+    """Return the epilogue input of a fused weight; column and scalar inputs are shared by all."""
     return named.get(f"input{index}_{part}", named[f"input{index}_0"])
 
 
@@ -971,14 +987,14 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
-"""What gates, by the names that `Epilogue.activation` has."""
+"""Activations of the gate, by their names in `Epilogue.activation`."""
 
 
 def _pointwise(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Operations that together cost as much as so many cheap ones (`GemmProblem.epilogue`)."""
+    """Apply pointwise ops that together cost `count` cheap ones (`Epilogue.pointwise`)."""
     for cost, operation in _COSTLY:
         while count >= cost:
-            # Of integers some are not there.
+            # Some ops are not implemented for integers.
             value = operation(value if value.is_floating_point() else value.to(torch.float32))
             count -= cost
     for index in range(count):
@@ -992,10 +1008,11 @@ _COSTLY: tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...] = (
     (12, torch.nn.functional.silu),
     (9, lambda x: x + torch.sigmoid(x)),
 )
-"""What takes many registers and branches, as a model's activations do, which as many cheap
-operations would not. Where they count as much they are a model's own, so that its kernel has been
-compiled when it is chosen; else what leaves a number as it is, about, so that errors show. Costs
-are those that the operators of a graph are counted as (`lowerings.graph.epilogue_region`)."""
+"""Ops with a cost (in cheap ops) that use many registers and branches, as the activations of models
+do; the same number of cheap ops would not. If the count allows, these are actual activations (gelu,
+silu), so that the model's kernel is already compiled when it is selected; else ops that change
+values only a little, so that errors remain visible. The costs are those with which
+`lowerings.graph.epilogue_region` counts the ops of a graph."""
 
 _CHEAP: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     torch.relu,

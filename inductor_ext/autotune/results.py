@@ -1,11 +1,12 @@
-"""What was measured of a GEMM, where and when, and tables of it as JSON files.
+"""Tuning results of GEMMs, and tables of them as JSON files.
 
-An `Entry` is one measurement: problem, environment, candidates with their microseconds, choice. Of
-one problem in one environment the newest entry counts, so that merging tables is a union, and the
-same in whatever order it is done.
+An `Entry` is one tuning result: the problem, the environment, the candidates with their times, and
+the choice. For a problem in an environment only the newest entry counts, so merging tables is a
+union and does not depend on the order.
 
-A table is one JSON object, an entry a line, sorted: version control shows what has changed. It is
-read whole or, with the first thing in it that is no entry, refused (`exc.BadTuningFileError`).
+A table is one JSON object with one entry per line, sorted, so that version control shows readable
+diffs. A table is read completely or rejected (`exc.BadTuningFileError`); the error names the first
+value that is not a valid entry.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Of tables and of the files in the cache folder."""
+"""Format version of tables and of the files in the cache folder."""
 
 _LAST_SECOND = 253_402_300_799
-"""Of the year 9999, the last one of which Python can say the date."""
+"""The last second of the year 9999, the last year that Python's dates can represent."""
 
 _LONGEST_FAILURE = 200
-"""Characters. A compiler's complaint can be thousands of lines."""
+"""Maximum length in characters. Compiler errors can have thousands of lines."""
 
 
 @functools.cache
 def _versions() -> tuple[str | None, str | None]:
-    """Of Triton, and of the CUDA that torch was built with."""
+    """Return the versions of Triton and of the CUDA that torch was built with."""
     import torch.version
 
     for name in ("triton", "pytorch-triton"):
@@ -64,29 +65,30 @@ def _versions() -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a measurement holds for, besides its problem: the GPU and the code that ran on it.
+    """What a tuning result depends on besides its problem: the GPU and the versions of the code.
 
-    Triton makes our kernels' machine code, down to the assembler, which it brings along; the driver
-    loads it as it is. CUDA's version stands for cuBLAS, which is stock's path. torch's own version
-    is left out: of our kernels it contributes the epilogue's operations, which all candidates
-    share. It is recorded in the entry.
+    The Triton version determines the machine code of the extension's Triton kernels, because Triton
+    bundles its own assembler and the driver loads the result unchanged. The CUDA version stands for
+    cuBLAS, which Inductor's path calls. torch's own version is left out: all it contributes to
+    extension kernels are the pointwise operations of the epilogue, which all candidates share. It
+    is recorded in the entry.
 
     Raises:
-        exc.BadGemmError: a capability that is no pair, SMs below 1.
+        exc.BadGemmError: the capability is not a pair, or `sms` is below 1.
     """
 
     device: str
-    """As torch.cuda.get_device_name says it."""
+    """As returned by torch.cuda.get_device_name."""
     capability: tuple[int, int]
     sms: int
-    """Multiprocessors."""
+    """Number of streaming multiprocessors."""
     triton: str | None
-    """Version; None if it is not installed."""
+    """Version; None if Triton is not installed."""
     cuda: str | None
-    """Version that torch was built with; None for a torch without."""
+    """Version that torch was built with; None for a torch without CUDA."""
     templates: str
-    """`template_version` of the problem's operation; where CUTLASS kernels were candidates, a plus
-    and what tells which."""
+    """`template_version` of the problem's operation. If CUTLASS kernels were candidates, followed
+    by a plus sign and a string that identifies the candidate set."""
 
     def __post_init__(self) -> None:
         pair = len(self.capability) == 2
@@ -95,25 +97,27 @@ class Environment:
 
     @classmethod
     def of(cls, device: Device, operation: str, circumstances: str = "") -> Environment:
-        """This process's, on a device.
+        """Return the environment of this process on a device.
 
         Args:
             device: see `Device.described`.
-            operation: of the problem.
-            circumstances: what measurements depend on besides, as one word; none for nothing.
+            operation: operation of the problem.
+            circumstances: one word for what else the measurements depend on; empty for nothing.
         """
         templates = "+".join(filter(None, (template_version("triton", operation), circumstances)))
         return cls(device.name, device.capability, device.sms, *_versions(), templates)
 
     def resembles(self, other: Environment) -> bool:
-        """Whether what is fast in one can be expected to be fast in the other: a device of the same
-        name, or of the same capability and number of SMs, whatever the versions.
+        """Whether a kernel that is fast in one environment is expected to be fast in the other.
+
+        True for devices of the same name, or of the same capability and number of SMs, whatever the
+        versions.
         """
         same_size = (self.capability, self.sms) == (other.capability, other.sms)
         return self.device == other.device or same_size
 
     def differences(self, here: Environment) -> tuple[str, ...]:
-        """What another environment, `here`, has otherwise, each in words; none for an equal one."""
+        """Return the differences to another environment, `here`, as text; empty if equal."""
         found = []
         if self.device != here.device:
             found.append(f"measured on {self.device}")
@@ -131,27 +135,28 @@ class Environment:
 
 
 Environments = Callable[[GemmProblem], Environment]
-"""The environment of each problem on one device, in one process."""
+"""Maps a problem to its environment on one device, in one process."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One measurement.
+    """One tuning result.
 
     Raises:
-        exc.BadGemmError: a time that is none, or a choice that was not measured.
+        exc.BadGemmError: a time is not a positive finite number, the chosen configuration was not
+            measured, or the date is out of range.
     """
 
     problem: GemmProblem
     environment: Environment
     config: Config | None
-    """What was chosen; None for stock's path."""
+    """The chosen configuration; None for Inductor's path."""
     timings: tuple[Timing, ...]
-    """Of all candidates."""
+    """Timings of all candidates."""
     measured: int
-    """When, in seconds since 1970."""
+    """Time of the measurement, in seconds since 1970."""
     torch: str
-    """Its version."""
+    """Version of torch."""
 
     def __post_init__(self) -> None:
         for timing in self.timings:
@@ -165,7 +170,7 @@ class Entry:
 
     @classmethod
     def of(cls, problem: GemmProblem, decision: Decision, environment: Environment) -> Entry:
-        """What was decided just now."""
+        """Return an entry for a decision that was just made."""
         timings = tuple(
             Timing(each.config, each.microseconds, each.failure and _short(each.failure))
             for each in decision.timings
@@ -174,26 +179,27 @@ class Entry:
         return cls(problem, environment, decision.config, timings, now, torch)
 
     def decision(self, origin: Origin) -> Decision:
-        """What the entry says to do."""
+        """Return the decision that the entry records."""
         return Decision(self.config, origin, self.timings)
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes; `from_json` reads it."""
+        """Return a value for `json.dumps`; `from_json` is the inverse."""
         value: dict[str, Any] = plain(self)
         return value
 
     @classmethod
     def from_json(cls, value: object) -> Entry:
-        """What `to_json` has written.
+        """Return the entry that `to_json` serialized.
 
         Raises:
-            exc.BadGemmError: something is missing, unknown, of a wrong type or no entry.
+            exc.BadGemmError: a key is missing, unknown or of the wrong type, or the value is not an
+                entry.
         """
         return read(cls, value, "entry")
 
     @functools.cached_property
     def line(self) -> str:
-        """The entry as one line of JSON, the same in every process."""
+        """The entry as one line of JSON, identical in every process."""
         return json.dumps(self.to_json(), sort_keys=True)
 
 
@@ -202,10 +208,10 @@ def _short(failure: str) -> str:
 
 
 def merged(entries: Iterable[Entry]) -> list[Entry]:
-    """The newest entry of each problem and environment, sorted by these.
+    """Return the newest entry of each problem and environment, sorted by problem and environment.
 
-    Of two of the same second the one with the greater text is kept, so that the result does not
-    depend on the order.
+    Of two entries of the same second, the one with the greater text is kept, so that the result
+    does not depend on the order.
     """
     newest: dict[tuple[str, str], Entry] = {}
     for entry in entries:
@@ -220,10 +226,10 @@ def merged(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def read_table(path: str | os.PathLike[str]) -> list[Entry]:
-    """The entries of a table.
+    """Return the entries of a table.
 
     Raises:
-        exc.BadTuningFileError: it cannot be read, or holds something else.
+        exc.BadTuningFileError: the file cannot be read, or holds something else.
     """
     found = []
     for index, value in enumerate(raw_table(path)):
@@ -236,10 +242,10 @@ def read_table(path: str | os.PathLike[str]) -> list[Entry]:
 
 
 def raw_table(path: str | os.PathLike[str]) -> list[Any]:
-    """The entries of a table as JSON has them, unchecked.
+    """Return the entries of a table as JSON values, without checking them.
 
     Raises:
-        exc.BadTuningFileError: it cannot be read, or is no table of our format.
+        exc.BadTuningFileError: the file cannot be read, or is not a table of format `FORMAT`.
     """
     try:
         table = json.loads(pathlib.Path(path).read_bytes())
@@ -256,19 +262,21 @@ def raw_table(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write a table, a file atomically; entries of the same problem and environment are merged.
+    """Write a table, atomically if `path` is a regular file or does not exist.
+
+    Entries of the same problem and environment are merged.
 
     Returns:
         The number of entries.
 
     Raises:
-        exc.BadTuningFileError: it cannot be written.
+        exc.BadTuningFileError: the file cannot be written.
     """
     lines = [entry.line for entry in merged(entries)]
     text = f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n"
     try:
         if os.path.exists(path) and not os.path.isfile(path):
-            # A pipe, or /dev/stdout, is written to and not replaced.
+            # Write directly to a pipe or /dev/stdout; these must not be replaced.
             pathlib.Path(path).write_text(text, encoding="utf-8")
         else:
             with artifact_store.publish(os.path.realpath(path)) as temporary:
@@ -282,7 +290,7 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
 
 
 def _bad(path: str | os.PathLike[str], why: str, where: str = "") -> exc.BadTuningFileError:
-    # A value that is quoted may be long.
+    # The message may quote a long value.
     why = why if len(why) <= 300 else f"{why[:200]} ... {why[-80:]}"
     mend = "Give files that `inductor-ext tune export` has written"
     return exc.BadTuningFileError(file=os.fspath(path), where=where, why=why.rstrip("."), mend=mend)

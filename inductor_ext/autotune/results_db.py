@@ -1,27 +1,26 @@
-"""What is known about which kernel is best: measurements of this machine, and tables.
+"""The store of tuning results: measurements of this machine, and tables.
 
-Three sources, in the order in which they are asked: `measured` here before, `imported` by
-`inductor-ext tune import`, and `shipped` with the package (`autotune/tables/`). The first two lie
-in a folder that processes share, a file for each problem, which holds the problem's entries of all
-environments. A file is replaced as a whole under a lock, so a process may be killed at any moment;
-a damaged file is as good as none, with one warning. Nothing that goes wrong with the folder makes a
+There are three sources, searched in this order: `measured` on this machine, `imported` by
+`inductor-ext tune import`, and `shipped` with the package (`autotune/tables/`). The first two are
+in a folder that processes share, with one file per problem, which holds the problem's entries of
+all environments. A file is replaced as a whole under a lock, so a process may be killed at any
+time. A damaged file is ignored, with one warning per folder. An error of the folder never makes a
 compile fail.
 
-What is known may be used in two ways, and `lookup` says which it is:
+A result is usable in two ways, and `lookup` returns which one applies:
 
-- exactly: measured in this very environment (device, SMs, Triton, CUDA, sources of the templates
-  that compute such a product). Nothing has to be measured again.
-- as advice: measured on a device of the same name, or of the same capability and number of SMs,
-  with other versions or other template versions. A configuration that is legal runs whatever it was
-  measured with, and its result is as right; what may have changed is only how fast it is, and
-  mostly the best stays the best. So advice serves a compile that may not measure, and one that may
-  measures anew.
+- exact: measured in this environment (device, SMs, Triton, CUDA, version of the templates for this
+  operation). Nothing has to be measured again.
+- advice: measured on a device of the same name, or of the same capability and number of SMs, with
+  other versions or other template versions. A legal configuration is correct whatever it was
+  measured with; only its speed may have changed, and usually the fastest stays the fastest. A
+  compile that may not tune therefore uses advice, and a compile that may tune measures again.
 
-Exact knowledge is preferred to advice, then the same device to a similar one, fewer differences to
+Exact results are preferred to advice, then the same device to a similar one, fewer differences to
 more, the earlier source, the newer entry. An entry whose choice is not legal for the problem on
-this device is passed over.
+this device is skipped.
 
-The settings `tuning_cache`, `tuning_cache_dir`, `tuning_cache_entries` and `tuning_wait` govern it.
+The settings `tuning_cache`, `tuning_cache_dir`, `tuning_cache_entries` and `tuning_wait` apply.
 """
 
 from __future__ import annotations
@@ -62,67 +61,68 @@ __all__ = ["KEPT", "SOURCES", "TABLES", "Known", "Source", "Store", "Tune", "fol
 Source = Literal["measured", "imported", "shipped"]
 
 SOURCES: tuple[Source, ...] = ("measured", "imported", "shipped")
-"""In the order in which they are asked."""
+"""In the order in which they are searched."""
 
 KEPT: tuple[Source, ...] = ("measured", "imported")
-"""Those that lie in the folder."""
+"""The sources that are stored in the folder."""
 
 Tune = Callable[[Sequence[GemmProblem]], Mapping[GemmProblem, Decision]]
-"""Measures problems."""
+"""Benchmarks problems and returns decisions."""
 
 TABLES = pathlib.Path(__file__).parent / "tables"
-"""The folder of what is shipped."""
+"""The folder of the shipped tables."""
 
 _ENVIRONMENTS = 16
-"""Entries of one problem that are kept: the newest. Each upgrade of Triton makes a new one."""
+"""Maximum number of entries per problem; the newest are kept. Each upgrade of Triton adds one."""
 
 _UNFINISHED = "+"
-"""Ends the token of a source while it is written to, and stays where the writer was killed. Then
-the next addition renews the token even if nothing in it is new: what was written may have come
-after a graph that has this token in its key."""
+"""Suffix of a source's token during a write. It remains if the writer was killed. The next write
+then renews the token even if it adds nothing new, because the interrupted write may have added
+results after a graph was cached under a key with this token."""
 
 _OWN = re.compile(r"[0-9a-f]{40}")
-"""Names of problems' files, without their ending, and of locks. What is called otherwise belongs to
-somebody else, who keeps it in the same folder."""
+"""Names of the problems' files, without suffix, and of locks. Other names in the folder belong to
+somebody else."""
 
 _POLL = 0.05
-"""Seconds between two looks at what others are tuning."""
+"""Seconds between two checks of what other processes are tuning."""
 
 _PATIENCE = 60.0
-"""Seconds that a process waits for others to write."""
+"""Timeout in seconds for the write lock."""
 
 _DAY = 86400.0
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a problem."""
+    """A lookup result."""
 
     entry: Entry
     source: Source
     differences: tuple[str, ...]
-    """In what it was measured otherwise than it will be used, in words; none: it is exact."""
+    """The differences between the environment of the measurement and this one, as text; empty if
+    the result is exact."""
 
     @property
     def exact(self) -> bool:
-        """Whether measuring again would only repeat it."""
+        """Whether the result was measured in this environment; measuring again would repeat it."""
         return not self.differences
 
     @property
     def decision(self) -> Decision:
-        """What to do."""
+        """The decision that the entry records."""
         return self.entry.decision("cache" if self.source == "measured" else "table")
 
     @property
     def origin(self) -> str:
-        """In words, such as `imported, with Triton 3.6.0, here 3.7.1`."""
+        """The source and the differences, such as `imported, with Triton 3.6.0, here 3.7.1`."""
         return ", ".join((self.source, *self.differences))
 
 
 def folder(chosen: str | None = None) -> pathlib.Path:
-    """Where tuning results are kept: `chosen`, else a folder in Inductor's cache folder.
+    """Return the folder of tuning results: `chosen`, or else a folder in Inductor's cache folder.
 
-    Neither torch is imported nor a folder made.
+    Does not import torch or create the folder.
     """
     if chosen is not None:
         return pathlib.Path(chosen).absolute()
@@ -130,7 +130,7 @@ def folder(chosen: str | None = None) -> pathlib.Path:
 
 
 def of_settings(settings: Settings) -> Store:
-    """The store that settings describe; torch's switch for all caches counts as well."""
+    """Return the store that settings describe; torch's `force_disable_caches` also disables it."""
     import torch.compiler.config
 
     kept = settings.tuning_cache and not torch.compiler.config.force_disable_caches
@@ -142,9 +142,10 @@ def of_settings(settings: Settings) -> Store:
 
 
 class Store:
-    """What is known, and the right to find out more.
+    """Tuning results, and the locks that let one process tune a problem at a time.
 
-    `lookup` says what is known of a problem; `settle` has measured what is not known exactly.
+    `lookup` returns the stored result of a problem; `settle` tunes problems without an exact
+    result.
     """
 
     def __init__(
@@ -155,15 +156,17 @@ class Store:
         wait: float = 300.0,
         tables: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Nothing is touched yet.
+        """Create a store without touching the file system.
 
         Args:
-            folder: made when it is first written to; with None nothing is kept, and only what is
-                shipped is known.
-            max_entries: problems that are kept of each source, within 2 %; beyond it the oldest go,
-                until a tenth less is left. What was added last stays, however much it is.
-            wait: seconds without a result after which nobody waits any longer for others who tune.
-            tables: the folder of what is shipped, by default `TABLES`.
+            folder: created on the first write. With None nothing is stored, and only shipped
+                results are found.
+            max_entries: maximum number of problems per source, within 2 %. Above it the oldest are
+                removed until 10 % fewer are left. Entries of the current write are never removed,
+                however many they are.
+            wait: seconds without a result after which this process no longer waits for other
+                processes that tune.
+            tables: the folder of the shipped tables, by default `TABLES`.
         """
         self.folder = None if folder is None else pathlib.Path(folder).absolute()
         self.max_entries = max_entries
@@ -171,23 +174,23 @@ class Store:
         self._tables = TABLES if tables is None else pathlib.Path(tables)
         self._until_collected: Counter[Source] = Counter()
 
-    # --- what is known ---
+    # --- lookup ---
 
     def lookup(
         self, problem: GemmProblem, device: Device, environments: Environments | None = None
     ) -> Known | None:
-        """The best that is known of a problem, by the rules above; None if nothing is.
+        """Return the best result for a problem, by the rules above; None if there is none.
 
         Args:
-            problem: this very one; another M is another problem.
-            device: the one to run on.
-            environments: this process's by default.
+            problem: exactly this problem; another M is another problem.
+            device: the device to run on.
+            environments: of this process by default.
         """
         here = _environments(device, environments)(problem)
         found: list[tuple[Any, Source, Any]] = []
         for order, source in enumerate(SOURCES):
             for value in self._values(source, problem):
-                # An entry is read only once it is the best: its environment tells.
+                # Rank by the environment only. A complete entry is parsed only if it is the best.
                 with contextlib.suppress(exc.BadGemmError, KeyError, TypeError):
                     there = read(Environment, value["environment"], "environment")
                     if there.resembles(here):
@@ -204,7 +207,7 @@ class Store:
         return None
 
     def entries(self, source: Source) -> list[Entry]:
-        """All entries of a source, sorted by problem; what cannot be read is left out."""
+        """Return all entries of a source, sorted by problem; unreadable entries are left out."""
         found = []
         if source == "shipped":
             values = [value for values in _shipped(self._tables).values() for value in values]
@@ -216,17 +219,17 @@ class Store:
         return merged(found)
 
     def generation(self, *, tuning: bool) -> str:
-        """Text that changes when a compile may find something else than before, or has to keep what
-        it measures in another folder; for cache keys.
+        """Return text for cache keys that changes when a compile could find other results.
 
-        It costs two small files. Of what is shipped the package's source key tells.
+        It also changes when the compile has to store its measurements in another folder. It reads
+        two small files. Shipped tables are covered by the package's source key.
 
         Args:
-            tuning: whether the compile measures what it does not know. Then what is measured
-                meanwhile makes no difference, and only imports and removals count: a graph whose
-                GEMMs were tuned is found again under the same key. With another folder it is not,
-                for that one would stay without its measurements. The default folder has no name
-                here: it lies with Inductor's own caches, and moves with them.
+            tuning: whether the compile tunes problems without a result. Then new measurements do
+                not change the text, only imports and removals do, so that a graph whose GEMMs were
+                tuned is a cache hit under the same key. Another folder does change it, because
+                otherwise that folder would never receive the measurements. The default folder adds
+                nothing to the text: it is inside Inductor's cache folder and moves with it.
         """
         if not tuning:
             return "-".join(self._token(source) for source in KEPT)
@@ -236,7 +239,7 @@ class Store:
             place = "" if self.folder == folder() else _hash(str(self.folder))
         return f"{place}-{self._token('imported')}"
 
-    # --- what is added and removed ---
+    # --- updates ---
 
     def put(
         self,
@@ -244,7 +247,7 @@ class Store:
         device: Device,
         environments: Environments | None = None,
     ) -> None:
-        """Keep what was measured just now; decisions without timings are not kept."""
+        """Store the decisions that were just measured; decisions without timings are not stored."""
         here = _environments(device, environments)
         entries = [
             Entry.of(problem, decision, here(problem))
@@ -254,11 +257,11 @@ class Store:
         self._merge("measured", entries)
 
     def add(self, entries: Iterable[Entry]) -> Counter[str]:
-        """Keep entries of tables.
+        """Store entries of tables.
 
         Returns:
-            How many were `new`, `updated` (an older one was known) and `ignored` (this one or a
-            newer one was known). Those that could not be written are missing.
+            The number of entries that were `new`, `updated` (an older entry existed) and `ignored`
+            (this entry or a newer one existed). Entries that could not be written are not counted.
         """
         return self._merge("imported", merged(entries))
 
@@ -266,7 +269,8 @@ class Store:
         """Remove what was measured, imported or both.
 
         Returns:
-            How many problems were `removed`, and how many are `left` since they cannot be.
+            The number of problems that were `removed`, and that are `left` because they could not
+            be removed.
         """
         count: Counter[str] = Counter()
         if self.folder is None or not self.folder.is_dir():
@@ -280,11 +284,12 @@ class Store:
                     count.update(removed=1, left=-1)
             finally:
                 for source in KEPT:
-                    # Also a compile that tunes must not be served what was tuned before.
+                    # A compile that tunes must not hit the graph cache for what was tuned before,
+                    # either.
                     self._renew(source)
         return count
 
-    # --- who finds out more ---
+    # --- tuning ---
 
     def settle(
         self,
@@ -293,17 +298,17 @@ class Store:
         tune: Tune,
         environments: Environments | None = None,
     ) -> dict[GemmProblem, Decision]:
-        """Decisions for problems of which nothing exact is known, and which are kept.
+        """Tune problems without an exact result, store the results, and return the decisions.
 
-        Of several processes (or threads) that meet the same problem one measures it, and all get
+        If several processes or threads need the same problem, one of them measures it and all get
         its result.
 
         Args:
             problems: each is tuned at most once.
-            device: the one to measure on.
-            tune: called once or several times with some of them; what it does not decide on is left
-                to stock's path.
-            environments: this process's by default.
+            device: the device to measure on.
+            tune: called once or several times, each time with some of the problems. A problem for
+                which it returns no decision gets Inductor's path.
+            environments: of this process by default.
         """
         settled: dict[GemmProblem, Decision] = {}
         pending = list(dict.fromkeys(problems))
@@ -328,13 +333,13 @@ class Store:
         device: Device,
         environments: Environments | None = None,
     ) -> Iterator[list[GemmProblem]]:
-        """Hold the right to tune some of the problems; yield these.
+        """Acquire the right to tune some of the problems, and yield these.
 
-        It waits until nobody else tunes one of them, or until all are known exactly, and then
-        yields none. The right ends with the block, or with the process that holds it. Whoever holds
-        one waits for nobody, so there is no deadlock among claims; and since a process may hold one
-        while its GPU waits for another rank, after `wait` seconds without any result for this one
-        all that is left is yielded, whoever holds it.
+        Waits until no other process tunes at least one of them, or until all have exact results;
+        then it yields an empty list. The right ends with the block, or with the process that holds
+        it. A holder of rights never waits for others, so claims cannot deadlock. A process may
+        however hold a right while its GPU waits for another rank; so after `wait` seconds without
+        any new result for this process, all remaining problems are yielded, whoever holds them.
         """
         here = _environments(device, environments)
         with contextlib.ExitStack() as stack:
@@ -344,7 +349,8 @@ class Store:
             since = time.monotonic()
             while left and not mine:
                 before, seen = seen, self._token("measured")
-                # Whether somebody has put something, which may be what is waited for.
+                # Whether another process has stored a result, possibly one that this process waits
+                # for.
                 changed = seen != before
                 late = time.monotonic() - since > self.wait
                 for problem in tuple(left):
@@ -356,7 +362,7 @@ class Store:
                         elif owned:
                             left.remove(problem)
                             mine.append(problem)
-                            # Only now: who waits must hold nothing.
+                            # Keep the lock only now: a process that waits must not hold any.
                             stack.push(attempt.pop_all())
                 if left and not mine:
                     time.sleep(_POLL)
@@ -371,7 +377,7 @@ class Store:
     def _own(
         self, stack: contextlib.ExitStack, problem: GemmProblem, environment: Environment
     ) -> bool:
-        """Take the right to tune a problem, until the stack closes, unless another has it."""
+        """Lock a problem for tuning until the stack closes; False if another process holds it."""
         import filelock
 
         if self.folder is None:
@@ -399,7 +405,7 @@ class Store:
         return self.folder / source / f"{_hash(problem.key)}.json"
 
     def _load(self, path: pathlib.Path) -> list[Any]:
-        """The entries in a file as JSON has them; none of a file that is not there or damaged."""
+        """Return the entries of a file as JSON values; empty if the file is missing or damaged."""
         with self._degrading("read"):
             try:
                 data = path.read_bytes()
@@ -426,7 +432,7 @@ class Store:
         return []
 
     def _merge(self, source: Source, entries: Sequence[Entry]) -> Counter[str]:
-        """Add entries to a source; returns what became of them."""
+        """Add entries to a source; return how many were new, updated and ignored."""
         count: Counter[str] = Counter()
         if self.folder is None or not entries:
             return count
@@ -449,7 +455,7 @@ class Store:
                     for path, (newest, became) in changes.items():
                         self._write(path, newest)
                         count += became
-                    # Looking at all names costs more than adding one.
+                    # Listing the folder costs more than adding a file.
                     self._until_collected[source] -= len(changes)
                     if self._until_collected[source] < 0:
                         self._collect(source, changes)
@@ -461,7 +467,7 @@ class Store:
     def _merged(
         self, path: pathlib.Path, added: Sequence[Entry]
     ) -> tuple[list[Entry], Counter[str]]:
-        """The entries that a problem's file is to hold, and what becomes of those added."""
+        """Return the new content of a problem's file, and the counts for the added entries."""
         before = []
         for value in self._load(path):
             with contextlib.suppress(exc.BadGemmError):
@@ -484,27 +490,25 @@ class Store:
             pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
 
     def _collect(self, source: Source, added: Collection[pathlib.Path]) -> None:
-        """Remove the oldest files beyond the limit, but for those added just now, and what killed
-        processes have left behind.
-        """
+        """Remove the oldest files above the limit, except `added`, and what dead writers left."""
         place = self._make(source)
         for name in os.listdir(place):
-            # Only who holds the lock makes temporary folders.
+            # Only the holder of the write lock creates temporary folders here.
             if name.startswith(artifact_store.TEMPORARY):
                 shutil.rmtree(place / name, ignore_errors=True)
         paths = self._files(source)
         if len(paths) > self.max_entries:
             old = [path for path in paths if path not in added]
             old.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
-            # Some more than needed, so that not every addition has to look at all files.
+            # Remove more than needed, so that not every write has to list all files.
             for path in old[: len(paths) - self.max_entries * 9 // 10]:
                 path.unlink()
         for lock in self._make("locks").iterdir():
-            # Somebody may be about to take it; the worst is that a problem is measured twice.
+            # Another process may be about to take it; at worst a problem is measured twice.
             with contextlib.suppress(OSError):
                 if _OWN.fullmatch(lock.name) and _is_old(lock):
                     lock.unlink()
-        # Of tokens; young ones may be of somebody else, whose files lie here, too.
+        # Temporary folders of tokens. Recent ones may belong to others who use this folder.
         for path in self._make(".").glob(f"{artifact_store.TEMPORARY}*"):
             with contextlib.suppress(OSError):
                 if _is_old(path):
@@ -513,7 +517,7 @@ class Store:
     # --- the folder ---
 
     def _token(self, source: Source) -> str:
-        """Random text that is replaced with each change of a source; empty before the first."""
+        """Return random text that each change of a source replaces; empty before the first."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 return (self.folder / f"{source}.token").read_text("utf-8", "replace")
@@ -528,7 +532,7 @@ class Store:
     def _writing(self) -> Iterator[None]:
         import filelock
 
-        # Each holds it for milliseconds, unless somebody has stopped it.
+        # The lock is held for milliseconds, unless its holder was stopped.
         path = self._make(".") / "writing"
         with filelock.FileLock(path, timeout=_PATIENCE, poll_interval=0.005):
             yield
@@ -543,7 +547,7 @@ class Store:
 
     @contextlib.contextmanager
     def _degrading(self, done: str) -> Iterator[None]:
-        """Turn an error of the file system into a warning.
+        """Turn a file system error into a warning.
 
         Args:
             done: what could not be done with the folder, as in "the folder cannot be read".
@@ -564,7 +568,7 @@ def _environments(device: Device, given: Environments | None) -> Environments:
 
 @functools.cache
 def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
-    """The entries of the tables in a folder by their problems' keys, as JSON has them."""
+    """Return the entries of the tables in a folder as JSON values, by the key of their problem."""
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -577,12 +581,12 @@ def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
 
 
 def _is_old(path: pathlib.Path) -> bool:
-    """Whether it has not been changed for a day."""
+    """Whether the file has not been modified for a day."""
     return path.stat().st_mtime < time.time() - _DAY
 
 
 def _hash(*texts: str) -> str:
-    # The format is part of each name: versions of other formats do not meet.
+    # The format is part of each name, so that versions with different formats do not share files.
     return hashlib.sha256("\0".join((str(FORMAT), *texts)).encode()).hexdigest()[:40]
 
 

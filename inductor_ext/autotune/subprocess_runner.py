@@ -1,13 +1,14 @@
-"""Trying candidates in a process of its own, which is all that a crash or a hang takes down.
+"""Run candidates in a worker process, so that a crash or a hang does not affect this process.
 
-`run` does what `trial.run` does. The worker is told jobs as one line of JSON, and answers in lines:
-before each step which candidate is next, and a report for each job. If it dies, or says nothing for
-longer than the deadline, the candidate at hand is dropped with its reason and a new worker goes on
-with the rest. A worker is kept for the next batch, one for each device; it ends with this process.
+`run` does the same as `candidate_run.run`. The worker receives jobs as one line of JSON and answers
+in lines: before each step, which candidate is next; after each job, a report. If it dies, or says
+nothing for longer than the deadline, the current candidate is dropped with the reason and a new
+worker continues with the rest. There is one worker per device; it is kept for the next batch and
+ends with this process.
 
-The worker finds by name what makes its bench, which has to be a function on the top level of a
-module that can be imported. What holds for the compile here holds for the compiles and the runs
-there: Inductor's options, the choices handler with our settings, torch's deterministic mode with
+The worker imports the function that creates its bench by name, so this must be a top-level function
+of an importable module. The worker compiles and runs with the state of this compile: Inductor's
+options, the choices handler with the extension's settings, torch's deterministic mode with
 `CUBLAS_WORKSPACE_CONFIG`, and the flags of `torch.backends.cuda.matmul`.
 """
 
@@ -39,7 +40,7 @@ from inductor_ext.templates.problem import plain, read
 __all__ = ["run", "warm_up"]
 
 _START = 300.0
-"""Seconds for a process to start, and for its bench to be made, with all that is imported there."""
+"""Timeout in seconds for a process to start and to create its bench, including all imports."""
 
 
 def run(
@@ -49,13 +50,13 @@ def run(
     budget: float,
     deadline: float,
 ) -> Generator[Report, None, None]:
-    """Try jobs in the worker of a device.
+    """Run jobs in the worker of a device.
 
     Args:
         jobs: of different problems.
-        make_bench: a function on the top level of a module; called in the worker with `device`.
+        make_bench: a top-level function of a module; called in the worker with `device`.
         device: index.
-        budget: milliseconds of timing for each job.
+        budget: milliseconds of timing per job.
         deadline: seconds for one step of one candidate.
 
     Yields:
@@ -85,7 +86,7 @@ def run(
         index, config = at
         culprit = remaining[index]
         if culprit.problem in done:
-            # It went wrong between two jobs.
+            # The worker failed between two jobs.
             pass
         elif config is None:
             yield _given_up(culprit, f"stock's path: {why}")
@@ -100,22 +101,22 @@ def run(
 
 
 def warm_up(make_bench: Callable[[int], Bench], device: int) -> threading.Thread | None:
-    """Have the worker of a device start, and make and warm up its bench, while something else is
-    done here.
+    """Start the worker of a device, and create and warm up its bench, in the background.
 
     Args:
-        make_bench: as of `run`.
+        make_bench: as for `run`.
         device: index.
 
     Returns:
-        What waits for it; None where the worker runs. `run` need not wait for it.
+        The thread that waits for the worker; None if the worker already runs. `run` need not wait
+        for it.
     """
     if _is_running(device):
         return None
     request = _request([], make_bench, device, 0.0)
 
     def start() -> None:
-        # Whoever needs the worker is told what is wrong with it.
+        # The next user of the worker gets the error.
         with contextlib.suppress(_WorkerError):
             for _ in _worker_of(device).answers(request, _START):
                 pass
@@ -142,19 +143,19 @@ def _given_up(job: Job, why: str) -> Report:
     return Report(job.problem, None, (*timings, *job.dropped), why, 0.0)
 
 
-# --- this side ----------------------------------------------------------------------------------
+# --- parent process -----------------------------------------------------------------------------
 
 
 class _WorkerError(Exception):
-    """The worker cannot go on; the message is why."""
+    """The worker failed; the message is the reason."""
 
 
 class _Worker:
     def __init__(self) -> None:
-        """Start the process, and wait until it is there.
+        """Start the process and wait until it is ready.
 
         Raises:
-            _WorkerError: it cannot be started.
+            _WorkerError: the process cannot be started.
         """
         request_read, self._request = os.pipe()
         self._answer, answer_write = os.pipe()
@@ -183,16 +184,17 @@ class _Worker:
         self._next(_START)
 
     def answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
-        """Everything that the worker says to a request, one thread's after the other's.
+        """Yield all answers of the worker to a request; requests of several threads are serialized.
 
         Raises:
-            _WorkerError: it is gone; also killed, if it said nothing for `deadline` seconds.
+            _WorkerError: the worker has ended, or was killed because it sent nothing for `deadline`
+                seconds.
         """
         with self._asking:
             try:
                 yield from self._answers(request, deadline)
             except BaseException:
-                # Whoever stops early leaves answers in the pipe that the next would take for its.
+                # Unread answers in the pipe would be taken for answers to the next request.
                 self.close()
                 raise
 
@@ -216,7 +218,7 @@ class _Worker:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         end = time.monotonic() + deadline
-        # Not select: it takes no descriptor above 1023.
+        # Not select, which does not support descriptors above 1023.
         waiting = select.poll()
         waiting.register(self._answer, select.POLLIN)
         while b"\n" not in self._buffer:
@@ -241,7 +243,7 @@ class _Worker:
         return _WorkerError(f"the process ended with status {status}")
 
     def close(self) -> int:
-        """End the process, whatever it is at; its status."""
+        """Kill the process and return its exit status."""
         if self._request >= 0:
             os.close(self._request)
             os.close(self._answer)
@@ -276,16 +278,16 @@ def _end() -> None:
     _workers.clear()
 
 
-# A child of this process shares the pipes; the workers are not its own.
+# A forked child shares the pipes, but must not use the workers.
 os.register_at_fork(after_in_child=_workers.clear)
 
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""Without it torch's deterministic mode lets no call of cuBLAS pass."""
+"""Without it, calls of cuBLAS raise in torch's deterministic mode."""
 
 
 def _context() -> dict[str, Any] | None:
-    """What holds for compiles in this thread; None where Inductor has not been imported."""
+    """Return the state of this thread that compiles depend on; None if Inductor is not imported."""
     if "torch._inductor.config" not in sys.modules:
         return None
     from torch._inductor import config as inductor_config
@@ -306,13 +308,13 @@ def _context() -> dict[str, Any] | None:
     }
 
 
-# --- the worker ---------------------------------------------------------------------------------
+# --- worker process -----------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Answer requests until there is nobody to ask."""
+    """Answer requests until the parent closes the pipe."""
     requests, answers = os.fdopen(int(sys.argv[1]), "r"), int(sys.argv[2])
-    # Ctrl-C is for the process that asks; this one ends with it.
+    # The parent handles Ctrl-C; this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
 
@@ -327,7 +329,7 @@ def main() -> None:
             say(error=f"it broke the device: {error.fields['why']}")
             return
         except Exception as error:
-            # What is broken here may be broken for good.
+            # After an unexpected error the process may be in a bad state, so it ends.
             say(error=f"{type(error).__name__}: {error}")
             return
         say(done=True)
@@ -369,7 +371,7 @@ def _restored(context: Mapping[str, Any] | None) -> Iterator[None]:
 
 
 def _follow(parent: int) -> None:
-    """End with the process that has started this one, also in the middle of a request."""
+    """Exit when the parent process has ended, even during a request."""
     while os.getppid() == parent:
         time.sleep(2)
     os._exit(1)

@@ -1,18 +1,18 @@
-"""What candidates take, and which of them is taken.
+"""Time candidates against each other and choose one.
 
-`measure` times all candidates of a problem against each other: in rounds, each of which calls every
-candidate once, in an order of its own, so that clocks, temperature and neighbours disturb all
-alike. It begins when two batches of calls agree, so that clocks have risen. The more rounds there
-have been, the less a candidate may be behind to be measured further; rounds end when the medians of
-those that are left are settled, or with the budget.
+`measure` times all candidates of a problem in rounds. Each round calls every candidate once, in
+random order, so that clocks, temperature and other load affect all candidates equally. Rounds begin
+when two batches of calls agree, because clocks ramp up first. As rounds accumulate, candidates are
+dropped at decreasing distance from the best. Rounds end when the medians of the remaining
+candidates have converged, or when the budget is used up.
 
-`decide` takes the candidate with the lowest median if it beats stock by 2 %, and by three standard
-errors of the median difference within a round; else stock. A candidate that is ahead by less may be
-behind in a model, at other addresses and clocks, and stock needs no compile; what is given away is
-2 % at most.
+`decide` selects the candidate with the lowest median if it beats Inductor's path by 2 % and by
+three standard errors of the median difference within a round; else Inductor's path. A candidate
+that is ahead by less may be slower in a model, with other addresses and clocks, and Inductor's path
+needs no compile. This gives away at most 2 %.
 
-Both know a `Stopwatch` only. `CudaStopwatch` is the one for a GPU: operands come from DRAM, as in a
-model, where a layer's weights were last read a step ago. Needs torch and a GPU there alone.
+Both use a `Stopwatch` only. `CudaStopwatch` is the one for a GPU: operands come from DRAM, as in a
+model, where the weights of a layer were last read one step ago. Only it needs torch and a GPU.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["CudaStopwatch", "Sample", "Stopwatch", "Verdict", "decide", "measure
 
 
 class Stopwatch(Protocol):
-    """Calls candidates and says how long they took."""
+    """Calls candidates and returns their times."""
 
     def round(self, order: Sequence[int]) -> list[float]:
-        """Microseconds of one call of each of these candidates, called in this order."""
+        """Call each of these candidates once, in this order; return microseconds per call."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Return seconds since an arbitrary moment."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a candidate took in the first rounds, one number for each."""
+    """The times of a candidate in its rounds, one per round."""
 
     times: tuple[float, ...]
     """Microseconds."""
@@ -59,9 +59,10 @@ class Sample:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Of the median: 1.2533 s / sqrt(n), with s = 1.4826 times the median absolute deviation.
+    """Return the standard error of the median: 1.2533 s / sqrt(n).
 
-    Both factors hold for normally distributed values; outliers do not move this s.
+    s is 1.4826 times the median absolute deviation, which is robust against outliers. Both factors
+    hold for normally distributed values.
     """
     middle = statistics.median(values)
     absolute = statistics.median(abs(value - middle) for value in values)
@@ -71,11 +72,12 @@ def _standard_error(values: Sequence[float]) -> float:
 _FEWEST_ROUNDS = 5
 _MOST_ROUNDS = 100
 _SETTLED = 0.003
-"""Standard error of a median, as a share of it, that needs no more rounds."""
+"""A median whose standard error is at most this fraction of it needs no more rounds."""
 _SETTLED_ROUNDS = 12
-"""Below which no error is believed."""
+"""Below this number of rounds the standard error is not reliable."""
 _STAGES = ((5, 1.3), (10, 1.12), (20, 1.06), (40, 1.03))
-"""After so many rounds, how many times the best median is too much to go on."""
+"""(rounds, factor): after this many rounds, candidates above factor times the best median are
+dropped."""
 _STEADY = 0.01
 _WARM_UP_SHARE = 0.25
 _WARM_UP_CALLS = 10
@@ -85,13 +87,13 @@ def measure(stopwatch: Stopwatch, count: int, budget: float, seed: int = 0) -> l
     """Time candidates against each other.
 
     Args:
-        stopwatch: that calls them.
-        count: of candidates, 1 or more.
-        budget: milliseconds after which no round begins, but for the first five.
-        seed: of the orders.
+        stopwatch: calls the candidates.
+        count: number of candidates, 1 or more.
+        budget: milliseconds after which no round begins, except for the first five.
+        seed: of the random orders.
 
     Returns:
-        Of each candidate, what it took; a candidate that fell behind has fewer rounds than others.
+        The sample of each candidate; a candidate that was dropped has fewer rounds.
     """
     began = stopwatch.now()
 
@@ -126,7 +128,7 @@ def _warm_up(stopwatch: Stopwatch, enough: Callable[[], bool]) -> None:
 
 
 def _ahead(times: Sequence[Sequence[float]], alive: Sequence[int], margin: float) -> list[int]:
-    """Those that are not clearly behind."""
+    """Return the candidates that are not clearly slower than the best."""
     medians = {index: statistics.median(times[index]) for index in alive}
     best = min(alive, key=medians.__getitem__)
     error = _standard_error(times[best])
@@ -145,34 +147,35 @@ def _settled(times: Sequence[Sequence[float]], alive: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which candidate is taken."""
+    """The selected candidate."""
 
     index: int
     gain: float
-    """Microseconds by which it, or else the best of the others, is ahead of stock."""
+    """Microseconds by which the selected candidate is faster than Inductor's path; if that is
+    selected, those of the best other candidate."""
     needed: float
-    """Microseconds by which it had to be."""
+    """Microseconds by which the candidate had to be faster."""
 
 
 TIE = 0.02
-"""Share of stock's time by which a candidate has to be ahead."""
+"""Fraction of the time of Inductor's path by which a candidate has to be faster."""
 
 
 def decide(samples: Sequence[Sample], stock: int = 0) -> Verdict:
-    """Choose among candidates by what they took.
+    """Select a candidate by the samples.
 
     Args:
-        samples: as `measure` returns them.
-        stock: index of the one that ties go to.
+        samples: as returned by `measure`.
+        stock: index of the candidate that wins ties.
 
     Returns:
-        The winner, stock if there is nobody else.
+        The selected candidate; `stock` if there are no others.
     """
     others = [index for index in range(len(samples)) if index != stock]
     if not others:
         return Verdict(stock, 0.0, 0.0)
     best = min(others, key=lambda index: samples[index].microseconds)
-    # Of the rounds that both were in: what disturbed a round disturbed both.
+    # Pair the rounds that both took part in: a disturbance in a round affects both.
     pairs = zip(samples[stock].times, samples[best].times, strict=False)
     differences = [theirs - ours for theirs, ours in pairs]
     gain = statistics.median(differences)
@@ -184,36 +187,37 @@ def decide(samples: Sequence[Sample], stock: int = 0) -> Verdict:
 
 
 _LEAD = 200_000
-"""Cycles of the GPU, a tenth of a millisecond, by which the host is ahead of a round at first; as
-many more for each call that has to go through Python while the GPU waits."""
+"""Initial lead of the host at the start of a round, in GPU cycles: 200,000 cycles are a tenth of a
+millisecond. The same amount is added for each call that is not a CUDA graph and is enqueued from
+Python."""
 
 _MOST_LEAD = 32 * _LEAD
-"""What the lead grows to where other processes keep the host busy."""
+"""Maximum lead, reached when other processes keep the host busy."""
 
 
 class CudaStopwatch:
-    """Times calls on a CUDA device by events around them, operands in DRAM and the launch included.
+    """Times calls on a CUDA device with events, with operands in DRAM and the launch included.
 
-    Each call is captured into a CUDA graph of its own; where that fails it is made anew each time,
-    behind a kernel that keeps the GPU busy while the host is enqueueing. Between two calls a buffer
-    of twice the L2 is read. It is not written: what is written has to leave the cache again, which
-    takes up to 7 us of the kernel that is timed next [measured on an H200].
+    Each call is captured into a CUDA graph of its own. If capturing fails, the call is executed
+    each time, behind a kernel that keeps the GPU busy while the host enqueues. Between two calls a
+    buffer of twice the size of L2 is read. It is not written, because written data has to be
+    evicted from L2, which takes up to 7 us of the kernel that is timed next [measured on an H200].
 
-    Where the GPU was at a call before the host had enqueued it, it may have waited: the round is
-    made again with a longer lead, for this and all further ones.
+    If the GPU reached a call before the host had enqueued it, the GPU may have waited. The round is
+    then repeated with a longer lead, which is kept for all further rounds.
 
-    A context manager: its end gives back the captured graphs and the memory of their outputs.
+    A context manager: on exit it frees the captured graphs and the memory of their outputs.
     """
 
     def __init__(self, calls: Sequence[Callable[[], object]], device: int) -> None:
-        """Call everything twice, and capture it.
+        """Call each function twice, and capture it.
 
         Args:
-            calls: what is to be timed; each has been called before.
+            calls: the functions to time; each has been called before.
             device: index of the CUDA device.
 
         Raises:
-            Exception: whatever a call raises.
+            Exception: any exception that a call raises.
         """
         import torch
 
@@ -226,7 +230,7 @@ class CudaStopwatch:
         self._sink = torch.zeros((), dtype=torch.float32, device=f"cuda:{device}")
         self._runs: list[Callable[[], object]] = []
         self.captured: list[bool] = []
-        """Of each call, whether it is a graph."""
+        """Whether each call was captured as a graph."""
         self.lead = _LEAD
         """Cycles, see `_LEAD`."""
         torch.cuda.synchronize(device)
@@ -238,16 +242,16 @@ class CudaStopwatch:
             self._stream.synchronize()
 
     def _capture(self, call: Callable[[], object]) -> Any:
-        """The call as a graph; None if it cannot be one."""
+        """Return the call as a graph; None if it cannot be captured."""
         import torch
 
-        # Outside of the capture first: libraries allocate what they need for a new stream.
+        # First call outside of the capture: libraries allocate memory for a new stream.
         call()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[self._device]
         random = generator.clone_state()
-        # Other threads may use the device meanwhile.
+        # thread_local, because other threads may use the device meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             try:
@@ -255,10 +259,10 @@ class CudaStopwatch:
             finally:
                 graph.capture_end()
         except Exception:
-            # torch's allocator is told of the end of a capture only if that went well.
+            # torch ends the allocator's capture state only if the capture succeeded.
             with contextlib.suppress(Exception):
                 torch._C._cuda_endAllocateToPool(self._device, self._pool)
-            # Nor is the generator, which would draw no numbers outside of a capture.
+            # The same holds for the generator, which would draw no numbers outside of a capture.
             generator.graphsafe_set_state(random)
             return None
         self._graphs.append(graph)
@@ -289,7 +293,7 @@ class CudaStopwatch:
             self.lead *= 2
 
     def _round(self, order: Sequence[int]) -> tuple[list[float], bool]:
-        """Microseconds of a round, and whether the GPU may have waited for the host in it."""
+        """Return the microseconds of a round, and whether the GPU may have waited for the host."""
         import torch
 
         plain = sum(not self.captured[index] for index in order)
@@ -304,7 +308,7 @@ class CudaStopwatch:
                 torch.amax(self._cache, dim=0, out=self._sink)
                 start.record()
                 self._runs[index]()
-                # What goes through Python may wait for the GPU itself.
+                # A call that is not a graph may itself wait for the GPU.
                 waited |= not plain and start.query()
                 end.record()
             self._stream.synchronize()

@@ -1,14 +1,16 @@
-"""Measuring which kernel is best for problems of which nothing is known.
+"""Benchmark candidates for problems without a tuning result.
 
-`tune` takes the candidates that the model ranks first, has them tried (`trial`, in this process, or
-`worker`, in one of its own) and makes decisions. Where the model sees no gain in what is done on
-the way to a product, none of Triton's is tried. CUTLASS kernels are built before, and always tried
-in a process of their own. It reads these of Inductor's options: `autotune_in_subproc` for the
-process; `max_autotune_gemm_search_space`, of which EXHAUSTIVE tries every legal candidate;
-`max_autotune_subproc_result_timeout_seconds` as the worker's deadline; and
-`autotune_num_choices_displayed` for the AUTOTUNE table on stderr, which has the form of stock's. On
-a terminal a line there says how far it is. Nothing that goes wrong with a candidate is an error: it
-is dropped, and the record (`events.TuningRecord`) says why.
+`tune` takes the candidates that the cost model ranks first, benchmarks them (`candidate_run` in
+this process, or `subprocess_runner` in a worker process) and returns decisions. If the cost model
+sees no gain from fusing the prologue, no Triton candidates are tried. CUTLASS kernels are built
+first, and are always tried in a worker process. A candidate that fails is dropped, never an error;
+the record (`events.TuningRecord`) says why.
+
+Inductor's options apply: `autotune_in_subproc` selects the process;
+`max_autotune_gemm_search_space` set to EXHAUSTIVE tries every legal candidate;
+`max_autotune_subproc_result_timeout_seconds` is the deadline of the worker;
+`autotune_num_choices_displayed` limits the AUTOTUNE table on stderr, which has the format of
+Inductor's. On a terminal, a progress line is shown on stderr.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from inductor_ext.templates.triton import cost_model, search_space
 __all__ = ["CANDIDATES", "tune"]
 
 CANDIDATES = 6
-"""How many are measured besides stock."""
+"""Number of Triton candidates that are measured besides Inductor's path."""
 
 
 def tune(
@@ -54,22 +56,23 @@ def tune(
     isolated: bool = False,
     dependent: bool = True,
 ) -> dict[GemmProblem, Decision]:
-    """Measure the candidates of problems, and stock's path.
+    """Benchmark the candidates of problems against Inductor's path.
 
     Args:
-        problems: equal ones count once.
-        device: what the model knows of it.
-        make_bench: makes what the candidates are tried on, given `index`; a function on the top
-            level of a module, such as `variants.cuda_bench`.
-        settings: `tuning_budget` and `event_log` are used.
-        index: of the CUDA device.
-        isolated: whether it has to happen in a process of its own, whatever Inductor's options say.
-        dependent: whether kernels that can be are launched before the one ahead of them has ended.
-            If the compile launches them as they were tried, the one that is chosen is compiled.
+        problems: equal problems count once.
+        device: the cost model's description of the device.
+        make_bench: creates the bench, given `index`; a top-level function of a module, such as
+            `inductor_benchmark.cuda_bench`.
+        settings: `tuning_budget`, `event_log` and the settings of the CUTLASS kernel store are
+            used.
+        index: index of the CUDA device.
+        isolated: whether to use a worker process regardless of Inductor's options.
+        dependent: whether the compile uses programmatic dependent launch (PDL). Candidates are
+            tried with the same launch attribute, so that the chosen kernel is already compiled.
 
     Returns:
-        A decision for every problem. That no template covers a problem is no measurement: its
-        origin is "unknown"; nor is what the model says: "predicted".
+        A decision for every problem. A problem that no template covers has the origin "unknown"; a
+        problem without measured candidates because of the cost model has "predicted".
 
     Raises:
         exc.TuningFaultError: a candidate has broken the device for this process.
@@ -89,7 +92,7 @@ def tune(
         for each in different
     }
     if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
-        # While nvcc builds what will be tried there.
+        # Overlaps with nvcc, which builds the kernels that the worker will run.
         subprocess_runner.warm_up(make_bench, index)
         compile_workers.warm_up(device.capability)
     jobs = _jobs(predictions, settings)
@@ -123,10 +126,11 @@ def tune(
             begun = time.perf_counter()
     finally:
         progress.close()
-        # An error's traceback would keep them, and with them all that holds while they run.
+        # Otherwise the traceback of an error keeps the generators alive, and the contexts that they
+        # entered.
         for each in reports:
             each.close()
-        # Only now: while reports come, what this thread emits is muted.
+        # Emit only now: events of this thread are muted while the generators run.
         for report in finished:
             record = _record(report, device, predictions[report.problem])
             events.emit(record, event_log=settings.event_log)
@@ -148,8 +152,9 @@ def _candidates(
     dependent: bool,
     hopeless: bool,
 ) -> dict[Config, float]:
-    """Configurations to measure, with their predicted microseconds; of a hopeless problem without
-    Triton's.
+    """Return the configurations to measure, with their predicted microseconds.
+
+    A hopeless problem gets no Triton candidates.
     """
     found: dict[Config, float] = {}
     if problem.epilogue.tree is not None:
@@ -174,7 +179,7 @@ def _candidates(
 def _jobs(
     candidates: Mapping[GemmProblem, Mapping[Config, float]], settings: Settings
 ) -> list[Job]:
-    """What is to be tried of problems that have candidates; all CUTLASS kernels are there then."""
+    """Build all CUTLASS kernels and return the jobs of the problems that have candidates."""
     wanted = [
         (problem, config)
         for problem, configs in candidates.items()
@@ -226,11 +231,11 @@ def _record(
     )
 
 
-# --- what people see ----------------------------------------------------------------------------
+# --- terminal output ---------------------------------------------------------------------------
 
 
 def _print_table(report: Report, seconds: float, isolated: bool) -> None:
-    """The table that stock prints of what it has tuned, where it would print one."""
+    """Print the AUTOTUNE table in Inductor's format, where Inductor would print one."""
     from torch._inductor import config as inductor_config
     from torch._inductor import select_algorithm
 
@@ -270,7 +275,7 @@ def _strides(operand: Any) -> str:
 
 
 class _Progress:
-    """A line on the terminal that says how far tuning is; nothing where there is no terminal."""
+    """A progress line on the terminal; does nothing without a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -281,7 +286,7 @@ class _Progress:
         self._show("compiling")
 
     def at(self, index: int, config: Config | None) -> None:
-        """What `trial.run` tells its steps."""
+        """The callback that `candidate_run.run` calls before each step."""
         self._show(config_words(config))
 
     def finished(self, report: Report) -> None:

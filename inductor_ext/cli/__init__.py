@@ -1,1 +1,1 @@
-"""The command line, one module a command; `main` dispatches."""
+"""The command line: `main` dispatches to the commands, one module per command."""

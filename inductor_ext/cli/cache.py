@@ -1,8 +1,8 @@
-"""`inductor-ext cache [info|clear]`: what the cache of compiled artifacts holds, and emptying it.
+"""`inductor-ext cache [info|clear]`: shows or clears the cache of compiled artifacts.
 
-The cache is that of the settings `artifact_cache_dir` and `artifact_cache_size`, as the environment
-gives them. Torch is not imported, and looking makes no folder. The exit code is 0, also for an
-empty cache.
+The cache is selected by the settings `artifact_cache_dir` and `artifact_cache_size`, read from the
+environment. The command does not import torch, and `info` creates no folder. The exit code is 0,
+also for an empty cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument(
         "action",
         nargs="?",
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Raises:
-        exc.BadEnvironmentError: a setting that cannot be read.
+        exc.BadEnvironmentError: a setting cannot be read.
     """
     values = settings.Settings(**settings.from_environment())
     limit = settings.parse_bytes(values.artifact_cache_size)

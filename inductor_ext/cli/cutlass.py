@@ -1,13 +1,13 @@
-"""`inductor-ext cutlass build|show|clean`: CUTLASS kernels built ahead, listed and removed.
+"""`inductor-ext cutlass build|show|clean`: builds CUTLASS kernels ahead, lists, removes them.
 
-`build` fills the store of kernels for a machine without nvcc, for an image, or just before a first
-compile. Which kernels those are follows from GEMMs (sizes, dtypes, layouts and what comes behind
-them, as `--epilogue` names it), for each of which the model ranks kernels as a compile would; or
-from the decisions that tuning has stored. Kernels serve all sizes: what is ranked first for one may
-be there already for another one.
+`build` fills the kernel store for a machine without nvcc, for a container image, or before a first
+compile. It selects kernels in one of two ways: from a list of GEMMs (sizes, dtypes, layouts and the
+epilogue given by `--epilogue`), for which the cost model ranks kernels as in a compile; or from the
+decisions in the store of tuning results. A kernel is not specialized to sizes, so a kernel ranked
+first for one GEMM may already have been built for another.
 
-The store is that of the settings `artifact_cache_dir` and `artifact_cache_size`, as the environment
-gives them. The exit code of `build` is 1 where a kernel cannot be built.
+The store is selected by the settings `artifact_cache_dir` and `artifact_cache_size`, read from the
+environment. The exit code of `build` is 1 if a kernel cannot be built.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _LAYOUTS = ("rc", "rr", "cr", "cc")
 _GEMMS = "64x4096x4096,2048x4096x4096,8192x8192x8192"
 
 _STEPS = ("bias", "residual", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-"""What `--epilogue` is put together of."""
+"""The steps that `--epilogue` may combine."""
 
 
 def _steps() -> dict[str, Callable[..., Any]]:
-    """Each step as a function of a product, a bias and a residual."""
+    """Return every step as a function of the GEMM's result, a bias and a residual."""
     import torch
     from torch.nn import functional
 
@@ -67,7 +67,7 @@ def _steps() -> dict[str, Callable[..., Any]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser(
         "build",
@@ -133,9 +133,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Raises:
-        exc.BadEnvironmentError: a setting that cannot be read.
-        exc.BadOptionError: a value that names nothing.
-        exc.MissingToolchainError: there is something to build and nothing to build it with.
+        exc.BadEnvironmentError: a setting cannot be read.
+        exc.BadArgumentError: an argument has an invalid value.
+        exc.MissingToolchainError: kernels have to be built, but a part of the toolchain is missing.
     """
     values = settings.Settings(**settings.from_environment())
     store = artifact_store.Store(
@@ -164,7 +164,7 @@ def _from_one(text: str) -> int:
 
 
 def _capability(text: str) -> tuple[int, int]:
-    """Of an architecture such as sm_90a."""
+    """Parse the compute capability of an architecture such as sm_90a."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)(\d)[af]?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is no architecture such as sm_90a")
@@ -172,7 +172,7 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def _device(arguments: argparse.Namespace) -> Device:
-    """The device to rank for."""
+    """Return the device to rank kernels for."""
     name, capability = arguments.device, arguments.arch
     found = [
         each
@@ -182,11 +182,12 @@ def _device(arguments: argparse.Namespace) -> Device:
     ]
     if name is None and capability is None:
         raise exc.BadArgumentError(
-            name="--arch", given="missing", allowed="an architecture such as sm_90a, or a --device"
+            name="--arch", given=None, allowed="an architecture such as sm_90a, or a --device"
         )
     relatives = [each for each in KNOWN if each.capability[:1] == (capability or ())[:1]]
     if not found and name is None and relatives:
-        # What fits into the least shared memory of a generation fits all of it.
+        # What fits into the smallest shared memory of a generation fits into that of every device
+        # in it.
         nearest = min(relatives, key=lambda each: each.shared_memory)
         fp8 = nearest.fp8 if capability >= (8, 9) else 0.0
         return dataclasses.replace(nearest, capability=capability, fp8=fp8)
@@ -220,7 +221,7 @@ def _sizes(text: str) -> list[tuple[int, int, int]]:
 
 
 def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
-    """The kernels that are ranked first, each with what it is for."""
+    """Return the kernels that rank first, mapped to a description of the GEMM they are for."""
     from inductor_ext.autotune.cutlass_options import Options
     from inductor_ext.templates import kernels as families
 
@@ -247,9 +248,7 @@ def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
 def _problems(
     dtype: str, layout: str, epilogue: str, sizes: list[tuple[int, int, int]]
 ) -> Iterator[GemmProblem]:
-    """Of GEMMs as they stand in the graph of a model, so that their epilogues are those of
-    compiles.
-    """
+    """Yield GEMM problems traced as in a model's graph, so that epilogues match compiles."""
     import torch
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -278,7 +277,7 @@ def _problems(
         return product
 
     for m, n, k in sizes:
-        # Without a GPU and without memory.
+        # Fake tensors need neither a GPU nor memory.
         with FakeTensorMode(), _tf32(dtype == "tf32"):
             tensors = [
                 _tensor((m, k), kind, layout[0]),
@@ -318,7 +317,7 @@ def _tf32(allowed: bool) -> Iterator[None]:
 
 
 def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dict[Source, str]:
-    """The kernels that decisions name, of devices of a capability if there is one."""
+    """Return the kernels that stored decisions name; for one compute capability if given."""
     from inductor_ext.autotune import results_db as stores
     from inductor_ext.templates import kernels as families
     from inductor_ext.templates.format import problem_words

@@ -1,8 +1,8 @@
-"""`inductor-ext diff A B`: what differs between two packages.
+"""`inductor-ext diff A B`: shows the differences between two packages.
 
-Compared are their manifests: how models are called, constants by name and digest, options,
-versions, kernels, memory plans, and the files' digests under names without Inductor's hashes. The
-exit code is 0 if nothing differs and 1 if something does; trouble ends with 2.
+Compares their manifests: signatures, constants by name and digest, options, versions, kernels,
+memory plans, and the digests of files by name, without the hashes that Inductor puts into file
+names. The exit code is 0 if nothing differs, 1 if something differs, and 2 on errors.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument("one", help="a .pt2 file, or the folder that one was unpacked into")
     parser.add_argument("other", help="another")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the differences, a line each.
+    """Print the differences, one per line.
 
     Raises:
-        exc.BadPackageError, exc.IncompatibleArtifactError: see `artifact.read`.
+        exc.BadPackageError, exc.IncompatibleArtifactError: see `package_report.read`.
     """
     found = package_report.differences(
         package_report.read(arguments.one), package_report.read(arguments.other)

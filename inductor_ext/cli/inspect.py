@@ -1,7 +1,7 @@
-"""`inductor-ext inspect PACKAGE`: what a package holds, how its models are called, where they run.
+"""`inductor-ext inspect PACKAGE`: shows a package's contents, signatures and requirements.
 
-Nothing of the package is run, and only its manifest is checked. The exit code is 0; a package that
-cannot be read ends with 2.
+Runs nothing of the package, and verifies only its manifest. The exit code is 0, or 2 if the package
+cannot be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument("package", help="a .pt2 file, or the folder that one was unpacked into")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the package holds.
+    """Print the contents of the package.
 
     Raises:
-        exc.BadPackageError, exc.IncompatibleArtifactError: see `artifact.read`.
+        exc.BadPackageError, exc.IncompatibleArtifactError: see `package_report.read`.
     """
     report = package_report.read(arguments.package)
     if arguments.json:

@@ -1,12 +1,12 @@
 """The command line: `inductor-ext COMMAND ...`, also `python -m inductor_ext COMMAND ...`.
 
-A command is a module with `add_arguments(parser)` and `run(arguments) -> exit code`, and a line in
-`COMMANDS`. Its module is imported when the command is called, so that `--help` and `--version` stay
-fast: neither imports torch.
+A command is a module with `add_arguments(parser)` and `run(arguments) -> exit code`, and an entry
+in `COMMANDS`. Its module is imported only when the command is run, so that `--help` and `--version`
+are fast: neither imports torch.
 
-Exit codes: what the command says, 0 if all is well; 2 for wrong usage and for every error that the
-extension raises on purpose, which is printed as one line on stderr (`--traceback` shows where it
-came from). Any other error is a bug and keeps its traceback.
+Exit codes: the command's own, 0 on success; 2 for wrong usage and for every error that the
+extension raises on purpose, which is printed as one line on stderr (`--traceback` shows the whole
+traceback). Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Command:
     name: str
     summary: str
     module: str
-    """Full name of the module that has `add_arguments` and `run`."""
+    """Full name of the module that defines `add_arguments` and `run`."""
 
 
 COMMANDS = (
@@ -120,13 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the arguments after the program's name; those of the process by default.
+        argv: arguments after the program's name; by default those of the process.
 
     Returns:
         The exit code.
 
     Raises:
-        SystemExit: after --help, and with 2 on wrong usage, as argparse does it.
+        SystemExit: after --help, and with code 2 on wrong usage, as raised by argparse.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = module.run(own_parser.parse_args(arguments.arguments))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (`| head`) has had enough. Python must not try to flush the rest at exit.
+        # The reader (such as `| head`) has closed the pipe. Python must not flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except exc.InductorExtError as error:

@@ -1,7 +1,7 @@
-"""`inductor-ext plan FILE`: plan a memory problem given as a CSV file.
+"""`inductor-ext plan FILE`: plans a memory problem given as a CSV file.
 
-For trying the planner on problems from elsewhere, and for comparing it with other planners. It
-imports no torch. The exit code is 0; wrong input ends with 2 before anything is written.
+For trying the planner on problems from elsewhere, and for comparing it with other planners. Does
+not import torch. The exit code is 0, or 2 for invalid input, in which case nothing is written.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 __all__ = ["add_arguments", "run"]
 
 _FAR = 1.002
-"""Ratio of peak to lower bound above which more iterations than by default are worth the wait."""
+"""Ratio of peak to lower bound above which the default number of iterations is increased."""
 
 _PATIENCE = 12_000_000
-"""Iterations times buffers up to which a command waits: some 10 to 20 s of CPU time."""
+"""Limit on iterations times buffers when increasing them: about 10 to 20 s of CPU time."""
 
 
 def _power_of_two(text: str) -> int:
@@ -32,14 +32,14 @@ def _power_of_two(text: str) -> int:
 
 
 def _natural(text: str) -> int:
-    # isdecimal alone accepts the digits of all scripts, and int's limit is on the digits.
+    # isdecimal accepts digits of all scripts, and int limits the number of digits.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 10^18")
     return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument(
         "file",
         help="CSV with the columns id, lower, upper and size: a buffer of `size` bytes is live "
@@ -83,10 +83,10 @@ def _plan(intervals: Sequence[Interval], iterations: int | None, seed: int) -> P
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan the file's problem and print what came of it.
+    """Plan the problem in the file and print the result.
 
     Raises:
-        exc.BadProblemFileError: see `csv_problem`.
+        exc.BadProblemFileError: see `csv_io`.
     """
     if arguments.output is not None:
         csv_io.check_writable(arguments.output)

@@ -1,8 +1,8 @@
-"""`inductor-ext tune show|export|import|clear`: what is known of GEMMs, and carrying it elsewhere.
+"""`inductor-ext tune show|export|import|clear`: lists, exports, imports and clears tuning results.
 
-The folder is that of the setting `tuning_cache_dir`, as the environment gives it. Torch is imported
-for `--device this` alone, and looking makes no folder. The exit code is 0, also where nothing is
-known, and 2 unless all was imported or removed that was to be.
+The folder is selected by the setting `tuning_cache_dir`, read from the environment. Torch is
+imported only for `--device this`, and `show` creates no folder. The exit code is 0, also if there
+are no results, and 2 unless everything was imported or removed as requested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="list what is known", description="List what is known.")
     _add_filters(show, stores.SOURCES)
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Raises:
-        exc.BadEnvironmentError: a setting that cannot be read.
-        exc.BadTuningFileError: a file that cannot be read or written.
+        exc.BadEnvironmentError: a setting cannot be read.
+        exc.BadTuningFileError: a file cannot be read or written.
         exc.MissingToolchainError: `--device this` without a GPU.
     """
     values = settings.Settings(**settings.from_environment())
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _clear(store, [arguments.source] if arguments.source else stores.KEPT)
     if not values.tuning_cache:
-        # Not among what a program may read.
+        # On stderr, to keep the note out of output that a program may parse.
         note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is off."
         print(note, file=sys.stderr)
     return 0
@@ -129,7 +129,7 @@ def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
 def _chosen(
     store: stores.Store, sources: Iterable[stores.Source], arguments: argparse.Namespace
 ) -> Iterator[tuple[stores.Source, Entry]]:
-    """What the filters leave of the sources, those of the first source first."""
+    """Yield the entries that pass the filters, in the order of the sources."""
     device = arguments.device
     exactly = _this_device() if device == "this" else None
     for source in sources:

@@ -1,7 +1,7 @@
-"""`inductor-ext verify PACKAGE`: whether a package is what it was when it was written.
+"""`inductor-ext verify PACKAGE`: checks that a package is unchanged since it was written.
 
-Every file is read: names, sizes and places, CRC-32 and, by the manifest, SHA-256. The exit code is
-0 for an intact package; a damaged or unsafe one ends with 2 and the reason.
+Reads every file and checks names, sizes, positions, CRC-32 and, if there is a manifest, SHA-256.
+The exit code is 0 for an intact package, and 2 with the reason for a damaged or unsafe one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument("package", help="a .pt2 file, or the folder that one was unpacked into")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the package and say what was checked.
+    """Check the package and print what was checked.
 
     Raises:
-        exc.BadPackageError: it is damaged or unsafe.
-        exc.IncompatibleArtifactError: its manifest is of a later format.
+        exc.BadPackageError: the package is damaged or unsafe.
+        exc.IncompatibleArtifactError: its manifest has a newer format.
     """
     with archive.open_package(arguments.package) as package:
         found = manifest.read(package)

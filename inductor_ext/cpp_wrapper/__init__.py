@@ -1,1 +1,1 @@
-"""The C++ host program of a compiled model, and the package that it is deployed in."""
+"""The C++ code of a compiled model, and the .pt2 package that contains it."""

@@ -1,21 +1,23 @@
-"""Everything that the extension does to torch: declared once, in effect in one compile at a time.
+"""The extension's hooks into torch: each is declared once and acts on one compile at a time.
 
-| module | holds |
+| module | contents |
 | --- | --- |
-| `registry` | the declaration of every hook, and the check that they fit the installed torch |
-| `torch_source` | what that check reads from torch's source files, without importing torch |
-| `context` | `CompileContext`: the state of one compile, in the one ContextVar of the package |
+| `registry` | installs hooks, and checks that their declarations fit the installed torch |
+| `hook_table` | the declaration of every hook |
+| `torch_source` | looks up torch definitions for that check, without importing torch |
+| `context` | `CompileContext`: the state of one compile, in the package's only ContextVar |
 | `activate` | the switch: `activate`, `install`, `uninstall` |
 | `scope` | the scope of a compile: the `InductorChoices` handler that carries its settings |
-| `compile_fx` | the entry point of Inductor, and the compile of one graph |
+| `compile_fx` | Inductor's entry point, and the compile of one graph |
 | `direct_compiles` | compiles that are left to Inductor |
 | `cache_keys` | keys of the FX graph cache and of the AOTAutograd cache |
 | `graph_passes` | passes over FX graphs, scheduler nodes and wrapper lines |
-| `aot` | C++ of AOT packages |
+| `aot` | C++ codegen of AOT packages |
 | `lowerings` | Inductor's table of lowerings |
-| `upstream_fixes` | workarounds for defects of Inductor, each with the torch that ends it |
+| `upstream_fixes` | workarounds for Inductor bugs |
 
-A process-wide replacement is a dispatcher: it asks whether a compile of the extension is running in
-this thread, and otherwise calls what it has replaced, with the same arguments. Dispatchers are put
-in place by the first activation and stay; importing this package changes nothing.
+A process-wide replacement is a dispatcher. If the extension is compiling in the current thread, the
+dispatcher runs the extension's code; otherwise it calls the replaced function with the same
+arguments. The first activation installs the dispatchers, and they stay installed. Importing this
+package changes nothing in torch.
 """

@@ -1,8 +1,9 @@
-"""The switch: what turns a compile by Inductor into a compile by the extension, and back.
+"""Turns the extension on and off: `activate`, `install`, `uninstall`.
 
 `activate` (for a block of code in this thread), `install` (for the process) and the dynamo backend
-only record a request. It takes effect in `compile_fx`, through which every entry point of Inductor
-passes (see `hooks.compile_fx`). Compiling is what counts, not calling.
+only record a request. It takes effect in `compile_fx`, which every Inductor entry point calls (see
+`hooks.compile_fx`). What matters is whether the request is active when a graph is compiled, not
+when the compiled function is called.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ _installed: Overrides | None = None
 
 
 def requested() -> Overrides | None:
-    """The settings that `activate`, or else `install`, requests; None without either."""
+    """Return the settings requested by `activate`, or else by `install`; None without either."""
     overrides = context.current().overrides
     return _installed if overrides is None else overrides
 
 
 @contextlib.contextmanager
 def activate(**overrides: object) -> Iterator[None]:
-    """Inside, in this thread, everything that Inductor compiles is compiled by the extension.
+    """In this block and thread, compile everything that Inductor compiles with the extension.
 
-    Includes Inductor's own entry points (`torch.compile`,
-    `torch._inductor.aoti_compile_and_package`). Activations nest: an inner one adds its overrides
-    to the outer one's. A function compiled inside stays compiled when called outside, its backward
-    graph included, and dynamo reuses for `backend="inductor"` what it compiled under that name.
+    This includes Inductor's own entry points (`torch.compile`,
+    `torch._inductor.aoti_compile_and_package`). Activations nest: an inner activation adds its
+    overrides to those of the outer one. A function compiled inside stays compiled when it is called
+    outside, including its backward graph. For `backend="inductor"`, dynamo reuses what it compiled
+    under that name, inside or outside.
 
     Args:
         overrides: settings (see `inductor_ext.settings`) for the compiles inside.
 
     Raises:
-        exc.UnsupportedTorchError, exc.UnknownOptionError, exc.BadOptionError, exc.HookError: before
-            anything else.
+        exc.UnsupportedTorchError, exc.UnknownOptionError, exc.BadOptionError, exc.HookError: raised
+            on entry, before anything is changed.
     """
     merged = _prepare({**(requested() or {}), **overrides})
     with context.enter(overrides=merged):
@@ -48,16 +50,16 @@ def activate(**overrides: object) -> Iterator[None]:
 
 
 def install(**overrides: object) -> None:
-    """Activate the extension for the whole process, all its threads, until `uninstall`.
+    """Activate the extension for the whole process, in all its threads, until `uninstall`.
 
-    A second call replaces the overrides of the first. Raises as `activate` does.
+    A second call replaces the overrides of the first. Raises the same errors as `activate`.
     """
     global _installed
     _installed = _prepare(overrides)
 
 
 def uninstall() -> None:
-    """Undo `install`. Without one, nothing happens."""
+    """Undo `install`. Do nothing if `install` was not called."""
     global _installed
     _installed = None
 

@@ -1,4 +1,4 @@
-"""C++ of AOT packages: the class that generates it, and its compile."""
+"""Hooks into the C++ codegen of AOT packages: the wrapper class, and the compile of its code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ __all__ = ["exported_module", "install_hooks"]
 
 
 def install_hooks() -> None:
-    """Put the dispatchers in place, once."""
+    """Install the dispatchers, once per process."""
     registry.replace("wrapper_class", _dispatch_wrapper_class)
     registry.replace("aot_compile", _dispatch_compile)
 
 
 @contextlib.contextmanager
 def exported_module(model: Any) -> Iterator[None]:
-    """Around a call of compile_fx, which may be an AOT compile, whatever entry point led to it.
+    """Wrap a `compile_fx` call, which may be an AOT compile: read what export left on the module.
+
+    Used for every entry point, since all of them call `compile_fx`. Does nothing for a JIT compile.
 
     Args:
         model: the `model_` argument of compile_fx.

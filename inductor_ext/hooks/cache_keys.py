@@ -1,8 +1,7 @@
-"""Keys of Inductor's caches: entries of the extension are never taken for Inductor's own.
+"""Keys of Inductor's caches. They keep cache entries of the extension apart from Inductor's own.
 
 The key of a graph that the extension compiles includes the package's source, the settings, the
-registered lowerings, and what decisions about matmuls depend on. Keys of other compiles are
-unchanged.
+registered lowerings, and the inputs of matmul decisions. Keys of other compiles are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["install_hooks"]
 
 
 def install_hooks() -> None:
-    """Put the dispatchers in place, once."""
+    """Install the dispatchers, once per process."""
     registry.replace("fx_graph_key", _dispatch_key)
     registry.replace("compiled_graph", _dispatch_compiled_graph)
 

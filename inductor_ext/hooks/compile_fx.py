@@ -1,10 +1,10 @@
-"""Inductor's entry point, and the compile of one graph.
+"""Hooks into Inductor's entry point, and into the compile of one graph.
 
-`torch._inductor.compile_fx.compile_fx` is the one function through which torch.compile, AOT
-compilation, `standalone_compile` and `torch._inductor.compile` pass. Where an activation holds, the
-dispatcher freezes the settings and opens the scope of the compile while Inductor's function runs
-and, since a backward graph is compiled after it has returned, often in another thread, while
-`inner_compile` runs as well.
+`torch._inductor.compile_fx.compile_fx` is the one function that torch.compile, AOT compilation,
+`standalone_compile` and `torch._inductor.compile` all call. While an activation is in effect, the
+dispatcher freezes the settings and opens the scope of the compile around Inductor's function. A
+backward graph is compiled after that function has returned, often in another thread, so
+`inner_compile` opens the scope again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Request = Callable[[], "Mapping[str, object] | None"]
 
 
 def install_hooks(requested: Request) -> None:
-    """Put the dispatchers before the entry point and the cache keys, once.
+    """Install the dispatchers of the entry point and of the cache keys, once per process.
 
     Args:
-        requested: `activate.requested`, the settings that an activation asks for.
+        requested: `activate.requested`, which returns the settings that an activation requests.
     """
     cache_keys.install_hooks()
     registry.replace("compile_fx", functools.partial(_dispatch_compile_fx, requested))
@@ -86,11 +86,11 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
 def scoped_inner_compile(
     inner: Callable[..., Any], settings: Settings, compile_: plan_store.Compile
 ) -> Callable[..., Any]:
-    """`inner_compile`, which compiles one graph, inside the scope and with a record of it.
+    """Wrap `inner_compile`, which compiles one graph, to run inside the scope and emit a record.
 
     Args:
-        inner: Inductor's function, `compile_fx_inner` or a caller's own.
-        settings: of the compile.
+        inner: Inductor's function, `compile_fx_inner`, or one passed by the caller.
+        settings: settings of the compile.
         compile_: the call of the entry point that the graph belongs to.
     """
 
@@ -140,9 +140,10 @@ def scoped_inner_compile(
 
 
 def _check_compile_mode(kind: str) -> None:
-    """Refuse what Inductor cannot do in its asynchronous and progressive compile modes.
+    """Raise an error for graphs that Inductor's async and progressive compile modes do not support.
 
-    In torch 2.11 to 2.13 Inductor fails there with an internal error: the output of either cannot
+    In torch 2.11 to 2.13 Inductor fails there with an internal error: the output of either mode
+    cannot
     be put into the FX graph cache (it has no set_triton_bundle), and a progressive output is called
     with the wrong arguments when it is differentiated (TypeError).
     """
@@ -152,10 +153,10 @@ def _check_compile_mode(kind: str) -> None:
 
     caching = inductor_config.fx_graph_cache and not torch.compiler.config.force_disable_caches
     if caching and (module.fx_compile_async or module.fx_compile_progressive):
-        why = "its output cannot be cached, and the FX graph cache is on"
+        why = "its output cannot be cached, but the FX graph cache is enabled"
         mend = "Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable"
     elif module.fx_compile_progressive and kind in ("forward", "backward"):
-        why = "Inductor's progressive compile cannot run a graph that is differentiated"
+        why = "Inductor's progressive compile does not support graphs that are differentiated"
         mend = "Unset the variable, or compile under torch.no_grad()"
     else:
         return

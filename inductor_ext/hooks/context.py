@@ -1,16 +1,16 @@
-"""The state of a compile that is running in this thread, in one place.
+"""The state of the compile that is running in this thread, in one place.
 
-Code that Inductor calls back, such as a lowering or a pass, gets no argument of ours. What it needs
-to know about the compile around it is a field of `CompileContext`, which `current` returns.
+Inductor's callbacks, such as lowerings and passes, take no argument for the extension's state. What
+they need to know about the current compile is a field of `CompileContext`, which `current` returns.
 
 `enter` changes fields for a block of code. Blocks nest: an inner block inherits every field that it
 does not set, and leaving a block restores the fields of the outer one, also after an exception. A
-new thread starts with the defaults. So does the compile of a backward graph in another thread; the
-settings of a compile therefore travel with its `InductorChoices` handler (see `scope`), and the
-context has only what belongs to the thread that is compiling.
+new thread starts with the defaults, and so does the compile of a backward graph in another thread.
+The settings of a compile are therefore carried by its `InductorChoices` handler (see `scope`), and
+the context holds only state of the thread that is compiling.
 
-The fields' types are those of higher layers, which this module does not import; each field names
-the module that owns it.
+The types of the fields belong to higher layers, which this module does not import; the docstring of
+a field names the module that owns it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ __all__ = ["CompileContext", "current", "enter"]
 
 @dataclasses.dataclass(frozen=True)
 class CompileContext:
-    """What is known of the compile at hand; the defaults mean that none is running."""
+    """The state of the current compile. The defaults mean that no compile is running."""
 
     overrides: Mapping[str, object] | None = None
     """Settings requested by the innermost `activate`; None outside of it."""
     compile_: Any = None
-    """`plan_store.Compile` to which graphs are linked that come from a cache."""
+    """The `plan_store.Compile` that graphs loaded from a cache are linked to."""
     is_aot: bool = False
     """Whether the graph belongs to an AOT package, whose constants may change after the compile."""
     graph_in_passes: Any = None
-    """`torch.fx.GraphModule` that Inductor's post-grad passes are running on."""
+    """The `torch.fx.GraphModule` that Inductor's post-grad passes are running on."""
     has_control_flow: bool = False
-    """Whether the graph that joint passes are running on contains control flow (`padding`)."""
+    """Whether the graph that joint passes are running on contains control flow
+    (`pad_mm_policy`)."""
     in_control_flow: bool = False
-    """Whether that graph is itself a subgraph of control flow (`padding`)."""
+    """Whether that graph is itself a subgraph of a control-flow op (`pad_mm_policy`)."""
     signature: Any = None
     """The `Signature` of the exported program (`cpp_wrapper.signature`); None if there is none."""
     symbol_ranges: Mapping[Any, Any] | None = None
-    """Ranges of symbols that `torch.export` left at the module (`signature.from_graph`)."""
+    """Ranges of symbols that `torch.export` recorded on the module (`signature.from_graph`)."""
     artifacts: list[Any] | None = None
-    """Collects each `build.artifact.Artifact`; None if weights are written to files right away."""
+    """Collects every `build.artifact.Artifact`; None if weights are written to files
+    immediately."""
     gemm_rule: Callable[[Any], Any] | None = None
-    """Decides every GEMM without a lookup or a measurement (`autotune.decide.forced`)."""
+    """Decides every GEMM without a lookup or a benchmark (`autotune.decide.forced`)."""
 
 
 _NONE = CompileContext()
@@ -56,13 +58,13 @@ _current: ContextVar[CompileContext] = ContextVar("inductor_ext_compile", defaul
 
 
 def current() -> CompileContext:
-    """The context of the compile in this thread; all defaults outside of one."""
+    """Return the context of the compile in this thread; all defaults outside of a compile."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def enter(**changes: Any) -> Iterator[CompileContext]:
-    """Inside, in this thread, `current()` has these fields.
+    """Set fields of the current context, in this thread, for the duration of the block.
 
     Args:
         changes: fields of `CompileContext`.

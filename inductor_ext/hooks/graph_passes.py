@@ -1,4 +1,4 @@
-"""Passes over FX graphs, over the scheduler's nodes and over the lines of a wrapper."""
+"""Hooks into passes over FX graphs, over scheduler nodes and over wrapper lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["install_hooks"]
 
 
 def install_hooks() -> None:
-    """Put the dispatchers in place, once."""
+    """Install the dispatchers, once per process."""
     registry.replace("joint_passes", _dispatch_joint_passes)
     registry.replace("output_strides", _dispatch_output_strides)
     registry.replace("pad_mm", _dispatch_can_pad)
@@ -31,8 +31,8 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
 
         if scope.settings() is None:
             return stock(gm, *args, **kwargs)
-        # In a JIT compile the results are dynamo's, which asks each tensor for its strides, and a
-        # graph in the FX graph cache is keyed by what it is after the passes.
+        # In a JIT compile strides need not be kept: dynamo receives the outputs and queries the
+        # strides of each tensor, and the FX graph cache keys the graph as it is after the passes.
         before = pad_mm_policy.strides(gm) if V.aot_compilation is True else None
         with pad_mm_policy.guarded(gm):
             passed = stock(gm, *args, **kwargs)
@@ -77,8 +77,8 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
         outer = context.current().graph_in_passes
         settings = scope.settings()
         if settings is None or (outer is not None and gm in outer.modules()):
-            # The passes over a graph trace its subgraphs, which must consist of operators until
-            # then: subgraphs are planned together with the graph around them.
+            # Passes over the outer graph trace its subgraphs, which must consist of plain operators
+            # until then. Subgraphs are therefore planned together with the outer graph.
             stock(gm, *args, **kwargs)
             return
         with context.enter(graph_in_passes=gm):

@@ -1,9 +1,9 @@
-"""The declaration of every place where the extension changes torch or relies on its private parts.
+"""Declarations of every place where the extension patches torch or relies on its private API.
 
-A `Hook` says what is replaced, overridden, changed or read, which parameters and which other names
-of torch that relies on, why there is no public way, and which torch releases it concerns. This
-module is data: `registry` checks it against a torch, installs what is replaced, and writes the
-table in docs/switch.md.
+A `Hook` says what is replaced, overridden, changed or read, which parameters and other torch names
+it relies on, why there is no public API for it, and which torch releases it applies to. This module
+is data: `registry` checks it against a torch, installs the replacements, and writes the table in
+docs/switch.md.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ Kind = Literal["replaced", "overridden", "changed", "read"]
 
 @dataclass(frozen=True)
 class Hook:
-    """One thing that is done to torch."""
+    """One use or patch of torch's private API."""
 
     name: str
     kind: Kind
-    """replaced: for the process, by a dispatcher. overridden: by a subclass of ours. changed: an
-    object that belongs to the compile at hand. read: private state or generated text."""
+    """replaced: for the process, by a dispatcher. overridden: by a subclass in the extension.
+    changed: an object that belongs to the current compile. read: private state or generated
+    text."""
     targets: tuple[str, ...]
-    """Dotted paths: names of one thing in different torch releases, of which one must exist."""
+    """Dotted paths: names of the same target in different torch releases. One of them must
+    exist."""
     owner: str
-    """The module of ours that does it."""
+    """The module of the extension that uses the hook."""
     why: str
-    """Why it is done, and why there."""
+    """Why the hook is needed, and why at this place."""
     parameters: tuple[str, ...] = ()
     """Parameters of the target that are passed or read by name or position."""
     relies_on: tuple[str, ...] = ()
-    """Other names of torch that must exist. `a|b` is satisfied by either."""
+    """Other torch names that must exist. `a|b` is satisfied by either."""
     upstream: str = ""
     """Issue of pytorch/pytorch, for workarounds."""
     since: str = ""
@@ -99,8 +101,9 @@ HOOKS: tuple[Hook, ...] = (
         ("torch._inductor.codecache.FxGraphHashDetails.__init__",),
         "hooks.cache_keys",
         "The attributes of this object are what the keys of the FX graph cache and of the "
-        "AOTAutograd cache are made from; ours adds one. torch.compiler.config.cache_key_tag would "
-        "be the public way, but torch 2.11 keeps it for the whole process.",
+        "AOTAutograd cache are made from; the extension adds one. "
+        "torch.compiler.config.cache_key_tag would be the public way, but torch 2.11 keeps it for "
+        "the whole process.",
         relies_on=("torch._functorch._aot_autograd.autograd_cache.AOTAutogradCacheDetails",),
     ),
     Hook(
@@ -191,7 +194,7 @@ HOOKS: tuple[Hook, ...] = (
         (f"{_WRAPPER}.PythonWrapperCodegen.run_wrapper_ir_passes",),
         "hooks.graph_passes",
         "Where the lines of a wrapper are final and Inductor decides how buffers share memory. The "
-        "wrapper classes of every device inherit it; registering wrapper classes of our own would "
+        "wrapper classes of every device inherit it; registering other wrapper classes would "
         "replace those of the device for the process.",
         parameters=("is_inference",),
         relies_on=(
@@ -208,8 +211,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.lowering.lowerings",),
         "hooks.lowerings",
-        "An entry of this table for each operator that has a lowering of ours. The table belongs "
-        "to the process.",
+        "An entry of this table for each operator that the extension has a lowering for. The table "
+        "belongs to the process.",
         relies_on=("torch._inductor.lowering.make_pointwise",),
     ),
     # --- AOT packages -----------------------------------------------------------------------------
@@ -480,7 +483,7 @@ HOOKS: tuple[Hook, ...] = (
         "read",
         ("torch._inductor.cudagraph_trees.reset_cudagraph_trees",),
         "backend",
-        "torch.compiler.reset drops recorded CUDA graphs of `backend='inductor'`, and of ours by "
-        "this function.",
+        "torch.compiler.reset drops recorded CUDA graphs of `backend='inductor'`; this function "
+        "drops those of the extension.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Inductor's table of lowerings: a dispatcher for each operator that has a lowering of ours."""
+"""Hooks into Inductor's table of lowerings: a dispatcher per operator that the extension lowers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["install_hooks"]
 
 _lock = threading.Lock()
 _replaced: dict[Any, Callable[..., Any]] = {}
-"""Operator -> the lowering that stood in the table."""
+"""Maps an operator to the lowering that was in the table before."""
 
 
 def install_hooks() -> None:
-    """Put dispatchers before the lowerings of all operators that are registered by now."""
+    """Install a dispatcher over the lowering of every operator that is registered so far."""
     from torch._inductor import lowering as module
 
-    # Each registers its lowerings.
+    # Importing these modules registers their lowerings.
     from inductor_ext.lowerings import gemm  # noqa: F401
     from inductor_ext.lowerings.pointwise import erf  # noqa: F401
     from inductor_ext.memory import out_variants  # noqa: F401

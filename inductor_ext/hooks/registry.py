@@ -1,14 +1,15 @@
-"""Every place where the extension changes torch or relies on what torch keeps private.
+"""Installs and checks the places where the extension patches torch or relies on its private API.
 
-`hook_table.HOOKS` declares each place once. `check` compares the declarations with the source files
+`hook_table.HOOKS` declares every place once. `check` compares the declarations with the source
+files
 of a torch; it imports nothing and takes about a second. `inductor-ext doctor` and the tests run it.
-`replace` puts a dispatcher in place of a declared target, and refuses a target that is missing or
-has another signature.
+`replace` installs a dispatcher over a declared target, and raises `exc.HookError` if the target is
+missing or lacks a declared parameter.
 
-`python -m inductor_ext.hooks.registry docs/switch.md` writes the table in that page.
+`python -m inductor_ext.hooks.registry docs/switch.md` updates the table in that page.
 
-A new entry is needed for everything that is done to torch beyond calling its public functions; a
-test finds replacements that are not declared. See docs/upgrading_torch.md for a new torch.
+Everything that is done to torch beyond calling its public functions needs an entry in `HOOKS`; a
+test finds undeclared replacements. See docs/upgrading_torch.md for porting to a new torch.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Misfit:
-    """A hook that does not fit a torch."""
+    """A hook that does not fit a torch, and why."""
 
     hook: Hook
     why: str
 
 
 def concerns(hook: Hook, version: str) -> bool:
-    """Whether a hook is in use with a torch.
+    """Whether a hook applies to a torch version.
 
     Args:
         version: such as `2.14.1+cu130`.
@@ -63,10 +64,10 @@ def concerns(hook: Hook, version: str) -> bool:
 
 
 def find(name: str) -> Hook:
-    """The declaration of a hook.
+    """Return the declaration of a hook.
 
     Raises:
-        KeyError: there is none of that name.
+        KeyError: there is no hook of that name.
     """
     return _BY_NAME[name]
 
@@ -75,11 +76,11 @@ _BY_NAME = {hook.name: hook for hook in HOOKS}
 
 
 def check(folder: str | Path, version: str, hooks: Sequence[Hook] = HOOKS) -> list[Misfit]:
-    """The hooks that do not fit a torch; nothing is imported.
+    """Return the hooks that do not fit a torch. Imports nothing.
 
     Args:
-        folder: of the torch package.
-        version: of that torch; hooks that do not concern it are not checked.
+        folder: folder of the torch package.
+        version: version of that torch; hooks that do not apply to it are not checked.
     """
     source = TorchSource(folder)
     return [
@@ -90,7 +91,7 @@ def check(folder: str | Path, version: str, hooks: Sequence[Hook] = HOOKS) -> li
 
 
 def _misfit(source: TorchSource, hook: Hook) -> str:
-    """Why a hook does not fit; empty if it does."""
+    """Return why a hook does not fit; empty if it does."""
     found = next(filter(None, map(source.find, hook.targets)), None)
     if found is None:
         return f"{' or '.join(hook.targets)} does not exist"
@@ -115,11 +116,11 @@ def _missing_parameters(hook: Hook, parameters: Sequence[str]) -> str:
 
 
 def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a dispatcher in place of the target of a declared hook, unless one stands there.
+    """Install a dispatcher over the target of a declared hook, unless it is already installed.
 
     Args:
-        name: of the hook, whose kind is "replaced".
-        make: gets the function that stands there and returns the dispatcher.
+        name: name of the hook, whose kind is "replaced".
+        make: takes the current function and returns the dispatcher.
 
     Raises:
         exc.HookError: the target is missing or lacks a parameter.
@@ -143,7 +144,7 @@ def has_target(name: str) -> bool:
 
 
 def _resolve(hook: Hook) -> tuple[Any, str, Callable[..., Any]]:
-    """The object that holds a target, its name there, and the target."""
+    """Return the object that holds the target, the target's attribute name, and the target."""
     located = _located(hook)
     if located is None:
         raise _error(hook, f"{' or '.join(hook.targets)} does not exist")
@@ -161,7 +162,7 @@ def _located(hook: Hook) -> tuple[Any, str] | None:
 
 
 def _import(path: str) -> Any:
-    """The module, or the class in a module, at a dotted path; None if there is none."""
+    """Return the module, or the class in a module, at a dotted path; None if there is none."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:
@@ -174,7 +175,7 @@ def _error(hook: Hook, why: str) -> exc.HookError:
 
 
 def replaced_targets() -> Iterator[str]:
-    """Dotted paths of all targets of kind "replaced"."""
+    """Yield the dotted paths of all targets of kind "replaced"."""
     for hook in HOOKS:
         if hook.kind == "replaced":
             yield from hook.targets
@@ -186,7 +187,7 @@ _BEGIN, _END = "<!-- hooks: begin -->", "<!-- hooks: end -->"
 
 
 def render_table() -> str:
-    """The declarations as Markdown tables, one for each kind."""
+    """Return the declarations as Markdown tables, one per kind."""
     titles: dict[Kind, str] = {
         "replaced": "Replaced for the process, by a dispatcher",
         "overridden": "Overridden in a subclass",
@@ -213,7 +214,7 @@ def _releases(hook: Hook) -> str:
 
 
 def update_page(text: str) -> str:
-    """A page with its table made anew, between the two marks."""
+    """Return the text of a page with its table regenerated between the two markers."""
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}\n\n{render_table()}\n{_END}{after}"

@@ -1,13 +1,14 @@
 """The scope of a compile: the `InductorChoices` handler that carries its settings.
 
-In the scope, this thread's handler `V.choices` is an instance of a subclass of whatever class was
-there, with the frozen settings of the compile. Its presence is the answer to the question of every
-dispatcher, "is a compile of the extension running in this thread?" (`settings`). Inductor pickles
-the handler when it compiles in a subprocess, so that the answer is the same there. When the scope
-closes, the handler is what it was before; where there was none, there is none.
+Inside the scope, this thread's `V.choices` handler is an instance of a subclass of the previous
+handler's class, with the frozen settings of the compile. Dispatchers check for this handler to
+decide whether the extension is compiling in this thread (`settings`). Inductor pickles the handler
+when it compiles in a subprocess, so the check gives the same result there. When the scope closes,
+the previous handler is restored; if there was none, there is none again.
 
-The handler extends the class at hand, also a user's `config.inductor_choices_class` and, from torch
-2.15, the contributors of `register_inductor_choices`: what these decide stays decided.
+The handler extends whatever class is in use, including a user's `config.inductor_choices_class`
+and, from torch 2.15, the contributors of `register_inductor_choices`: their decisions stay in
+effect.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ __all__ = ["ExtChoices", "compile_scope", "install_hooks", "make_choices", "sett
 
 
 def settings() -> Settings | None:
-    """The settings of the extension's compile that runs in this thread; None outside of one."""
+    """Return the settings of the extension's compile in this thread; None outside of one."""
     handler = _compat.peek_choices()
     return handler.settings if isinstance(handler, ExtChoices) else None
 
 
 @contextlib.contextmanager
 def compile_scope(values: Settings) -> Iterator[None]:
-    """Inside, this thread compiles by the extension; re-entrant.
+    """Open the scope of an extension compile in this thread. Re-entrant.
 
     Args:
         values: the settings of the compile.
@@ -46,8 +47,8 @@ def compile_scope(values: Settings) -> Iterator[None]:
 
 
 def install_hooks() -> None:
-    """Put in place everything that decides about code, once."""
-    # Here, since a compile subprocess begins by unpickling the handler.
+    """Install all hooks that affect generated code, once per process."""
+    # Imported here because a compile subprocess starts by unpickling the handler.
     from inductor_ext.hooks import aot, graph_passes, lowerings, upstream_fixes
 
     for module in (graph_passes, aot, upstream_fixes, lowerings):
@@ -55,14 +56,14 @@ def install_hooks() -> None:
 
 
 class ExtChoices:
-    """Mixed into the InductorChoices class at hand: the extension's part in Inductor's choices."""
+    """Mixin over the current InductorChoices class that overrides some of its decisions."""
 
     settings: Settings
 
     def get_template_configs(
         self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
     ) -> Any:
-        """Inductor's candidates for a matmul, without those that are known to lose."""
+        """Return Inductor's candidates for a matmul, without those that are known to be slower."""
         from inductor_ext.lowerings import gemm
 
         templates = gemm.sole_candidates(templates)
@@ -70,9 +71,9 @@ class ExtChoices:
         return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
 
     def should_use_persistent_reduction(self, features: Any, cooperative_reduction: bool) -> bool:
-        """Whether a kernel holds a row in registers: where Inductor does, and where more pays.
+        """Whether a reduction keeps its row in registers: Inductor's cases, and further ones.
 
-        A user's class that overrides this method has the last word.
+        A user's class that overrides this method takes precedence.
         """
         from torch._inductor import config as inductor_config
         from torch._inductor.choices import InductorChoices
@@ -94,14 +95,14 @@ class ExtChoices:
 
 
 def _base_of(handler: Any) -> type[Any]:
-    """The class of a handler without our mixin."""
+    """Return the class of a handler without the extension's mixin."""
     cls = type(handler)
     return cls.__mro__[2] if issubclass(cls, ExtChoices) else cls
 
 
 def _state_of(handler: Any) -> dict[str, Any]:
-    """The attributes of a handler without our own."""
-    # A handler that composes several (torch 2.15) answers attribute look-ups by its parts.
+    """Return the attributes of a handler without those of the extension."""
+    # In torch 2.15, a handler that composes contributors forwards attribute look-ups to them.
     state: dict[str, Any] = object.__getattribute__(handler, "__dict__")
     return {key: value for key, value in state.items() if key != "settings"}
 
@@ -112,20 +113,20 @@ def _choices_class(base: type[Any]) -> type[Any]:
 
 
 def make_choices(base: type[Any], state: dict[str, Any], values: Settings) -> Any:
-    """A handler that extends one of class `base` with attributes `state`."""
+    """Return a handler that extends a handler of class `base` with the attributes `state`."""
     handler = object.__new__(_choices_class(base))  # type: ignore[arg-type]  # a class is hashable
     object.__getattribute__(handler, "__dict__").update(state, settings=values)
     return handler
 
 
 def _restore_choices(base: type[Any], state: dict[str, Any], values: Settings) -> Any:
-    """Unpickle an ExtChoices: Inductor's compile subprocess is about to compile for us."""
+    """Unpickle an ExtChoices, in an Inductor subprocess that compiles for the extension."""
     install_hooks()
     return make_choices(base, state, values)
 
 
 def _extend_choices(values: Settings) -> Any:
-    """An ExtChoices over the handler that Inductor would use in this thread."""
+    """Return an ExtChoices that extends the handler that Inductor would use in this thread."""
     handler = _compat.peek_choices()
     if handler is None:
         handler = _compat.default_choices()

@@ -1,12 +1,12 @@
-"""What torch's source files define, read without importing torch.
+"""Looks up definitions in torch's source files, without importing torch.
 
 Importing `torch._inductor` takes seconds, creates a cache folder and sets environment variables,
-none of which a diagnosis may do. `TorchSource` therefore looks names up in the files: a dotted path
-such as `torch._inductor.ir.Switch.get_free_symbol_uses` leads to a module, a function, a class, a
-method, a variable, or an attribute that a method of the class assigns to `self`. Names that a
-module imports from another one of torch's, and members of base classes, are followed.
+which a diagnosis must not do. `TorchSource` therefore looks up names in the source files: a dotted
+path such as `torch._inductor.ir.Switch.get_free_symbol_uses` resolves to a module, a function, a
+class, a method, a variable, or an attribute that a method of the class assigns to `self`. Names
+that a module imports from another torch module, and members of base classes, are followed.
 
-Only the definitions that are asked for are parsed, which keeps a check of all hooks near a second.
+Only the requested definitions are parsed, so that checking all hooks takes about a second.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["Definition", "TorchSource"]
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a name is defined."""
+    """The module and AST node where a name is defined."""
 
     module: str
     node: ast.AST
-    """A `FunctionDef`, `ClassDef`, assignment, or a `Module` for a module itself."""
+    """A `FunctionDef`, a `ClassDef`, an assignment, or a `Module` for a module itself."""
 
     def parameters(self) -> tuple[str, ...] | None:
-        """Names of a function's parameters, `self` and `cls` included; None if it is no function.
+        """Return a function's parameter names, including `self` and `cls`; None if not a function.
 
-        `*args` and `**kwargs` are listed by their names with the stars.
+        `*args` and `**kwargs` are listed with their stars.
         """
         if not isinstance(self.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
@@ -45,17 +45,17 @@ class Definition:
 
 
 class TorchSource:
-    """The sources of one torch.
+    """The source files of one torch installation.
 
     Args:
-        folder: the package's folder, which holds `__init__.py`.
+        folder: the package's folder, which contains `__init__.py`.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def find(self, path: str) -> Definition | None:
-        """What a dotted path leads to; None if there is no such thing.
+        """Return the definition at a dotted path; None if there is none.
 
         Args:
             path: begins with `torch.`.
@@ -64,7 +64,7 @@ class TorchSource:
         return self._member(module, names, frozenset())
 
     def _split(self, path: str) -> tuple[str, list[str]]:
-        """The longest prefix that is a module, and the names behind it."""
+        """Split a path into its longest prefix that is a module, and the remaining names."""
         parts = path.split(".")
         for length in range(len(parts), 0, -1):
             module = ".".join(parts[:length])
@@ -87,7 +87,7 @@ class TorchSource:
 
     @functools.cache  # noqa: B019
     def _top_level(self, module: str, name: str) -> ast.AST | None:
-        """The last definition of a name in a module, also inside `if` and `try`."""
+        """Return the definition of a name in a module, also one inside `if` and `try`."""
         text = self._text(module)
         escaped = re.escape(name)
         patterns = (
@@ -95,8 +95,8 @@ class TorchSource:
             rf"^([ \t]*){escaped}\s*(?::[^=\n]+)?=(?!=)",
         )
         for pattern in patterns:
-            # A definition is as deep as its module's `if` and `try`; methods are deeper, and of a
-            # name defined twice the least indented one counts.
+            # A definition inside `if` or `try` is indented like its block, and methods are indented
+            # deeper. If a name is defined more than once, the least indented definition is used.
             matches = sorted(
                 re.finditer(pattern, text, re.MULTILINE), key=lambda match: len(match[1])
             )
@@ -107,7 +107,7 @@ class TorchSource:
         return None
 
     def _imported(self, module: str, name: str) -> str | None:
-        """The path of what a module imports under a name."""
+        """Return the path of what a module imports under a name."""
         pattern = re.compile(
             rf"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+"
             rf"(\([^)]*?\b{re.escape(name)}\b[^)]*\)|[^(\n]*\b{re.escape(name)}\b[^\n]*)",
@@ -170,7 +170,7 @@ class TorchSource:
     def _through_module(
         self, module: str, path: list[str], seen: frozenset[str]
     ) -> Definition | None:
-        """A base class that is written as an attribute of an imported module: `ir.Buffer`."""
+        """Resolve a base class that is an attribute of an imported module, such as `ir.Buffer`."""
         origin = self._imported(module, path[0]) if len(path) > 1 else None
         if origin is None or not origin.startswith("torch."):
             return None
@@ -178,13 +178,13 @@ class TorchSource:
 
 
 def _parse_block(text: str, start: int, indent: str) -> ast.AST | None:
-    """The statement at `start`, with decorators left out."""
+    """Parse the statement at `start`, without its decorators."""
     block: list[str] = []
     for line in text[start:].split("\n"):
         inside = line.startswith((f"{indent} ", f"{indent}\t"))
-        # A signature's closing bracket stands at the indent of its `def`.
+        # The closing bracket of a signature is indented like its `def`.
         ends = block and line.strip() and not inside and line.strip()[0] not in ")]}#"
-        # Where that is not the end of the statement, it is a line of a string.
+        # If the lines so far do not parse, this line is part of a multi-line string.
         if ends and (node := _parse(block)) is not None:
             return node
         block.append(line[len(indent) :] if line.startswith(indent) else line)
@@ -199,7 +199,7 @@ def _parse(lines: list[str]) -> ast.AST | None:
 
 
 def _members(node: ast.ClassDef, name: str) -> Iterator[ast.AST]:
-    """The definitions of a name in a class body, and assignments to `self.<name>` in methods."""
+    """Yield definitions of a name in a class body, and assignments to `self.<name>` in methods."""
     for statement in node.body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if statement.name == name:

@@ -1,6 +1,6 @@
-"""Workarounds for defects of Inductor, in effect in compiles of the extension only.
+"""Workarounds for Inductor bugs, in effect only in compiles of the extension.
 
-Each is declared in `registry` with the first torch that no longer needs it.
+`hook_table` declares them, with the first torch release that no longer needs them if known.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ __all__ = ["install_hooks"]
 
 
 def install_hooks() -> None:
-    """Put the dispatchers in place, once."""
+    """Install the dispatchers, once per process."""
     registry.replace("exported_inputs", _dispatch_exported_inputs)
     registry.replace("constant_items", _dispatch_may_turn_const)
     registry.replace("branch_symbols", _dispatch_branch_symbols)
 
 
 def _dispatch_may_turn_const(stock: Callable[..., bool]) -> Callable[..., bool]:
-    # The attributes of an AOT graph are real tensors, which fake tensors compute with: what `item`
-    # reads from a buffer would be the same value in all calls, though the buffer changes.
+    # The attributes of an AOT graph are real tensors, and fake tensors constant-fold with them: a
+    # value that `item` reads from a buffer would be the same in all calls, although the buffer
+    # changes.
     @functools.wraps(stock)
     def may_turn_const(self: Any, tensor: Any) -> bool:
         return not context.current().is_aot and stock(self, tensor)
@@ -33,7 +34,7 @@ def _dispatch_may_turn_const(stock: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _dispatch_exported_inputs(stock: Callable[..., Any]) -> Callable[..., Any]:
-    # Inductor replaces by None what is not a tensor, and fails where the graph uses it.
+    # Inductor replaces inputs that are not tensors by None, and fails if the graph uses them.
     @functools.wraps(stock)
     def extract_inputs(gm: Any, example_inputs: Any) -> Any:
         inputs = stock(gm, example_inputs)
@@ -47,8 +48,8 @@ def _dispatch_exported_inputs(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dispatch_branch_symbols(stock: Callable[..., Any]) -> Callable[..., Any]:
-    # Inductor looks for symbols in expressions only, and a predicate such as u0 > 2 is a relation:
-    # the code that computes u0 is removed as dead, and the branch uses an undeclared variable.
+    # Inductor looks for symbols only in expressions, but a predicate such as u0 > 2 is a relation.
+    # The code that computes u0 is removed as dead, and the branch uses an undeclared variable.
     @functools.wraps(stock)
     def get_free_symbol_uses(self: Any, unbacked_only: bool = False) -> Any:
         found = stock(self, unbacked_only)

@@ -1,6 +1,7 @@
-"""Our lowerings: one module an operator family, from an ATen call to Inductor IR.
+"""Registry of the extension's lowerings from ATen calls to Inductor IR; one module per op family.
 
-A lowering is a function that gets stock's lowering first and the call's arguments after it:
+A lowering is a function whose first argument is Inductor's own lowering (`stock`), followed by the
+call's arguments:
 
     @register_lowering(torch.ops.aten.mm.default)
     def mm(stock, mat1, mat2, *, layout=None):
@@ -8,9 +9,9 @@ A lowering is a function that gets stock's lowering first and the call's argumen
             return stock(mat1, mat2, layout=layout)
         ...
 
-It runs only in compiles of the extension: `hooks.lowerings` puts a dispatcher into Inductor's
-process-wide table, which hands every other compile to `stock`. What a lowering does not cover it
-hands to `stock` unchanged. This registry is pure bookkeeping and imports no Inductor.
+Lowerings run only in compiles of the extension: `hooks.lowerings` installs a dispatcher in
+Inductor's process-wide table, which calls `stock` in every other compile. A lowering passes calls
+that it does not support to `stock` unchanged. The registry does not import Inductor.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ _keys: dict[Any, str] = {}
 
 
 def register_lowering(*operators: Any) -> Callable[[_F], _F]:
-    """Decorator: lower each of `operators` (OpOverload) by the function, in our compiles.
+    """Register the decorated function as the lowering of `operators` in the extension's compiles.
+
+    Args:
+        operators: OpOverloads.
 
     Raises:
-        ValueError: an operator has a lowering of ours already.
+        ValueError: an operator is already registered.
     """
 
     def register(lowering: _F) -> _F:
@@ -50,23 +54,24 @@ def register_lowering(*operators: Any) -> Callable[[_F], _F]:
 
 
 def unregister_lowering(*operators: Any) -> None:
-    """Take lowerings back; stock's path holds again for these operators."""
+    """Remove the lowerings of `operators`, which restores Inductor's own."""
     for operator in operators:
         del _lowerings[operator], _keys[operator]
 
 
 def registered() -> Mapping[Any, Lowering]:
-    """A live view of operator -> lowering."""
+    """Return a live, read-only view of operator -> lowering."""
     return MappingProxyType(_lowerings)
 
 
 def registry_key(*, own: bool = True) -> str:
-    """Hex digest over what is registered, for the cache key.
+    """Return a hex digest of the registered lowerings, for the cache key.
 
-    The package's own source is in the key anyway; this covers lowerings registered elsewhere.
+    The cache key already covers the package's own source; this adds lowerings registered elsewhere.
 
     Args:
-        own: whether to count the package's, which are registered when the first compile begins.
+        own: whether to include the package's own lowerings, which are registered when the first
+            compile begins.
     """
     items = sorted(
         (str(operator), key)
@@ -80,7 +85,8 @@ def _identity(lowering: Lowering) -> str:
     try:
         source = inspect.getsource(lowering)
     except (OSError, TypeError):
-        # Without source two versions cannot be told apart: never reuse what another process built.
+        # Without source, two versions are indistinguishable: a random key prevents cache reuse
+        # across processes.
         source = secrets.token_hex()
     qualified = f"{lowering.__module__}.{getattr(lowering, '__qualname__', repr(lowering))}"
     return hashlib.sha256(f"{qualified}\n{source}".encode()).hexdigest()

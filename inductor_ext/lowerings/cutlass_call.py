@@ -1,15 +1,13 @@
-"""Calls of CUTLASS kernels in Inductor's graph: from tensors to the code that launches a kernel.
+"""Inductor IR node of a CUTLASS kernel launch, and its code generation in Python and C++.
 
-`call` makes the node of a launch. Sizes and strides are those of the layouts, which may be
-expressions, and are arguments of the launch; addresses are those of the buffers behind views, for
-which nothing is made at run time. In Python the code launches by `cutlass_runtime`. In C++, a model
-that is compiled ahead of time is linked with its kernels (`objects.link`), and any other one takes
-over what Python has loaded.
+`call` builds the kernel and creates the node. Sizes and strides are launch arguments and may be
+symbolic; addresses are those of the buffers under any views, so no view is created at run time.
+Python wrappers launch through `templates.cutlass.runtime`. In C++, an AOT-compiled model is linked
+with its kernels (`aot_link.link`); any other C++ wrapper uses the kernels that Python has loaded.
 
-A kernel that divides K, or that has groups or scales of groups, needs a workspace. Where all sizes
-are known, and the device is the one that the code will run on, the kernel is asked for its bytes
-now, and the memory is planned like a buffer's. Otherwise it is asked before each launch, and the
-memory comes from torch's allocator.
+Stream-K, grouped and group-scaled kernels need a workspace. If all sizes are static and the code
+runs on this device, the size is queried at compile time, and the workspace is memory-planned like a
+buffer. Otherwise it is queried before each launch and allocated by torch's allocator.
 """
 
 from __future__ import annotations
@@ -34,9 +32,7 @@ __all__ = ["CutlassCall", "call", "supported"]
 
 
 def supported() -> bool:
-    """Whether the code that Inductor is to generate can launch these kernels: graphs in the place
-    of code cannot.
-    """
+    """Whether Inductor's wrapper can launch CUTLASS kernels; the FX wrapper cannot."""
     from torch._inductor import config
 
     return not config.fx_wrapper
@@ -53,25 +49,25 @@ def call(
     scalars: Sequence[Any] = (),
     ends: Any = None,
 ) -> tuple[Any, ...]:
-    """The outputs of a kernel, which is built if it has not been.
+    """Add a kernel launch to the graph, and build the kernel if it has not been built.
 
     Args:
-        config: the kernel and how it is launched.
-        epilogue: what it stores.
-        a: [M, K] or [batch, M, K]; of a grouped product all rows, [M, K].
-        b: [K, N] or [batch, K, N]; of a grouped product [groups, K, N]; of 4 bits [K / 2, N].
-        inputs: the epilogue's.
-        layouts: of the outputs, in the epilogue's order: fixed, [M, N] or [batch, M, N], with
-            elements of a row side by side.
-        scalars: the epilogue's parameters: numbers or expressions.
-        ends: of a grouped product the row after each group's last, int32 [groups].
+        config: the kernel and its launch parameters.
+        epilogue: of the kernel.
+        a: [M, K] or [batch, M, K]; [M, K] with the rows of all groups for a grouped GEMM.
+        b: [K, N] or [batch, K, N]; [groups, K, N] for a grouped GEMM; [K / 2, N] if b is 4-bit.
+        inputs: of the epilogue.
+        layouts: FixedLayouts of the outputs, in the epilogue's order: [M, N] or [batch, M, N],
+            row-major.
+        scalars: parameters of the epilogue: numbers or expressions.
+        ends: end offsets of the groups of a grouped GEMM (exclusive), int32 [groups].
 
     Returns:
         A TensorBox for each output.
 
     Raises:
-        exc.BadGemmError: an operand does not lie in memory as the kernel takes it.
-        exc.MissingToolchainError, exc.KernelBuildError: see `build.built`.
+        exc.BadGemmError: the kernel does not support an operand's strides or offset.
+        exc.MissingToolchainError, exc.KernelBuildError: see `nvcc_build.built`.
     """
     from torch._inductor.lowering import empty_strided
 
@@ -97,14 +93,18 @@ def _root(wrapper: Any) -> Any:
 
 
 def _realized(value: Any) -> Any:
-    """A tensor that lies in memory, and stays as it lies."""
+    """Return the value as a realized buffer or view with a frozen layout."""
     found = ir.ExternKernel.realize_input(value)
     found.freeze_layout()
     return ir.ExternKernel.unwrap_storage_for_input(found)
 
 
 def _check(config: CutlassConfig, a: Any, b: Any) -> None:
-    """Check that rows, or columns, of factors lie as a kernel was compiled for."""
+    """Check that the strides and offsets of A and B match the kernel's layouts and alignments.
+
+    Raises:
+        exc.BadGemmError: they do not.
+    """
     sizes = V.graph.sizevars
     rows = [each == "t" for each in config.layouts[:2]]
     alignments = list(config.alignments[:2])
@@ -112,7 +112,7 @@ def _check(config: CutlassConfig, a: Any, b: Any) -> None:
         rows = [not each for each in reversed(rows)]
         alignments.reverse()
     if config.a in INT4:
-        alignments[1] //= 2  # A byte has two.
+        alignments[1] //= 2  # Two elements per byte.
     for name, factor, by_rows, alignment in zip("ab", (a, b), rows, alignments, strict=True):
         layout = factor.get_layout()
         *batch, row, column = layout.stride
@@ -136,7 +136,10 @@ def _check(config: CutlassConfig, a: Any, b: Any) -> None:
 
 
 class CutlassCall(ir.ExternKernel):
-    """A launch. It makes the first output, and changes the others, which are made before it."""
+    """IR node of a kernel launch, which allocates the first output and mutates the others.
+
+    The other outputs are buffers that are created before it.
+    """
 
     def __init__(
         self,
@@ -146,13 +149,13 @@ class CutlassCall(ir.ExternKernel):
         operands: tuple[Any, Any, Sequence[Any], Sequence[Any], Any],
         scalars: Sequence[Any],
     ) -> None:
-        """Put a launch into the graph.
+        """Register a launch with the graph.
 
         Args:
             config: see `call`.
             kernel: its source.
             layout: of the first output.
-            operands: a, b, the epilogue's inputs, the other outputs, and ends or None.
+            operands: a, b, the epilogue's inputs, the other outputs, and `ends` or None.
             scalars: see `call`.
         """
         a, b, inputs, outputs, ends = operands
@@ -167,14 +170,14 @@ class CutlassCall(ir.ExternKernel):
         self.mutation_outputs = [ir.MutationOutput(nothing, each, self) for each in outputs]
 
     def should_allocate(self) -> bool:
-        """The wrapper allocates the first output."""
+        """Return True: the wrapper allocates the first output."""
         return True
 
     def codegen(self, wrapper: Any) -> None:
-        """Write the launch, and before it what makes the kernel known."""
+        """Write the launch, and the kernel's declaration on first use."""
         unused = self.get_name() in V.graph.removed_buffers
         if unused:
-            # Nobody reads it, but the kernel writes it.
+            # Inductor removed the output as unused, but the kernel still writes it.
             V.graph.removed_buffers.discard(self.get_name())
             wrapper.codegen_allocation(self)
         self.codegen_comment(wrapper, self.kernel.name)
@@ -184,7 +187,7 @@ class CutlassCall(ir.ExternKernel):
 
 
 class _Writer:
-    """Writes one launch, in Python or C++."""
+    """Code generation of one launch, in Python or C++."""
 
     def __init__(self, wrapper: Any, node: CutlassCall) -> None:
         self.wrapper = wrapper
@@ -204,7 +207,7 @@ class _Writer:
         )
 
     def write(self) -> None:
-        """Write it, and its workspace around it."""
+        """Write the launch, with the allocation and the release of its workspace around it."""
         from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
         from torch._inductor.codegen.wrapper import AllocateLine, FreeIfNotReusedLine
 
@@ -224,7 +227,7 @@ class _Writer:
         self.wrapper.writeline(FreeIfNotReusedLine(self.wrapper, memory))
 
     def _workspace(self) -> int | None:
-        """Bytes of the workspace; None where only a call knows."""
+        """Return the bytes of the workspace; None if they are only known at run time."""
         if not self.node.config.has_workspace:
             return 0
         numbers = [*self.geometry.sizes, *(each for both in self.geometry.strides for each in both)]
@@ -239,18 +242,19 @@ class _Writer:
             scalars=len(self.node.constant_args),
         )
         head = [int(each) for each in (*self.geometry.sizes, *self._launch())]
-        # As if all began where memory does.
+        # The size depends on an address only through its alignment; 0 is aligned to everything.
         rest = [int(each) for stride, batch in self.geometry.strides for each in (0, stride, batch)]
         scalars = [0.0] * len(self.node.constant_args)
         return launcher.workspace_size(tuple(head), *rest, *scalars)  # type: ignore[arg-type]
 
     def _launch(self) -> tuple[int, int, int, int]:
-        """A call's fields between the sizes and the addresses."""
+        """Return the fields of the `Call` struct between the sizes and the addresses."""
         return (*launch.settled(self.node.config), self._sms())
 
     def _sms(self) -> int:
-        """Multiprocessors of the device, or 0 where a launch is to ask it: the code may run on
-        another one.
+        """Return the number of SMs of the device; 0 if the launch has to query it.
+
+        AOT-compiled code may run on another device than this one.
         """
         import torch
 
@@ -265,11 +269,11 @@ class _Writer:
     # --- in Python ------------------------------------------------------------------------------
 
     def _write_python(self, workspace: str | None, *, asks: bool) -> None:
-        """Write it in Python.
+        """Write the launch in Python.
 
         Args:
-            workspace: expression of its address; None for none.
-            asks: whether the kernel is to be asked for its size instead.
+            workspace: expression of the workspace's address; None for no workspace.
+            asks: whether to query the workspace size at run time and allocate it there.
         """
         name = self._defined()
         fields = [self._size(each) for each in (*self.geometry.sizes, *self._launch())]
@@ -285,7 +289,7 @@ class _Writer:
             index, device = operations.current_device_idx_expr(), self.device.type
         if self.device.type == "cuda":
             _root(self.wrapper).write_get_raw_stream_header()
-            # Not one that was asked for before: inside a user's stream it is another.
+            # Do not reuse an earlier stream variable: inside a user's stream context it differs.
             stream = f"get_raw_stream({index})"
         function = f"{name}.with_workspace" if asks else name
         memory = repr(device) if asks else workspace or "0"
@@ -293,12 +297,12 @@ class _Writer:
         self.wrapper.writeline(f"{function}({', '.join(arguments)})")
 
     def _defined(self) -> str:
-        """The name of the launcher, with which the module begins."""
+        """Return the launcher's name, after defining it in the module's header on first use."""
         root, kernel = _root(self.wrapper), self.node.kernel
         known = kernels_of(root)
         if kernel not in known:
             known[kernel] = f"cutlass_kernel_{len(known)}"
-            # In literals, the text arrives as it is.
+            # String literals preserve the source text exactly.
             lines = "".join(f"    {line!r}\n" for line in kernel.text.splitlines(keepends=True))
             root.add_import_once(
                 "from inductor_ext.templates.cutlass import runtime as cutlass_runtime"
@@ -312,7 +316,7 @@ class _Writer:
         return known[kernel]
 
     def _address(self, tensor: Any) -> str:
-        """Expression of a tensor's address."""
+        """Return the expression of a tensor's address."""
         layout = tensor.get_layout()
         if isinstance(tensor, ir.ReinterpretView):
             if layout.dtype != tensor.data.get_dtype():
@@ -328,7 +332,7 @@ class _Writer:
     # --- in C++ ---------------------------------------------------------------------------------
 
     def _write_cpp(self, workspace: str | None, *, asks: bool) -> None:
-        """Write it in C++; arguments are as of `_write_python`."""
+        """Write the launch in C++; see `_write_python` for the arguments."""
         name = self._declared()
         index = "this->device_idx_" if V.graph.aot_mode else str(self.device.index or 0)
         stream = "nullptr"
@@ -359,7 +363,7 @@ class _Writer:
         self.wrapper.writeline(f"inductor_ext_cutlass::{function}({', '.join(arguments)});")
 
     def _declared(self) -> str:
-        """The name of the kernel, which is declared before the functions."""
+        """Return the kernel's C++ name, after declaring it in the header on first use."""
         root, kernel = _root(self.wrapper), self.node.kernel
         known = kernels_of(root)
         if not known:
@@ -375,7 +379,7 @@ class _Writer:
             if not getattr(root, "links_kernels", False):
                 _link_by_stock(kernel)
         else:
-            # Before the C++ begins, there is Python, which loads it.
+            # The Python part of the JIT wrapper runs first and loads the kernel.
             root.header.writeline(
                 f"static inductor_ext_cutlass::Loaded {self._defined()}"
                 f'("{kernel.name}", "{nvcc_build.key(kernel)}");'
@@ -384,7 +388,10 @@ class _Writer:
 
 
 def _link_by_stock(kernel: Source) -> None:
-    """Have stock's compiler of models link a kernel, where ours does not compile this one."""
+    """Have Inductor's own AOT build link a kernel, where the extension's does not build the model.
+
+    Inductor links the objects that are listed in `CUDACodeCache.aot_kernels_o`.
+    """
     from torch._inductor.codecache import CUDACodeCache
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -535,7 +542,7 @@ class Loaded {
 }  // namespace inductor_ext_cutlass
 """
 
-# The code that folds constants stands in the same file, and may call the same kernel.
+# Include guard: the constant-folding graph is in the same file and may call the same kernel.
 _CPP_LINKED = """
 #ifndef INDUCTOR_EXT_@SYMBOL@
 #define INDUCTOR_EXT_@SYMBOL@

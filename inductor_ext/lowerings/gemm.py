@@ -1,12 +1,12 @@
-"""Products: from ATen's calls to the kernels that were decided on.
+"""Lowerings of ATen matmul ops, and of fused matmul calls, to the kernels that were selected.
 
-`gemm_pass` has left a `Plan` on the node of every product that it knows. Where that names one of
-our configurations, the product becomes its Triton kernel, into which Inductor fuses what follows.
-A call by which it has replaced several nodes becomes a Triton kernel (`fused`,
-`with_row_maxima`) or one of CUTLASS (`cutlass`). Everywhere else stock's lowering runs, without its
-own CUTLASS candidates, which ours are there for (`_stock`); and where stock's path was measured to
-be best, `sole_candidates` leaves it no more than its own kernels of ATen, since nothing is to be
-measured again.
+The pass `lowerings.graph.planner` leaves a `Plan` in the metadata of every matmul node that it
+supports. If the plan has a `GemmConfig`, the matmul is lowered to that Triton template, into which
+Inductor fuses the epilogue. A call that replaced several nodes is lowered to a Triton template
+(`fused`, `scaled_int_mm`, `with_row_maxima`) or to a CUTLASS kernel (`cutlass`). Everything else
+uses Inductor's lowering, without its CUTLASS candidates, which the extension replaces (`_stock`).
+If Inductor's kernels won the benchmark, `sole_candidates` restricts its choices to ATen kernels, so
+that nothing is benchmarked again.
 """
 
 from __future__ import annotations
@@ -45,29 +45,31 @@ __all__ = [
 aten = torch.ops.aten
 
 PLAN = "inductor_ext_gemm"
-"""Key of a node's metadata."""
+"""Key of the `Plan` in a node's metadata."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to become of one product, or of several in one kernel."""
+    """The kernel selected for one matmul, or for several that one kernel computes."""
 
     problem: GemmProblem
     decision: Decision
     device: Device
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Constants of the kernel that the problem does not tell: an activation, an epsilon."""
+    """Constants of the kernel that are not part of the problem, such as an activation or an
+    epsilon."""
 
 
 def plan_of(node: Any) -> Plan | None:
-    """The plan that was left on a node of the graph, if any; there may be no node at all."""
+    """Return the plan in a node's metadata, or None; `node` may be None."""
     plan: Plan | None = getattr(node, "meta", {}).get(PLAN)
     return plan
 
 
 def finishes(plan: Plan) -> bool:
-    """Whether the kernel itself multiplies by scales and adds biases: elsewhere several CTAs have
-    sums of a tile.
+    """Whether the kernel itself applies scales and biases.
+
+    It cannot with split-K and stream-K, where several CTAs hold partial sums of a tile.
     """
     config = plan.decision.config
     alone = isinstance(config, GemmConfig) and config.split_k == 1 and not config.stream_k
@@ -75,7 +77,10 @@ def finishes(plan: Plan) -> bool:
 
 
 def sole_candidates(templates: Sequence[Any]) -> list[Any]:
-    """Of the templates that stock would try for the product at hand, those that are to be tried."""
+    """Return those of Inductor's candidate templates to try for the matmul being lowered.
+
+    If the matmul is tuned already, these are its ATen kernels only.
+    """
     from torch._inductor.select_algorithm import ExternKernelChoice
     from torch._inductor.virtualized import V
 
@@ -86,11 +91,11 @@ def sole_candidates(templates: Sequence[Any]) -> list[Any]:
 
 
 def _stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stock's lowering, without its CUTLASS candidates if the product is one that we know.
+    """Call Inductor's lowering, without its CUTLASS candidates if the matmul has a plan.
 
-    Where its path was measured to be best that is ATen's operator as eager mode calls it. With
-    `max_autotune` torch 2.11 would give it the bias of an addmm as a matrix, which is copied into
-    the output first, and would measure whether that is faster than a row, which it never is.
+    If the decision is known (not "unknown"), this is the ATen op as eager mode calls it. With
+    `max_autotune`, torch 2.11 would expand the bias of an addmm to a matrix, which is copied into
+    the output first, and would benchmark that against a row bias; the row bias is always faster.
     """
     from torch._inductor import config
     from torch._inductor.virtualized import V
@@ -110,7 +115,7 @@ def _stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _planned(*operators: Any) -> Plan | None:
-    """The plan of the node that is being lowered, if it is a call of these and has a kernel."""
+    """Return the plan of the current node if it calls one of `operators` and has a GemmConfig."""
     from torch._inductor.virtualized import V
 
     node = V.current_node
@@ -170,15 +175,16 @@ def int_mm(stock: Callable[..., Any], mat1: Any, mat2: Any, **kwargs: Any) -> An
 
 
 def scaled_int_mm(a: Any, b: Any, row_scales: Any, column_scales: Any, bias: Any = None) -> Any:
-    """The lowering of a call by which `int_scales` has replaced a product of integers and what
-    follows it: float32 in between.
+    """Lower a call by which `match_int8_scales` replaced an int8 matmul and its epilogue.
+
+    Scales and biases are applied in float32.
 
     Args:
         a: int8 [M, K].
         b: int8 [K, N].
-        row_scales: [M, 1] or one number, of any dtype of floats.
-        column_scales: [1, N], [N] or one number, likewise.
-        bias: [1, N] or [N], likewise, if there are any.
+        row_scales: [M, 1] or a scalar, of any floating-point dtype.
+        column_scales: [1, N], [N] or a scalar, of any floating-point dtype.
+        bias: [1, N] or [N], of any floating-point dtype; None for no bias.
     """
     from torch._inductor.kernel.mm_common import mm_args
     from torch._inductor.lowering import lowerings, to_dtype
@@ -193,7 +199,7 @@ def scaled_int_mm(a: Any, b: Any, row_scales: Any, column_scales: Any, bias: Any
     scales = [row_scales, column_scales]
     node = _product(plan, [left, right], layout, scales=scales, biases=biases)
     if node is None:
-        # What stands here is not what was planned.
+        # The operands' layouts do not match the plan.
         node = lowerings[aten._int_mm.default](a, b)
         for each in scales:
             node = lowerings[aten.mul.Tensor](node, each)
@@ -234,7 +240,7 @@ def scaled_mm(
         *_, layout, a, b = mm_args(mat1, mat2, out_dtype=torch.float32)
         node = _product(plan, [a, b], layout)
         if node is not None:
-            # The scheduler fuses them behind the product, whose sums are never stored as such.
+            # The scheduler fuses these into the epilogue; unscaled results are never stored.
             for scale in (scale_a, scale_b):
                 node = lowerings[aten.mul.Tensor](node, scale)
             for each in biases:
@@ -285,16 +291,21 @@ def scaled_grouped_mm(
 
 
 def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
-    """The product of groups: a, b, where the groups end, and scales of fp8 or none."""
+    """Return the node of a grouped GEMM, or None if the operands do not match the plan.
+
+    Args:
+        plan: of the call.
+        inputs: a, b, the end offsets of the groups, and for fp8 the scales of a and b.
+    """
     from torch._inductor.ir import FixedLayout
     from torch._inductor.kernel.mm_common import realize_inputs
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
     a, b = realize_inputs(*inputs[:2])
-    # Where the groups end, and scales, the kernel takes for neighbours.
+    # The kernel assumes that group offsets and scales are contiguous.
     operands = [a, b, *_contiguous(inputs[2:])]
-    # The operator pads the rows of its output, which is what its readers were compiled for.
+    # The op pads the rows of its output; consumers rely on the strides in the metadata.
     value = V.current_node.meta["val"]
     size = [a.get_size()[-2], b.get_size()[-1]]
     if plan.problem.divided == "k":
@@ -305,14 +316,14 @@ def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
 
 
 def fused(*inputs: Any) -> Any:
-    """The lowering of a call by which `gemm_pass` has replaced several nodes.
+    """Lower a call by which the planner replaced several nodes with one fused Triton kernel.
 
     Args:
-        inputs: a; every factor b; what the prologue reads; of fp8 the scale of a and those of the
-            factors; one bias for each factor, or none.
+        inputs: operand A; every weight; the prologue's inputs; for fp8 the scale of A and those of
+            the weights; one bias per weight, or none.
 
     Returns:
-        The output; of several parts that do not gate each other, a tuple of their outputs.
+        The output; a tuple of one output per weight if there are several weights without gating.
     """
     from torch._inductor.ir import FixedLayout
     from torch._inductor.lowering import lowerings, pointwise_cat, to_dtype
@@ -352,7 +363,7 @@ def fused(*inputs: Any) -> Any:
     if biases:
         node = lowerings[aten.add.Tensor](node, pointwise_cat(biases))
     if behind:
-        # One epilogue, before the parts part.
+        # Realize here, so that there is one epilogue before the output is split by weight.
         node = to_dtype(node, dtype)
         node.realize()
     if not several:
@@ -368,11 +379,11 @@ def fused(*inputs: Any) -> Any:
 
 
 def _may_be_inside(call: Any, index: int, begin: int) -> bool:
-    """Whether one of the results of a call may lie inside of another tensor, from a byte on.
+    """Whether a result of a fused call may be a view into the fused output, at byte `begin`.
 
-    In the graph it is a tensor by itself, and aligned. Readers that Inductor compiles with it see
-    where it lies; but a backward takes what was kept for it as aligned, without looking. And of
-    what a subgraph returns as it lies, Inductor adds its first byte to where it begins once more.
+    In the FX graph the result is a separate, aligned tensor. Consumers in the same graph see the
+    view's offset, but the backward graph assumes that saved tensors are aligned, without checking.
+    If a subgraph returns such a view, Inductor adds its offset twice.
     """
     from torch._inductor.graph import SubgraphLowering
     from torch._inductor.virtualized import V
@@ -387,13 +398,13 @@ fused._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
 def with_row_maxima(*inputs: Any) -> Any:
-    """The lowering of a call by which `gemm_pass` has replaced a product and its rows' maxima.
+    """Lower a call by which the planner replaced a matmul, its epilogue and a row max or amax.
 
     Args:
-        inputs: a; every factor b; what the prologue reads; what the chain behind the product reads.
+        inputs: operand A; every weight; the prologue's inputs; the epilogue's inputs.
 
     Returns:
-        The output; the largest element, or absolute value, of each of its rows.
+        The output, and the maximum element (or absolute value) of each of its rows.
     """
     from torch._inductor import config as inductor_config
     from torch._inductor.ir import FixedLayout
@@ -409,7 +420,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     m, device = operands[0].get_size()[0], operands[0].get_device_or_error()
     values = call.meta["val"]
     layout = FixedLayout(device, values[0].dtype, [m, problem.columns])
-    # One of each tile, which nobody has to set to anything before, and no order decides about.
+    # One partial maximum per tile: needs no initialization, and is deterministic without atomics.
     tiles = empty_strided(
         [tiles_along_n(problem, config.block_n), m], None, dtype=torch.float32, device=device
     )
@@ -424,7 +435,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     )
     assert choice is not None
     output = choice.output_node()
-    # Few numbers of few rows, for which Inductor would launch two kernels.
+    # A small reduction, for which Inductor would otherwise launch two kernels.
     with inductor_config.patch(split_reductions=False):
         maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
     return tuple(
@@ -437,15 +448,14 @@ with_row_maxima._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
 def cutlass(*arguments: Any) -> Any:
-    """The lowering of a call by which `gemm_pass` has replaced a product, and what follows it, by a
-    CUTLASS kernel.
+    """Lower a call by which the planner replaced a matmul and its epilogue with a CUTLASS kernel.
 
     Args:
-        arguments: a; b; where the groups end, if there are any; what the epilogue reads; numbers of
-            the epilogue that only a call knows.
+        arguments: operand A; operand B; the group end offsets, if grouped; the epilogue's inputs;
+            scalars of the epilogue that are known only at run time.
 
     Returns:
-        What the kernel stores; a tuple if it is several.
+        The output; a tuple if there are several.
     """
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.virtualized import V
@@ -458,14 +468,14 @@ def cutlass(*arguments: Any) -> Any:
     config, options = plan.decision.config, plan.options
     assert isinstance(config, CutlassConfig)
     count = 2 + options["ends"] + options["inputs"]
-    # Strides are those that the kernel was chosen for.
+    # The kernel was selected for the strides in the metadata.
     a, b, *rest = (
         ExternKernel.require_exact_strides(
             ExternKernel.realize_input(each), [_size(s) for s in given.meta["val"].stride()]
         )
         for each, given in zip(arguments[:count], node.args, strict=False)
     )
-    # These it takes for neighbours, wherever they lie.
+    # The kernel assumes that the group offsets are contiguous.
     (ends,) = _contiguous([rest.pop(0)]) if options["ends"] else (None,)
     numbers = iter(arguments[count:])
     scalars = [next(numbers) if each is None else each for each in options["scalars"]]
@@ -491,13 +501,12 @@ def _size(size: Any) -> Any:
 
 
 def _operands(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-    """What the kernel of a call multiplies, and the call's other inputs."""
+    """Split the inputs of a fused call into the kernel's operands and the remaining inputs."""
     from torch._inductor.ir import ExternKernel
     from torch._inductor.virtualized import V
 
     count = plan.options.get("operands", len(inputs))
-    # What is computed gets the strides that were planned: the kernel takes all factors to have
-    # those of the first.
+    # Force the planned strides: the kernel assumes that all weights have those of the first.
     operands = [
         ExternKernel.require_exact_strides(
             ExternKernel.realize_input(each), argument.meta["val"].stride()
@@ -508,7 +517,7 @@ def _operands(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], Sequence[An
 
 
 def _constants(plan: Plan) -> dict[str, Any]:
-    """Those of a plan's options that are constants of the kernel."""
+    """Return the plan's options that are constexprs of the kernel (uppercase names)."""
     return {name: value for name, value in plan.options.items() if name.isupper()}
 
 
@@ -523,10 +532,17 @@ def _product(
     scales: Sequence[Any] = (),
     biases: Sequence[Any] = (),
 ) -> Any:
-    """The output of a planned kernel; None if what stands here is not what was planned.
+    """Return the output node of a planned kernel; None if the operands do not match the plan.
 
-    `bias`, with `alpha` and `beta`, is that of `addmm`, of any shape. `scales`, of a and of each
-    factor, and `biases`, one for each factor, are what a kernel of which `finishes` holds applies.
+    Args:
+        plan: its decision is a GemmConfig.
+        operands: A, the weights, and what else the kernel reads.
+        layout: of the output.
+        bias: of `addmm`, of any shape.
+        alpha: scale of the matmul.
+        beta: scale of `bias`.
+        scales: of A and of each weight; only if `finishes(plan)`.
+        biases: one per weight; only if `finishes(plan)`.
     """
     plan, operands = _realigned(plan, operands)
     problem, config = _as_it_lies(plan, operands), _launched(plan)
@@ -540,7 +556,7 @@ def _product(
         return _split(problem, config, operands, layout, options, bias, alpha, beta)
     rest: dict[str, Any] = {}
     if bias is not None and beta == 0:
-        # What is multiplied by zero is not read: it may be infinite.
+        # As in ATen, beta == 0 ignores the bias, which may contain inf or NaN.
         bias = None
     if bias is not None:
         from torch._inductor.kernel.mm_common import addmm_epilogue
@@ -565,7 +581,7 @@ def _contiguous(nodes: Sequence[Any]) -> list[Any]:
 
 
 def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
-    """The constants of a kernel that tell what it does to complete sums."""
+    """Return the constexprs that select scaling and bias in a kernel's epilogue."""
     from torch._inductor.utils import sympy_product
     from torch._inductor.virtualized import V
 
@@ -585,7 +601,7 @@ def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
 
 
 def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
-    """The plan of the kernel itself, and what it gets: copies of what does not lie as it has to."""
+    """Copy operands that the plan realigns; return the plan for the copies, and the operands."""
     from torch._inductor.ir import ExternKernel
 
     config = plan.decision.config
@@ -606,7 +622,7 @@ def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]
 
 
 def _strides(node: Any, lies: Operand) -> list[Any]:
-    """Strides with which a tensor is aligned as an operand that has been realigned."""
+    """Return the padded strides of a copy that has the alignment of a realigned operand."""
     *batch, rows, columns = node.get_size()
     by_column = lies.layout == "column"
     inner, outer = (rows, columns) if by_column else (columns, rows)
@@ -616,7 +632,7 @@ def _strides(node: Any, lies: Operand) -> list[Any]:
 
 
 def _aligned(size: Any, unit: int) -> Any:
-    """The next multiple of `unit`."""
+    """Return `size` rounded up to a multiple of `unit`."""
     from torch.utils._sympy.functions import CeilDiv
 
     return CeilDiv(size, unit) * unit
@@ -629,9 +645,10 @@ def _scaled(node: Any, alpha: Any) -> Any:
 
 
 def _choice(problem: GemmProblem, config: GemmConfig, *args: Any, **kwargs: Any) -> Any:
-    """`instances.choice` of a configuration, or of the same one without what Inductor cannot do.
+    """Return `inductor_template.choice` of a configuration, or of it without `tma_store`.
 
-    What is being measured is not replaced: its time would be kept for what it is not.
+    The fallback is for stores that Inductor cannot generate by TMA. There is none while a
+    configuration is being benchmarked, as the time would be recorded for the wrong one.
     """
     choice = inductor_template.choice(problem, config, *args, **kwargs)
     if choice is None and config.tma_store and not decide.is_forced():
@@ -650,7 +667,10 @@ def _split(
     alpha: Any,
     beta: Any,
 ) -> Any:
-    """Sums of all splits, one below the other, and Inductor's kernel that adds them up in order."""
+    """Return the output of split-K with a separate reduction kernel; None if `_choice` is None.
+
+    The template stores partial sums as [split_k * M, N]; Inductor's reduction adds them in order.
+    """
     from torch._inductor.ir import FixedLayout
     from torch._inductor.lowering import lowerings, to_dtype
 
@@ -672,10 +692,11 @@ def _split(
 
 
 def _launched(plan: Plan) -> GemmConfig:
-    """The configuration of a plan, as it is launched.
+    """Return the configuration of a plan with the launch settings of this compile.
 
-    What is being tried says so itself; what was measured may have been for other launches, and
-    without what Inductor lets the kernel store besides.
+    A configuration that is being benchmarked keeps its own `pdl`. A selected one may have been
+    benchmarked for another way to launch, so `pdl` is recomputed. `tma_store` is disabled if
+    Inductor would fuse a store into the epilogue that TMA does not support.
     """
     from torch._inductor.virtualized import V
 
@@ -690,8 +711,9 @@ def _launched(plan: Plan) -> GemmConfig:
 
 
 def _stores_bools(node: Any) -> bool:
-    """Whether bools are computed from a product and kept, as a backward wants to know of a ReLU
-    where it was 0: of them Triton makes no descriptor.
+    """Whether the epilogue stores bools, as the mask of a ReLU that is saved for the backward.
+
+    Triton has no tensor descriptors of bools.
     """
     if not isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor):
         return False
@@ -703,8 +725,10 @@ def _stores_bools(node: Any) -> bool:
 
 
 def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:
-    """The problem of a plan, which was made for the graph's strides, with those that operands have
-    got; None where its configuration is not legal for them.
+    """Return a plan's problem with the actual layouts of the operands.
+
+    The plan was made for the strides in the FX graph. Returns None if the configuration is not
+    legal for the actual ones.
     """
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
@@ -719,7 +743,7 @@ def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:
 
 
 def _operand(node: Any, planned: Operand) -> Operand | None:
-    """An operand as it lies in memory; None where that is neither known nor what was planned."""
+    """Return an operand with its actual layout; None if it is unknown and may not be as planned."""
     from torch._inductor.virtualized import V
 
     node.freeze_layout()
@@ -733,10 +757,11 @@ def _operand(node: Any, planned: Operand) -> Operand | None:
         inner = {"row": -1, "column": -2, "strided": None}[planned.layout]
         if inner is None or not known.statically_known_equals(strides[inner], 1):
             return None
-        # Numbers, too, may be others than those that were planned.
+        # Static strides may differ from the planned ones too, so pass all of them.
         places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
         return matmul_nodes.aligned(planned, places, known.statically_known_multiple_of)
-    # The sizes only tell which strides are used: those of a dimension of size 1 are not.
+    # Sizes only determine which strides matter: that of a dimension of size 1 does not. Hence any
+    # symbolic size may be 2.
     shape = (
         int(rows) if _is_number(rows) else 2,
         int(columns) if _is_number(columns) else 2,

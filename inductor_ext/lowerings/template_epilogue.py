@@ -1,8 +1,8 @@
-"""Pointwise operations behind a product that its template applies itself, before it stores.
+"""Pointwise epilogues that a GEMM template applies itself, before it stores a tile.
 
-Inductor's scheduler fuses such operations, too, but what a template does with its output before
-that is stored, as to reduce its rows, has to see the final values. `epilogue` makes of an FX graph
-the function that a template calls with its sums (`epilogue_fn`), through Inductor's own lowerings.
+Inductor's scheduler can fuse such operations as well, but a template that also reduces its output,
+as for a row amax, needs the final values before the store. `epilogue` converts an FX graph to the
+`epilogue_fn` that a template calls with its accumulators, using Inductor's own lowerings.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["epilogue"]
 
 
 def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[Any], Any]:
-    """The function of a tile's sums that gives the tile as it is stored.
+    """Return the function that maps a tile's accumulators to the tile that is stored.
 
-    While it writes the kernel's code, it leaves that tile as `final`, in float32 but rounded to the
-    layout's dtype. Indices are the `idx_m` and `idx_n` of the template.
+    During code generation, that function also assigns the tile to the kernel variable `final`, in
+    float32 but rounded to the layout's dtype. It uses the template's indices `idx_m` and `idx_n`.
 
     Args:
-        graph: its first placeholder are the sums, the others the inputs; nodes are pointwise, of
-            the size of the layout, and have their `dtype` as metadata.
-        inputs: IR nodes of that size or broadcast to it.
+        graph: pointwise nodes of the layout's size, with their `dtype` as metadata. The first
+            placeholder is the accumulator, the others are the inputs.
+        inputs: IR nodes of the layout's size or broadcast to it.
         layout: of the output, [M, columns].
     """
     from torch._inductor.ir import FixedLayout, InputBuffer, TensorBox
@@ -36,7 +36,7 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
     boxes: dict[fx.Node, Any] = dict(zip(others, inputs, strict=True))
     for each in inputs:
         for name in each.get_read_names():
-            # Where it lies must be known when the code is written, and be the same to the end.
+            # Code generation bakes the strides in, so the layout must not change afterwards.
             V.graph.get_buffer(name).freeze_layout()
     steps: list[tuple[str, Callable[..., Any]]] = []
     value = sums
@@ -51,7 +51,8 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
             )
             steps.append((name, lowerings[node.target](*args, **kwargs).make_loader()))
         if node is sums or node.op == "call_function":
-            # In its place later ones read a buffer of which there is only the name.
+            # Later nodes read this value as a buffer that exists only by name; `_handler` resolves
+            # the load.
             known = FixedLayout(layout.device, node.meta["dtype"], layout.size)
             boxes[node] = TensorBox.create(InputBuffer(name=name, layout=known))
 
@@ -76,7 +77,7 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
 
 
 def _handler(values: Mapping[str, Any]) -> Any:
-    """Operations of the kernel at hand, in which some buffers have values already."""
+    """Return the current ops handler, with loads of the buffers in `values` replaced."""
     from torch._inductor.ops_handler import WrapperHandler
     from torch._inductor.virtualized import V
 

@@ -1,1 +1,1 @@
-"""Memory of generated code: reading wrapper lines, planning, arenas, the order of kernels."""
+"""Memory of generated code: wrapper-line analysis, memory planning, arenas and kernel order."""

@@ -1,14 +1,14 @@
-"""Lines of the generated wrapper that make an arena, a buffer inside it, and the arena's end.
+"""Lines of the generated wrapper that allocate an arena, create a buffer in it, and free it.
 
-They are to arenas what Inductor's AllocateLine and FreeIfNotReusedLine are to memory of a buffer's
-own, in Python and in C++. In Python an arena is a flat tensor of the element type that most members
-have, with a typed alias for every other one, so that a member is one `reinterpret_tensor`, the
-cheapest call there is (0.59 us on a CPU where a plain allocation takes 0.49 and `alloc_from_pool`
-3.1). In C++ a member is `aoti_torch__alloc_from_pool`, its handle owned in the next line. The
-variable of a member is dropped where it is not used any more, by the lines that are there anyway;
-the memory goes when arena and members are gone.
+They are for arenas what Inductor's AllocateLine and FreeIfNotReusedLine are for separately
+allocated buffers, in Python and in C++. In Python an arena is a flat tensor of its members' most
+frequent dtype, with a typed alias for every other dtype. A member is then one `reinterpret_tensor`,
+the cheapest call available (0.59 us on a CPU where a plain allocation takes 0.49 and
+`alloc_from_pool` 3.1). In C++ a member is `aoti_torch__alloc_from_pool`, whose handle is owned in
+the next line. The existing lines drop the variable of a member after its last use. The memory is
+freed when the arena and all members are dropped.
 
-With `debug` a member is checked against its arena's bounds when it is made, and its range is
+With `debug` a member is checked against its arena's bounds when it is created, and its range is
 overwritten when it is freed (`arena_runtime`).
 """
 
@@ -39,21 +39,21 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class ArenaVariable:
-    """An arena in the generated code."""
+    """The variable of an arena in the generated code."""
 
     name: str
     device: torch.device
     bytes: Any
     """Size: int or sympy expression, a multiple of 16."""
     dtypes: tuple[torch.dtype, ...]
-    """Of its members, the most frequent first."""
+    """Dtypes of the members, most frequent first."""
     definitions: tuple[tuple[sympy.Symbol, sympy.Expr], ...] = ()
-    """Variables that size and offsets use, in the order in which to assign them."""
+    """Variables that the size and the offsets use, in the order of assignment."""
     replan: tuple[Replanner, tuple[Any, ...]] | None = None
-    """What plans it at run time, and the sizes to call that with (Python only)."""
+    """The run-time planner and the sizes to call it with (Python only)."""
 
     def alias(self, dtype: torch.dtype) -> str:
-        """The Python variable of the arena as elements of `dtype`."""
+        """Return the Python variable that views the arena as `dtype`."""
         if dtype == self.dtypes[0]:
             return self.name
         return f"{self.name}_{str(dtype).removeprefix('torch.')}"
@@ -61,15 +61,15 @@ class ArenaVariable:
 
 @dataclasses.dataclass(frozen=True)
 class MemberPlace:
-    """Where in its arena a buffer lies."""
+    """The location of a buffer in its arena."""
 
     index: int
-    """Among the arena's members."""
+    """Index among the arena's members."""
     offset: Any
-    """Bytes: int or sympy expression. It does not hold where the arena is planned at run time."""
+    """Bytes: int or sympy expression. Not valid if the arena is planned at run time."""
 
     def python(self, arena: ArenaVariable, wrapper: Any, itemsize: int) -> str:
-        """The offset in elements of `itemsize` bytes, as a Python expression."""
+        """Return the offset in elements of `itemsize` bytes, as a Python expression."""
         if arena.replan is not None:
             offset = f"{arena.name}_offsets[{self.index}]"
             return offset if itemsize == 1 else f"{offset} // {itemsize}"
@@ -80,7 +80,7 @@ class MemberPlace:
 def _elements(nbytes: Any, itemsize: int) -> Any:
     size = sympy.sympify(nbytes)
     quotient = size / itemsize
-    # sympy may know that half of an even maximum is an integer; printed as Python it is a float.
+    # sympy may know that half of an even maximum is an integer, but it prints as a Python float.
     whole = all(number.is_Integer for number in quotient.atoms(sympy.Number))
     return quotient if whole else FloorDiv(size, itemsize)
 
@@ -92,7 +92,7 @@ class _Line(MemoryPlanningLine):
 
 @dataclasses.dataclass
 class ArenaLine(_Line):
-    """Allocate the arena."""
+    """A line that allocates the arena."""
 
     arena: ArenaVariable
     members: int
@@ -118,7 +118,7 @@ class ArenaLine(_Line):
                 code.writeline(f"{arena.alias(other)} = {arena.name}.view({other})")
 
     def _replan(self, code: IndentedBuffer, replan: tuple[Replanner, tuple[Any, ...]]) -> Any:
-        """Write the call that plans the arena, and return its size in bytes."""
+        """Write the call that plans the arena; return the size in bytes."""
         planner, sizes = replan
         name, wrapper = self.arena.name, self.wrapper
         wrapper.add_import_once(f"from {Replanner.__module__} import Replanner")
@@ -130,7 +130,7 @@ class ArenaLine(_Line):
 
 @dataclasses.dataclass
 class MemberLine(_Line):
-    """Make a buffer at its place in the arena."""
+    """A line that creates a buffer in the arena."""
 
     node: Any
     arena: ArenaVariable
@@ -182,7 +182,7 @@ _RUNTIME_IMPORT = "from inductor_ext.memory import arena_runtime"
 
 @dataclasses.dataclass
 class MemberEndLine(_Line):
-    """Overwrite the range of a buffer that is not used any more (debugging)."""
+    """A line that overwrites the range of a freed buffer (debugging)."""
 
     arena: ArenaVariable
     place: MemberPlace
@@ -209,7 +209,7 @@ class MemberEndLine(_Line):
 
 @dataclasses.dataclass
 class ArenaEndLine(_Line):
-    """Drop the arena."""
+    """A line that drops the arena."""
 
     arena: ArenaVariable
 

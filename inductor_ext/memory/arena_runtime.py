@@ -1,6 +1,7 @@
-"""What generated Python code calls of us: checks and poison for debugging, and replanning.
+"""Functions that generated Python code calls to debug arenas: bounds checks and poisoning.
 
-Light: it imports torch and the pure planner, and nothing of Inductor.
+Lightweight: it imports torch, but nothing of Inductor. `memory_debug` adds the calls. A view
+outside its arena raises exc.ArenaBoundsError.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from inductor_ext import exc
 __all__ = ["POISON", "checked_view", "poison"]
 
 POISON = 0xFF
-"""What freed ranges are filled with: NaN in every floating point type, -1 in integers."""
+"""Byte that freed ranges are filled with: NaN in every floating-point dtype, -1 in integers."""
 
 
 def checked_view(
     arena: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """A view of `arena`, like `reinterpret_tensor`, that must lie within the arena.
+    """Return a view of `arena`, like `reinterpret_tensor`, that must be inside the arena.
 
     Args:
-        arena: flat, of the view's element type.
-        size: of the view.
-        stride: of the view, in elements.
+        arena: flat, with the view's dtype.
+        size: size of the view.
+        stride: stride of the view, in elements.
         offset: elements from the arena's start.
 
     Raises:
-        exc.ArenaBoundsError: it does not.
+        exc.ArenaBoundsError: the view is not inside the arena.
     """
     last = offset
     if 0 not in size:
@@ -40,5 +41,5 @@ def checked_view(
 
 
 def poison(arena: torch.Tensor, offset: int, nbytes: int) -> None:
-    """Overwrite `nbytes` of a flat `arena` from byte `offset` on with `POISON`."""
+    """Overwrite `nbytes` of a flat `arena` with `POISON`, starting at byte `offset`."""
     arena.view(torch.uint8)[offset : offset + nbytes].fill_(POISON)

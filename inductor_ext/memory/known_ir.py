@@ -1,14 +1,15 @@
-"""Classes of Inductor's IR that the memory plan and the order of kernels understand.
+"""Tables of Inductor's IR classes that the memory planner and the kernel order understand.
 
-Inductor gets new kinds of wrapper lines, operations and scheduler nodes with every release, and
-other packages may subclass them. The memory plan is right only if every line is understood that
-may allocate, free or keep memory; an order of kernels only if every effect of a node is. So each
-class has an entry here that says what is done with it and why that is right. A class without an
-entry gives the whole graph Inductor's plan and Inductor's order, with one warning that names the
-class. A subclass of a known class is another class: it may override what the entry relies on.
+Every Inductor release adds kinds of wrapper lines, operations and scheduler nodes, and other
+packages may subclass them. The memory plan is valid only if it understands every line that may
+allocate, free or keep memory. A kernel order is valid only if every effect of a node is known. So
+each class has an entry here that says how it is handled and why that is correct. If a class has no
+entry, the whole graph gets Inductor's plan and Inductor's order, with one warning that names the
+class. A subclass of a known class needs its own entry, because it may override what the entry
+relies on.
 
-Entries are by name, because no torch has all of the classes. A name counts for classes of torch
-and of this package only. `test_known_ir` compares the tables with the installed torch.
+Entries are by name, because no torch version has all of the classes. A name applies only to classes
+of torch and of this package. `test_known_ir` compares the tables with the installed torch.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ __all__ = [
 
 
 class LineUse(enum.Enum):
-    """What the memory plan does with a line."""
+    """How the memory planner handles a line."""
 
     READ = "read"
-    """`memory_planning._Reader` has code for it."""
+    """`memory_planning._Reader` reads it."""
     PASS = "pass"
     """It neither allocates, frees nor keeps memory."""
     REFUSE = "refuse"
     """It cannot be planned: the graph gets Inductor's plan."""
     REFUSE_IN_CPP = "refuse in C++"
-    """The same in C++; in Python it is passed."""
+    """REFUSE in C++, PASS in Python."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Entry of a class of lines."""
+    """Entry of a line class."""
 
     use: LineUse
     why: str
@@ -61,14 +62,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Entry of a class of IR operations."""
+    """Entry of an IR operation class."""
 
     why: str
     keeps: bool = False
-    """Whether it may keep its inputs, or return them, in ways that its schema does not show. Its
-    inputs and outputs get memory of their own."""
+    """Whether it may keep or return its inputs in ways that its schema does not declare. Its inputs
+    and outputs get their own memory."""
     in_turn: bool = False
-    """Whether it matters what has run before it, beyond what it reads."""
+    """Whether it depends on what has run before it, beyond what it reads."""
 
 
 def _read(why: str) -> Line:
@@ -125,7 +126,7 @@ LINES: Mapping[str, Line] = {
         "a C++ block for the profiler: an arena that is declared inside ends with it",
     ),
     "ExitKernelProfileScopeLine": Line(LineUse.REFUSE_IN_CPP, "the end of such a block"),
-    # Control flow of the FX wrapper, where there are no arenas. What is called is not read.
+    # Control flow of the FX wrapper, where there are no arenas. The called subgraphs are not read.
     "ConditionalLine": _read("a call of subgraphs; what they need is not known"),
     "SwitchLine": _read("a call of subgraphs; what they need is not known"),
     # Sizes.
@@ -143,13 +144,13 @@ LINES: Mapping[str, Line] = {
     "DeferredLine": _read("text that is dropped with its buffer; it may name a buffer"),
     "DelayReplaceLine": _read("text in which a name is put in later; it may name a buffer"),
     "_LazyTritonCompileKickoffLine": _pass("starts the compile of a Triton kernel"),
-    # Bases.
+    # Base classes.
     "WrapperLine": _refuse(_ABSTRACT),
     "MemoryPlanningLine": _refuse(_ABSTRACT),
     "PoolMemoryPlanningLine": _refuse(_ABSTRACT),
     "DeferredLineBase": _refuse(_ABSTRACT),
 }
-"""Of torch 2.11 to 2.15, by the class's name."""
+"""Lines of torch 2.11 to 2.15, by class name."""
 
 OWN_LINES: Mapping[str, Line] = {
     "_OutVariantLine": _pass("an operator without scratch; its outputs have AllocateLines"),
@@ -159,7 +160,7 @@ OWN_LINES: Mapping[str, Line] = {
     "MemberEndLine": _refuse(_NEVER_READ),
     "ArenaEndLine": _refuse(_NEVER_READ),
 }
-"""Of this package."""
+"""Lines of this package."""
 
 _BASE = Operation("a base class; an instance of its own is one generic call")
 _GENERATED = Operation("a generated kernel: it touches what it reads and writes, and nothing else")
@@ -255,7 +256,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "QLinearPointwiseBinaryPT2E": _LIBRARY,
     "WeightInt4PackMatmul": _LIBRARY,
 }
-"""Of torch 2.11 to 2.14, by the class's name."""
+"""Operations of torch 2.11 to 2.14, by class name."""
 
 OWN_OPERATIONS: Mapping[str, Operation] = {
     "CutlassCall": Operation("a kernel; it names what it changes in `mutation_outputs`"),
@@ -263,7 +264,7 @@ OWN_OPERATIONS: Mapping[str, Operation] = {
     "DirectOutVariantKernel": Operation("the same, for one buffer that it is itself"),
     "OutVariantOutput": Operation("such a buffer"),
 }
-"""Of this package."""
+"""Operations of this package."""
 
 SCHEDULER_NODES: Mapping[str, str] = {
     "BaseSchedulerNode": "a base class",
@@ -278,11 +279,11 @@ SCHEDULER_NODES: Mapping[str, str] = {
     "GroupedSchedulerNode": "nodes that stay together; get_nodes gives them",
     "NopKernelSchedulerNode": "no code",
 }
-"""Of torch 2.11 to 2.14, by the class's name."""
+"""Scheduler nodes of torch 2.11 to 2.14, by class name."""
 
 
 def _entry(cls: type[Any], theirs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """The entry of a class; None for one that is not known."""
+    """Return the entry of a class; None if it has none."""
     if cls is str:
         return theirs.get("str")
     package = cls.__module__.split(".")[0]
@@ -298,14 +299,14 @@ def _name(cls: type[Any]) -> str:
 
 
 def unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str] | None:
-    """The class of the first line that cannot be planned, and why.
+    """Return the class of the first line that cannot be planned, and the reason.
 
     Args:
-        lines: of a wrapper.
+        lines: lines of a wrapper.
         cpp: whether they are C++.
 
     Returns:
-        None if there is none. The reason is empty for a class without an entry.
+        None if all can be planned. The reason is empty for a class without an entry.
     """
     for cls in dict.fromkeys(type(line) for line in lines):
         entry: Line | None = _entry(cls, LINES, OWN_LINES)
@@ -317,7 +318,7 @@ def unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str
 
 
 def unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
-    """The class of the first IR operation without an entry; None if all have one."""
+    """Return the class of the first IR operation without an entry; None if all have one."""
     for cls in dict.fromkeys(type(operation) for operation in operations):
         if _entry(cls, OPERATIONS, OWN_OPERATIONS) is None:
             return cls
@@ -325,35 +326,35 @@ def unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
 
 
 def unknown_scheduler_node(nodes: Iterable[Any]) -> type[Any] | None:
-    """The class of the first scheduler node, or operation in one, without an entry."""
+    """Return the class of the first scheduler node, or operation in one, without an entry."""
     for node in nodes:
         for each in {id(part): part for part in (node, *node.get_nodes())}.values():
             if _entry(type(each), SCHEDULER_NODES, {}) is None:
                 return type(each)
-            # A fused node has none of its own.
+            # A fused node has no operation itself.
             if each.node is not None and unplannable_operation([each.node]) is not None:
                 return type(each.node)
     return None
 
 
 def keeps_memory(operation: Any) -> bool:
-    """Whether an IR operation may keep its inputs, or return them, without saying so."""
+    """Whether an IR operation may keep or return its inputs without declaring it."""
     entry: Operation | None = _entry(type(operation), OPERATIONS, OWN_OPERATIONS)
     return entry is None or entry.keeps
 
 
 def runs_in_turn(operation: Any) -> bool:
-    """Whether it matters what has run before an IR operation, beyond what it reads."""
+    """Whether an IR operation depends on what has run before it, beyond what it reads."""
     entry: Operation | None = _entry(type(operation), OPERATIONS, OWN_OPERATIONS)
     return entry is None or entry.in_turn
 
 
 def warn_unknown(cls: type[Any], what: str) -> str:
-    """Warn once of a class without an entry.
+    """Warn once about a class without an entry.
 
     Args:
         cls: the class.
-        what: what gets Inductor's default because of it, such as "memory plan".
+        what: what falls back to Inductor's default because of it, such as "memory plan".
 
     Returns:
         The reason, for records.

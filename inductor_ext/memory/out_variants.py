@@ -1,28 +1,28 @@
-"""Operators whose kernels write into buffers of ours instead of allocating their outputs.
+"""Lowerings for operators whose out variants write into buffers that the wrapper allocates.
 
-Stock calls operators that it has no code for (sort, topk, cumulative and linear-algebra functions,
-backward passes of poolings, ...) in their functional form. What that allocates the memory planner
-can count, but place nowhere. Many of these operators have an out variant that is the kernel itself,
-and the functional form only allocates before it. The lowerings here let stock lower such an
-operator, and turn what it made into a call of the out variant with outputs that the wrapper
-allocates, of the same sizes, strides and element types. They can then lie in an arena or take over
-the memory of others. Whatever is not understood stays as stock made it: C++ and FX wrappers, which
-cannot call these functions; sizes known only at run time; graphs cut into partitions.
+Inductor calls operators without a lowering (sort, topk, cumulative and linear-algebra functions,
+backward passes of poolings, ...) in their functional form. The memory planner can count what that
+allocates, but cannot place it. Many of these operators have an out variant that is the actual
+kernel, and the functional form only allocates before calling it. The lowerings here let Inductor
+lower such an operator, and then turn the result into a call of the out variant. The wrapper
+allocates the outputs with the same sizes, strides and dtypes, so they can be placed in an arena or
+reuse other memory. Inductor's lowering is kept for everything that is not understood: C++ and FX
+wrappers, which cannot call these functions; unbacked sizes; graphs that are partitioned.
 
-`OUT_VARIANTS` holds the operators for which, on CPU in torch 2.11 and 2.13, the allocator's events
-of the out variant, with its outputs added, peak no higher than those of the functional form, for
-several sizes, strides and element types. Not among them are:
+`OUT_VARIANTS` lists the operators for which, on CPU in torch 2.11 and 2.13, the allocation peak of
+the out variant plus its outputs is not above that of the functional form, for several sizes,
+strides and dtypes. Not included are:
 
 - Out variants generated from the functional form (torch.Tag.generated): they call it, which
   allocates, and copy. A convolution of [8, 16, 32, 32] with [32, 16, 3, 3] takes 2,097,152 bytes,
   and 3,145,728 through convolution.out.
 - Attention: _scaled_dot_product_flash_attention_for_cpu has no out variant at all.
-- Out variants by hand that compute elsewhere and copy; bytes of the functional form and of out:
-  _fft_r2c (33,280, 66,560), cholesky_solve (20,501, 24,597), linalg_pinv (66,576, 82,960),
+- Hand-written out variants that compute elsewhere and copy; bytes of the functional form and of
+  out: _fft_r2c (33,280, 66,560), cholesky_solve (20,501, 24,597), linalg_pinv (66,576, 82,960),
   soft_margin_loss_backward (921,600, 1,228,800).
-- linalg_qr: its kernel asks whether Q and R share a storage, which in an arena they do, and takes
-  that for sharing memory.
-- Operators that stock has code for on CPU (digamma, igamma, special functions).
+- linalg_qr: its kernel checks whether Q and R share a storage, which they do in an arena, and then
+  assumes that they overlap.
+- Operators that Inductor has a lowering for on CPU (digamma, igamma, special functions).
 - Outputs whose size depends on the values (nonzero), and random ones (multinomial).
 """
 
@@ -63,7 +63,7 @@ SCRATCHLESS: dict[str, str] = {
     "upsample_linear1d_backward.default": "grad_input",
     "upsample_trilinear3d_backward.default": "grad_input",
 }
-"""Operator -> its out variant's overload, where the kernel was seen to allocate nothing."""
+"""Operator -> overload of its out variant, for kernels that were observed to allocate nothing."""
 
 OUT_VARIANTS: dict[str, str] = {
     **SCRATCHLESS,
@@ -97,20 +97,20 @@ OUT_VARIANTS: dict[str, str] = {
     "triangular_solve.default": "X",
     "upsample_bicubic2d_backward.default": "grad_input",
 }
-"""Operator of ATen -> its out variant's overload; names as in `str(operator)` without "aten."."""
+"""ATen operator -> overload of its out variant; names as in `str(operator)` without "aten."."""
 
 _ALSO = ("sort.default",)
-"""Operators that stock lowers to one of the above."""
+"""Operators that Inductor lowers to one of the above."""
 
 
 def out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
-    """The out variant of an operator, and the names of its out arguments in the outputs' order.
+    """Return the out variant of an operator and its out argument names, in the outputs' order.
 
     Args:
-        operator: an OpOverload or anything else.
+        operator: an OpOverload or any other object.
 
     Returns:
-        None where there is none that is worth it, or its signature is not the one expected.
+        None if `OUT_VARIANTS` lists none, or if its signature is not the expected one.
     """
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten":
         return None
@@ -127,14 +127,11 @@ def out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] 
     return found, outs
 
 
-# --- the intermediate representation ------------------------------------------------------------
-
-
 class OutVariantKernel(ir.FallbackKernel):
     """A call of an out variant. `outputs` are the buffers that it fills."""
 
     variant: tuple[torch._ops.OpOverload, tuple[str, ...]]
-    """As from `out_variant`."""
+    """As returned by `out_variant`."""
 
     def codegen(self, wrapper: Any) -> None:
         """Allocate the outputs and write the call."""
@@ -142,36 +139,36 @@ class OutVariantKernel(ir.FallbackKernel):
         for output in self.outputs:
             name = output.get_name()
             if name in V.graph.removed_buffers:
-                # Nobody reads it, but the kernel writes it.
+                # Nothing reads it, but the kernel writes it.
                 V.graph.removed_buffers.discard(name)
                 unused.append(output)
             wrapper.codegen_allocation(output)
         self.write_call(wrapper)
         for output in unused:
             wrapper.codegen_free(output)
-        # There is no tuple to hold, hence no variable of that name to delete.
+        # There is no tuple of outputs, hence no variable of that name to delete.
         wrapper.freed.add(self.get_name())
 
     def write_call(self, wrapper: Any) -> None:
-        """Write the call of the operator, whose outputs are allocated."""
+        """Write the call of the operator; its outputs are already allocated."""
         self.codegen_comment(wrapper)
         line = _OutVariantLine(self)
         if str(self.op_overload).removeprefix("aten.") in SCRATCHLESS:
             wrapper.writeline(line)
         else:
-            # The memory planner takes the text of an operator's call for a kernel that may need
-            # more memory than is known.
+            # The memory planner treats the text of an operator call as a kernel with unbounded
+            # workspace.
             wrapper.writeline(line.text())
 
 
 class DirectOutVariantKernel(OutVariantKernel):
-    """The same where the kernel itself is the buffer that it fills.
+    """An out variant call whose kernel node is itself the buffer that it fills.
 
-    From torch 2.14 on, a fallback with one tensor as its result has no other node for it.
+    From torch 2.14, a fallback that returns one tensor has no separate output node.
     """
 
     def should_allocate(self) -> bool:
-        """The wrapper allocates it, before the kernel's call."""
+        """Whether the wrapper allocates it, before the kernel's call: always."""
         return True
 
     def codegen(self, wrapper: Any) -> None:
@@ -179,7 +176,7 @@ class DirectOutVariantKernel(OutVariantKernel):
         name = self.get_name()
         unused = name in V.graph.removed_buffers
         if unused:
-            # Nobody reads it, but the kernel writes it.
+            # Nothing reads it, but the kernel writes it.
             V.graph.removed_buffers.discard(name)
             wrapper.codegen_allocation(self)
         self.write_call(wrapper)
@@ -191,21 +188,21 @@ class OutVariantOutput(ir.MultiOutput):
     """A buffer that an `OutVariantKernel` fills."""
 
     def should_allocate(self) -> bool:
-        """The wrapper allocates it, before the kernel's call."""
+        """Whether the wrapper allocates it, before the kernel's call: always."""
         return True
 
     def codegen(self, wrapper: Any) -> None:
-        """Nothing is left to do after the kernel's call."""
+        """Do nothing: the kernel's call has filled the buffer."""
 
 
 @dataclasses.dataclass
 class _OutVariantLine(WrapperLine):
-    """The call, in a wrapper's lines."""
+    """The call, as a line of a wrapper."""
 
     node: OutVariantKernel
 
     def text(self) -> str:
-        """Python code."""
+        """Return the call as Python code."""
         node = self.node
         operator, names = node.variant
         outputs = [node] if isinstance(node, DirectOutVariantKernel) else node.outputs
@@ -214,11 +211,8 @@ class _OutVariantLine(WrapperLine):
         return f"torch.ops.{operator}({arguments})"
 
     def codegen(self, code: Any) -> None:
-        """Write it."""
+        """Write the line."""
         code.writeline(self.text())
-
-
-# --- the lowerings ------------------------------------------------------------------------------
 
 
 def _lower(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -227,8 +221,8 @@ def _lower(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     kernel = _kernel_of(first)
     variant = None if kernel is None else _covering(kernel)
     if variant is not None:
-        # What stock has noted about the kernel and its outputs (names, users, origins) is right for
-        # ours: only the code that is generated differs. So they become ours as they stand.
+        # What Inductor has recorded about the kernel and its outputs (names, users, origins) stays
+        # valid, since only the generated code differs. So change their classes in place.
         direct = isinstance(kernel.layout, ir.FixedLayout)
         kernel.__class__ = DirectOutVariantKernel if direct else OutVariantKernel
         kernel.variant = variant
@@ -238,7 +232,7 @@ def _lower(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _kernel_of(value: Any) -> Any:
-    """The kernel that directly makes a lowering's result; None for one that is no fallback's."""
+    """Return the fallback kernel that produces a lowering's result; None if there is none."""
     box = value.data if isinstance(value, ir.TensorBox) else None
     output = box.data if isinstance(box, ir.StorageBox) else None
     if type(output) is ir.FallbackKernel:
@@ -250,7 +244,7 @@ def _kernel_of(value: Any) -> Any:
 
 
 def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
-    """The out variant that can be called in a kernel's stead; None if anything is against it."""
+    """Return the out variant to call instead of a kernel; None if it cannot be used."""
     found = out_variant(kernel.op_overload)
     if found is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _partitioned():
         return None
@@ -281,9 +275,9 @@ def _covers_output(output: Any) -> bool:
 
 
 def _partitioned() -> bool:
-    """Whether the kernel may come to stand in another function than its outputs' users.
+    """Whether the kernel and the users of its outputs may be in different functions.
 
-    A partition hands the others what stock's kernel returned, which is nothing here.
+    A partition passes to the others what Inductor's kernel returned, which does not exist here.
     """
     custom = getattr(scheduler, "_unstable_customized_partition_wrapper", None)
     return bool(

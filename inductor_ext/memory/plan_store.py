@@ -1,14 +1,14 @@
-"""Where the memory plans of compiled graphs are kept, and which of them belong to a callable.
+"""Stores the memory plans of compiled graphs, and maps a callable to its graphs.
 
-A plan is made once, when its graph is compiled; whoever asks about it does so later, often in a
-process that took the graph from a cache and planned nothing. So the plans of a graph are written
-beside Inductor's own entry for it: under the same key, in Inductor's cache folder. A file that
-cannot be written costs one warning, never the compile.
+A plan is made once, when its graph is compiled. It is queried later, often in a process that loaded
+the graph from a cache and planned nothing. So the plans of a graph are written next to Inductor's
+cache entry: under the same key, in Inductor's cache folder. If a file cannot be written, the
+extension warns once; the compile does not fail.
 
-Which graphs belong to a callable is noted while they are compiled. One call of Inductor's entry
-point is a `Compile`. It knows the code that dynamo traces and what is being called around it (the
-stack): a graph after a graph break, or in a function that dynamo does not inline, is compiled while
-the function that needs it is running. Modules are told apart by identity, functions by their code.
+The graphs of a callable are recorded during compilation. One call of Inductor's entry point is a
+`Compile`. It records the code that dynamo traces and the call stack around it, because a graph
+after a graph break, or in a function that dynamo does not inline, is compiled while the function
+that needs it is running. Modules are distinguished by identity, functions by their code.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from inductor_ext.storage import artifact_store
 __all__ = ["Compile", "Graph", "begin", "clear", "find", "linking", "load", "loaded", "parse"]
 
 _MOST_COMPILES = 4096
-"""How many are remembered in a process; the oldest are forgotten first."""
+"""Maximum number of compiles remembered per process; the oldest are dropped first."""
 _MOST_PLANS = 512
-"""How many graphs' plans are held in memory; those of others are read from their files."""
+"""Maximum number of graphs whose plans are in memory; other plans are read from their files."""
 
 _CodeId = tuple[str, str, int]
-"""File, name and first line: dynamo runs a changed copy of a function's code under these."""
+"""File, name and first line: dynamo keeps these when it runs a modified copy of the code."""
 
 _lock = threading.Lock()
 _compiles: collections.deque[Compile] = collections.deque(maxlen=_MOST_COMPILES)
@@ -51,19 +51,19 @@ class Graph:
     """A compiled graph of a `Compile`."""
 
     key: str | None
-    """Of the FX graph cache; None outside it."""
+    """Key in the FX graph cache; None if the graph is not cached."""
     records: tuple[MemoryPlanRecord, ...] | None
-    """Its plans; None where they have to be looked up under the key."""
+    """The plans; None if they must be loaded by key."""
 
     def plans(self) -> tuple[MemoryPlanRecord, ...] | None:
-        """The plans, one for each generated function; None if they cannot be found."""
+        """Return the plans, one per generated function; None if they cannot be found."""
         if self.records is not None:
             return self.records
         return None if self.key is None else load(self.key)
 
 
 class Compile:
-    """One call of Inductor's entry point: what it was called for, and the graphs it led to."""
+    """One call of Inductor's entry point: the code it was called for, and the resulting graphs."""
 
     def __init__(self, code: _CodeId | None, around: set[_CodeId], modules: Sequence[Any]) -> None:
         self.code = code
@@ -72,25 +72,25 @@ class Compile:
         self.graphs: list[Graph] = []
 
     def modules(self) -> list[Any]:
-        """The modules that were being called and still exist, the innermost first."""
+        """Return the modules on the call stack that still exist, innermost first."""
         return [module for reference in self._modules if (module := reference()) is not None]
 
     def calls(self, module: object) -> bool:
-        """Whether `module` was being called."""
+        """Whether `module` was on the call stack."""
         return any(found is module for found in self.modules())
 
     def link(self, key: str) -> None:
-        """Note a graph whose plans are those of its key, whoever made them."""
+        """Record a graph whose plans are stored under its key, by this or another compile."""
         with _lock:
             if all(graph.key != key for graph in self.graphs):
                 self.graphs.append(Graph(key, None))
 
     def add(self, key: str | None, records: Sequence[events.Record] | None) -> None:
-        """Note a graph that `inner_compile` returned, and keep its plans for later processes.
+        """Record a graph that `inner_compile` returned, and store its plans for later processes.
 
         Args:
-            key: of the FX graph cache; None outside it.
-            records: what was emitted while it was compiled; None where it came from a cache.
+            key: key in the FX graph cache; None if the graph is not cached.
+            records: records emitted during its compilation; None if it came from a cache.
         """
         plans = None
         if records is not None and (records or not _compiles_elsewhere()):
@@ -110,14 +110,14 @@ class Compile:
 
 
 def _compiles_elsewhere() -> bool:
-    """Whether Inductor plans in a subprocess, whose records nobody hears in this one."""
+    """Whether Inductor compiles in a subprocess, whose records do not reach this process."""
     from torch._inductor import compile_fx
 
     return compile_fx.fx_compile_mode.name == "SUBPROCESS"
 
 
 def begin() -> Compile:
-    """Note that Inductor's entry point is called, and for what."""
+    """Record a call of Inductor's entry point, with the traced code and the call stack."""
     from torch._guards import TracingContext
 
     traced = TracingContext.get_traced_code() or []
@@ -130,32 +130,32 @@ def begin() -> Compile:
 
 @contextlib.contextmanager
 def linking(compile_: Compile) -> Iterator[None]:
-    """Inside, graphs that this context takes from a cache are linked to `compile_`."""
+    """Link the graphs that this context loads from a cache to `compile_`."""
     with context.enter(compile_=compile_):
         yield
 
 
 def loaded(key: str | None) -> None:
-    """Called for every compiled graph that is about to be used, whether new or from a cache."""
+    """Record a compiled graph that is about to be used, whether new or from a cache."""
     compile_ = context.current().compile_
     if compile_ is not None and key is not None:
         compile_.link(key)
 
 
 def clear() -> None:
-    """Forget which callables were compiled, as torch.compiler.reset makes dynamo do."""
+    """Forget which callables were compiled; for torch.compiler.reset, which resets dynamo too."""
     with _lock:
         _compiles.clear()
 
 
 def find(target: Callable[..., Any]) -> list[Compile]:
-    """The compiles that led to a graph and belong to a module or function, oldest first.
+    """Return the compiles with graphs that belong to a module or function, oldest first.
 
-    A module for which nothing was compiled may run what was compiled for another instance of its
-    class; then it is that instance's.
+    A module for which nothing was compiled may run a graph that was compiled for another instance
+    of its class. In that case the compiles of that instance are returned.
 
     Args:
-        target: as torch.compile returned it, or what it was given.
+        target: a callable returned by torch.compile, or the original passed to it.
     """
     with _lock:
         compiles = [compile_ for compile_ in _compiles if compile_.graphs]
@@ -177,7 +177,7 @@ def find(target: Callable[..., Any]) -> list[Compile]:
 
 
 def _original(target: Any) -> Any:
-    """What was compiled, from what torch.compile returned."""
+    """Return the original of a callable that torch.compile returned."""
     inner = getattr(target, "_orig_mod", None)
     while inner is None and "_torchdynamo_orig_callable" in getattr(target, "__dict__", {}):
         target = target._torchdynamo_orig_callable
@@ -202,10 +202,10 @@ def _identity(code: types.CodeType) -> _CodeId:
 
 
 def _callers() -> tuple[set[_CodeId], list[Any]]:
-    """The code and the modules that are being called in this thread."""
+    """Return the code and the modules on the call stack of this thread."""
     import torch
 
-    # What Module.__call__ is, and stays when a tool puts a function of its own before it.
+    # The code of Module.__call__. It stays the same if a tool wraps Module.__call__.
     call_module = torch.nn.Module._wrapped_call_impl.__code__
     codes: set[_CodeId] = set()
     modules: list[Any] = []
@@ -213,14 +213,11 @@ def _callers() -> tuple[set[_CodeId], list[Any]]:
     while caller is not None:
         codes.add(_identity(caller.f_code))
         if caller.f_code is call_module:
-            # Of other frames the locals are left alone: before Python 3.13, to look at them is to
-            # keep what they hold alive until the frame is done.
+            # Do not read the locals of other frames: before Python 3.13, reading them keeps their
+            # objects alive until the frame ends.
             modules.append(caller.f_locals["self"])
         caller = caller.f_back
     return codes, modules
-
-
-# --- the files ----------------------------------------------------------------------------------
 
 
 def _path(key: str) -> str:
@@ -257,7 +254,7 @@ def _write(key: str, records: tuple[MemoryPlanRecord, ...]) -> None:
 
 
 def load(key: str) -> tuple[MemoryPlanRecord, ...] | None:
-    """The plans filed under a key of the FX graph cache; None if there are none to be read."""
+    """Return the plans stored under a key of the FX graph cache; None if none can be read."""
     with _lock:
         if key in _plans:
             _plans.move_to_end(key)
@@ -272,7 +269,7 @@ def load(key: str) -> tuple[MemoryPlanRecord, ...] | None:
 
 
 def parse(entry: object) -> MemoryPlanRecord:
-    """A record from the JSON object that `as_json` made of it.
+    """Build a record from the JSON object that `as_json` returned.
 
     Raises:
         ValueError: a field is missing or has the wrong type; the text names it.
@@ -300,7 +297,7 @@ def _build(cls: type[Any], entry: object, where: str) -> Any:
     optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
     for name, annotation in _annotations(cls).items():
         if name not in entry and name in optional:
-            continue  # an older release wrote it
+            continue  # written by an older release
         if name not in entry:
             raise ValueError(f"{where}{'.' if where else ''}{name} is missing")
         values[name] = _value(annotation, entry[name], f"{where}{'.' if where else ''}{name}")

@@ -1,28 +1,30 @@
-"""The order of kernels: stock's, or one of ours where that needs less memory at the peak.
+"""Reorders kernels where that lowers the peak of live bytes below that of Inductor's order.
 
-Once fusion is over, Inductor's scheduler tries four orders of its kernels and takes the one whose
-peak it estimates lowest (`torch._inductor.memory.reorder_for_peak_memory`). `improve` starts from
-that one and looks for a better one by `inductor_ext.memory.planner.kernel_order`. It returns
-another order only if
+After fusion, Inductor's scheduler tries four orders of its kernels and takes the one with the
+lowest estimated peak (`torch._inductor.memory.reorder_for_peak_memory`). `improve` starts from that
+order and searches for a better one with `inductor_ext.memory.planner.kernel_order`. It returns
+another order only if all of these hold:
 
-- the peak falls by `THRESHOLD` at least, with buffers counted as the code will have them. Stock's
-  estimate does not do so: what fusion removes is left out, a kernel that can work in place does,
-  incoming gradients are freed, and on CPU the loops between two external kernels are one kernel,
-  inside of which nothing is freed;
-- it does not rise if every external kernel that allocates its outputs itself takes as much memory
-  again for a moment as it reads and makes, as convolutions may for copies in other layouts;
-- no more kernels, or CUDA graphs, are launched than before. Kernels are what they were, as fusion
-  came first, and one stream runs them one after another, so that the critical path, their sum, does
-  not grow.
+- The peak falls by at least `THRESHOLD`, with buffers counted as the generated code will have them.
+  Inductor's estimate does not count this way: buffers removed by fusion are excluded, kernels reuse
+  memory in place where they can, incoming gradients are freed, and on CPU the loops between two
+  extern kernels are one kernel, inside which nothing is freed.
+- The peak does not rise if every extern kernel that allocates its outputs needs, while it runs, a
+  workspace as large as its inputs and outputs together, as convolutions may for copies in other
+  layouts.
+- No more kernels, or CUDA graphs, are launched than before. The kernels themselves do not change
+  because fusion is over, and one stream runs them sequentially, so the critical path, which is
+  their sum, does not grow.
 
-Every dependency that stock's memory pass knows is kept, weak ones too. What has an effect beside
-its outputs, draws random numbers, calls subgraphs or custom operators or defines a size that is
-known at run time only keeps its turn among its like. A graph with collectives, several streams or
-several devices is left alone: its order is about overlap. So is one with the backward of a
-convolution on CPU, which takes much memory of its own, and one in which our count of stock's
-estimate does not follow stock's, which is checked each time.
+Every dependency of Inductor's memory pass is kept, including weak ones. Nodes keep their relative
+order if they have side effects, draw random numbers, call subgraphs or custom operators, or define
+an unbacked size. A graph keeps Inductor's order if it has collectives, several streams or several
+devices, because its order controls overlap. The same holds if it has the backward of a convolution
+on CPU, which needs a large unknown workspace, and if this module's replica of Inductor's estimate
+differs from that estimate, which is checked each time.
 
-Settings: `memory_reorder`, and Inductor's `reorder_for_peak_memory`, without which nobody reorders.
+Settings: `memory_reorder`, and Inductor's `reorder_for_peak_memory`, without which nothing is
+reordered.
 """
 
 from __future__ import annotations
@@ -45,44 +47,44 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLD", "Reordering", "improve", "peak_before_reorder", "reordering"]
 
 THRESHOLD = 0.01
-"""The fraction of the peak that must be saved, lest neighbours be parted for next to nothing."""
+"""Minimum saving, as a fraction of the peak, to avoid hurting locality for negligible savings."""
 
 _PURE_NAMESPACES = frozenset(
     {"aten", "prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized"}
 )
-"""Of operators whose effects their schemas tell."""
+"""Namespaces of operators whose schemas declare all their effects."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reordering:
-    """What has become of the order of one graph's kernels."""
+    """The result of reordering one graph's kernels."""
 
     peak_before: int
-    """Bytes, in the order that stock chose."""
+    """Bytes, in Inductor's order."""
     peak: int
     """Bytes, in the order that is used."""
     lower_bound: int
-    """Bytes below which no order comes."""
+    """Bytes. No order has a lower peak."""
     steps: int
-    """Kernels and other nodes of the schedule."""
+    """Number of kernels and other nodes of the schedule."""
     moved: bool
-    """Whether the order differs from stock's."""
+    """Whether the order differs from Inductor's."""
     seconds: float
-    """CPU time, of everything in this module."""
+    """CPU time of everything in this module."""
     why: str
-    """Why the order is stock's; empty if it is not."""
+    """Why Inductor's order is used; empty if it is not."""
 
 
 _reorderings: weakref.WeakKeyDictionary[GraphLowering, Reordering] = weakref.WeakKeyDictionary()
 
 
 def reordering(graph: GraphLowering) -> Reordering | None:
-    """What has become of the order of this graph's kernels; None if it was not looked at."""
+    """Return the result of reordering this graph; None if reordering was not tried."""
     return _reorderings.get(graph)
 
 
 def peak_before_reorder(graph: GraphLowering) -> int | None:
-    """Bytes at the peak before our order of kernels replaced stock's; None where it did not."""
+    """Return the peak bytes in Inductor's order; None if the extension did not replace it."""
     found = _reorderings.get(graph)
     return found.peak_before if found is not None and found.moved else None
 
@@ -90,9 +92,10 @@ def peak_before_reorder(graph: GraphLowering) -> int | None:
 def improve(
     order: list[BaseSchedulerNode], graph_outputs: Collection[str]
 ) -> list[BaseSchedulerNode]:
-    """An order of the same nodes with a lower peak; `order` itself where there is none.
+    """Return an order of the same nodes with a lower peak; `order` itself if there is none.
 
-    To be called where stock's pass has just chosen `order`: the nodes carry its planning info.
+    Must be called right after Inductor's pass has chosen `order`, while the nodes carry its
+    planning info.
 
     Args:
         order: as `torch._inductor.memory.reorder_for_peak_memory` returns it.
@@ -146,7 +149,7 @@ def _improve(
 
 
 def _hands_off(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) -> str:
-    """Why the order of this graph is not ours to change; empty if it is."""
+    """Return why this graph must keep its order; empty if it can be reordered."""
     from torch._inductor.utils import contains_collective, contains_wait
 
     unknown = known_ir.unknown_scheduler_node(order)
@@ -154,7 +157,7 @@ def _hands_off(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) -> str:
         return known_ir.warn_unknown(unknown, "order of kernels")
     if any(contains_collective(node) or contains_wait(node) for node in order):
         return "there are collectives"
-    # torch 2.11 does not know of streams in a graph.
+    # torch 2.11 has no streams in a graph.
     if getattr(scheduler, "_multi_stream_nodes", False):
         return "there are several streams"
     # From torch 2.14: a kernel allocates from the pool in whose context it was called.
@@ -168,10 +171,10 @@ def _hands_off(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) -> str:
 
 
 def _takes_columns(node: BaseSchedulerNode) -> bool:
-    """Whether a kernel may lay out a sample's patches as columns for a matrix product (im2col).
+    """Whether a kernel may write a sample's patches as columns for a matmul (im2col).
 
-    ATen does so on CPU for what it has no better kernel for. That can be more than everything else
-    that is alive: the sample once for each element of the convolution's window.
+    ATen does so on CPU if it has no better kernel. The workspace can exceed everything else that is
+    live: the sample times the number of elements of the convolution's window.
     """
     device = node.get_device()
     overload = getattr(node.node, "op_overload", None)
@@ -179,7 +182,7 @@ def _takes_columns(node: BaseSchedulerNode) -> bool:
 
 
 def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
-    """Whether it matters what else has happened before a node, beyond what it reads."""
+    """Whether a node depends on what has run before it, beyond what it reads."""
     import torch
     from torch._inductor import ir
 
@@ -195,7 +198,7 @@ def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
         if isinstance(overload, torch._ops.OpOverload):
             if torch.Tag.nondeterministic_seeded in overload.tags:
                 return True
-            # Not only of fallbacks: torch 2.13 calls the out variant of one that has it.
+            # Not only for fallbacks: torch 2.13 calls the out variant of a custom op that has one.
             if overload.namespace not in _PURE_NAMESPACES:
                 return True
         elif isinstance(operation, ir.FallbackKernel) and overload is not None:
@@ -206,7 +209,7 @@ def _keeps_its_turn(node: BaseSchedulerNode) -> bool:
 
 
 class _Converted:
-    """The scheduler's nodes as problems of order: step i is node i of `order`."""
+    """The scheduler's nodes as order problems: step i is node i of `order`."""
 
     def __init__(
         self,
@@ -229,16 +232,16 @@ class _Converted:
         self.as_stock = self._problem()
 
     def follows_stock(self) -> bool:
-        """Whether the loads of `as_stock` are what stock's estimate says, in the given order."""
+        """Whether the loads of `as_stock` match Inductor's estimate, in the given order."""
         from torch._inductor.memory import estimate_peak_memory
 
         _, estimate = estimate_peak_memory(self._order, self._inputs, self._outputs)  # type: ignore[arg-type]
         ours = profile(self.as_stock, range(len(self._order))).loads
-        # torch 2.11 takes the outputs off at the start, so that all is lower by the same.
+        # torch 2.11 subtracts the outputs at the start, so all its loads are lower by a constant.
         return len({load - theirs for load, theirs in zip(ours, estimate, strict=False)}) <= 1
 
     def launches(self, order: Iterable[int]) -> int:
-        """Batches in `order`, less those without code."""
+        """Return the number of batches in `order` that have code."""
         from torch._inductor.scheduler import NopKernelSchedulerNode
 
         count = 0
@@ -252,7 +255,7 @@ class _Converted:
         return count
 
     def as_generated(self) -> OrderProblem:
-        """The problem with buffers counted as the code will have them."""
+        """Return the problem with buffers counted as the generated code will have them."""
         removed = self._removed()
         in_place = self._in_place()
         buffers = self._with_parts_in_place()
@@ -280,7 +283,7 @@ class _Converted:
         )
 
     def with_workspaces(self, problem: OrderProblem) -> OrderProblem:
-        """`problem` with memory that external kernels may need while they run, guessed high."""
+        """Return `problem` with a high guess of the workspace of extern kernels."""
         from torch._inductor import ir
         from torch._inductor.virtualized import V
 
@@ -297,9 +300,9 @@ class _Converted:
         return dataclasses.replace(problem, buffers=(*problem.buffers, *workspaces))
 
     def _incoming_gradients(self) -> list[Buffer]:
-        """What autograd hands over to a backward graph, whose code frees it after its last use.
+        """Return the gradients that autograd passes to a backward, which frees them after last use.
 
-        Stock's estimate takes it for memory that the caller keeps.
+        Inductor's estimate counts them as memory that the caller keeps.
         """
         from torch._inductor.virtualized import V
 
@@ -320,10 +323,11 @@ class _Converted:
         ]
 
     def _with_parts_in_place(self) -> list[Buffer]:
-        """The buffers, where what is made within a concatenation is no second copy of it.
+        """Return the buffers, with the inputs of a concatenation not counted twice.
 
-        Each part then is memory of its own that lives as long as the whole. The code allocates the
-        whole with the first part, a little earlier than this says.
+        An input that is written directly into the concatenation counts as its own memory with the
+        live range of the whole. The generated code allocates the whole with the first input, a
+        little earlier than assumed here.
         """
         from torch._inductor import ir
 
@@ -357,7 +361,7 @@ class _Converted:
         return buffers
 
     def _problem(self) -> OrderProblem:
-        """As stock sees it; fills `_names`, the name of each buffer."""
+        """Return the problem as Inductor sees it; fill `_names` with the name of each buffer."""
         step_of = self._step
         buffers: list[Buffer] = []
         allocated_by = self._allocated_by()
@@ -371,7 +375,7 @@ class _Converted:
             readers = {step_of[node] for node in info.succ_nodes} - {maker}
             producer = maker
             if maker is not None and info.size_free and not info.size_alloc:
-                # A part of what a kernel with several outputs has allocated.
+                # One output of a multi-output kernel, which has allocated it.
                 producer = allocated_by.get(name, maker)
                 if producer != maker:
                     readers.add(maker)
@@ -394,9 +398,9 @@ class _Converted:
         return OrderProblem(len(self._order), tuple(buffers), tuple(edges))
 
     def _allocated_by(self) -> dict[str, int]:
-        """The step that allocates a buffer, for parts of what a kernel with several outputs makes.
+        """Map each output of a multi-output kernel to the step that allocates it.
 
-        Parts that have parts themselves are allocated by the outermost.
+        Nested outputs are allocated by the outermost kernel.
         """
         from torch._inductor import ir
 
@@ -417,7 +421,7 @@ class _Converted:
         return found
 
     def _batches(self) -> tuple[frozenset[int], bool]:
-        """What is launched together with its neighbours, and whether it is freed together."""
+        """Return the steps launched together if adjacent, and whether they free together."""
         from torch._inductor import config
         from torch._inductor.codegen.cpp import CppScheduling
 
@@ -425,7 +429,7 @@ class _Converted:
         if device is None:
             return frozenset(), False
         if isinstance(self._scheduler.get_backend(device), CppScheduling):
-            # Its loops are collected in one function until an external kernel comes.
+            # The C++ backend collects loops in one function until an extern kernel comes.
             loops = (
                 step
                 for step, node in enumerate(self._order)
@@ -442,7 +446,7 @@ class _Converted:
         return frozenset(), False
 
     def _removed(self) -> set[str]:
-        """Buffers that stay within one kernel, in registers or in a scratch array of a tile."""
+        """Return buffers that stay in one kernel, in registers or in a scratch array of a tile."""
         from torch._inductor.scheduler import FusedSchedulerNode
         from torch.utils._ordered_set import OrderedSet
 
@@ -454,7 +458,7 @@ class _Converted:
             removed.update(
                 buffer.get_name()
                 for leaf in node.get_nodes()
-                # On CPU what reads the outcome of a reduction is another loop and reads memory.
+                # On CPU, users of a reduction's result are in another loop and read it from memory.
                 if not (self._frees_late and leaf.is_reduction())
                 for buffer in leaf.get_outputs()
                 if buffer.get_name() not in self._outputs
@@ -465,7 +469,7 @@ class _Converted:
         return removed
 
     def _in_place(self) -> dict[str, list[str]]:
-        """For a buffer, those whose memory its kernel can make it in once nobody else needs it."""
+        """Map a buffer to those whose memory its kernel can reuse in place after their last use."""
         from torch._inductor import config, ir
         from torch._inductor.codegen.wrapper import can_match_buffer_size
         from torch._inductor.scheduler import SchedulerNode

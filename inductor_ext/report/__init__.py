@@ -1,1 +1,1 @@
-"""What the extension tells people: about a machine, a plan, an artifact. One module a command."""
+"""User-facing reports about a machine, a memory plan, GEMMs and packages. One module per report."""

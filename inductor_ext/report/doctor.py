@@ -1,30 +1,33 @@
-"""`inductor-ext doctor`: can the backend compile on this machine, and what is missing for more?
+"""`inductor-ext doctor`: whether the backend can compile on this machine, and what is missing.
 
-`examine()` looks and returns a `Report`, `render()` writes it for people, `Report.as_json()` for
-programs. It works where the backend does not: with an unsupported torch, with none, with settings
-that cannot be read; these are what it reports. It creates nothing, no cache folder either.
+`examine()` inspects the machine and returns a `Report`; `render()` formats it as text, and
+`Report.as_json()` as JSON. It also works where the backend does not: with an unsupported torch,
+without torch, or with unreadable settings; it reports these as problems. It creates no files, not
+even a cache folder.
 
-The JSON object of `--json` (a key may be added within a schema number, none changes its meaning):
+The JSON object of `--json` (within a schema number, keys may be added, but no key changes its
+meaning):
 
     schema        1
     ok            whether the backend can compile for at least one kind of device here
     compiles_for  those kinds: "cpu", "cuda"
-    problems      what keeps it from compiling for any: [{"what", "why", "install"}]
-    remarks       what does not, and is worth knowing: [str]
+    problems      what prevents it from compiling at all: [{"what", "why", "install"}]
+    remarks       what does not prevent it, but is worth knowing: [str]
     python        {"version", "implementation", "executable"}
     platform      {"system", "release", "machine", "libc"}
     versions      distribution -> its version, null if it is not installed
     torch         {"version", "cuda", "supported": [lowest, highest], "in_range"}
     hooks         {"checked", "fit", "misfits"}: how many declared hooks were compared with the
-                  installed torch, how many fit, and the rest: [{"hook", "target", "why"}]
+                  installed torch, how many fit, and those that do not: [{"hook", "target", "why"}]
     devices       [{"kind", "index", "name", "capability", "memory_bytes"}], the CPU included
-    parts         name -> {"title", "available", "version", "path", "detail", "why", "install"}
+    parts         toolchain components: name -> {"title", "available", "version", "path",
+                  "detail", "why", "install"}
     features      name -> {"title", "available", "needs", "missing", "compiles_for", "why",
                   "install"}
     caches        [{"name", "path", "exists", "writable", "executable", "size_bytes", "free_bytes"}]
     backend       {"registered", "target"}, of the entry point for backend="inductor_ext"
     settings      those whose value is not the default: name -> value
-    environment   the variables that matter here and are set: name -> value
+    environment   the relevant environment variables that are set: name -> value
 """
 
 from __future__ import annotations
@@ -74,12 +77,12 @@ _LITTLE_SPACE = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Something that keeps the backend from compiling at all."""
+    """A condition that prevents the backend from compiling at all."""
 
     what: str
     why: str
     install: str
-    """What mends it."""
+    """How to fix it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +100,22 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """A folder in which compiled code is kept between processes."""
+    """A folder that caches compiled code between processes."""
 
     name: str
     path: str
     exists: bool
     writable: bool
     executable: bool
-    """False on a file system mounted noexec, from which no compiled library can be loaded."""
+    """False on a file system that is mounted noexec: compiled libraries cannot be loaded from
+    it."""
     size_bytes: int
     free_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `examine` found; the module's docstring explains the fields."""
+    """The result of `examine`; the module's docstring explains the fields."""
 
     schema: int
     ok: bool
@@ -132,7 +136,7 @@ class Report:
     environment: dict[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as a JSON object."""
+        """Return the report as a JSON object."""
         report = dataclasses.asdict(self)
         for table in (report["parts"], report["features"]):
             for entry in table.values():
@@ -141,7 +145,7 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at this machine and this Python, as they are now."""
+    """Inspect this machine and this Python, and return the report."""
     found = components.probe_all()
     features = {feature.name: feature for feature in components.features()}
     values, unreadable = _settings(torch_available=found["torch"].available)
@@ -189,7 +193,7 @@ def examine() -> Report:
         },
         versions={
             **{name: _version(name) for name in _DISTRIBUTIONS},
-            "torch": torch["version"],  # which, unlike the distribution's, tells the build
+            "torch": torch["version"],  # unlike the distribution's version, includes the build
         },
         torch=torch,
         hooks=hooks,
@@ -229,7 +233,7 @@ def _torch(part: Part) -> dict[str, Any]:
 
 
 def _hooks(part: Part) -> dict[str, Any]:
-    """How the declared hooks fit the installed torch."""
+    """Check the declared hooks against the installed torch."""
     if not part.available or part.path is None or part.version is None:
         return {"checked": 0, "fit": 0, "misfits": []}
     version = part.version
@@ -257,7 +261,7 @@ def _hook_problems(hooks: dict[str, Any]) -> list[Problem]:
 
 
 def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[Problem]:
-    """At most one; where torch is missing, its part says so."""
+    """Return at most one problem: torch is unsupported. A missing torch is reported elsewhere."""
     if torch["version"] is None or torch["in_range"] or values.allow_unsupported_torch:
         return []
     lowest, highest = _compat.SUPPORTED
@@ -272,7 +276,7 @@ def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[
 
 
 def _settings(*, torch_available: bool) -> tuple[settings.Settings, list[Problem]]:
-    """The settings of this process and, if they cannot be read, the defaults and a problem."""
+    """Return this process's settings; if they cannot be read, the defaults and a problem."""
     try:
         if torch_available:
             from inductor_ext import config
@@ -289,8 +293,8 @@ def _settings(*, torch_available: bool) -> tuple[settings.Settings, list[Problem
 
 
 def _backend() -> dict[str, Any]:
-    """What an installed distribution registers for `torch.compile(..., backend="inductor_ext")`."""
-    # torch takes one of several entry points of the same name; which one is not defined.
+    """Return the entry points registered for `torch.compile(..., backend="inductor_ext")`."""
+    # If several distributions register the same name, it is undefined which one torch uses.
     entries = metadata.entry_points(group="torch_dynamo_backends", name="inductor_ext")
     targets = sorted({entry.value for entry in entries})
     return {"registered": bool(targets), "target": ", ".join(targets) or None}
@@ -365,7 +369,8 @@ def _caches(torch: Part) -> tuple[list[Cache], list[Problem]]:
         try:
             inductor = _default_cache(torch.path)
         except (ImportError, KeyError, OSError) as error:
-            # A container's user that has a number and no name, which not every torch expects.
+            # In a container, the user may have a numeric id without a name, which not every torch
+            # supports.
             problem = Problem(
                 what="Inductor finds no place for its cache",
                 why=f"asking for this user's name fails with {error}",
@@ -374,14 +379,14 @@ def _caches(torch: Part) -> tuple[list[Cache], list[Problem]]:
             return [], [problem]
     if inductor is None:
         return [], []
-    # Inductor gives Triton a folder in its own, unless the user has set one.
+    # Inductor puts Triton's cache into its own folder, unless the user has set another one.
     triton = os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor, "triton")
     return [_cache("inductor", inductor), _cache("triton", triton)], []
 
 
 def _default_cache(torch_folder: str) -> str:
-    # Importing torch._inductor makes the folder, and sets the variable by which a user could have
-    # chosen another. The module that knows the path needs no more of Inductor than itself.
+    # Importing torch._inductor would create the folder and set the environment variable that a user
+    # may use to choose another one. The module that computes the path can be loaded on its own.
     file = os.path.join(torch_folder, "_inductor", "runtime", "cache_dir_utils.py")
     spec = importlib.util.spec_from_file_location("cache_dir_utils", file)
     if spec is None or spec.loader is None:
@@ -409,7 +414,7 @@ def _cache(name: str, path: str) -> Cache:
 
 
 def _size_bytes(folder: str) -> int:
-    """Size of the regular files under a folder; what vanishes meanwhile counts as nothing."""
+    """Return the size of the regular files under a folder; files deleted meanwhile count as 0."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
@@ -440,7 +445,7 @@ def _cache_problems(cache: Cache) -> list[Problem]:
 
 
 def _remarks(found: dict[str, Part], values: settings.Settings, caches: list[Cache]) -> list[str]:
-    """What does not keep the backend from compiling, and may surprise."""
+    """Return remarks: conditions that do not prevent compiling, but may surprise the user."""
     remarks = []
     for variable in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(variable) == "1":
@@ -475,11 +480,11 @@ def _bytes(count: int) -> str:
 _WIDTH = 100
 
 _Row = tuple[str, str]
-"""Label and text."""
+"""A label and a text."""
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    """Lines of `text`, the first without the indent, and no word broken: commands get copied."""
+    """Wrap `text` at the indent, without breaking words, so that commands can be copied."""
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -491,7 +496,7 @@ def _wrapped(text: str, indent: int) -> list[str]:
 
 
 def _table(rows: list[_Row]) -> list[str]:
-    """Two columns, the second wrapped."""
+    """Format rows as two columns, the second one wrapped."""
     if not rows:
         return ["  none"]
     column = max(len(label) for label, _ in rows) + 4
@@ -507,7 +512,7 @@ def _shortcoming(why: str | None, install: str | None) -> list[_Row]:
 
 
 def render(report: Report) -> str:
-    """The report as plain text of at most 100 columns, where no long path or command forbids it."""
+    """Format the report as text of at most 100 columns, except for longer paths and commands."""
     sections = {
         "Versions": _version_rows(report),
         "Devices": [_device_row(device) for device in report.devices],
@@ -589,7 +594,7 @@ def _cache_row(cache: Cache) -> _Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,9 +1,9 @@
-"""`inductor_ext.explain`, `inductor-ext explain`: which kernel each GEMM of a model got, and why.
+"""`inductor_ext.explain` and `inductor-ext explain`: the kernel of every GEMM of a model, and why.
 
-A function is compiled and called once, or a script is run, with every cache of compiled code off,
-so that each graph goes through all decisions again; what tuning has measured before is used. For
-each product the table tells the kernel, what it took beside stock's path and the roofline, what the
-compiler made one kernel with it, and what it did not, with the reason.
+Compiles and calls a function once, or runs a script, with all caches of compiled code disabled, so
+that every graph goes through all decisions again. Existing tuning results are used. For every GEMM
+the report shows the selected kernel, its time next to Inductor's and the roofline, the operators
+fused into the kernel, and the operators not fused, with the reason.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ __all__ = ["Gemm", "GemmReport", "add_arguments", "explain", "run"]
 
 @dataclasses.dataclass(frozen=True)
 class Gemm:
-    """One product of a model, or several that are alike in everything but their place."""
+    """One GEMM of a model, or several GEMMs that differ only in the module that calls them."""
 
     record: ProductRecord
-    """Of the first of them."""
+    """The record of the first of them."""
     modules: tuple[str, ...]
-    """Paths of the model's modules that call them, one for each; empty where it is not known."""
+    """The module path of every GEMM; an empty string where it is not known."""
     fused: tuple[str, ...] = ()
-    """Operators that are one kernel with it, beyond what is in its problem."""
+    """Operators fused into the kernel, beyond those that are part of the problem description."""
     separate: tuple[str, ...] = ()
-    """Operators that use its result in a kernel of their own, with the reason."""
+    """Operators that use the result in a separate kernel, with the reason."""
 
     @property
     def ours(self) -> bool:
-        """Whether it is a kernel of ours."""
+        """Whether the selected kernel is an extension kernel."""
         return self.record.chosen is not None
 
     @property
     def share(self) -> float | None:
-        """Roofline over time, 1.0 for a kernel that could not be faster; None if not measured."""
+        """Roofline time divided by kernel time: 1.0 is optimal. None if not measured."""
         taken, bound = self.record.microseconds, self.record.roofline
         return bound / taken if taken and bound is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
 class GemmReport:
-    """The products of a model. `str()` is the table."""
+    """The GEMMs of a model. `str()` is the table."""
 
     title: str
     gemms: tuple[Gemm, ...]
-    """In the order in which they were compiled; alike ones once."""
+    """In the order in which they were compiled; identical GEMMs are merged."""
 
     @property
     def count(self) -> int:
-        """Products, alike ones counted each."""
+        """The number of GEMMs, counting merged ones separately."""
         return sum(len(gemm.modules) for gemm in self.gemms)
 
     def table(self, *, candidates: bool = False) -> str:
-        """The report as text.
+        """Format the report as text.
 
         Args:
-            candidates: whether to list what was measured for each.
+            candidates: whether to list the candidates that were measured for every GEMM.
         """
         ours = sum(len(gemm.modules) for gemm in self.gemms if gemm.ours)
         lines = [f"GEMMs of {self.title}: {self.count}, of which {ours} get a kernel of ours"]
@@ -92,7 +92,7 @@ class GemmReport:
         return self.table()
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
+        """Return the report as one JSON object."""
         gemms = [
             {
                 **gemm.record.as_json(),
@@ -126,7 +126,7 @@ def _row(number: int, gemm: Gemm) -> Sequence[str]:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    # Words to the left; numbers to the right, so that magnitudes line up.
+    # Left-align words; right-align numbers, so that their magnitudes line up.
     padded = (
         cell.ljust(width) if index in (2, 3) else cell.rjust(width)
         for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -165,22 +165,23 @@ def explain(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> GemmReport:
-    """Compile a function anew, call it once, and report which kernels its GEMMs got.
+    """Recompile a function, call it once, and report which kernels its GEMMs got.
 
-    Backward graphs are reported if the function calls backward. Nothing that was compiled before
-    is used or changed.
+    Backward graphs are reported if the function calls backward. Nothing that was compiled before is
+    used or changed.
 
     Args:
-        fn: a function or module; of what torch.compile returned, what that was given.
-        args, kwargs: for `fn`.
-        mode: of torch.compile, see `inductor_ext.list_mode_options`.
-        options: Inductor's options and ours by name; `{"max_autotune": True}` measures what has
-            not been measured before.
-        dynamic: of torch.compile.
+        fn: a function or module. If it was returned by torch.compile, the original function or
+            module is compiled.
+        args, kwargs: arguments for `fn`.
+        mode: mode of torch.compile, see `inductor_ext.list_mode_options`.
+        options: options of Inductor and of the extension by name; `{"max_autotune": True}`
+            benchmarks GEMMs that have no tuning results.
+        dynamic: as for torch.compile.
 
     Raises:
-        exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: before anything else.
-        Exception: what compiling or calling `fn` raises.
+        exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: raised before compiling.
+        Exception: raised by compiling or calling `fn`.
     """
     from torch._dynamo.backends.registry import lookup_backend
 
@@ -190,7 +191,7 @@ def explain(
     target: Any = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
     ours: Any = lookup_backend("inductor_ext")
 
-    # A callable of its own: dynamo reuses what it has compiled by an equal one.
+    # A new callable, because dynamo reuses code that it compiled with an equal backend.
     def backend(gm: Any, inputs: Any) -> Any:
         return ours(gm, inputs, mode=mode, options=options)
 
@@ -209,14 +210,14 @@ def _name(target: Any) -> str:
 
 @contextlib.contextmanager
 def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
-    """Inside, caches of compiled code are off; yields what tells the products compiled so far."""
+    """Disable caches of compiled code; yield a function that returns the GEMMs compiled so far."""
     from torch._functorch import config as aot_config
     from torch._inductor import config as inductor_config
 
     fusions = _Fusions(
         inductor_config._pre_fusion_custom_pass, inductor_config._post_fusion_custom_pass
     )
-    # Not force_disable_caches: it hides what tuning has measured, too.
+    # Not force_disable_caches: it also disables the tuning results.
     off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     aot_off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
@@ -241,31 +242,31 @@ def _merged(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, 
 
 
 class _Fusions:
-    """What Inductor's scheduler made one kernel with a product, and what not.
+    """Records which operators Inductor's scheduler fused with a GEMM, and which it did not.
 
-    Called by Inductor with the nodes of each graph before and after fusion, and with its messages
-    about pairs that it could not fuse.
+    Inductor calls it with the nodes of every graph before and after fusion, and with its log
+    messages about pairs that it did not fuse.
     """
 
     def __init__(self, *others: Callable[[list[Any]], list[Any]] | None) -> None:
         """
         Args:
-            others: what was to be called before and after fusion so far.
+            others: the passes already installed before and after fusion; they are called first.
         """
         self._others = others
         self._found: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._reasons: dict[tuple[str, str], str] = {}
 
     def of(self, record: ProductRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(what is fused, what is not)."""
+        """Return (fused operators, operators not fused)."""
         return self._found.get(id(record), ((), ()))
 
     def hooks(self) -> dict[str, Any]:
-        """The options by which Inductor calls."""
+        """Return the Inductor options that install the callbacks."""
         return {"_pre_fusion_custom_pass": self._begin, "_post_fusion_custom_pass": self._note}
 
     def hear(self, message: Any) -> None:
-        """Take one message of Inductor's log of fusions."""
+        """Handle one message of Inductor's fusion log."""
         first, second = getattr(message, "name1", None), getattr(message, "name2", None)
         if first is not None and second is not None:
             why = message.reason % message.args
@@ -273,12 +274,12 @@ class _Fusions:
                 self._reasons[pair] = why
 
     def _begin(self, nodes: list[Any]) -> list[Any]:
-        # Names are those of one graph.
+        # The names in the messages are unique only within one graph.
         self._reasons.clear()
         return nodes if self._others[0] is None else self._others[0](nodes)
 
     def _note(self, nodes: list[Any]) -> list[Any]:
-        """Note what is in one kernel with which product; returns the nodes."""
+        """Record the operators in the kernel of every GEMM; return the nodes."""
         if self._others[1] is not None:
             nodes = self._others[1](nodes)
         kernel_of = {each.get_name(): kernel for kernel in nodes for each in kernel.get_nodes()}
@@ -291,23 +292,24 @@ class _Fusions:
     def _around(
         self, product: Any, member: Any, kernel_of: Mapping[str, Any]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is computed in one kernel with a product, and what with its result elsewhere.
+        """Return the operators in a GEMM's kernel, and those that use its result in other kernels.
 
         Args:
-            product: the FX node.
-            member: the scheduler's node for it.
-            kernel_of: the kernels of the graph, by the names of the scheduler's nodes in them.
+            product: the FX node of the GEMM.
+            member: the scheduler node that computes it.
+            kernel_of: maps names of scheduler nodes to the kernels of the graph that contain them.
         """
         after = _descendants(product)
         kernels = [kernel_of[member.get_name()]]
         separate: dict[str, None] = {}
         for user in (each.node for buffer in member.get_outputs() for each in buffer.users):
             kernel = kernel_of.get(user.get_name())
-            # Another product is never part of this one's kernel.
+            # Another GEMM is never part of this one's kernel.
             if kernel is None or kernel is kernels[0] or next(_products(user), None) is not None:
                 continue
             if product in (getattr(user.node, "origins", None) or ()):
-                # The second step of a split K; that of maxima of rows is a kernel of its own.
+                # The second step of split-K belongs to this GEMM; the one of a row amax is a
+                # separate kernel.
                 if not product.meta[RECORD].problem.epilogue.reductions:
                     kernels.append(kernel)
                 continue
@@ -319,7 +321,7 @@ class _Fusions:
         fused: dict[str, None] = dict.fromkeys(product.meta.get(FUSED, ()))
         for each in (each for kernel in kernels for each in kernel.get_nodes()):
             if each is not member:
-                # What the product reads is in its kernel, too, if Inductor has made it a prologue.
+                # Inductor may also have fused the producers of the inputs into the prologue.
                 before = () if product in each.node.origins else _operators(each)
                 fused.update(dict.fromkeys(_operators(each, after) or before))
         return tuple(fused), tuple(separate)
@@ -333,7 +335,7 @@ class _Fusions:
 
 
 def _products(node: Any) -> Iterator[Any]:
-    """The FX nodes of products with a record that a scheduler's node computes."""
+    """Yield the FX nodes of the recorded GEMMs that a scheduler node computes."""
     if node.is_template() or node.is_extern():
         for origin in getattr(node.node, "origins", None) or ():
             if RECORD in origin.meta:
@@ -341,7 +343,7 @@ def _products(node: Any) -> Iterator[Any]:
 
 
 def _descendants(node: Any) -> set[Any]:
-    """The FX nodes that are computed from one."""
+    """Return all direct and indirect users of an FX node."""
     found: set[Any] = set()
     pending = list(node.users)
     while pending:
@@ -353,12 +355,12 @@ def _descendants(node: Any) -> set[Any]:
 
 
 def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
-    """The operators that a scheduler's node computes beside products, as the model calls them.
+    """Return the non-GEMM operators that a scheduler node computes, by their names in the model.
 
     Args:
-        node: of the scheduler.
-        among: the FX nodes that count, since those of a scheduler's node begin with what it reads;
-            None for all.
+        node: scheduler node.
+        among: the FX nodes to include, since the origins of a scheduler node start with the nodes
+            that it reads; None for all.
     """
     origins = [
         origin
@@ -374,7 +376,7 @@ def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def _debugging(hear: Callable[[Any], None]) -> Iterator[None]:
-    """Have Inductor's messages about what it could not fuse, without printing them."""
+    """Pass Inductor's messages about failed fusions to `hear`, without printing them."""
     from torch._inductor import scheduler
 
     class Listener(logging.Handler):
@@ -399,12 +401,12 @@ def _debugging(hear: Callable[[Any], None]) -> Iterator[None]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument("script", metavar="SCRIPT", help="a Python program that compiles a model")
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the program"
     )
-    # Python 3.11's argparse says of none that it is missing, if the script is.
+    # In Python 3.11, argparse reports REMAINDER arguments as missing if the script is missing.
     rest.required = False
     parser.add_argument(
         "--max-autotune",
@@ -418,16 +420,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program with the extension at work, and print the report after it has ended, be it
-    with an error.
+    """Run the program with the extension active, and print the report when it ends or fails.
 
     Returns:
         The program's exit code.
 
     Raises:
-        exc.BadReportFileError: there is no such program, or the file for JSON cannot be written,
-            which is found out before the program runs.
-        BaseException: what the program raises.
+        exc.BadReportFileError: the program does not exist, or the JSON file cannot be written. Both
+            are checked before the program runs.
+        BaseException: raised by the program.
     """
     if not os.path.isfile(arguments.script):
         raise exc.BadReportFileError(
@@ -436,7 +437,7 @@ def run(arguments: argparse.Namespace) -> int:
             why="there is no such file",
             mend="Give the path of a Python program.",
         )
-    # The program may go to another folder.
+    # The program may change the working directory.
     out = None if arguments.json is None else os.path.abspath(arguments.json)
     if out is not None:
         _write(out, "", "a")
@@ -487,7 +488,7 @@ def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> i
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
-        # As Python ends with anything else.
+        # Python prints any other exit value and exits with 1.
         print(ended.code, file=sys.stderr)
         return 1
     finally:

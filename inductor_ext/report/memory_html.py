@@ -1,15 +1,16 @@
-"""The picture of a memory plan: one HTML page with time to the right and offsets upwards (pure).
+"""Renders a memory plan as one HTML page: time on the x axis, memory offsets on the y axis (pure).
 
-The page needs no network, no script and no font of its own, and follows the reader's light or dark
-preference. For each plan and device it has two drawings over the same time, which is the plan's
-schedule: above, the bytes held and alive with the peak's step and the lower bound; below, arenas as
-frames with their members at their offsets, and storages outside of arenas stacked over them as they
-fit (the allocator's true addresses are not known). Colours are modules, at the depth that the
-palette can tell apart. Everything in a drawing has its words in a tooltip, and what is alive at the
-peak stands in a table. The page is well-formed XML.
+The page loads no scripts, fonts or other resources, and follows the reader's light or dark
+preference. For every plan and device it has two charts over the plan's schedule. The upper chart
+shows the bytes held and alive, the peak step and the lower bound. The lower chart shows arenas as
+frames with their members at their offsets, and storages outside of arenas stacked on top where they
+fit (their real addresses in the allocator are not known). Colours stand for modules, at the deepest
+level that the palette can distinguish. Everything in a chart has a tooltip, and a table lists what
+is live at the peak. The page is well-formed XML.
 
-Thousands of storages stay readable and small: the largest are drawn one by one, the rest of an
-arena as one shape for each colour, and the rest outside of arenas as one area, their sum.
+To keep plans with thousands of storages readable and small, only the largest storages are drawn
+individually. The rest of an arena is one shape per colour, and the rest outside of arenas is one
+area that shows their sum.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from inductor_ext.report.memory_measure import Measured
 __all__ = ["page"]
 
 _PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
-"""Colours that people with colour-blindness tell apart (Okabe and Ito, 2008)."""
+"""A palette that is distinguishable with colour blindness (Okabe and Ito, 2008)."""
 _OTHER = "other"
 _NO_MODULE = "none"
 
@@ -38,7 +39,7 @@ _HEIGHT = 560
 
 _MOST_LOOSE = 500
 _MOST_MEMBERS = 1500
-"""How many storages of a drawing are drawn one by one, outside of arenas and in them."""
+"""Maximum number of storages drawn individually in one chart, outside of arenas and inside."""
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c1c1c; --dim: #6a6a6a; --line: #c4c4c4;
@@ -79,14 +80,14 @@ def page(
     measured: Sequence[Measured],
     top: int,
 ) -> str:
-    """The whole page.
+    """Return the HTML of the whole page.
 
     Args:
-        title: of the page.
+        title: title of the page.
         records: the plans.
-        captions: one line for each plan.
-        measured: what a run took; may be empty.
-        top: rows of each table of the peak.
+        captions: one line per plan.
+        measured: measured memory use of a run; may be empty.
+        top: maximum number of rows in the table of each peak.
     """
     groups = _Groups(records)
     body = [f"<h1>Memory of {escape(title)}</h1>", groups.legend()]
@@ -118,7 +119,7 @@ def page(
 
 
 class _Groups:
-    """Which colour a module has: one for each module at the depth that the palette allows."""
+    """Assigns colours to modules, at the deepest level that the palette can distinguish."""
 
     def __init__(self, records: Iterable[MemoryPlanRecord]) -> None:
         weight: dict[str, int] = {}
@@ -139,7 +140,7 @@ class _Groups:
             areas[name] = areas.get(name, 0) + area
         largest = sorted(areas, key=lambda name: (-areas[name], name))[: len(_PALETTE)]
         self._others = len(areas) - len(largest)
-        # In the order of their names, which does not depend on sizes, colours change least.
+        # Colours are assigned by name, not by size, so that they change little between plans.
         self._colours = {name: i for i, name in enumerate(sorted(largest, key=_natural))}
 
     @staticmethod
@@ -147,14 +148,14 @@ class _Groups:
         return ".".join(module.split(".")[:depth])
 
     def of(self, module: str) -> str:
-        """The CSS class of a module."""
+        """Return the CSS class of a module."""
         if not module:
             return _NO_MODULE
         colour = self._colours.get(self._cut(module, self._depth))
         return _OTHER if colour is None else f"m{colour}"
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
-        """CSS class, colour and name of each group that occurs."""
+        """Yield the CSS class, colour and name of every group that occurs."""
         for name, index in self._colours.items():
             yield f"m{index}", _PALETTE[index], name
         if self._others:
@@ -177,7 +178,7 @@ class _Groups:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """layers.2 before layers.10."""
+    """Sort key that puts layers.2 before layers.10."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
@@ -187,19 +188,19 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 @dataclasses.dataclass
 class _Block:
-    """An arena or a storage of its own, and where it is drawn."""
+    """An arena, or a storage outside of arenas, and where it is drawn."""
 
     start: int
     end: int
     bytes: int
     part: PlannedArena | PlannedStorage
     index: int
-    """Of an arena in its plan."""
+    """Index of an arena in its plan."""
     base: int = 0
 
 
 def _stack(blocks: Sequence[_Block]) -> int:
-    """Give each block the lowest base at which it overlaps no earlier one; return the height."""
+    """Place every block at the lowest base without overlap with earlier ones; return the height."""
     placed: list[_Block] = []
     for block in blocks:
         base = 0
@@ -229,7 +230,7 @@ def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str
         if arena.device == device
     ]
     loose = [s for s in record.storages if s.device == device and s.arena is None]
-    # The largest first: they come to lie below, and leave the fewest gaps.
+    # Place the largest first: they end up at the bottom, which leaves the fewest gaps.
     loose.sort(key=_area, reverse=True)
     arenas.sort(key=lambda block: (block.start, -block.bytes))
     blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in loose[:_MOST_LOOSE]]
@@ -362,7 +363,7 @@ def _sum(storages: Iterable[PlannedStorage], length: int) -> list[int]:
 
 
 def _steps(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
-    """A path along a profile from its left to its right end, without what does not turn."""
+    """Return an SVG path along a profile, with points only where the value changes."""
     path = [f"M{x(0)} {y(profile[0])}"]
     for step, (before, after) in enumerate(pairwise(profile), 1):
         if before != after:
@@ -427,7 +428,7 @@ def _human(count: int) -> str:
 
 
 def _html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], n: int) -> str:
-    """A table whose first `n` columns are numbers."""
+    """Return a table whose first `n` columns are numbers."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         numbers = [f'<{tag} class="n">{escape(cell)}</{tag}>' for cell in cells[:n]]

@@ -1,10 +1,11 @@
-"""What a run really takes from the allocators, graph by graph, beside what was planned.
+"""Measures the memory that each graph allocates during a run, and compares it with its plan.
 
-A call is run once under torch's profiler, which sees every allocation on every device and, by name,
-the calls of compiled graphs. What a graph takes is the highest sum of allocations less frees since
-its call began: memory above what was alive then. That is compared with the same of its plan. A plan
-may count inputs as freed during the call; whether they are is up to the callers. So of the plan's
-inputs those count as freed that the run has freed, and the others as not the graph's own.
+A call is run once under torch's profiler, which records every allocation on every device and the
+calls of compiled graphs by name. The measured value of a graph is the maximum of allocations minus
+frees since its call began: memory above what was allocated at that time. It is compared with the
+same quantity of the graph's plan. A plan may count inputs as freed during the call, but whether
+they are freed depends on the caller. Inputs that the run has freed therefore count as the graph's
+own and freed; all other inputs are not counted.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ from inductor_ext.memory.planner import peak_report
 __all__ = ["Allocation", "Measured", "growth", "measure"]
 
 _CALL = "## Call CompiledFxGraph "
-"""How Inductor names a graph's call to the profiler; the cache key and " ##" follow."""
+"""Prefix of the name of a graph's call in the profiler; the cache key and " ##" follow."""
 
 _ROUNDING = 512
-"""Bytes. A plan counts a storage with the allocator's rounding, at most to this."""
+"""Bytes. A plan rounds sizes up like the allocator, to at most this granularity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Memory that a graph took on a device when it was called, above what was alive before."""
+    """Memory that a graph allocated on a device during a call, above what was allocated before."""
 
     graph: str
     kind: str
     cache_key: str | None
     device: str
     predicted: int
-    """Bytes, by the plan."""
+    """Bytes, according to the plan."""
     measured: int
-    """Bytes, by the allocator; the highest of the graph's calls."""
+    """Bytes, according to the allocator; the maximum over the graph's calls."""
 
     @property
     def deviation(self) -> float:
-        """Percent by which the run took more than planned."""
+        """Percentage by which the measured memory exceeds the prediction."""
         if not self.predicted:
             return 0.0 if not self.measured else float("inf")
         return 100 * (self.measured - self.predicted) / self.predicted
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return a one-line summary."""
         return (
             f"{self.graph} ({self.kind}) on {self.device}: predicted "
             f"{peak_report.human_bytes(self.predicted)}, "
@@ -65,14 +66,15 @@ class Allocation:
     device: str
     pointer: int
     bytes: int
-    """Negative for what is freed."""
+    """Negative for a free."""
 
 
 def growth(allocations: Iterable[Allocation]) -> tuple[int, list[int]]:
-    """What a sequence of allocations takes at most, and the sizes of what it frees of others'.
+    """Return the peak of a sequence of allocations, and the sizes of foreign blocks that it frees.
 
     Returns:
-        Bytes above the beginning, and bytes of each block that was freed and not allocated in it.
+        Bytes above the beginning, and the bytes of every block that was freed but not allocated in
+            the sequence.
     """
     total = highest = 0
     own: set[int] = set()
@@ -94,7 +96,7 @@ _Window = tuple[str, int, int]
 
 
 def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
-    """The same of a plan: `freed` are the sizes of the inputs that the run has freed."""
+    """Return the plan's prediction of `growth`, given the sizes of the inputs the run freed."""
     sizes = collections.Counter(freed)
     storages = []
     before = 0
@@ -115,11 +117,12 @@ def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int
 def measure(
     records: Sequence[MemoryPlanRecord], call: Callable[[], object]
 ) -> tuple[Measured, ...]:
-    """Run `call` once and compare what its graphs take with their plans.
+    """Run `call` once and compare the memory that its graphs allocate with their plans.
 
     Args:
-        records: of the graphs that may run; those that do not are left out of the result.
-        call: has run before.
+        records: plans of the graphs that may run; graphs that do not run are left out of the
+            result.
+        call: must have run before, so that nothing is compiled.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -134,7 +137,7 @@ def measure(
     plans = _by_graph(records)
     windows = _told_apart(windows, plans)
     if not windows and len(plans) == 1:
-        # An ahead-of-time compiled model does not name itself; the whole call is its own.
+        # An AOT-compiled model does not report its name; the whole call is attributed to it.
         (only,) = plans
         windows = [(only, 0, allocations[-1].time if allocations else 0)]
     found: dict[tuple[str, str], Measured] = {}
@@ -148,11 +151,11 @@ def measure(
 
 
 _UNKNOWN = str(None)
-"""What a graph outside of the cache is called with for a key."""
+"""The key in the profiler's name of a graph that is not in the cache."""
 
 
 def _by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanRecord]]:
-    """The plans of each graph, by its key; a graph without one by a number of its own."""
+    """Group the plans by graph key; a graph without a key gets a unique one."""
     plans: dict[str, list[MemoryPlanRecord]] = {}
     for number, record in enumerate(records):
         key = f"{_UNKNOWN}{number}" if record.cache_key is None else record.cache_key
@@ -161,10 +164,11 @@ def _by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanR
 
 
 def _told_apart(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
-    """The calls of which it is known what they call.
+    """Return the calls whose graph can be identified.
 
-    Graphs without a key are, if they are as many as their calls: graphs are compiled in the order
-    of their first calls.
+    Calls of graphs without a key are matched by order if there are as many of them as graphs:
+    graphs are compiled in the order of their first calls. If there is only one such graph, all
+    these calls are its own.
     """
     keys = [key for key in plans if key.startswith(_UNKNOWN)]
     unknown = [window for window in windows if window[0] == _UNKNOWN]
@@ -179,7 +183,7 @@ def _told_apart(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Windo
 def _compare(
     records: Sequence[MemoryPlanRecord], inside: Sequence[Allocation]
 ) -> Iterator[Measured]:
-    """Of a graph's generated functions the one that calls the others counts."""
+    """Compare per device, using the generated function with the highest prediction."""
     devices = dict.fromkeys(device for record in records for device in peak_report.devices(record))
     for device in devices:
         taken, freed = growth(a for a in inside if a.device == device)
@@ -189,12 +193,12 @@ def _compare(
 
 
 def _events(profiled: Any) -> tuple[list[_Window], list[Allocation]]:
-    """The calls of compiled graphs and all changes of memory, each by time."""
+    """Return the calls of compiled graphs and all changes of memory, both sorted by time."""
     from torch._C._profiler import _EventType
 
     windows = []
     allocations = []
-    # The flat list of events has no pointers, which tell whose block is freed.
+    # The flat list of events has no pointers, which are needed to find out whose block is freed.
     waiting = collections.deque(profiled.profiler.kineto_results.experimental_event_tree())
     while waiting:
         event = waiting.popleft()

@@ -1,12 +1,12 @@
 """`inductor_ext.memory_report` and `inductor-ext memory`: what a model's memory is used for.
 
-A report is made of memory plans (`events.MemoryPlanRecord`), one for each generated function: of a
-callable that torch.compile made, wherever its graphs came from; of an exported program, whose code
-is generated for that and compiled no further; or of a file. It shows, as text, JSON or one HTML
-page with a picture, what is held at each plan's peak and which module of the model it is for, and
-compares the plan with what a run really takes (`MemoryReport.measure`).
+A report consists of memory plans (`events.MemoryPlanRecord`), one per generated function. It can be
+made for a callable returned by torch.compile, including graphs loaded from a cache; for an exported
+program, whose code is generated but not compiled; or from a file. As text, JSON or one HTML page
+with charts, it shows the memory in use at the peak of every plan and the modules that use it.
+`MemoryReport.measure` compares the plans with the memory that a run allocates.
 
-All sizes are bytes at the hint: where shapes are dynamic, those of the example inputs.
+All sizes are bytes at the size hints: for dynamic shapes, the sizes of the example inputs.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class MemoryReport:
 
     title: str
     records: tuple[MemoryPlanRecord, ...]
-    """One for each generated function, in the order in which their graphs were compiled."""
+    """One per generated function, in the order in which their graphs were compiled."""
     measured: tuple[Measured, ...] = ()
-    """What a run took, if `measure` was asked."""
+    """Measured memory use of a run; empty unless set by `measure`."""
 
     @property
     def peak(self) -> int:
-        """Bytes: the highest of the plans' peaks. Functions run one at a time."""
+        """Bytes: the maximum of the plans' peaks, since functions run one at a time."""
         return self._highest.peak if self.records else 0
 
     @property
@@ -63,7 +63,7 @@ class MemoryReport:
 
     @property
     def ratio(self) -> float:
-        """Peak over lower bound; 1.0 where nothing is allocated."""
+        """Peak divided by lower bound; 1.0 if nothing is allocated."""
         return self._highest.ratio if self.records else 1.0
 
     @property
@@ -71,7 +71,7 @@ class MemoryReport:
         return max(self.records, key=lambda record: record.peak)
 
     def largest(self, n: int = 10) -> list[PeakRow]:
-        """The `n` largest holdings at the highest peak, on the device where it is highest."""
+        """Return the `n` largest rows of the highest peak, on the device where it is highest."""
         if not self.records:
             return []
         record = self._highest
@@ -79,12 +79,12 @@ class MemoryReport:
         return max(rows, key=lambda found: sum(row.bytes for row in found), default=[])[:n]
 
     def measure(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryReport:
-        """Call `fn` once and return this report with what the call took beside what was planned.
+        """Call `fn` once and return this report with measured memory use next to the plans.
 
         Args:
-            fn: runs the graphs that the report is about: the compiled callable, or a function that
-                also calls backward. It should have run before, lest compiling is measured.
-            args, kwargs: for `fn`, of the sizes that the plans were made for.
+            fn: runs the graphs of the report: the compiled callable, or a function that also calls
+                backward. It should have run before; otherwise compiling is measured as well.
+            args, kwargs: arguments for `fn`, with the sizes that the plans were made for.
 
         Raises:
             exc.NothingMeasuredError: the call ran none of the report's graphs.
@@ -95,7 +95,7 @@ class MemoryReport:
         return dataclasses.replace(self, measured=found)
 
     def table(self, top: int = 10) -> str:
-        """The report as text, with the `top` largest holdings of each plan's peak."""
+        """Format the report as text, with the `top` largest rows of the peak of every plan."""
         lines = [f"Memory of {self.title}"]
         for number, record in enumerate(self.records, 1):
             lines += ["", f"{number}. {headline(record)}", "", peak_table(record, top)]
@@ -110,7 +110,7 @@ class MemoryReport:
         return self.table()
 
     def to_json(self) -> str:
-        """The report as one JSON object, which `inductor-ext memory` reads."""
+        """Return the report as one JSON object, which `inductor-ext memory` can read."""
         report = {
             "schema": _SCHEMA,
             "title": self.title,
@@ -123,12 +123,12 @@ class MemoryReport:
         return json.dumps(report, indent=1)
 
     def to_html(self, top: int = 10) -> str:
-        """The report as one HTML page that needs nothing else: pictures, then tables."""
+        """Return the report as one self-contained HTML page: charts, then tables."""
         captions = [headline(record) for record in self.records]
         return memory_html.page(self.title, self.records, captions, self.measured, top)
 
     def write_html(self, path: str | os.PathLike[str], top: int = 10) -> None:
-        """Write `to_html` to a file, which appears complete or not at all.
+        """Write `to_html` to a file atomically.
 
         Raises:
             exc.BadReportFileError: the file cannot be written.
@@ -145,7 +145,7 @@ class MemoryReport:
 
 
 def headline(record: MemoryPlanRecord) -> str:
-    """One line: what planning made of a generated function."""
+    """Return a one-line summary of the plan of a generated function."""
     if record.reason:
         return f"{record.graph} ({record.kind}): Inductor's plan, not read: {record.reason}"
     gained = ""
@@ -166,18 +166,18 @@ def memory_report(
     """Report how a compiled or exported model uses memory.
 
     Args:
-        target: what `torch.compile` returned, or the module or function that it was given, after it
-            has been called; the report covers every graph that was compiled for it so far, forward,
-            backward, recompiles and those after graph breaks. Instances of a class share what
-            dynamo compiled for one of them, and so the report. Or an exported program, which is
-            planned as `aoti_compile_and_package` would.
-        options: for an exported program, Inductor's options and ours by name.
+        target: the result of `torch.compile`, or the module or function that was passed to it,
+            after it has been called. The report covers every graph compiled for it so far: forward,
+            backward, recompiles and the graphs after graph breaks. Instances of a class share the
+            code that dynamo compiled for one of them, and therefore the report. Alternatively an
+            exported program, which is planned as in `aoti_compile_and_package`.
+        options: for an exported program, options of Inductor and of the extension by name.
 
     Raises:
-        exc.NotReportableError: `target` is none of these.
+        exc.NotReportableError: `target` is none of these, or options were given for a callable.
         exc.NothingCompiledError: it has not been called, or not with this backend.
-        exc.PlanNotFoundError: a graph came from a cache, and its plan is not there.
-        exc.InductorExtError: for an exported program, what `aoti_compile_and_package` raises.
+        exc.PlanNotFoundError: a graph was loaded from a cache, and its plan is missing.
+        exc.InductorExtError: for an exported program, raised by `aoti_compile_and_package`.
     """
     from torch.export import ExportedProgram
 
@@ -217,13 +217,13 @@ def _plan(
 ) -> tuple[MemoryPlanRecord, ...]:
     from inductor_ext import aot
 
-    # The wrapper's code is what has a plan; compiling it would take most of the time.
+    # Only the wrapper's code is needed for the plan; compiling it would take most of the time.
     configs = {
         **(options or {}),
         "aot_inductor.package_cpp_only": True,
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_constants_on_disk_format": None,
-        # A package from there has no plan made.
+        # A package loaded from the artifact cache would not be planned.
         "artifact_cache": False,
     }
     with events.capture(this_thread=True) as records:
@@ -235,11 +235,11 @@ def _plan(
 
 
 def read(path: str) -> MemoryReport:
-    """A report from a file: an event log, what `to_json` wrote, or an exported program to plan.
+    """Read a report from an event log, from the output of `to_json`, or from an exported program.
 
     Raises:
-        exc.BadReportFileError: the file cannot be read as any of these; names the line.
-        exc.InductorExtError: for an exported program, what `aoti_compile_and_package` raises.
+        exc.BadReportFileError: the file cannot be read as any of these; the message names the line.
+        exc.InductorExtError: for an exported program, raised by `aoti_compile_and_package`.
     """
     try:
         with open(path, "rb") as file:
@@ -269,7 +269,7 @@ def _load_exported(path: str) -> ExportedProgram:
     try:
         return torch.export.load(path)
     except Exception as error:
-        # torch raises a dozen kinds here, for an archive of another origin or version.
+        # torch raises a dozen exception types here, for files of another origin or version.
         why = f"torch.export.load fails with {type(error).__name__}: {error}"
         raise exc.BadReportFileError(
             file=path,
@@ -338,7 +338,7 @@ def _not_writable(path: str, why: str) -> exc.BadReportFileError:
 
 
 def _choose(report: MemoryReport, path: str, wanted: str | None) -> MemoryReport:
-    """The report on the plans that `--graph` names, by number or by generated function."""
+    """Return the report on the plans that `--graph` selects by number, function name or kind."""
     if wanted is None:
         return report
     chosen = [
@@ -363,7 +363,7 @@ def _choose(report: MemoryReport, path: str, wanted: str | None) -> MemoryReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Add the command's arguments to the parser."""
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -390,7 +390,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report, and write the page if asked to."""
+    """Print the report, and write the HTML page if requested."""
     if arguments.html is not None:
         _check_writable(arguments.html)
     report = _choose(read(arguments.file), arguments.file, arguments.graph)

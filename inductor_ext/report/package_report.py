@@ -1,7 +1,8 @@
-"""What the commands `inspect`, `verify` and `diff` know of a package: all without running it.
+"""The package report behind `inspect` and `diff`: what can be known without running a package.
 
-A `Report` is read from a package of ours or of stock's; of the latter only the files and what the
-compiler has noted for the loader are known. Torch is imported only to ask for a CUDA device.
+A `Report` is read from a package of the extension or of Inductor. For a package of Inductor, only
+the files and the metadata that the compiler wrote for the loader are known. Torch is imported only
+to query the CUDA device.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ __all__ = ["Report", "differences", "read", "text"]
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A package as it lies there."""
+    """The contents of a package file or folder."""
 
     path: str
     bytes: int
     entries: tuple[archive.Entry, ...]
     content: manifest.Manifest | None
-    """None for a package of stock's."""
+    """None for a package of Inductor."""
     metadata: Mapping[str, Mapping[str, str]]
-    """What the compiler has noted for the loaders, by model."""
+    """Metadata that the compiler wrote for the loaders, by model."""
     misfits: Mapping[str, str | None]
-    """Why a model cannot run here, or None; by model. Empty for a package of stock's."""
+    """Why a model cannot run here, or None; by model. Empty for a package of Inductor."""
 
     def as_json(self) -> dict[str, Any]:
-        """The report as values that JSON can hold."""
+        """Return the report as JSON-serializable values."""
         content = None
         if self.content is not None:
             content = json.loads(manifest.dumps(self.content))
@@ -62,10 +63,10 @@ class Report:
 
 
 def read(path: str) -> Report:
-    """Look into a package; contents other than the manifest's are not checked.
+    """Read a package. The contents of files other than the manifest are not verified.
 
     Raises:
-        exc.BadPackageError, exc.IncompatibleArtifactError: it cannot be read.
+        exc.BadPackageError, exc.IncompatibleArtifactError: the package cannot be read.
     """
     with archive.open_package(path) as package:
         found = manifest.read(package)
@@ -142,10 +143,10 @@ def _misfit(content: manifest.Manifest, model: manifest.Model) -> str | None:
 
 
 def text(report: Report, top: int = 10) -> str:
-    """A report for people.
+    """Format the report as text.
 
     Args:
-        report: the package's.
+        report: the package's report.
         top: how many of the largest constants of each model to list.
     """
     content = report.content
@@ -222,7 +223,7 @@ def _model(name: str, model: manifest.Model, misfit: str | None, top: int) -> It
 
 
 def _features(features: Sequence[str]) -> str:
-    """A baseline that says most of it, and what is needed beside."""
+    """Format CPU features as the largest baseline level included, and the additional features."""
     needed = set(features)
     levels = [name for name, each in cpu_isa.LEVELS.items() if each and each <= needed]
     if not levels:
@@ -274,7 +275,7 @@ def _conditions(signature: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _constants(model: manifest.Model, top: int) -> Iterator[str]:
-    # Several may be views of one storage.
+    # Several constants may be views of one storage.
     storages = {
         (each.offset if each.offset is not None else each.name): each.bytes
         for each in model.constants
@@ -349,13 +350,14 @@ def _value(value: object) -> str:
 # --- differences ----------------------------------------------------------------------------------
 
 _HASHED = re.compile(r"/[a-z2-7]{40,}\.")
-"""Names that Inductor has made of a hash of the content."""
+"""File names that Inductor derives from a hash of the content."""
 
 
 def differences(one: Report, other: Report) -> list[dict[str, Any]]:
-    """What differs between two packages.
+    """Return the differences between two packages.
 
-    Where one is of stock's, what both know is compared: sizes of files and the loaders' notes.
+    If one of them is a package of Inductor, only what is known of both is compared: file sizes and
+    the loaders' metadata.
 
     Returns:
         A list of objects with `place` and, where they exist, the values `before` and `after`.
@@ -381,7 +383,7 @@ def _changes(before: Any, after: Any, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _items(value: Any) -> dict[str, Any] | None:
-    """What a value consists of, by the end of its place: a list's items by the names they have."""
+    """Return the children of a value by path suffix; list items are identified by name."""
     if isinstance(value, dict):
         return {f".{key}" if key.isidentifier() else f"[{key!r}]": value[key] for key in value}
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):

@@ -1,11 +1,11 @@
-"""What our caches and files have in common: keys, atomic publication, and a store of built things.
+"""Shared infrastructure of the extension's caches: keys, atomic writes, and a store of artifacts.
 
 `source_key` identifies this version of the extension's code, so that nothing compiled by another
-version is ever reused. `publish` makes a file appear at its path complete or not at all, also when
-the process is killed half way. `Store` keeps built artifacts by key in a folder that many processes
-share. It promises that what it hands out is what was put in, and that it never makes a compile
-fail: where it cannot read or write it says so once and holds nothing. The settings
-`artifact_cache`, `artifact_cache_dir` and `artifact_cache_size` govern it.
+version is ever reused. `publish` makes a file appear at its path complete or not at all, even if
+the process is killed. `Store` keeps artifacts by key in a folder that many processes share. It
+returns only what was stored, and never makes a compile fail: if it cannot read or write, it warns
+once and behaves as an empty store. The settings `artifact_cache`, `artifact_cache_dir` and
+`artifact_cache_size` apply.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
 ]
 
 TEMPORARY = ".inductor_ext-"
-"""How the names of the folders begin that `publish` makes; a process that is killed leaves one."""
+"""Prefix of the folders that `publish` creates; a process that is killed leaves one behind."""
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
 
 _BLOCK = 1 << 20
-"""Bytes that are hashed as one piece, few enough to lie in the CPU's own cache between being read
-and being hashed. Part of the format: digests depend on it."""
+"""Block size of hashes in bytes, small enough that a block stays in the CPU cache between being
+read and being hashed. Part of the format: digests depend on it."""
 
 _FICLONE = 0x40049409
-"""Linux's request to let a file share another's blocks until either is written."""
+"""Linux ioctl that lets a file share the blocks of another until either is written."""
 
 _RECORD = ".entry"
 _KEY = re.compile(r"[0-9a-f]{16,128}")
@@ -60,7 +60,7 @@ _DAY = 86400.0
 
 @functools.cache
 def source_key() -> str:
-    """Hex digest over the package's files, by relative name and content."""
+    """Return a hex digest of the package's files, by relative name and content."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -73,9 +73,9 @@ def source_key() -> str:
 def publish(target: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a temporary path to write to; on success, rename it to `target`.
 
-    The temporary file has `target`'s own name, in a hidden folder beside it, so that writers which
-    derive names from the path see the right one and the rename stays on one file system. An
-    exception inside leaves `target` as it was.
+    The temporary file has the same name as `target`, in a hidden folder beside it: writers that
+    derive names from the path see the right one, and the rename stays on one file system. An
+    exception inside leaves `target` unchanged.
     """
     target = os.path.abspath(os.fspath(target))
     folder = tempfile.mkdtemp(prefix=TEMPORARY, dir=os.path.dirname(target))
@@ -91,10 +91,10 @@ def publish(target: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def digest(data: Any) -> str:
-    """Hex digest of a C-contiguous buffer's bytes: SHA-256 over the SHA-256 of its blocks.
+    """Return the hex digest of a C-contiguous buffer: SHA-256 over the SHA-256 of its blocks.
 
-    The blocks are hashed by several threads: with the CPU's instructions for SHA-256, one hashes
-    1.8 GB/s, twice what it does of BLAKE2b.
+    Several threads hash the blocks. With the CPU's SHA-256 instructions, one thread hashes 1.8
+    GB/s, twice as fast as BLAKE2b.
     """
     view = memoryview(data).cast("B")
 
@@ -107,10 +107,10 @@ def digest(data: Any) -> str:
 
 
 def _file_digest(source: int, size: int) -> str:
-    """`digest` of the first `size` bytes of an open file.
+    """Return the `digest` of the first `size` bytes of an open file.
 
     Raises:
-        OSError: it cannot be read, or is shorter.
+        OSError: the file cannot be read, or is shorter.
     """
 
     def hash_blocks(blocks: range, found: list[bytes]) -> None:
@@ -134,7 +134,7 @@ def _read(descriptor: int, piece: memoryview, offset: int) -> None:
 
 
 def _tree_digest(size: int, hash_blocks: Callable[[range, list[bytes]], None]) -> str:
-    """SHA-256 over block digests that `hash_blocks(which, where to)` finds, in several threads."""
+    """Return the SHA-256 over block digests, which `hash_blocks(blocks, found)` computes."""
     count = -(-size // _BLOCK)
     found = [b""] * count
     workers = min(count // 2, len(os.sched_getaffinity(0)), 8)
@@ -163,16 +163,16 @@ def _tree_digest(size: int, hash_blocks: Callable[[range, list[bytes]], None]) -
 
 
 def artifact_folder(chosen: str | None = None) -> pathlib.Path:
-    """Where artifacts are kept: `chosen`, else a folder in Inductor's cache folder.
+    """Return the folder of artifacts: `chosen`, or else a folder in Inductor's cache folder.
 
-    Neither torch is imported nor a folder made.
+    Does not import torch or create the folder.
     """
     if chosen is not None:
         return pathlib.Path(chosen).absolute()
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if inductor is None:
-        # The module that knows the path needs no more of Inductor than itself, and importing
-        # torch._inductor takes seconds.
+        # Load only the module that knows the path, because importing torch._inductor takes seconds.
+        # The module needs nothing else of Inductor.
         torch = importlib.util.find_spec("torch")
         assert torch is not None
         assert torch.origin is not None
@@ -187,10 +187,10 @@ def artifact_folder(chosen: str | None = None) -> pathlib.Path:
 
 
 def kernel_folder(chosen: str | None = None) -> pathlib.Path:
-    """Where CUTLASS kernels are kept, apart from artifacts, for which they would have to go.
+    """Return the folder of CUTLASS kernels, apart from artifacts, which would otherwise evict them.
 
     Args:
-        chosen: as of `artifact_folder`, in which it is a folder.
+        chosen: as for `artifact_folder`; the result is a subfolder of it.
     """
     artifacts = artifact_folder(chosen)
     return (artifacts.parent if chosen is None else artifacts) / "kernels"
@@ -198,7 +198,7 @@ def kernel_folder(chosen: str | None = None) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What a store holds, or what was removed from it."""
+    """The entries that a store holds, or that were removed from it."""
 
     entries: int
     bytes: int
@@ -206,19 +206,19 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """What an entry's files must be: by relative name, the size in bytes and the digest."""
+    """The expected files of an entry: relative name to size in bytes and digest."""
 
     key: str
     files: dict[str, tuple[int, str]]
 
     def as_bytes(self) -> bytes:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
-        # A flipped bit within the record is noticed, too.
+        # The record has its own checksum, so that a damaged record is detected, too.
         return hashlib.sha256(text).hexdigest().encode() + b"\n" + text
 
     @classmethod
     def read(cls, data: bytes) -> _Record | None:
-        """None: damaged."""
+        """Parse a record; return None if it is damaged."""
         check, _, text = data.partition(b"\n")
         if hashlib.sha256(text).hexdigest().encode() != check:
             return None
@@ -232,7 +232,7 @@ def _log(key: str, message: str) -> None:
 
 
 class Store:
-    """Built artifacts by key, in a folder that processes share; bounded in size by least use.
+    """Artifacts by key, in a folder that processes share, with LRU eviction above a size limit.
 
         with store.lock(key):
             if not store.fetch(key, {"model.pt2": path}):
@@ -240,19 +240,20 @@ class Store:
                 store.put(key, {"model.pt2": path})
 
     An entry is a folder of files with a record of their sizes and digests. It is filled under a
-    temporary name and appears by a rename, so a process may be killed at any moment; nothing is
-    flushed to the disk, for what a power cut leaves incomplete the digests tell. A damaged entry is
-    as good as none, and is removed.
+    temporary name and published by a rename, so a process may be killed at any time. Nothing is
+    flushed to disk: after a power failure, the digests reveal incomplete entries. A damaged entry
+    is treated as missing, and removed.
 
-    Files go in and out by copies, which are cheap where the file system can clone. They are never
-    hard links: the package that a user has at his path he may write into (`zipfile` can append to
-    it), and with it would change every other package of the same model, and the entry.
+    Files are copied in and out, which is cheap if the file system can clone. They are never hard
+    links: a user may write into the package at their path (`zipfile` can append to it), which would
+    change the entry and every other copy of the package.
 
-    The folder is meant to be one user's: what it holds is run, so it is made for its owner alone.
-    Links in it are never followed.
+    The folder is meant for one user: its content is executed, so it is accessible to its owner
+    only. Symbolic links in it are never followed.
 
-    Where the folder cannot be made, read, written or locked, `warn` is told and the store holds
-    nothing: `get` and `fetch` find nothing, `lock` does not wait, what is published is dropped.
+    If the folder cannot be created, read, written or locked, `warn` is called and the store behaves
+    as an empty one: `get` and `fetch` find nothing, `lock` does not wait, and published files are
+    dropped.
     """
 
     def __init__(
@@ -261,12 +262,12 @@ class Store:
         max_bytes: int,
         warn: Callable[[str, str], None] = _log,
     ) -> None:
-        """Nothing is touched yet.
+        """Create a store without touching the file system.
 
         Args:
-            folder: made when it is first written to.
-            max_bytes: above this, the entries used least recently are removed.
-            warn: called with a key, always the same for this folder, and a line for the user, for
+            folder: created on the first write.
+            max_bytes: above this, the least recently used entries are removed.
+            warn: called with a key, always the same for this folder, and a line for the user; for
                 instance `events.warn_once`.
         """
         self.folder = pathlib.Path(folder).absolute()
@@ -278,9 +279,10 @@ class Store:
 
     @contextlib.contextmanager
     def get(self, key: str) -> Iterator[pathlib.Path | None]:
-        """Yield the folder of an entry, whose files were found intact, or None.
+        """Yield the folder of an entry after verifying its files, or None.
 
-        Nobody removes it meanwhile. Its files are to be read, not written, linked or moved.
+        The entry is not removed inside the context. Its files may be read, but not written, linked
+        or moved.
 
         Raises:
             ValueError: `key` is not 16 to 128 hexadecimal digits.
@@ -302,13 +304,13 @@ class Store:
         yield None
 
     def fetch(self, key: str, files: Mapping[str, str | os.PathLike[str]]) -> bool:
-        """Copy files of an entry to paths outside, each atomically; verified as they are copied.
+        """Copy files of an entry to paths outside, each atomically; verify the copies.
 
         Args:
-            files: by name in the entry, where to.
+            files: target path by name in the entry.
 
         Returns:
-            Whether the entry was there and intact. If not, no path has been touched.
+            Whether the entry existed and was intact. If not, no path has been touched.
 
         Raises:
             ValueError: see `get`.
@@ -319,7 +321,8 @@ class Store:
                 if record is None or not files.keys() <= record.files.keys():
                     return False
                 with self._degrading("copied from"), contextlib.ExitStack() as stack:
-                    # Renamed to their paths when the stack closes: all are complete then.
+                    # The stack renames the files to their targets on exit, when all of them are
+                    # complete.
                     for name, target in files.items():
                         temporary = stack.enter_context(publish(target))
                         if not _verified(self._entry(key) / name, *record.files[name], temporary):
@@ -331,9 +334,9 @@ class Store:
 
     @contextlib.contextmanager
     def publish(self, key: str) -> Iterator[pathlib.Path]:
-        """Yield an empty folder to fill; afterwards its files become the entry.
+        """Yield an empty folder to fill; on exit, its files become the entry.
 
-        An entry that is there already stays, as does everything on an exception inside.
+        An existing entry is kept, as is everything if an exception is raised inside.
 
         Raises:
             ValueError: see `get`.
@@ -357,7 +360,7 @@ class Store:
         """Copy files into an entry.
 
         Args:
-            files: by name in the entry, where from.
+            files: source path by name in the entry.
 
         Raises:
             ValueError: see `get`.
@@ -370,9 +373,10 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Hold the right to build an entry; others who want it wait meanwhile.
+        """Acquire the right to build an entry; other processes that request it wait.
 
-        It saves work and is not needed for safety. It ends with the process that holds it.
+        This avoids duplicate work and is not needed for correctness. The lock ends with the process
+        that holds it.
 
         Raises:
             ValueError: see `get`.
@@ -393,7 +397,7 @@ class Store:
 
     @contextlib.contextmanager
     def try_lock(self, key: str) -> Iterator[bool]:
-        """As `lock`, without waiting; yields whether it is held now, by nobody else.
+        """Like `lock`, without waiting; yield whether the lock was acquired.
 
         Raises:
             ValueError: see `get`.
@@ -411,30 +415,30 @@ class Store:
             yield held
 
     def entry_keys(self) -> list[str]:
-        """The keys of all entries, in order; whether their files are intact is not looked at."""
+        """Return the keys of all entries, sorted, without verifying their files."""
         with self._degrading("read"):
             return sorted(key for _, _, key in self._listing())
         return []
 
     def usage(self) -> Usage:
-        """What the store holds now."""
+        """Return the current size of the store."""
         sizes: list[int] = []
         with self._degrading("read"):
             sizes += [size for _, size, _ in self._listing()]
         return Usage(len(sizes), sum(sizes))
 
     def clear(self) -> Usage:
-        """Remove every entry that nobody is reading; returns what was removed."""
+        """Remove every entry that is not being read; return what was removed."""
         return self.collect(0)
 
     def collect(self, max_bytes: int | None = None) -> Usage:
-        """Remove the entries used least recently until no more than `max_bytes` are held.
+        """Remove least recently used entries until at most `max_bytes` are left.
 
-        Entries that somebody is reading stay. What processes that died were building is removed,
-        too. If another process is collecting, that is left to it. Called after each publication.
+        Entries that are being read are kept. Unfinished builds of processes that died are also
+        removed. If another process is collecting, nothing is done. Called after each publication.
 
         Args:
-            max_bytes: None for that of the store.
+            max_bytes: None for the limit of the store.
 
         Returns:
             What was removed.
@@ -470,9 +474,10 @@ class Store:
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[_Record | None]:
-        """Yield the record of an entry that has all its files, in their sizes; None without one.
+        """Yield the record of an entry whose files all exist with the right sizes; None otherwise.
 
-        Meanwhile the entry is marked as being read. A damaged one has been removed already.
+        The entry is locked for reading inside the context. A damaged entry has been removed on
+        entry.
         """
         record = None
         with contextlib.ExitStack() as stack:
@@ -484,23 +489,24 @@ class Store:
                         stack.close()
                         self._remove(key)
                     else:
-                        # Being used is what keeps an entry; of a folder that can only be read,
-                        # somebody else takes care.
+                        # The modification time of the record is the time of the last use. In a
+                        # read-only folder it cannot be updated, and eviction is up to the owner.
                         with contextlib.suppress(OSError):
                             os.utime(descriptor)
             yield record
 
     def _hold(self, stack: contextlib.ExitStack, key: str, kind: int) -> int | None:
-        """Lock an entry by its record, which moves with it, until the stack closes.
+        """Lock an entry through its record, which is renamed with it, until the stack closes.
 
         Args:
             kind: LOCK_SH for reading, LOCK_EX for removing.
 
         Returns:
-            A descriptor of the record; None if there is no entry, or somebody holds it otherwise.
+            A descriptor of the record; None if there is no entry, or if it is locked in a
+            conflicting way.
         """
         path = self._entry(key) / _RECORD
-        # To lock a file against readers, some network file systems want it opened for writing.
+        # Some network file systems require a file opened for writing for an exclusive lock.
         mode = os.O_RDONLY if kind == fcntl.LOCK_SH else os.O_RDWR
         try:
             if not _has_record(path.parent):
@@ -508,7 +514,7 @@ class Store:
             descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            # Between opening and locking it, it may have been removed.
+            # It may have been removed between opening and locking.
             if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
                 return None
         except (FileNotFoundError, BlockingIOError):
@@ -516,7 +522,7 @@ class Store:
         return descriptor
 
     def _read_record(self, key: str, descriptor: int) -> _Record | None:
-        """The record of a held entry; None if it or the files' names or sizes are wrong."""
+        """Return the record of a locked entry; None if it does not match the files."""
         with open(descriptor, "rb", closefd=False) as file:
             record = _Record.read(file.read())
         if record is None or record.key != key:
@@ -526,7 +532,7 @@ class Store:
         return record if found == {name: size for name, (size, _) in record.files.items()} else None
 
     def _seal(self, key: str, folder: pathlib.Path) -> None:
-        """Write the record of a filled folder, and make it the entry."""
+        """Write the record of a filled folder, and rename the folder to the entry."""
         files = {}
         for name in sorted(_files(folder)):
             with _reading(folder / name) as (source, size):
@@ -544,17 +550,17 @@ class Store:
         try:
             os.rename(folder, self._entry(key))
         except OSError:
-            # It fails onto a folder that is not empty: another process was faster.
+            # The rename fails if the target is not empty: another process was faster.
             if not os.path.lexists(self._entry(key)):
                 raise
 
     def _remove(self, key: str) -> bool:
-        """Remove an entry that nobody is reading; whether that was done."""
+        """Remove an entry that is not being read; return whether it was removed."""
         with self._degrading("tidied up"), contextlib.ExitStack() as stack:
             entry = self._entry(key)
             place = stack.enter_context(self._workplace())
             held = self._hold(stack, key, fcntl.LOCK_EX) is not None
-            # What has no record is no entry, and nobody reads it.
+            # A folder without a record is not an entry, and nobody reads it.
             if held or (os.path.lexists(entry) and not _has_record(entry)):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(entry, place / key)
@@ -562,7 +568,7 @@ class Store:
         return False
 
     def _listing(self) -> list[tuple[float, int, str]]:
-        """(when used last, bytes, key) of each entry."""
+        """Return (time of last use, bytes, key) of each entry."""
         listing = []
         for path in _listdir(self._entries):
             with contextlib.suppress(FileNotFoundError):
@@ -571,13 +577,13 @@ class Store:
                     listing.append((used, sum(_files(path).values()), path.name))
         return listing
 
-    # --- what is being built ---
+    # --- builds in progress ---
 
     @contextlib.contextmanager
     def _workplace(self) -> Iterator[pathlib.Path]:
-        """A folder of this process's own; whatever happens to the process, it will be removed.
+        """Yield a folder for this process; it will be removed even if the process dies.
 
-        A lock beside it, which ends with the process, tells whether its owner is alive.
+        A lock file beside it, released when the process ends, shows whether its owner is alive.
         """
         self._make(self._building)
         with contextlib.ExitStack() as stack:
@@ -590,14 +596,14 @@ class Store:
             yield place
 
     def _own(self, stack: contextlib.ExitStack, place: pathlib.Path) -> bool:
-        """Take the lock of a workplace until the stack closes, unless it has an owner."""
+        """Take the lock of a workplace until the stack closes; return False if it has an owner."""
         path = place.with_suffix(".lock")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         keep = stack.enter_context(contextlib.ExitStack())
         keep.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever had it before may have removed it between the two calls.
+            # The previous owner may have removed it between the two calls.
             if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
                 keep.callback(_delete, path)
                 return True
@@ -616,7 +622,8 @@ class Store:
             if not _has_record(entry) and _KEY.fullmatch(entry.name):
                 self._remove(entry.name)
         for lock in _listdir(self._locks):
-            # Somebody may be about to take it. Of two who then build the same, one is dropped.
+            # Another process may be about to take it. If two then build the same entry, one is
+            # dropped.
             with contextlib.suppress(OSError):
                 if os.lstat(lock).st_mtime < time.time() - _DAY:
                     os.unlink(lock)
@@ -630,7 +637,7 @@ class Store:
 
     @contextlib.contextmanager
     def _degrading(self, done: str) -> Iterator[None]:
-        """Turn an error of the file system into a warning.
+        """Turn a file system error into a warning.
 
         Args:
             done: what could not be done with the cache, as in "the cache cannot be read".
@@ -646,12 +653,12 @@ class Store:
 
 
 class _DamagedError(Exception):
-    """A file of an entry is not what its record says."""
+    """A file of an entry does not match its record."""
 
 
 @contextlib.contextmanager
 def _reading(path: str | os.PathLike[str], *, follow: bool = False) -> Iterator[tuple[int, int]]:
-    """(descriptor, bytes) of a regular file."""
+    """Open a regular file; yield (descriptor, size in bytes)."""
     flags = os.O_RDONLY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     try:
@@ -663,7 +670,7 @@ def _reading(path: str | os.PathLike[str], *, follow: bool = False) -> Iterator[
 def _verified(
     path: pathlib.Path, size: int, digest: str, copy: str | os.PathLike[str] | None = None
 ) -> bool:
-    """Whether a file is what its record says; with `copy`, whether the copy made of it is."""
+    """Whether a file matches its record; with `copy`, copy the file and verify the copy."""
     with _reading(path) as (source, found):
         if found != size:
             return False
@@ -675,10 +682,10 @@ def _verified(
 
 
 def _copy(source: int, target: int, size: int) -> None:
-    """Clone an open file where the file system can, else copy its bytes within the kernel.
+    """Clone an open file if the file system can, else copy its bytes inside the kernel.
 
     Raises:
-        OSError: it cannot be read or written, or is shorter.
+        OSError: the file cannot be read or written, or is shorter.
     """
     with contextlib.suppress(OSError):
         fcntl.ioctl(target, _FICLONE, source)
@@ -688,7 +695,7 @@ def _copy(source: int, target: int, size: int) -> None:
         try:
             count = os.copy_file_range(source, target, size - done, done, done)
         except OSError:
-            # Not between these two file systems; sendfile reads any file.
+            # Not supported between these two file systems; sendfile can read any file.
             os.lseek(target, done, os.SEEK_SET)
             count = os.sendfile(target, source, done, size - done)
         if count == 0:
@@ -707,9 +714,10 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[int]:
 
 
 def _files(folder: pathlib.Path) -> dict[str, int]:
-    """Size in bytes of every file below a folder, by relative name; what vanishes is left out.
+    """Return the size in bytes of every file below a folder, by relative name.
 
-    A link or device counts as a file of -1 bytes, which no record has.
+    Files that vanish meanwhile are left out. A link or device has the size -1, which matches no
+    record.
     """
     found = {}
     for parent, folders, names in os.walk(folder):
@@ -723,7 +731,7 @@ def _files(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _has_record(entry: pathlib.Path) -> bool:
-    """Whether this is an entry's folder, no link to one."""
+    """Whether this is the folder of an entry and not a link to one."""
     with contextlib.suppress(FileNotFoundError):
         return stat.S_ISDIR(os.lstat(entry).st_mode) and os.path.lexists(entry / _RECORD)
     return False
@@ -737,7 +745,7 @@ def _listdir(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _delete(path: pathlib.Path) -> None:
-    """Remove a file, a link or a folder with its content, as far as that is possible."""
+    """Remove a file, a link, or a folder with its content, as far as possible."""
     try:
         os.unlink(path)
     except FileNotFoundError:

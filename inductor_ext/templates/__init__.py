@@ -1,8 +1,9 @@
-"""GEMM templates and how one of them is chosen for a problem.
+"""GEMM templates and the selection of a kernel configuration for a GEMM problem.
 
-In the order of a choice: `device` holds what is known of GPUs, `problem` states a GEMM, `config`
-lists the templates and what a configuration of one is, `constraints` says which configuration may
-run which problem, `space` proposes configurations for a problem, and `ranking` predicts their
-microseconds and keeps those worth measuring. All of these are pure: they import neither torch nor
-Inductor, Triton or CUTLASS, and name dtypes as torch does (`"bfloat16"`).
+`device` describes GPUs, `problem` describes a GEMM, `kernels` joins the configurations of both
+kernel families, `format` prints problems and configurations, and `versions` holds the kernel
+versions that tuning results are keyed by. `triton` and `cutlass` hold one kernel family each: its
+configurations, the constraints on them, their search space and a cost model that predicts
+microseconds. Apart from code that builds, launches or adapts kernels these modules are pure: they
+import neither torch nor Inductor, Triton or CUTLASS, and name dtypes as torch does (`"bfloat16"`).
 """

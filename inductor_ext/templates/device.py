@@ -1,9 +1,10 @@
-"""What the GEMM model knows of a GPU.
+"""Hardware description of a GPU for the GEMM cost model.
 
-`Device` holds facts: sizes are the driver's, rates are what kernels reach, not what a datasheet
-promises. `KNOWN` lists devices with the source of each number; `Device.from_properties` finds the
-one at hand there, or scales the nearest relative by its number of multiprocessors (SMs), which
-covers MIG slices and boards that nobody has entered.
+`Device` holds sizes as the driver reports them and sustained rates (what kernels reach, not what
+the datasheet states). `KNOWN` lists devices with the source of each number.
+`Device.from_properties` looks up a device there by name; for an unknown device it scales the rates
+of the nearest known device by the number of multiprocessors (SMs), which covers MIG slices and
+boards that are not listed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from inductor_ext import exc
 __all__ = ["KNOWN", "Device"]
 
 SUSTAINED_COMPUTE = 800 / 989.4
-"""Reached over promised tensor core throughput: 800 of 989.4 TFLOP/s bf16 on an H200 [measured]."""
+"""Sustained over datasheet tensor core throughput: 800 of 989.4 TFLOP/s bf16 on an H200
+[measured]."""
 
 SUSTAINED_BANDWIDTH = 4.25 / 4.8
-"""Reached over promised DRAM bandwidth: 4.25 of 4.8 TB/s on an H200 [measured].
+"""Sustained over datasheet DRAM bandwidth: 4.25 of 4.8 TB/s on an H200 [measured].
 
-An H100 SXM agrees: 3.0 of 3.35 TB/s in a copy, 798 TFLOP/s in a bf16 product of 8192^3 [measured].
-"""
+An H100 SXM agrees: 3.0 of 3.35 TB/s in a copy, 798 TFLOP/s in a bf16 GEMM of 8192^3 [measured]."""
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -30,29 +31,29 @@ _MIB = 1024 * _KIB
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU; rates are sustained ones, and 0 where the hardware cannot do it.
+    """A GPU. Rates are sustained rates, and 0 where the hardware does not support the dtype.
 
     Raises:
-        exc.BadGemmError: a size or rate that no GPU can have.
+        exc.BadGemmError: a size or rate is out of range.
     """
 
     name: str
-    """As torch.cuda.get_device_name says it."""
+    """As returned by torch.cuda.get_device_name."""
     capability: tuple[int, int]
     sms: int
-    """Multiprocessors."""
+    """Number of multiprocessors."""
     shared_memory: int
-    """Bytes of shared memory that one block may opt in to."""
+    """Maximum shared memory per block with opt-in, bytes."""
     shared_memory_sm: int
-    """Bytes of shared memory of an SM."""
+    """Shared memory per SM, bytes."""
     registers_sm: int
-    """32-bit registers of an SM."""
+    """32-bit registers per SM."""
     l2: int
-    """Bytes."""
+    """L2 cache size, bytes."""
     bandwidth: float
-    """DRAM, bytes/s."""
+    """DRAM bandwidth, bytes/s."""
     half: float
-    """Dense tensor cores on bfloat16 or float16 with float32 accumulators, FLOP/s."""
+    """Dense bfloat16 or float16 tensor core throughput with float32 accumulators, FLOP/s."""
     tf32: float
     """FLOP/s."""
     fp8: float
@@ -60,10 +61,11 @@ class Device:
     int8: float
     """Operations/s."""
     fma: float
-    """float32 without tensor cores, FLOP/s."""
+    """float32 throughput without tensor cores, FLOP/s."""
     launch: float = 4.0
-    """Microseconds from the end of what ran before to the first instruction, and back [measured on
-    an H200, by CUDA events around one kernel]."""
+    """Launch overhead in microseconds: from the end of the previous kernel to the first
+    instruction, and from the last instruction to the end [measured on an H200 with CUDA events
+    around one kernel]."""
 
     def __post_init__(self) -> None:
         sizes = ("sms", "shared_memory", "shared_memory_sm", "registers_sm", "l2", "bandwidth")
@@ -80,11 +82,11 @@ class Device:
         )
 
     def throughput(self, kind: str) -> float:
-        """FLOP/s of a kind of multiplication: `half`, `tf32`, `fp8`, `int8` or `fma`."""
+        """Return the throughput in FLOP/s of `half`, `tf32`, `fp8`, `int8` or `fma`."""
         return float(getattr(self, kind))
 
     def scaled(self, sms: int) -> Device:
-        """The same kind of SM in another number: rates and L2 in proportion."""
+        """Return a device with the same SMs but `sms` of them; rates and L2 scale in proportion."""
         part = sms / self.sms
         return replace(
             self,
@@ -100,7 +102,7 @@ class Device:
 
     @classmethod
     def described(cls, properties: Any) -> Device:
-        """The device of which `torch.cuda.get_device_properties` has told."""
+        """Return the device for the result of `torch.cuda.get_device_properties`."""
         return cls.from_properties(
             properties.name,
             (properties.major, properties.minor),
@@ -124,26 +126,27 @@ class Device:
         registers_sm: int = 65536,
         bandwidth: float | None = None,
     ) -> Device:
-        """The device that a driver describes.
+        """Return the device with the given driver properties.
 
-        Rates come from `KNOWN`: from the device of that name, otherwise from the nearest one (of
-        the same capability if there is one, else of the next lower one, else of the lowest; among
-        those the one whose number of SMs is nearest), in proportion to the number of SMs.
+        Rates come from `KNOWN`: from the device of the same name, else from the nearest device,
+        scaled by the number of SMs. The nearest device has the same capability if there is one,
+        else the next lower capability, else the lowest; among those, it has the closest number of
+        SMs.
 
         Args:
-            name: as the driver says it.
+            name: as the driver reports it.
             capability: compute capability, major and minor.
-            sms: multiprocessors.
-            shared_memory: bytes that a block may opt in to.
-            l2: bytes.
-            shared_memory_sm: bytes of an SM; by default a kilobyte, which the driver keeps, more
-                than `shared_memory`.
-            registers_sm: 32-bit registers of an SM.
-            bandwidth: promised DRAM bytes/s (twice the memory clock times the bus width), where
-                the driver says; used for devices that are not known.
+            sms: number of multiprocessors.
+            shared_memory: maximum shared memory per block with opt-in, bytes.
+            l2: L2 cache size, bytes.
+            shared_memory_sm: shared memory per SM, bytes; defaults to `shared_memory` plus the 1
+                KiB that the driver reserves.
+            registers_sm: 32-bit registers per SM.
+            bandwidth: theoretical DRAM bandwidth in bytes/s (twice the memory clock times the bus
+                width) if the driver reports it; used only for devices that are not in `KNOWN`.
 
         Raises:
-            exc.BadGemmError: a size that no GPU can have.
+            exc.BadGemmError: a size is out of range.
         """
         if sms < 1:
             raise exc.BadGemmError(record="device", field="sms", value=sms, allowed="positive")
@@ -176,10 +179,10 @@ def _device(
     tflops: tuple[float, float, float, float],
     fma: float,
 ) -> Device:
-    """An entry from promised numbers.
+    """Return a `KNOWN` entry from datasheet numbers.
 
     Args:
-        shared: KiB of shared memory a block may opt in to; an SM has one more.
+        shared: maximum shared memory per block with opt-in, KiB; an SM has 1 KiB more.
         l2: MiB.
         bandwidth: TB/s (1e12 bytes/s).
         tflops: dense half, tf32, fp8, int8; TFLOP/s.
@@ -203,9 +206,9 @@ def _device(
     )
 
 
-# Shared memory per capability: CUDA C++ programming guide, table of technical specifications
-# (8.0: 163 KiB a block, 8.9: 99, 9.0 and 10.0: 227). Throughput of NVIDIA's datasheets is stated
-# with 2:4 sparsity since Hopper and Ada and is halved here.
+# Shared memory per capability: CUDA C++ programming guide, table of technical specifications (8.0:
+# 163 KiB per block, 8.9: 99, 9.0 and 10.0: 227). Since Ada and Hopper, NVIDIA's datasheets state
+# throughput with 2:4 sparsity; it is halved here.
 KNOWN: tuple[Device, ...] = (
     # NVIDIA A100 datasheet (2021): 312 / 156 / - / 624, float32 19.5; 1.555 TB/s with 40 GB,
     # 2.039 with 80 GB (SXM), 1.935 with 80 GB (PCIe); 40 MB of L2, 108 SMs: A100 whitepaper.
@@ -282,8 +285,8 @@ KNOWN: tuple[Device, ...] = (
         tflops=(835, 417, 1670, 1670),
         fma=60,
     ),
-    # NVIDIA H200 datasheet: throughput of the H100 SXM, 4.8 TB/s. 60 MB of L2: the driver. What is
-    # sustained (800 TFLOP/s, 4.25 TB/s) was measured on this one.
+    # NVIDIA H200 datasheet: throughput of the H100 SXM, 4.8 TB/s. 60 MB of L2: the driver. The
+    # sustained rates (800 TFLOP/s, 4.25 TB/s) were measured on this device.
     _device(
         "NVIDIA H200",
         (9, 0),
@@ -335,7 +338,9 @@ KNOWN: tuple[Device, ...] = (
 
 
 def _by_name(name: str) -> Device | None:
-    """The known device of that name; a MIG slice's begins with the name of the whole."""
+    """Return the known device with this name; the name of a MIG slice starts with that of the
+    GPU.
+    """
     for device in KNOWN:
         if name == device.name or name.startswith(f"{device.name} MIG"):
             return device
@@ -343,7 +348,7 @@ def _by_name(name: str) -> Device | None:
 
 
 def _relative(capability: tuple[int, int], sms: int) -> Device:
-    """The known device that is most like an unknown one."""
+    """Return the known device that is most similar to an unknown one."""
     known = {device.capability for device in KNOWN}
     nearest = max((c for c in known if c <= capability), default=min(known))
     relatives = [device for device in KNOWN if device.capability == nearest]

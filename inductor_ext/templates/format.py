@@ -1,7 +1,7 @@
-"""GEMM problems and configurations in words, for tables and logs.
+"""Short descriptions of GEMM problems and configurations, for tables and logs.
 
-The words leave out what is usual (full alignment, a default) and are not meant to be read back:
-`GemmProblem.key` and `GemmConfig.to_json` are.
+The descriptions omit defaults (such as full alignment) and cannot be parsed; `GemmProblem.key` and
+`GemmConfig.to_json` are the machine-readable forms.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "
 
 
 def problem_words(problem: GemmProblem) -> str:
-    """One line, such as `mm 16x14336x4096 bf16 rc`: operation, MxNxK, dtypes, layouts of a and b
-    (r: rows are contiguous, c: columns, s: neither), and what else there is to say.
+    """Return a one-line description such as `mm 16x14336x4096 bf16 rc`.
+
+    It lists the operation, MxNxK, dtypes, the layouts of A and B (r: row-major, c: column-major, s:
+    strided), and everything that is not a default.
     """
     sizes = f"{problem.m}x{problem.n}x{problem.k}"
     if problem.batch > 1:
@@ -65,8 +67,10 @@ def problem_words(problem: GemmProblem) -> str:
 
 
 def config_words(config: Config | None) -> str:
-    """Such as `splitk 16x64x128, 4 stages, 4 warps, split 8`: template, tile, and what is set; of a
-    CUTLASS kernel its name, and how it is launched.
+    """Return a description such as `splitk 16x64x128, 4 stages, 4 warps, split 8`.
+
+    It lists the template, the tile and the options that are set; for a CUTLASS kernel its name and
+    its launch options.
     """
     if config is None:
         return "stock"

@@ -1,7 +1,8 @@
-"""Configurations of both families of kernels, Triton's and CUTLASS's: what is asked of either.
+"""Functions that accept a configuration of either kernel family, Triton or CUTLASS.
 
-A CUTLASS kernel does what `Epilogue.tree` of its problem says, which may be less than the problem's
-whole epilogue: `of_kernel` is the problem that such a kernel sees, and that its rules are for.
+A CUTLASS kernel computes the epilogue in `Epilogue.tree` of its problem, which may be only a part
+of the problem's epilogue. `of_kernel` returns the problem as such a kernel sees it; the CUTLASS
+constraints and cost model apply to that problem.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ __all__ = [
 ]
 
 Config = GemmConfig | CutlassConfig
-"""Of any kernel of ours."""
+"""Configuration of any extension kernel."""
 
 
 def config_from_json(value: object) -> Config:
-    """What `to_json` of either has written.
+    """Return the configuration that `to_json` of either class wrote.
 
     Raises:
-        exc.BadGemmError: as of both.
+        exc.BadGemmError: see `GemmConfig.from_json` and `CutlassConfig.from_json`.
     """
     found: Config = typed(Config, value, "configuration")
     return found
@@ -47,10 +48,10 @@ def config_from_json(value: object) -> Config:
 
 @functools.lru_cache(maxsize=4096)
 def tree_of(problem: GemmProblem) -> Epilogue:
-    """What a CUTLASS kernel stores of a problem.
+    """Return the epilogue that a CUTLASS kernel computes for a problem.
 
     Raises:
-        NotExpressible: there is to be none, or it is not told right.
+        NotExpressible: the problem excludes CUTLASS kernels, or its tree cannot be parsed.
     """
     if problem.epilogue.tree is None:
         raise NotExpressible("no CUTLASS kernel is asked for")
@@ -59,10 +60,10 @@ def tree_of(problem: GemmProblem) -> Epilogue:
 
 @functools.lru_cache(maxsize=4096)
 def of_kernel(problem: GemmProblem) -> GemmProblem:
-    """A problem with that much of the epilogue as a CUTLASS kernel does.
+    """Return the problem with only the part of the epilogue that a CUTLASS kernel computes.
 
     Raises:
-        NotExpressible: as of `tree_of`.
+        NotExpressible: see `tree_of`.
     """
     tree = tree_of(problem)
     out = tree.outputs[0][0]
@@ -76,17 +77,19 @@ def of_kernel(problem: GemmProblem) -> GemmProblem:
 
 
 def source_of(problem: GemmProblem, config: CutlassConfig) -> Source:
-    """The source of a problem's CUTLASS kernel.
+    """Return the source of a problem's CUTLASS kernel.
 
     Raises:
-        NotExpressible: the kernel cannot have that epilogue.
+        NotExpressible: the kernel does not support the epilogue.
     """
     return source(config, tree_of(problem))
 
 
 def renderable(problem: GemmProblem, config: CutlassConfig) -> CutlassConfig | None:
-    """A CUTLASS configuration that can have a problem's epilogue: this one, or, where it reads a
-    matrix by TMA that is not aligned for it, one that does not; None if there is none.
+    """Return a CUTLASS configuration that supports a problem's epilogue, or None if there is none.
+
+    This is `config` itself, or, where it reads a matrix by TMA that is not aligned for TMA, the
+    same configuration without that TMA load.
     """
     for each in dict.fromkeys((config, dataclasses.replace(config, c="void"))):
         try:
@@ -109,8 +112,8 @@ def legal(problem: GemmProblem, config: Config, device: Device) -> bool:
 
 
 def predict(problem: GemmProblem, config: Config, device: Device) -> float:
-    """The microseconds of a kernel by the model, with operands in DRAM; infinite where there is
-    none.
+    """Return a kernel's predicted time in microseconds with operands in DRAM; infinite if CUTLASS
+    cannot express the epilogue.
     """
     if isinstance(config, GemmConfig):
         return cost_model.predict(problem, config, device).total

@@ -1,11 +1,11 @@
-"""A GEMM as the templates see it: everything about a product that decides which kernel is right.
+"""GEMM problems: the properties of a matmul on which the choice of a kernel depends.
 
-That is its sizes, dtypes, layouts and alignment, what is fused before and after it, and what the
-user asks of results. From these follow its FLOP, the bytes that any kernel has to move, and the
-roofline.
+A problem holds sizes, dtypes, layouts and alignment, the fused prologue and epilogue, and the
+numerical requirements of the user. FLOP, the minimum bytes to move and the roofline are derived
+from these.
 
-Problems are frozen, hashable and make the round trip through JSON, so that they can be keys of a
-cache. What cannot be a problem is refused when it is made (`exc.BadGemmError`).
+Problems are frozen, hashable and round-trip through JSON, so that they can be cache keys. The
+constructor rejects an invalid problem (`exc.BadGemmError`).
 
 Axes are out[M, N] = a[M, K] @ b[K, N].
 """
@@ -53,43 +53,43 @@ DTYPE_BITS: Mapping[str, int] = types.MappingProxyType(
         "uint4": 4,
     }
 )
-"""Bits of an element. 4-bit dtypes are packed two to a byte, and counted here as what they mean."""
+"""Bits per element. 4-bit dtypes are packed two to a byte; they count as one element per value."""
 
 FP8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
 HALF = frozenset({"float16", "bfloat16"})
 INT4 = frozenset({"int4", "uint4"})
 QUANTIZED = FP8 | {"int8"}
-"""What rows are scaled to by their maxima."""
+"""Dtypes to which an epilogue quantizes rows by their row amax."""
 
 Operation = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed", "scaled", "grouped"]
-"""`mixed`: b is dequantised to a's dtype. `scaled`: fp8 with scales, which are inputs of the
-epilogue. `grouped`: groups divide one dimension of a product (`GemmProblem.divided`)."""
+"""`mixed`: b is dequantized to a's dtype. `scaled`: fp8 with scales, which are epilogue inputs.
+`grouped`: grouped GEMM; the groups divide one dimension (`GemmProblem.divided`)."""
 
 BATCHED = frozenset({"bmm", "baddbmm"})
 
 VECTOR_BYTES = 16
-"""The widest load of one thread, and the unit of alignment of a TMA descriptor."""
+"""The widest load of a thread, and the alignment that a TMA descriptor requires, in bytes."""
 
 INT32_MAX = 2**31 - 1
 
 
-# Records
+# JSON serialization of the dataclasses below.
 
 
 OPTIONAL = "optional"
-"""In the metadata of a field that a record lacks in JSON where it is None."""
+"""Field metadata: the JSON form omits the field if it is None."""
 
 UNSTORED = "unstored"
-"""In the metadata of a field that what is stored lacks: records that differ in it alone are equal.
-Where JSON has it, it is read."""
+"""Field metadata: the stored JSON form omits the field, and it does not take part in comparisons.
+It is read if JSON has it."""
 
 
 def plain(value: Any, whole: bool = False) -> Any:
-    """A record as what JSON has; `read` is the way back.
+    """Return the JSON form of a dataclass instance; `read` is the inverse.
 
     Args:
-        value: a record, or what it has.
-        whole: whether with fields that are not stored, for a process that goes on with it.
+        value: a dataclass instance or the value of a field.
+        whole: whether to include `UNSTORED` fields, to pass the instance to another process.
     """
     if dataclasses.is_dataclass(value):
         cls = typing.cast(type, type(value))
@@ -110,10 +110,10 @@ _R = TypeVar("_R")
 
 
 def read(cls: type[_R], value: object, where: str) -> _R:
-    """A record from JSON.
+    """Return a dataclass instance from JSON.
 
     Raises:
-        exc.BadGemmError: a key is missing, unknown or of a wrong type.
+        exc.BadGemmError: a key is missing or unknown, or a value has the wrong type.
     """
     hints = _hints(typing.cast(Any, cls))
     if not _has_keys(cls, value):
@@ -125,22 +125,22 @@ def read(cls: type[_R], value: object, where: str) -> _R:
 
 
 def _has_keys(cls: type, value: object) -> bool:
-    """Whether a value has the keys of a record, be they right otherwise or not."""
+    """Whether a value has the keys of a dataclass; the values are not checked."""
     names = _hints(cls).keys()
     required = names - _named(cls, OPTIONAL) - _named(cls, UNSTORED)
     return isinstance(value, Mapping) and required <= value.keys() <= names
 
 
 def typed(hint: Any, value: Any, where: str) -> Any:
-    """A value from JSON, of the type of a field.
+    """Return a JSON value as the type of a field.
 
     Args:
-        hint: the type. Of several records, that which has the keys.
-        value: as JSON has it.
-        where: the name of the field.
+        hint: the type. If it is a union of dataclasses, the one whose keys match is used.
+        value: the JSON value.
+        where: the name of the field, for the error message.
 
     Raises:
-        exc.BadGemmError: as of `read`.
+        exc.BadGemmError: see `read`.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -155,7 +155,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         return value
     if _is_record(hint):
         return read(typing.cast(type, hint), value, where)
-    # Not isinstance: a bool is no size.
+    # Not isinstance: a bool must not pass as an int.
     if type(value) is hint:
         return value
     raise exc.BadGemmError(record="JSON", field=where, value=value, allowed=f"a {hint}")
@@ -173,7 +173,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _named(cls: type, kind: str) -> frozenset[str]:
-    """The fields that have a word in their metadata."""
+    """Return the names of the fields whose metadata contains `kind`."""
     fields = dataclasses.fields(cls)
     return frozenset(each.name for each in fields if kind in each.metadata)
 
@@ -188,12 +188,12 @@ def _require_dtype(dtype: str, record: str, field: str) -> None:
 
 
 def size_of(count: int, dtype: str) -> int:
-    """Bytes of so many elements."""
+    """Return the bytes of `count` elements."""
     return (count * DTYPE_BITS[dtype] + 7) // 8
 
 
 def ceiling(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
@@ -202,30 +202,31 @@ def is_power_of_two(value: int) -> bool:
 
 
 def next_power_of_two(value: int) -> int:
-    """The smallest power of two that is not below `value`, which is 1 or more."""
+    """Return the smallest power of two >= `value`; `value` must be 1 or more."""
     return 1 << (value - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One of the two factors: dtype and where its elements lie.
+    """One of the two operands: dtype, strides and alignment.
 
-    `Operand.of` makes one from a tensor's sizes and strides; strides that nobody uses, of
-    dimensions of size 1, are the same there for all tensors, so that they cannot tell in a key.
+    `Operand.of` creates one from a tensor's sizes and strides. It replaces the strides of
+    dimensions of size 1, which are never used, by fixed values, so that they do not affect cache
+    keys.
 
     Raises:
-        exc.BadGemmError: an unknown dtype, a negative stride, an alignment that is no power of two
-            or exceeds 16 bytes.
+        exc.BadGemmError: an unknown dtype, a negative stride, or an alignment that is not a power
+            of two or exceeds 16 bytes.
     """
 
     dtype: str
     strides: tuple[int, int]
-    """Elements from row to row and from column to column."""
+    """Row and column stride, in elements."""
     alignment: int
-    """Elements: the largest power of two, of at most 16 bytes, that divides the address and every
-    stride that is not the contiguous dimension's."""
+    """In elements: the largest power of two, of at most 16 bytes, that divides the address and
+    every stride other than that of the contiguous dimension."""
     batch_stride: int = 0
-    """Elements from matrix to matrix; 0 for one matrix that the whole batch shares."""
+    """Batch stride, in elements; 0 if the whole batch shares one matrix."""
 
     def __post_init__(self) -> None:
         _require_dtype(self.dtype, "operand", "dtype")
@@ -256,16 +257,16 @@ class Operand:
         offset: int = 0,
         base: int = VECTOR_BYTES,
     ) -> Operand:
-        """The operand that a tensor is.
+        """Return the operand for a tensor.
 
         Args:
-            dtype: of an element; strides and offset of packed dtypes are in unpacked elements.
+            dtype: element dtype; strides and offset of packed dtypes are in unpacked elements.
             shape: rows and columns.
-            strides: elements from row to row and from column to column.
-            batch: number of matrices.
-            batch_stride: elements from matrix to matrix.
-            offset: elements from the start of the storage.
-            base: bytes, a power of two, that divide the address of the storage.
+            strides: row and column stride, in elements.
+            batch: batch size.
+            batch_stride: in elements.
+            offset: storage offset, in elements.
+            base: alignment of the storage's address in bytes, a power of two.
         """
         _require_dtype(dtype, "operand", "dtype")
         vector = _vector(dtype)
@@ -292,29 +293,33 @@ class Operand:
 
     @property
     def layout(self) -> Literal["row", "column", "strided"]:
-        """`row`: elements of a row are neighbours; `column`: those of a column; else neither."""
+        """`row`: the elements of a row are contiguous; `column`: those of a column; `strided`:
+        neither.
+        """
         if self.strides[1] == 1:
             return "row"
         return "column" if self.strides[0] == 1 else "strided"
 
     @property
     def leading(self) -> int:
-        """Elements from row to row in layout `row`, from column to column in `column`."""
+        """Leading dimension in elements: the row stride in layout `row`, the column stride in
+        `column`.
+        """
         return self.strides[1] if self.layout == "column" else self.strides[0]
 
     @property
     def vector_bytes(self) -> float:
-        """Bytes up to which a load is aligned."""
+        """Alignment in bytes, which limits the width of vectorized loads."""
         return self.alignment * DTYPE_BITS[self.dtype] / 8
 
     def realigned(self, rows: int, columns: int, batch: int) -> Operand:
-        """Where a copy lies whose rows (or columns, as they do now) all begin at multiples of 16
-        bytes; itself if they do so already.
+        """Return the layout of a copy padded so that every row (or column, depending on the layout)
+        is 16-byte aligned; self if already aligned.
 
         Args:
-            rows: of a matrix.
-            columns: of a matrix.
-            batch: number of matrices.
+            rows: rows of a matrix.
+            columns: columns of a matrix.
+            batch: batch size.
         """
         vector = _vector(self.dtype)
         if self.alignment == vector:
@@ -327,14 +332,18 @@ class Operand:
         return Operand.of(self.dtype, (rows, columns), strides, batch=batch, batch_stride=distance)
 
     def span(self, rows: int, columns: int, batch: int) -> int:
-        """Elements from the first to the last of `batch` matrices, both included."""
+        """Return the number of elements from the first to the last of `batch` matrices,
+        inclusive.
+        """
         row, column = self.strides
         return (batch - 1) * self.batch_stride + (rows - 1) * row + (columns - 1) * column + 1
 
 
 def aligned(dtype: str, *counts: int, base: int = VECTOR_BYTES) -> int:
-    """The largest power of two, of elements of at most 16 bytes, that divides all of `counts` and
-    an address that `base` bytes, a power of two, divide.
+    """Return the alignment in elements that strides, offsets and the base address guarantee.
+
+    It is the largest power of two, of at most 16 bytes, that divides all of `counts` and an address
+    with an alignment of `base` bytes (a power of two).
 
     Raises:
         exc.BadGemmError: an unknown dtype.
@@ -357,50 +366,51 @@ class EpilogueInput:
 
     dtype: str
     broadcast: Literal["matrix", "row", "column", "scalar"]
-    """`matrix`: [M, N]; `row`: one row for all, [N]; `column`: [M, 1]; `scalar`."""
+    """Shape: `matrix`: [M, N]; `row`: [N], broadcast over rows; `column`: [M, 1]; `scalar`."""
 
     def __post_init__(self) -> None:
         _require_dtype(self.dtype, "epilogue", "dtype")
 
     def size(self, m: int, n: int) -> int:
-        """Bytes read for an m x n output."""
+        """Return the bytes read for an m x n output."""
         count = {"matrix": m * n, "row": n, "column": m, "scalar": 1}[self.broadcast]
         return size_of(count, self.dtype)
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to the accumulators before they are stored.
+    """Operations on the accumulators before they are stored.
 
     Raises:
-        exc.BadGemmError: an unknown dtype, a negative number.
+        exc.BadGemmError: an unknown dtype, a negative count.
     """
 
     inputs: tuple[EpilogueInput, ...] = ()
-    """A bias is a row, a residual a matrix, row-wise scales of fp8 a column and a row."""
+    """For example a bias (row), a residual (matrix), row-wise fp8 scales (a column and a row)."""
     pointwise: int = 0
-    """Operations on an element, in the time of a multiplication: an erf is many."""
+    """Pointwise cost per element, in units of a multiplication; an erf counts as many."""
     out: str | None = None
-    """The dtype that is stored, if it is not the problem's. With a reduction, one of 8 bits is what
-    rows are scaled to by it (`GemmProblem.quantized`)."""
+    """The stored dtype, if it differs from the problem's. With a reduction and an 8-bit dtype, rows
+    are quantized to this dtype by their row amax (`GemmProblem.quantized`)."""
     reductions: int = 0
-    """Values reduced over N and stored in float32, [M] each: a row's absolute maximum for fp8."""
+    """Number of reductions over N that are stored in float32, [M] each: the row amax for fp8."""
     gated: bool = False
-    """Whether the two parts are combined to one output of N / 2 columns: act(gate) * up."""
+    """Whether the two fused weights are gate and up projection, combined to one output of N / 2
+    columns: act(gate) * up."""
     tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """What a CUTLASS kernel stores, as `templates.cutlass.evt.Epilogue.text` has it; None for
-    a product that is to have no such kernels. It may be less than all of the epilogue: what is left
-    then is done behind the kernel."""
+    """The epilogue of a CUTLASS kernel, as serialized by `templates.cutlass.evt.Epilogue.text`;
+    None excludes CUTLASS kernels for this problem. It may cover only a part of the epilogue; the
+    remaining part runs after the kernel."""
     activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})
-    """What gates, of `templates.triton.kernels.common.ACTIVATIONS`. Kernels are tuned with it, so
-    that they need not be compiled again; it tells no problem from another, as products take far
-    longer."""
+    """Activation of the gate, one of `templates.triton.kernels.common.ACTIVATIONS`. Kernels are
+    tuned with it so that they need not be compiled again. It is not part of the problem's identity,
+    since the GEMM takes far longer than the activation."""
     halves: Literal["gate", "up"] | None = dataclasses.field(
         default=None, compare=False, metadata={UNSTORED: True}
     )
-    """Which comes first, where the parts are halves of one factor (and of one bias). Then this is
-    what kernels are tuned with, and stock's path is one product; it tells no problem from another
-    either."""
+    """Which projection comes first if gate and up are packed in one weight (and one bias). Kernels
+    are then tuned with the packed weight, and the reference (Inductor's default) is a single
+    matmul. It is not part of the problem's identity either."""
 
     def __post_init__(self) -> None:
         if self.out is not None:
@@ -412,29 +422,32 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Prologue:
-    """What is done to an operand between memory and the tensor cores.
+    """Operations on an operand between memory and the tensor cores.
 
     Raises:
-        exc.BadGemmError: an unknown dtype, a group where scales have none, or none where they do.
+        exc.BadGemmError: an unknown dtype, or a group size that does not match `scales`.
     """
 
     kind: Literal["dequantize", "normalize", "standardize", "both"]
-    """`dequantize` b; divide the rows of a by their root mean square over K (`normalize`, RMSNorm),
-    or give them the mean 0 and the deviation 1 (`standardize`, LayerNorm); or `both`: dequantize
-    and normalize."""
+    """`dequantize` b; divide the rows of a by their root mean square over K (`normalize`, RMSNorm);
+    give them mean 0 and standard deviation 1 (`standardize`, LayerNorm); or `both`: dequantize b
+    and normalize a."""
     scales: Literal["none", "tensor", "column", "group"] = "none"
-    """What shares one scale of b: nothing is scaled, everything, a column, `group` rows of one."""
+    """Granularity of the scales of b: no scales, one per tensor, one per column, or one per `group`
+    rows of a column."""
     group: int = 0
-    """Elements along K that share a scale and a zero point; 0 where `scales` is not `group`."""
+    """Elements along K that share a scale and a zero point; 0 unless `scales` is `group`."""
     zero_points: bool = False
     scale_dtype: str = "bfloat16"
-    """Of scales; of vectors where nothing is dequantised, as they have a's dtype elsewhere."""
+    """Dtype of the scales, or of the norm's vectors if nothing is dequantized; otherwise those have
+    a's dtype."""
     vectors: int = 0
-    """Vectors [K] that a normalisation reads: none, a weight, or a weight and a bias, which only
-    `standardize` has."""
+    """Number of [K] vectors that a norm reads: none, a weight, or a weight and a bias. Only
+    `standardize` has a bias."""
     epsilon: float = dataclasses.field(default=1e-5, compare=False, metadata={UNSTORED: True})
-    """What a normalisation adds below the root. Kernels are tuned with it, so that they need not be
-    compiled again; any other one takes the same time, and so tells no problem from another."""
+    """The norm's epsilon, added under the square root. Kernels are tuned with it so that they need
+    not be compiled again. It does not affect the time and therefore is not part of the problem's
+    identity."""
 
     def __post_init__(self) -> None:
         _require_dtype(self.scale_dtype, "prologue", "scale_dtype")
@@ -448,12 +461,12 @@ class Prologue:
 
     @property
     def dequantizes(self) -> bool:
-        """Whether b is dequantised."""
+        """Whether b is dequantized."""
         return self.kind in ("dequantize", "both")
 
     @property
     def scales_product(self) -> bool:
-        """Whether scales of b are factors of the product; those of groups along K are not."""
+        """Whether scales of b can be applied to the accumulators; group scales along K cannot."""
         return self.scales in ("tensor", "column")
 
     @property
@@ -463,11 +476,11 @@ class Prologue:
 
     @property
     def standardizes(self) -> bool:
-        """Whether rows of a get the mean 0 and the deviation 1."""
+        """Whether rows of a are given mean 0 and standard deviation 1."""
         return self.kind == "standardize"
 
     def size(self, n: int, k: int) -> int:
-        """Bytes read besides the operands; a zero point has one."""
+        """Return the bytes read in addition to the operands; a zero point takes one byte."""
         scales = {
             "none": 0,
             "tensor": 1,
@@ -480,45 +493,45 @@ class Prologue:
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """One product, with what is fused into it.
+    """One GEMM, with its fused prologue and epilogue.
 
     Raises:
-        exc.BadGemmError: sizes below 1, a batch where there is none, parts that do not add up, a
-            prologue or accumulators that do not belong to the operation.
+        exc.BadGemmError: a size below 1, a batch in an operation without one, parts that do not add
+            up to N, or a prologue or accumulator dtype that does not match the operation.
     """
 
     operation: Operation
     m: int
-    """Rows of one matrix; of a grouped product, rows of all groups together."""
+    """Rows of one matrix; for a grouped GEMM divided along M, the total of all groups."""
     n: int
-    """Columns, of all parts together."""
+    """Columns, the total of all fused weights."""
     k: int
     a: Operand
     b: Operand
     out: str
-    """Dtype of the product."""
+    """Output dtype of the GEMM, before the epilogue."""
     batch: int = 1
-    """Matrices of bmm and baddbmm, groups of grouped."""
+    """Batch size of bmm and baddbmm, number of groups of grouped."""
     accumulator: str = "float32"
     """`float32`, or `int32` for int_mm."""
     epilogue: Epilogue = Epilogue()
     prologue: Prologue | None = None
     parts: tuple[int, ...] = ()
-    """Columns of several factors b that share a (Q, K and V; gate and up); none for one factor."""
+    """Widths of fused weights that share a (Q, K and V; gate and up); empty for a single weight."""
     deterministic: bool = False
-    """Whether every run must give the same bits."""
+    """Whether every run must give bitwise identical results."""
     tf32: bool = False
     """Whether float32 may be rounded to tf32."""
     fast_accumulation: bool = False
-    """Whether fp8 may be summed in the tensor cores' own precision."""
+    """Whether fp8 may be accumulated in the reduced precision of the tensor cores."""
     divided: Literal["m", "n", "k"] = "m"
-    """What the groups of a grouped product divide, which is counted for all groups together: rows
-    of a, each group with its own b[K, N]; columns of b, each with its own a[M, K]; or the summed
-    dimension, each with its own output [M, N]."""
+    """The dimension that the groups of a grouped GEMM divide; its size is the total of all groups.
+    `m`: rows of a, each group with its own b[K, N]; `n`: columns of b, each group with its own a[M,
+    K]; `k`: the reduction dimension, each group with its own output [M, N]."""
     math_flags: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """The flags of `torch.backends.cuda.matmul` for the operands' dtype that are not at their
-    defaults (`numerics.matmul_flags`). They restrict or free cuBLAS's kernels, so that what was
-    measured under others does not hold."""
+    """Flags of `torch.backends.cuda.matmul` for the operands' dtype that are not at their defaults
+    (`numerics.matmul_flags`). They change which cuBLAS kernels may run, so timings under other
+    flags do not apply."""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -578,18 +591,18 @@ class GemmProblem:
         layouts: str = "rc",
         **rest: Any,
     ) -> GemmProblem:
-        """A problem of contiguous tensors.
+        """Return a problem with contiguous tensors.
 
         Args:
             operation: see `Operation`.
-            m: rows.
-            n: columns.
-            k: the summed dimension.
-            dtype: of a, and of b and the product unless `b_dtype` and `out` say otherwise.
-            b_dtype: of b.
-            out: of the product; int32 for int_mm, bfloat16 for fp8.
-            batch: matrices or groups.
-            layouts: of a and b, each `r` (row) or `c` (column); `rc` is that of nn.Linear.
+            m: M.
+            n: N.
+            k: K.
+            dtype: dtype of a, and of b and the output unless `b_dtype` and `out` are given.
+            b_dtype: dtype of b.
+            out: output dtype; defaults to int32 for int_mm, bfloat16 for fp8, and else `dtype`.
+            batch: batch size or number of groups.
+            layouts: layouts of a and b, each `r` (row) or `c` (column); `rc` is that of nn.Linear.
             rest: other fields.
         """
         if out is None:
@@ -613,7 +626,7 @@ class GemmProblem:
         )
 
     def to_json(self, whole: bool = False) -> dict[str, Any]:
-        """What `json.dumps` takes; `from_json` reads it.
+        """Return a value for `json.dumps`; `from_json` reads it.
 
         Args:
             whole: see `plain`.
@@ -623,22 +636,23 @@ class GemmProblem:
 
     @classmethod
     def from_json(cls, value: object) -> GemmProblem:
-        """What `to_json` has written.
+        """Return the problem that `to_json` wrote.
 
         Raises:
-            exc.BadGemmError: something is missing, unknown, of a wrong type or no problem.
+            exc.BadGemmError: a key is missing or unknown, a type is wrong, or the problem is
+                invalid.
         """
         return read(cls, value, "problem")
 
     @functools.cached_property
     def allows_split_k(self) -> bool:
-        """Whether the sum along K may be computed in parts, by several CTAs."""
+        """Whether several CTAs may split the reduction along K."""
         flags = (self.math_flags or "").split(",")
         return not any(each.startswith("-") and each.endswith("_split_k") for each in flags)
 
     @functools.cached_property
     def key(self) -> str:
-        """One line that equal problems share and others do not, in every process."""
+        """One-line key, identical for equal problems in every process and unique to them."""
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
     @functools.cached_property
@@ -648,34 +662,36 @@ class GemmProblem:
 
     @functools.cached_property
     def quantized(self) -> bool:
-        """Whether rows are scaled to fp8 or int8 by their maxima. As these are known when all of a
-        row is, a second kernel does it, which reads what the first has stored as `out`.
+        """Whether rows are quantized to fp8 or int8 by their row amax.
+
+        The row amax is known only when the whole row has been computed, so a second kernel
+        quantizes; it reads what the GEMM kernel stored as `out`.
         """
         return self.epilogue.reductions > 0 and self.stored in QUANTIZED
 
     @functools.cached_property
     def kernel_stores(self) -> str:
-        """The dtype in which the kernel of the product stores it."""
+        """The dtype that the GEMM kernel itself stores."""
         return self.out if self.quantized else self.stored
 
     @functools.cached_property
     def columns(self) -> int:
-        """Columns of the output: N, or N / 2 where one part gates the other."""
+        """Columns of the output: N, or N / 2 for gate and up projection."""
         return self.n // 2 if self.epilogue.gated else self.n
 
     @functools.cached_property
     def rows(self) -> int:
-        """M of one product; of a divided one, as if all groups were of one size."""
+        """M of a single matmul; if groups divide M, the average of the groups, rounded up."""
         return self._of_group("m")
 
     @functools.cached_property
     def depth(self) -> int:
-        """K of one product; of a divided one, as if all groups were of one size."""
+        """K of a single matmul; if groups divide K, the average of the groups, rounded up."""
         return self._of_group("k")
 
     @functools.cached_property
     def width(self) -> int:
-        """N of one product; of a divided one, as if all groups were of one size."""
+        """N of a single matmul; if groups divide N, the average of the groups, rounded up."""
         return self._of_group("n")
 
     def _of_group(self, name: str) -> int:
@@ -685,13 +701,13 @@ class GemmProblem:
 
     @functools.cached_property
     def outputs(self) -> int:
-        """Matrices of the output."""
+        """Number of output matrices."""
         batched = self.operation in BATCHED or (self.operation, self.divided) == ("grouped", "k")
         return self.batch if batched else 1
 
     @functools.cached_property
     def arithmetic(self) -> Literal["half", "tf32", "fp8", "int8", "fma"]:
-        """What multiplies: a rate of `Device.throughput`."""
+        """The arithmetic of the multiplication: a rate of `Device.throughput`."""
         if self.multiplied in HALF:
             return "half"
         if self.multiplied in FP8:
@@ -702,8 +718,9 @@ class GemmProblem:
 
     @property
     def multiplied(self) -> str:
-        """The dtype in which a is multiplied: its own, or b's where rows are standardised, which
-        under autocast come in float32."""
+        """The dtype in which a is multiplied: a's own, or b's with a `standardize` prologue, since
+        under autocast a LayerNorm's input is float32.
+        """
         standardized = self.prologue is not None and self.prologue.standardizes
         return self.b.dtype if standardized else self.a.dtype
 
@@ -714,28 +731,28 @@ class GemmProblem:
 
     @functools.cached_property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Number of multiplications and additions."""
         return 2 * self.m * self.n * self.k * (self.batch if self.operation in BATCHED else 1)
 
     @functools.cached_property
     def a_bytes(self) -> int:
-        """Bytes of a, once; one matrix that a batch shares counts once."""
+        """Size of a in bytes; a matrix that the whole batch shares counts once."""
         copies = self.batch if self.batch > 1 and self.a.batch_stride else 1
         return copies * size_of(self.m * self.k, self.a.dtype)
 
     @functools.cached_property
     def b_bytes(self) -> int:
-        """Bytes of b, once, of all groups."""
+        """Size of b in bytes, of all groups; a matrix that the whole batch shares counts once."""
         copies = self.batch if self.batch > 1 and self.b.batch_stride else 1
         return copies * size_of(self.k * self.n, self.b.dtype)
 
     @functools.cached_property
     def fused_bytes(self) -> int:
-        """Bytes that epilogue and prologue read besides a and b."""
+        """Bytes that epilogue and prologue read in addition to a and b."""
         inputs = self.epilogue.inputs
         read = sum(each.size(self.m, self.columns) for each in inputs) * self.outputs
         if self.epilogue.gated and self.operation == "addmm" and inputs:
-            # What gates has a bias, and so has what is gated.
+            # Gate and up projection have a bias each.
             read += inputs[0].size(self.m, self.columns)
         if self.prologue is not None:
             read += self.prologue.size(self.n, self.k)
@@ -743,25 +760,25 @@ class GemmProblem:
 
     @functools.cached_property
     def bytes_read(self) -> int:
-        """Bytes that any kernel has to read: every input once."""
+        """Minimum bytes that any kernel must read: every input once."""
         return self.a_bytes + self.b_bytes + self.fused_bytes
 
     @functools.cached_property
     def bytes_written(self) -> int:
-        """Bytes that any kernel has to write."""
+        """Minimum bytes that any kernel must write."""
         stored = size_of(self.m * self.columns, self.stored)
         return self.outputs * (stored + size_of(self.epilogue.reductions * self.m, "float32"))
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of DRAM."""
+        """Arithmetic intensity, FLOP per byte of DRAM traffic."""
         return self.flops / (self.bytes_read + self.bytes_written)
 
     def roofline(self, device: Device) -> float:
-        """Microseconds below which no kernel can be, launch excluded.
+        """Return the lower bound of any kernel's time in microseconds, without launch overhead.
 
-        The larger of FLOP over the device's throughput and bytes over its bandwidth (Williams,
-        Waterman, Patterson 2009); infinite where the device cannot multiply these dtypes.
+        It is the larger of FLOP over the device's throughput and bytes over its bandwidth
+        (Williams, Waterman, Patterson 2009); infinite if the device does not support these dtypes.
         """
         rate = device.throughput(self.arithmetic)
         if not rate:
@@ -771,7 +788,7 @@ class GemmProblem:
 
     @functools.cached_property
     def largest_span(self) -> int:
-        """Elements from the first to the last of the tensor that spans most."""
+        """Elements from the first to the last of the tensor with the largest span."""
         return max(
             self.a.span(self.m, self.k, self.batch),
             self.b.span(self.k, self.n, self.batch),
@@ -780,7 +797,9 @@ class GemmProblem:
 
     @functools.cached_property
     def realigned(self) -> GemmProblem:
-        """The same with factors copied, as far as they do not lie as widest loads and TMA need."""
+        """The problem with operands copied where they are not aligned for the widest loads and
+        TMA.
+        """
         return dataclasses.replace(
             self,
             a=self.a.realigned(self.m, self.k, self.batch),
@@ -789,7 +808,9 @@ class GemmProblem:
 
     @functools.cached_property
     def tma_obstacle(self) -> str | None:
-        """Why TMA cannot load the operands, if so: CUDA driver API, cuTensorMapEncodeTiled."""
+        """Why TMA cannot load the operands, or None if it can. Source of the conditions: CUDA
+        driver API, cuTensorMapEncodeTiled.
+        """
         for name, operand, rows, columns in (
             ("a", self.a, self.m, self.k),
             ("b", self.b, self.k, self.n),

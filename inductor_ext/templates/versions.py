@@ -1,11 +1,11 @@
-"""The versions by which tuning results name the kernels that were measured.
+"""Kernel versions by which tuning results identify the measured kernels.
 
-A tuning result holds for the kernels that ran, which a digest of their sources would identify. Such
-a digest also changes when a source is moved, reworded or adapted to another torch, and then every
-result of a user's tuning folder and of the shipped tables is lost. So versions are constants, and a
-change of a template that may change its speed, its results or the configurations that it can be
-compiled with comes with a new one. `test_gemm_store.py` records the sources and fails when one
-has changed, until whoever changed it has decided.
+A tuning result is valid only for the kernels that were measured. A digest of their sources would
+identify them, but it would also change when a source is moved, reworded or adapted to another
+torch, and then all results in a user's tuning folder and in the shipped tables would be lost.
+Versions are therefore constants: a change of a template that may affect its speed, its results or
+its legal configurations must come with a new version. `test_gemm_store.py` records the sources and
+fails when one has changed, until its author has decided whether the version changes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ VERSIONS: Mapping[str, str] = types.MappingProxyType(
         "cutlass": "80dbe03242a4af5b",
     }
 )
-"""By kernel family, and by operation where kernels of a family compute that operation alone.
+"""Versions by kernel family, or by "family.operation" for an operation with kernels of its own.
 
-Any word without a plus does. These are digests of the sources, as results were identified before.
-"""
+A version can be any string without a plus sign. The current ones are digests of the sources, which
+identified results before there were versions."""
 
 
 def template_version(family: Literal["triton", "cutlass"], operation: str = "") -> str:
-    """The version of the kernels that compute an operation.
+    """Return the version of the kernels that compute an operation.
 
     Args:
-        family: of kernels.
-        operation: of a `GemmProblem`; empty for the family's version.
+        family: kernel family.
+        operation: `GemmProblem.operation`; empty for the version of the family.
     """
     return VERSIONS.get(f"{family}.{operation}", VERSIONS[family])

@@ -1,1 +1,1 @@
-"""Generated C++ to a shared library, or to a CMake project."""
+"""Build the generated C++ into a shared library, or write a CMake project for it."""

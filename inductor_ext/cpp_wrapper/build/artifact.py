@@ -1,10 +1,12 @@
-"""From generated C++ to an artifact: what stands in the place of torch's AotCodeCompiler.
+"""Build a compiled model from generated C++; replaces torch's AotCodeCompiler.
 
-`compile_artifact` takes what Inductor has generated for a graph and returns what stock's compiler
-returns: the files that go into a package, or the path of a shared object. The weights are written
-once, from the model's own memory to a file of their own that the artifact maps; the model's units
-are compiled at the same time, or, with `aot_inductor.package_cpp_only`, made one source that others
-compile (see `sources`); and what was made is told to whoever collects it, for the manifest.
+`compile_artifact` takes Inductor's generated code for a graph and returns what Inductor's compiler
+returns: the files for a package, or the path of a shared object. The weights are written once, from
+the model's own memory to a separate file that the compiled model maps. The model's translation
+units are compiled in parallel or, with `aot_inductor.package_cpp_only`, merged into one source file
+for a later build (see `cmake_project`). The result is reported to `collecting`, for the manifest.
+
+The settings `aot_unit_size`, `aot_weights_file` and `aot_debug_info` apply.
 """
 
 from __future__ import annotations
@@ -39,34 +41,34 @@ __all__ = ["Artifact", "collecting", "compile_artifact", "digests"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """What was compiled for one graph, for its manifest."""
+    """The build outputs for one graph, from which its manifest entry is written."""
 
     shared_object: str | None
-    """None if there are sources alone."""
+    """Path; None if there are only sources."""
     files: tuple[Any, ...]
-    """Paths, and `torch.export.pt2_archive._package_weights.Weights` if the user wants them."""
+    """Paths, and `torch.export.pt2_archive._package_weights.Weights` if the user asks for them."""
     weights_path: str | None
-    """The path that the weights' file has among `files`; it is for the collector to be made."""
+    """Path of the weights file among `files`; the caller of `collecting` must create it."""
     plan: weights_layout.Plan
-    """Where the constants lie in it."""
+    """Offsets of the constants in the weights file."""
     signature: Signature
     kernels: tuple[str, ...]
     """Names of the generated kernels."""
     constants: dict[str, torch.Tensor]
-    """Those with a value, by the name in the generated code."""
+    """Constants with a value, by their name in the generated code."""
     fqns: dict[str, str]
-    """Their names in the model."""
+    """Fully qualified names (FQNs) in the exported model, by name in the generated code."""
     device_type: str
     features: tuple[str, ...]
-    """Of the CPU, that the code needs."""
+    """CPU features that the code needs."""
     metadata: dict[str, str]
     cuda_architectures: tuple[str, ...] = ()
-    """That its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
+    """Architectures that its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[Artifact]]:
-    """Collect what is compiled inside, in this thread, without writing weights to files."""
+    """Collect models compiled within, in this thread; their weights are not written to files."""
     artifacts: list[Artifact] = []
     with context.enter(artifacts=artifacts):
         yield artifacts
@@ -85,19 +87,19 @@ def compile_artifact(
     """Compile a graph's generated code.
 
     Args:
-        graph: Inductor's GraphLowering, whose wrapper code is a `codegen.AotWrapper`.
-        wrapper_code: the host program.
-        kernel_code: its CPU kernels.
-        serialized_extern_kernel_nodes: JSON for the proxy executor, or nothing.
-        device_type: what the graph runs on.
-        additional_files: what code generation has already made, such as cubins.
+        graph: Inductor's GraphLowering, whose wrapper code is a `cpp_wrapper.AotWrapper`.
+        wrapper_code: the generated C++ wrapper.
+        kernel_code: the generated CPU kernels.
+        serialized_extern_kernel_nodes: JSON for the proxy executor, or None.
+        device_type: the device type that the graph runs on.
+        additional_files: files from code generation, such as cubins.
         values: the settings of the compile.
 
     Returns:
         The files for a package if `aot_inductor.package` is set, else the shared object's path.
 
     Raises:
-        torch._inductor.exc.CppCompileError: the compiler refuses the code.
+        torch._inductor.exc.CppCompileError: the C++ compiler rejects the code.
     """
     from torch._inductor import codecache, config
 
@@ -109,11 +111,11 @@ def compile_artifact(
     only_sources = bool(config.aot_inductor.package_cpp_only)
     if only_sources:
         wrapper_code, kernel_code = _in_one(wrapper_code, kernel_code), ""
-        # They are found beside the library.
+        # The library looks for them in its own directory.
         for path in additional_files:
             wrapper_code = wrapper_code.replace(f'"{path}"', f'"{os.path.basename(path)}"')
-    # Whatever the files hold is in their names: another model may be compiled, in this process or
-    # another, before these are packaged. Short constants are in the kernels' code alone.
+    # File names include a hash of the content: another model may be compiled, in this process or
+    # another, before these files are packaged. Small constants are in the kernel code only.
     content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
     if collected is None:
         content += digests(constants, plan)
@@ -129,7 +131,7 @@ def compile_artifact(
     if serialized_extern_kernel_nodes:
         nodes = extern_nodes.for_executor(serialized_extern_kernel_nodes)
         files.append(_write_text(f"{stem}.json", nodes))
-    # Inductor's own metadata is one dictionary for all compiles of the process.
+    # Inductor's own metadata is one dictionary shared by all compiles of the process.
     metadata = {
         **config.aot_inductor.metadata,
         "AOTI_DEVICE_KEY": device_type,
@@ -194,14 +196,14 @@ def _build(
     kernel_code: str,
     appended: dict[str, torch.Tensor] | None,
 ) -> None:
-    """Compile and link a model's units.
+    """Compile and link a model's translation units.
 
     Args:
         tools: the compiler.
         graph: as in `compile_artifact`.
-        shared_object: where to.
-        wrapper_path, wrapper_code, kernel_path, kernel_code: the units.
-        appended: constants to put behind its end.
+        shared_object: path of the output.
+        wrapper_path, wrapper_code, kernel_path, kernel_code: path and text of the units.
+        appended: constants to append to the shared object, or None.
     """
     folder = os.path.dirname(wrapper_path)
     with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=folder) as place:
@@ -226,7 +228,7 @@ def _build(
 
 
 def _in_one(wrapper_code: str, kernel_code: str) -> str:
-    """The source of a whole model: its units and the runtime."""
+    """Return the source of a whole model: its translation units and the runtime."""
     texts = {path.name: path.read_text() for path in sorted(compiler.RUNTIME.iterdir())}
     headers = {name: text for name, text in texts.items() if name.endswith(".h")}
     runtime = [text for name, text in texts.items() if name.endswith(".cpp")]
@@ -237,20 +239,20 @@ def _in_one(wrapper_code: str, kernel_code: str) -> str:
 def _project(
     tools: compiler.Compiler, graph: Any, stem: str, weights_path: str | None
 ) -> list[str]:
-    """Write what a source is built by, with CMake and by torch's own loader.
+    """Write the build files for a model's source, for CMake and for torch's own loader.
 
     Args:
-        tools: the compiler whose flags hold.
+        tools: the compiler whose flags apply.
         graph: as in `compile_artifact`.
-        stem: path of the source, without its ending.
-        weights_path: of the file that the library is to find beside itself.
+        stem: path of the source, without its suffix.
+        weights_path: file that the library is to find beside itself, or None.
 
     Returns:
         The files that belong to the source.
     """
     from torch._inductor import config
 
-    # The names of some are the same for all models.
+    # Some file names are the same for all models.
     folder = f"{stem}.project"
     os.makedirs(folder, exist_ok=True)
     exports = compiler.RUNTIME / "exports.map"
@@ -285,7 +287,7 @@ def _project(
 
 
 def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) -> list[str]:
-    """Of each constant that is stored, what is stored."""
+    """Return the digest of each stored constant's storage."""
     return [
         artifact_store.digest(weights_layout.storage_bytes(tensor, plan.sizes[name]).view)
         for name, tensor in constants.items()
@@ -294,7 +296,7 @@ def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) ->
 
 
 def _split(code: str, whole: compiler.Unit, size: int) -> list[compiler.Unit]:
-    """The units of a wrapper: `whole`, or those that it is split into, beside its object."""
+    """Return a wrapper's translation units: `whole`, or its parts, placed beside its object."""
     texts = split_units.split(code, size, path=whole.source)
     if texts == [code]:
         return [whole]
@@ -314,7 +316,7 @@ def _compile(
     parts: list[compiler.Unit],
     others: list[compiler.Unit],
 ) -> list[compiler.Unit]:
-    """Compile a model's units, its wrapper in parts if they can be had, and return them."""
+    """Compile and return a model's translation units, with the wrapper in parts if possible."""
     from torch._inductor.exc import CppCompileError
 
     try:
@@ -322,8 +324,8 @@ def _compile(
     except CppCompileError as error:
         if parts == [whole]:
             raise
-        # What the generator writes may change in a way that the splitter does not know. If the
-        # whole is wrong as well, its message is the one that is about code that the user can see.
+        # torch's codegen may change in a way that the splitter does not know. If the whole wrapper
+        # does not compile either, its error message is about code that the user can see.
         events.warn_once(
             "aot-split",
             f"the C++ of {whole.source} was split in a way that does not compile; it is compiled "
@@ -335,10 +337,10 @@ def _compile(
 
 
 class _Writer:
-    """Writes sources to Inductor's cache folder, or to the folder that the user has asked for."""
+    """Writer of source files to Inductor's cache directory, or to one that the user requested."""
 
     def __init__(self, folder: str, content: str) -> None:
-        """`folder` is the user's, or empty; all that is written depends on `content` alone."""
+        """`folder` is the user's, or empty; the written files depend on `content` only."""
         self.folder, self.content = folder, content
 
     def __call__(self, code: str, extension: str) -> str:
@@ -350,7 +352,7 @@ class _Writer:
                 code, extension, extra=self.content, specified_dir=self.folder
             )
             return str(path)
-        # Of models with the same name, Inductor's own writing keeps the first one's files.
+        # For models with the same name, Inductor's own writer would keep the first one's files.
         key = codecache.code_hash(self.content)
         _, folder, _ = codecache.get_path(key, extension, self.folder)
         if not os.path.isabs(self.folder):
@@ -361,7 +363,7 @@ class _Writer:
 
 @contextlib.contextmanager
 def codecache_file(path: str) -> Iterator[Any]:
-    """A file that appears at `path` when it is complete."""
+    """Open a file for writing; it appears at `path` only once it is complete."""
     with artifact_store.publish(path) as temporary, open(temporary, "wb") as file:
         yield file
 
@@ -378,10 +380,10 @@ def _has_code(kernel_code: str) -> bool:
 
 
 def _show(written: Mapping[str, tuple[str, str]]) -> None:
-    """Tell Inductor's debugging aids what they are told of stock's artifacts.
+    """Log the sources to Inductor's debugging tools, as Inductor does for its own AOT compiles.
 
     Args:
-        written: path and text by what it is: "wrapper", "kernel".
+        written: path and text by kind: "wrapper", "kernel".
     """
     from torch._inductor import codecache
     from torch._inductor.virtualized import V
@@ -415,7 +417,7 @@ def _custom_objects(graph: Any, folder: str) -> list[str]:
 
 
 def _pickled_weights(graph: Any) -> Any:
-    """The weights as tensors, which stock's packaging pickles once for several models."""
+    """Return the weights as tensors, which torch's packaging pickles once for several models."""
     from torch.export.pt2_archive._package_weights import TensorProperties, Weights
 
     return Weights(
@@ -438,7 +440,7 @@ def _provenance(folder: str) -> list[str]:
 
 
 def _compiles_kernels_later() -> bool:
-    """Whether CMake makes the machine code of GPU kernels, of PTX."""
+    """Whether CMake compiles the GPU kernels from PTX."""
     from torch._inductor import config
 
     aot = config.aot_inductor
@@ -446,7 +448,7 @@ def _compiles_kernels_later() -> bool:
 
 
 def _gencode_options(graph: Any) -> list[str]:
-    """What the fat binaries of a graph's Triton kernels are compiled for."""
+    """Return nvcc's -gencode options for the fat binaries of a graph's Triton kernels."""
     noted = {parameters.get("cuda_arch") for _, parameters in _gpu_kernels(graph)}
     (architecture,) = noted if len(noted) == 1 else {None}
     return fatbin.gencode_options(architecture)
@@ -455,12 +457,12 @@ def _gencode_options(graph: Any) -> list[str]:
 def _cuda_architectures(
     graph: Any, device_type: str, metadata: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """What all GPU kernels of a graph were compiled for."""
+    """Return the architectures that all GPU kernels of a graph were compiled for."""
     from torch._inductor import config
 
     if device_type != "cuda":
         return ()
-    # CUTLASS kernels are compiled for the GPU at hand alone.
+    # CUTLASS kernels are compiled only for the GPU of this machine.
     if config.aot_inductor.emit_multi_arch_kernel and not _cutlass_kernels(graph):
         return fatbin.architectures(_gencode_options(graph))
     digits = re.sub(r"\D", "", metadata.get("AOTI_COMPUTE_CAPABILITY", ""))
@@ -468,17 +470,17 @@ def _cuda_architectures(
 
 
 def _gpu_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """The graph's kernels, as Inductor has noted them."""
+    """Return the graph's Triton kernels with the parameters that Inductor has recorded."""
     from torch._inductor import codecache
 
-    # The cache is the process's: it holds kernels of other graphs as well.
+    # The cache is per process: it also contains kernels of other graphs.
     names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
     cache_ = codecache.CudaKernelParamCache.cache
     return [(name, cache_[name]) for name in cache_ if name in names]
 
 
 def _cutlass_kernels(graph: Any) -> list[Source]:
-    """Those that the graph's code calls, or that of the folding graph."""
+    """Return the CUTLASS kernels that the graph or its constant-folding graph calls."""
     found = dict(cutlass_objects.kernels_of(graph.wrapper_code))
     if graph.const_module is not None:
         found |= cutlass_objects.kernels_of(graph.const_module.wrapper_code)
@@ -486,7 +488,7 @@ def _cutlass_kernels(graph: Any) -> list[Source]:
 
 
 def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list[str]:
-    """An object of each CUTLASS kernel that a graph calls."""
+    """Create one object file per CUTLASS kernel that a graph calls, and return their paths."""
     made = []
     for source in _cutlass_kernels(graph):
         made.append(os.path.join(folder, f"{cutlass_objects.symbol(source)}.o"))
@@ -495,13 +497,13 @@ def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list
 
 
 def _kernels(graph: Any) -> set[str]:
-    """Names of the kernels that were generated for a graph."""
+    """Return the names of the kernels generated for a graph."""
     generated = {str(name) for name in graph.wrapper_code.src_to_kernel.values()}
     return generated | {each.name for each in _cutlass_kernels(graph)}
 
 
 def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
-    """Objects with GPU code to link: stock's CUTLASS kernels, cubins if they are to be embedded."""
+    """Return objects with GPU code: Inductor's CUTLASS kernels, and cubins if to be embedded."""
     from torch._inductor import codecache, config
     from torch._inductor.cpp_builder import convert_cubin_to_obj, get_ld_and_objcopy
 

@@ -1,9 +1,9 @@
-"""A model as sources: one C++ file, and how CMake makes a shared library of it.
+"""A compiled model as sources: one C++ file, and the CMake project that builds it.
 
-With the option `aot_inductor.package_cpp_only` a package holds these in the place of a library.
-`amalgamation` puts the fixed part and the model's own units into one translation unit, which needs
-nothing but torch's headers; `cmake` writes the CMakeLists.txt beside it. Neither file has a path of
-the machine that it was made on. Pure: no torch.
+With the option `aot_inductor.package_cpp_only` a package contains these instead of a shared
+library. `amalgamation` merges the runtime and the model's own translation units into one, which
+needs only torch's headers; `cmake` generates the CMakeLists.txt for it. Neither file contains a
+path of the machine that wrote it. Pure: does not import torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ONCE = re.compile(r"\s*#\s*pragma\s+once\s*")
 
 
 def amalgamation(units: Iterable[str], headers: Mapping[str, str]) -> str:
-    """One translation unit of several.
+    """Merge several translation units into one.
 
     Args:
-        units: their text, in the order in which they follow each other.
-        headers: text by the name under which it is included. Each takes the place of the first
-            `#include` of it, and the others go; what is not among them stays included.
+        units: their text, in order.
+        headers: text by the name in `#include`. Each header is inlined at its first `#include`, and
+            its later ones are removed; includes of other headers are kept.
     """
     seen: set[str] = set()
 
@@ -44,51 +44,51 @@ def amalgamation(units: Iterable[str], headers: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A GPU kernel that becomes part of the library."""
+    """A GPU kernel that is embedded in the library."""
 
     name: str
-    """By which the model's code knows it."""
+    """Name in the model's code."""
     ptx: str
     """File name of its PTX."""
 
     @property
     def fatbin(self) -> str:
-        """File name of what nvcc makes of it."""
+        """File name of the fat binary that nvcc builds from it."""
         return f"{self.ptx.removesuffix('.ptx')}.fatbin"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Project:
-    """What CMake has to know of a model. All files lie beside CMakeLists.txt."""
+    """A model's CMake project. All files are in the directory of CMakeLists.txt."""
 
     name: str
-    """Of the library and its target."""
+    """Name of the library and of its target."""
     source: str
     standard: str
-    """Of C++: "17", "20"."""
+    """C++ standard: "17", "20"."""
     definitions: Sequence[str]
-    """Of macros: "NAME", "NAME=value"."""
+    """Macro definitions: "NAME", "NAME=value"."""
     compile_options: Sequence[str]
     link_options: Sequence[str]
     libraries: Sequence[str]
-    """Beside torch's and CUDA's: "name" for libname.so."""
+    """Libraries besides torch's and CUDA's: "name" for libname.so."""
     exports: str
-    """The linker's version script."""
+    """File name of the linker's version script."""
     weights: str | None
-    """The file of weights; None if there are none, or others provide them."""
+    """The weights file; None if there is none, or the weights are provided externally."""
     cuda: bool
     objects: Sequence[str] = ()
-    """Compiled GPU kernels."""
+    """Object files of compiled GPU kernels."""
     kernels: Sequence[Kernel] = ()
     """GPU kernels to compile."""
     assembly: str | None = None
-    """What `kernels_assembly` gives for them."""
+    """File name of the output of `kernels_assembly` for `kernels`."""
     gencode_options: Sequence[str] = ()
-    """What they are compiled for: "arch=compute_80,code=sm_80"."""
+    """Targets of `kernels`, for nvcc's -gencode: "arch=compute_80,code=sm_80"."""
 
 
 def cmake(project: Project) -> str:
-    """The text of CMakeLists.txt."""
+    """Return the text of CMakeLists.txt."""
     target = project.name
     languages = "CXX ASM" if project.kernels else "CXX"
     sources = [project.source, *project.objects, *([project.assembly] if project.kernels else [])]
@@ -145,7 +145,7 @@ add_custom_command(TARGET {target} POST_BUILD
 
 
 def _fatbins(project: Project) -> str:
-    """Commands that build the fat binary of each kernel."""
+    """Return the CMake commands that build the fat binary of each kernel."""
     gencode = "\n            ".join(f"-gencode={option}" for option in project.gencode_options)
     files = " ".join(kernel.ptx.removesuffix(".ptx") for kernel in project.kernels)
     return f"""foreach(kernel {files})
@@ -164,7 +164,7 @@ set_source_files_properties("{_here(str(project.assembly))}" PROPERTIES
 
 
 def kernels_assembly(kernels: Iterable[Kernel]) -> str:
-    """Assembly that takes in the fatbins of kernels, by the names that the model's code knows."""
+    """Return assembly that embeds fat binaries, under the symbols that the model's code uses."""
     lines = ['.section .note.GNU-stack,"",%progbits', ".section .rodata"]
     for kernel in kernels:
         start, end, size = (f"__{kernel.name}_{what}" for what in ("start", "end", "size"))
@@ -189,5 +189,5 @@ def _call(command: str, head: str, arguments: Iterable[str]) -> str:
 
 
 def _escaped(argument: str) -> str:
-    """An argument as it stands between quotes; references to variables stay."""
+    """Escape an argument for CMake's quotes; variable references are kept."""
     return argument.replace("\\", "\\\\").replace('"', '\\"')

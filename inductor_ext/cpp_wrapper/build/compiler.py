@@ -1,10 +1,10 @@
-"""How the C++ of an artifact is compiled and linked: flags, the fixed part, precompiled headers.
+"""Compile and link the C++ of a model: flags, the precompiled runtime, precompiled headers.
 
-Flags come from Inductor (`torch._inductor.cpp_builder`), so that its settings and the user's
-compiler hold. Of them we replace the CPU that is compiled for (see `target`), leave out line tables
-unless asked, and hide every symbol but the C interface. What is the same for all models, the
-runtime and the headers, is compiled once for a compiler, a torch and a set of flags, and kept in
-the store of artifacts; where nothing can be kept it is compiled each time.
+Flags come from Inductor (`torch._inductor.cpp_builder`), so that its config and the user's compiler
+apply. The extension replaces the CPU target (see `cpu_target`), omits line tables unless requested
+(`aot_debug_info`), and hides every symbol but the C interface. The runtime and the headers are the
+same for all models: they are compiled once per compiler, torch and set of flags, and kept in the
+artifact cache (settings `artifact_cache*`). If nothing can be cached they are compiled each time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from inductor_ext.cpp_wrapper.cache import cache
 __all__ = ["RUNTIME", "Compiler", "Fixed", "Unit"]
 
 RUNTIME = pathlib.Path(__file__).parent.parent / "runtime"
-"""The sources that are the same for all models."""
+"""The C++ sources that are the same for all models."""
 
 _DROPPED_FLAGS = frozenset(
     {"-g1", "-gline-tables-only", "-march=native", "-mcpu=native", "-Wall", "-pedantic"}
 )
 
 _DROPPED_DEFINITIONS = frozenset({"TORCH_INDUCTOR_PRECOMPILE_HEADERS"})
-"""It makes torch's headers include much of ATen, for a precompiled header that we do not use."""
+"""It makes torch's headers include much of ATen, for a precompiled header that is not used here."""
 
 _HIDING = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffunction-sections")
 
@@ -47,7 +47,7 @@ _LINKING = ("-Wl,-z,noexecstack", "-Wl,--gc-sections", "-Wl,--build-id=sha1")
 _TORCH_LIBRARIES = frozenset({"c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda"})
 
 _FORMAT = "1"
-"""Of what is kept of the fixed part; counted up when it is made in another way."""
+"""Format version of the cached runtime and headers; increment it when their build changes."""
 
 Purpose = Literal["wrapper", "kernel"]
 
@@ -63,18 +63,18 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """What was compiled before the model; paths that hold while it is open."""
+    """The cached runtime and headers; the paths are valid only inside `Compiler.fixed`."""
 
     objects: tuple[str, ...]
     headers: dict[Purpose, str]
-    """The header that the units of a purpose begin with; precompiled where that is possible."""
+    """The header that the units of each purpose begin with, precompiled if possible."""
 
 
 class Compiler:
-    """Inductor's compiler with the flags for one artifact."""
+    """Inductor's C++ compiler with the flags for one model."""
 
     def __init__(self, device_type: str, values: settings.Settings) -> None:
-        """Ask Inductor for its flags, under the configuration at hand."""
+        """Read Inductor's flags under its current config."""
         from torch._inductor import config
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -95,7 +95,7 @@ class Compiler:
     # --- commands ---------------------------------------------------------------------------------
 
     def compile_flags(self, purpose: Purpose) -> list[str]:
-        """Flags that turn a unit into an object."""
+        """Return the flags that compile a unit to an object."""
         folders = [str(RUNTIME), *filter(None, self._options[purpose].get_include_dirs())]
         return [
             *(f"-D{name}" for name in self._definitions(purpose)),
@@ -108,7 +108,7 @@ class Compiler:
         return [name for name in names if name not in _DROPPED_DEFINITIONS]
 
     def _code_flags(self, purpose: Purpose) -> list[str]:
-        """Flags that say what code to make: they hold on every machine."""
+        """Return the flags for code generation, which are valid on every machine."""
         options = self._options[purpose]
         flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         if self.settings.aot_debug_info:
@@ -118,7 +118,7 @@ class Compiler:
         return [*flags, *self.target.flags, *_HIDING]
 
     def link_command(self, objects: Sequence[str], output: str) -> list[str]:
-        """The command that makes a shared object."""
+        """Return the command that links a shared object."""
         options = self._options["link"]
         flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         return [
@@ -137,7 +137,7 @@ class Compiler:
         ]
 
     def identity(self, purpose: Purpose) -> str:
-        """Hex digest over what an object depends on beside its source."""
+        """Return a hex digest of everything but the source that an object depends on."""
         import torch
         from torch._inductor.cpp_builder import get_compiler_version_info
 
@@ -147,24 +147,24 @@ class Compiler:
             torch.__version__,
             str(pathlib.Path(torch.__file__).parent),
             *self.compile_flags(purpose),
-            # -mtune=native and the like mean another thing on another machine.
+            # -mtune=native and similar flags depend on the machine.
             *self.target.features,
             *_model_of_cpu(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    # --- for others to compile --------------------------------------------------------------------
+    # --- builds outside this process --------------------------------------------------------------
 
     def project(self, name: str, source: str, weights: str | None) -> cmake_project.Project:
-        """How CMake makes a library of a model and the runtime in one source.
+        """Return the CMake project for a model and the runtime in one source file.
 
         Args:
-            name: of the library.
-            source, weights: names of files, as in `sources.Project`.
+            name: name of the library.
+            source, weights: file names, as in `cmake_project.Project`.
         """
         flags = self._code_flags("kernel")
         (standard,) = [flag for flag in flags if flag.startswith("-std=")]
-        # What -fopenmp links, CMake's torch brings or is the driver's own has another place.
+        # Linked by other means: by -fopenmp, by CMake's torch package, or from the GPU driver.
         known = _TORCH_LIBRARIES | {"cuda", "gomp", "omp"}
         libraries = self._options["link"].get_libraries()
         return cmake_project.Project(
@@ -181,10 +181,10 @@ class Compiler:
         )
 
     def loader_options(self) -> dict[str, dict[str, Any]]:
-        """How torch's own loader makes a library of the same: "compile" and "linker" options.
+        """Return torch's own loader's "compile" and "linker" options for the same source.
 
-        In the form of `BuildOptionsBase.save_flags_to_json`, with this machine's paths. The loader
-        compiles in a folder whose name it alone knows: there is no version script.
+        In the format of `BuildOptionsBase.save_flags_to_json`, with this machine's paths. The
+        loader compiles in a directory that only it knows, so there is no version script.
         """
         compiling, linking = self._options["kernel"], self._options["link"]
         flags = [flag for flag in _dashed(linking.get_cflags()) if flag not in _DROPPED_FLAGS]
@@ -217,13 +217,14 @@ class Compiler:
             "compile_only": options.get_compile_only(),
         }
 
-    # --- compiling --------------------------------------------------------------------------------
+    # --- compilation ------------------------------------------------------------------------------
 
     def compile(self, units: Sequence[Unit], fixed: Fixed) -> None:
-        """Compile units, several at a time.
+        """Compile units in parallel.
 
         Raises:
-            torch._inductor.exc.CppCompileError: with what the compiler said.
+            torch._inductor.exc.CppCompileError: a unit does not compile; contains the compiler's
+                output.
         """
         commands = []
         for unit in units:
@@ -242,21 +243,21 @@ class Compiler:
         _run_all(commands)
 
     def link(self, objects: Sequence[str], output: str) -> None:
-        """Link objects to a shared object.
+        """Link objects into a shared object.
 
         Raises:
-            torch._inductor.exc.CppCompileError: with what the linker said.
+            torch._inductor.exc.CppCompileError: linking failed; contains the linker's output.
         """
         _run(self.link_command(objects, output))
         if self.settings.aot_debug_info:
-            # Apart, where debuggers look for it by the link that the shared object keeps.
+            # In a separate file, which debuggers find by the debuglink in the shared object.
             debug = f"{output}.debug"
             _run(["objcopy", "--only-keep-debug", output, debug])
             _run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", output])
 
     @contextlib.contextmanager
     def fixed(self) -> Iterator[Fixed]:
-        """What is the same for all models, from the store or compiled now."""
+        """Provide the runtime and headers shared by all models, from the cache or compiled now."""
         with contextlib.ExitStack() as stack:
             runtime = stack.enter_context(self._kept("runtime", self._build_runtime))
             objects = tuple(sorted(str(path) for path in runtime.glob("*.o")))
@@ -279,7 +280,7 @@ class Compiler:
 
     @contextlib.contextmanager
     def _kept(self, what: str, build: Any) -> Iterator[pathlib.Path]:
-        """A folder that `build` has filled, in this or an earlier process."""
+        """Yield a directory that `build` has filled, in this process or an earlier one."""
         purpose: Purpose = "kernel" if what == "kernel" else "wrapper"
         fixed = "" if what == "kernel" else _runtime_key()
         parts = (what, _FORMAT, fixed, self.device_type, self.identity(purpose))
@@ -305,7 +306,7 @@ class Compiler:
             yield pathlib.Path(temporary)
 
     def _build_runtime(self, folder: pathlib.Path) -> None:
-        # The check of the CPU has to run on every CPU: no flags for a newer one.
+        # The CPU feature check must run on every CPU, so no flags for newer ones.
         flags = [
             flag
             for flag in self.compile_flags("wrapper")
@@ -360,7 +361,7 @@ def _torch_header(name: str) -> pathlib.Path:
 
 
 def _interface_definitions() -> list[str]:
-    """What interface.cpp has to know of this torch's interface."""
+    """Return the macros that tell interface.cpp about this torch's interface."""
     text = _torch_header("torch/csrc/inductor/aoti_runtime/interface.h").read_text()
     return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
 
@@ -379,7 +380,7 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
 
     workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        # All are waited for, so that nothing is written after an error has been reported.
+        # Wait for all commands, so that nothing is written after an error has been reported.
         for future in [pool.submit(_run, command) for command in commands]:
             future.result()
 

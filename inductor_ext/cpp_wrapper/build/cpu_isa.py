@@ -1,8 +1,9 @@
-"""The instruction sets of this machine's CPU, found without a compiler.
+"""The instruction set extensions of this machine's CPU, detected without a compiler.
 
 Names are those of g++'s `__builtin_cpu_supports` ("avx512f", "sse4.2", "amx-tile"), on aarch64
-those of the kernel ("asimd", "sve2"). They come from the kernel's list, which leaves out what the
-CPU could do but the system has not enabled.
+those of the Linux kernel ("asimd", "sve2"). They come from the kernel's list in /proc/cpuinfo,
+which omits features that the CPU has but the OS has not enabled. If it cannot be read, features
+are unknown and none counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LEVELS: dict[str, frozenset[str]] = {
     "x86-64-v4": frozenset(_V2 + _V3 + _V4),
     "armv8-a": frozenset({"asimd", "fp"}),
 }
-"""The features that a baseline of the psABI or of Arm stands for."""
+"""The features of each baseline of the x86-64 psABI or of Arm."""
 
 _RENAMED = {
     "abm": "lzcnt",
@@ -37,11 +38,11 @@ _RENAMED = {
     "sse4_1": "sse4.1",
     "sse4_2": "sse4.2",
 }
-"""The kernel's names that follow no rule."""
+"""The Linux kernel's names that follow no rule."""
 
 _ENOUGH = 1 << 14
-"""Bytes of /proc/cpuinfo that hold its first processor. The kernel makes the text as it is read, on
-large machines in tens of milliseconds."""
+"""Bytes of /proc/cpuinfo that contain its first processor. The kernel generates the text while it
+is read, which takes tens of milliseconds on large machines."""
 
 
 def _name(flag: str) -> str:
@@ -53,20 +54,20 @@ def _name(flag: str) -> str:
 
 
 def parse_cpuinfo(text: str) -> frozenset[str]:
-    """The features of the first processor in the text of /proc/cpuinfo."""
+    """Return the features of the first processor in the text of /proc/cpuinfo."""
     found = re.search(r"^(flags|Features)\s*:(.*)\n", text, re.MULTILINE)
     if found is None:
         return frozenset()
     flags = {_name(flag) for flag in found[2].split()}
     if found[1] == "flags" and "avx" in flags:
-        # The kernel lists AVX only where it saves the wide registers, which is what osxsave says.
+        # The kernel lists AVX only if it saves the wide registers, which is what osxsave means.
         flags.add("osxsave")
     return frozenset(flags)
 
 
 @functools.cache
 def machine_features() -> frozenset[str] | None:
-    """What this machine's CPU has and its kernel enables; None where the kernel does not tell."""
+    """Return the features that the CPU has and the OS enables; None if they cannot be read."""
     try:
         with open("/proc/cpuinfo", "rb", buffering=0) as file:
             text = b""
@@ -78,7 +79,7 @@ def machine_features() -> frozenset[str] | None:
 
 
 def features_of(level: str) -> frozenset[str]:
-    """The features that a baseline of `LEVELS` stands for.
+    """Return the features of a baseline of `LEVELS`.
 
     Raises:
         ValueError: there is no such baseline.
@@ -89,6 +90,6 @@ def features_of(level: str) -> frozenset[str]:
 
 
 def missing(needed: Collection[str]) -> list[str]:
-    """Those of `needed` that this machine is known to lack, sorted."""
+    """Return, sorted, the features of `needed` that this machine is known to lack."""
     available = machine_features()
     return sorted(set(needed) - available) if available is not None else []

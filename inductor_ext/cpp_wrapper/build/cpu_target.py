@@ -1,9 +1,10 @@
-"""The CPU that an artifact is compiled for: the compiler's flags, and the features they ask for.
+"""The CPU target of a compiled model: the compiler's flags and the CPU features that they require.
 
-Stock compiles for whatever machine it runs on (`-march=native`). An artifact of ours is compiled
-for a level of the psABI (x86-64-v2, v3, v4) plus what the vectorised kernels use beyond it, so that
-what it needs is known, written into it, and checked before it runs. The instruction scheduling is
-tuned for this machine as in stock.
+Inductor compiles for the machine it runs on (`-march=native`). On x86-64 the extension compiles for
+a level of the psABI (x86-64-v2, v3, v4) plus the features that the vectorized kernels use beyond
+it. The requirements are therefore known, recorded in the compiled model, and checked before it
+runs. Instruction scheduling is tuned for this machine, as in Inductor. The setting `aot_isa`
+selects the level.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from inductor_ext.cpp_wrapper.build import cpu_isa
 __all__ = ["SIMD_LENGTHS", "Target", "current", "inductor_options", "of"]
 
 SIMD_LENGTHS: dict[str, int] = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
-"""The widest vectors, in bits, that Inductor may use for a level; 1: none."""
+"""The maximum vector width, in bits, that Inductor may use for a level; 1: no vectors."""
 
 _BEYOND = ("avx512vnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16", "amx-fp16")
-"""What Inductor's kernels may use and no level has."""
+"""Features that Inductor's kernels may use and no level includes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a compiler is told, and what a machine has to have in return."""
+    """Compiler flags, and the CPU features that the compiled code requires."""
 
     flags: tuple[str, ...]
     features: tuple[str, ...]
-    """Sorted, as g++'s __builtin_cpu_supports names them."""
+    """Sorted, by their names in g++'s __builtin_cpu_supports."""
 
 
 def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
-    """The target of kernels that are compiled with `vector_flags` on a kind of machine.
+    """Return the target of kernels that are compiled with `vector_flags` for an architecture.
 
     Args:
-        vector_flags: what Inductor tells the compiler for its vector ISA, such as "-mavx2 -mfma".
-        machine: as `platform.machine()` names it.
-        features: what this machine's CPU has.
+        vector_flags: Inductor's compiler flags for its vector ISA, such as "-mavx2 -mfma".
+        machine: architecture, as in `platform.machine()`.
+        features: the features of this machine's CPU.
     """
     flags = tuple(vector_flags.split())
     if machine != "x86_64":
-        # Arm's levels do not order what kernels use; torch compiles for the machine at hand.
+        # Arm's levels do not rank what kernels use; torch compiles for the current machine.
         used = features & {"asimd", "sve", "bf16", "i8mm"} if flags else frozenset[str]()
         return Target(
             (*flags, "-mcpu=native") if machine == "aarch64" else flags, tuple(sorted(used))
@@ -59,16 +60,17 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
 
 
 def inductor_options(level: str) -> dict[str, object]:
-    """Inductor's options for compiling for a level, or for this machine if it is "auto".
+    """Return Inductor's options to compile for a level, or for this machine if it is "auto".
 
     Raises:
-        exc.UnsupportedLevelError: this machine is of another kind, or lacks what the level has, so
-            that kernels could not be tried out on it.
+        exc.UnsupportedLevelError: this machine has another architecture, or lacks features of the
+            level, so that kernels could not be tested on it.
     """
     options: dict[str, object] = {}
     if platform.machine() == "x86_64":
-        # What stock finds out by compiling and running a probe, 10 CPU seconds for a new cache
-        # folder, the CPU itself tells; that torch's headers suit the compiler it does not doubt.
+        # Skip Inductor's probe of the vector ISA, which compiles and runs code (10 CPU seconds for
+        # a new cache directory): the CPU reports its features, and torch's headers are assumed to
+        # work with the compiler.
         options["cpp.vec_isa_ok"] = True
     if level == "auto":
         return options
@@ -81,7 +83,7 @@ def inductor_options(level: str) -> dict[str, object]:
 
 
 def current() -> Target:
-    """The target of the compile at hand: of the vector ISA that Inductor picks for it."""
+    """Return the target of the current compile: that of the vector ISA that Inductor picks."""
     from torch._inductor import cpu_vec_isa
 
     picked = cpu_vec_isa.pick_vec_isa()

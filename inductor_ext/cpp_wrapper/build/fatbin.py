@@ -1,9 +1,10 @@
 """Fat binaries of Triton kernels: machine code for several GPUs, and PTX for later ones.
 
-With `aot_inductor.emit_multi_arch_kernel` a package holds one file a kernel that runs on more than
-the GPU it was compiled on. Which architectures go in follows the installed torch: from torch 2.14
-on the one it compiles for (`cuda.arch`, or the GPU at hand) and those of TORCH_CUDA_ARCH_LIST that
-its PTX can be compiled for; before, the GPU at hand alone. All of them add the PTX.
+With `aot_inductor.emit_multi_arch_kernel` a package contains one file per kernel, which also runs
+on GPUs other than the one it was compiled on. The architectures depend on the torch version: from
+torch 2.14 on, the one that torch compiles for (`cuda.arch`, or the current GPU) and those of
+TORCH_CUDA_ARCH_LIST that its PTX can be compiled for; before, only the current GPU. PTX is always
+included.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ __all__ = ["architectures", "build", "gencode_options"]
 
 
 def gencode_options(architecture: str | None = None) -> list[str]:
-    """What nvcc's -gencode takes for each image of a fat binary: "arch=compute_80,code=sm_80".
+    """Return nvcc's -gencode values for the images of a fat binary: "arch=compute_80,code=sm_80".
 
     Args:
-        architecture: that the PTX was generated for, "90a"; None for the one that torch compiles
-            for.
+        architecture: architecture that the PTX was generated for, "90a"; None for the one that
+            torch compiles for.
     """
     from torch._inductor.codegen.cuda import compile_utils
 
@@ -36,7 +37,7 @@ def gencode_options(architecture: str | None = None) -> list[str]:
 
 
 def architectures(options: Sequence[str]) -> tuple[str, ...]:
-    """The images that `gencode_options` asks for: ("sm_80", "compute_80")."""
+    """Return the images that `gencode_options` requests: ("sm_80", "compute_80")."""
     images = (re.findall(r"(?:sm|compute)_\w+", option.partition("code=")[2]) for option in options)
     return tuple(image for found in images for image in found)
 
@@ -45,11 +46,11 @@ def build(kernel: Mapping[str, Any], output: str) -> None:
     """Build the fat binary of a kernel.
 
     Args:
-        kernel: what Inductor has noted of it (`CudaKernelParamCache`).
+        kernel: the parameters that Inductor recorded for it (`CudaKernelParamCache`).
         output: path of the fat binary.
 
     Raises:
-        torch._inductor.exc.CUDACompileError: with what the compiler said.
+        torch._inductor.exc.CUDACompileError: the build failed; contains the compiler's output.
     """
     from torch._inductor.exc import CUDACompileError
 
@@ -63,7 +64,7 @@ def _command(kernel: Mapping[str, Any], output: str) -> list[str]:
     from torch._inductor.codegen.cuda import compile_utils
 
     ptx, architecture = kernel["asm"], kernel.get("cuda_arch") or _target()
-    # torch 2.11 keeps the machine code under no other name than that of the fat binary.
+    # torch 2.11 keeps the machine code only under the path of the fat binary.
     machine_code = kernel.get("runtime_bin_path")
     options = gencode_options(architecture)
     nvcc = str(compile_utils._cuda_compiler())
@@ -76,7 +77,7 @@ def _command(kernel: Mapping[str, Any], output: str) -> list[str]:
         and os.path.exists(machine_code)
         and set(images) == {f"sm_{architecture}", f"compute_{architecture}"}
     ):
-        # Triton brings a ptxas of its own; that of the toolkit may not know its version of PTX.
+        # Triton ships its own ptxas; the CUDA toolkit's may not support its PTX version.
         return [
             fatbinary,
             f"--create={output}",
@@ -89,13 +90,13 @@ def _command(kernel: Mapping[str, Any], output: str) -> list[str]:
 
 
 def _fatbinary(nvcc: str) -> str | None:
-    """The toolkit's program that binds images into a fat binary."""
+    """Return the toolkit's `fatbinary` program, which combines images into a fat binary."""
     beside = os.path.join(os.path.dirname(nvcc), "fatbinary")
     return beside if os.path.dirname(nvcc) and os.path.exists(beside) else shutil.which("fatbinary")
 
 
 def _target() -> str:
-    """The architecture that torch compiles kernels for: "80", "90a"."""
+    """Return the architecture that torch compiles kernels for: "80", "90a"."""
     from torch._inductor.codegen.cuda import compile_utils
 
     target = getattr(compile_utils, "_aoti_cuda_target_arch", None)

@@ -1,1 +1,1 @@
-"""The artifact cache: what a package's content depends on, and the packages by that key."""
+"""The artifact cache: computes cache keys of packages and stores packages by key."""

@@ -1,10 +1,10 @@
-"""Compiling AOT packages through the cache of artifacts: what was compiled before is copied.
+"""Compilation of AOT packages through the artifact cache. On a hit, the package is copied.
 
-A package is found by `artifact_key`, in the `artifact_store.Store` that the settings
-`artifact_cache_dir` and `artifact_cache_size` describe; `artifact_cache=False` or torch's switch
-for all caches leaves it alone. Several processes that want the same package compile it once. What
-cannot be told apart from other programs is compiled each time, and nothing that goes wrong with the
-cache makes a compile fail. An `events.ArtifactCacheRecord` says what happened and why.
+`key` computes the cache key; an `artifact_store.Store` holds the packages. The settings
+`artifact_cache`, `artifact_cache_dir` and `artifact_cache_size` govern the cache; torch's
+`force_disable_caches` disables it, too. Concurrent processes compile the same package only once. A
+program without a key is compiled each time. A failure of the cache never fails a compile. An
+`events.ArtifactCacheRecord` reports the outcome and the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FILE = "model.pt2"
 
 
 def store(settings: Settings) -> artifact_store.Store:
-    """The store that holds packages; nothing is made or touched by asking for it."""
+    """Return the store of packages. Does not create or access any file."""
     return artifact_store.Store(
         artifact_store.artifact_folder(settings.artifact_cache_dir),
         parse_bytes(settings.artifact_cache_size),
@@ -48,14 +48,14 @@ def compiled(
     settings: Settings,
     compile_: Callable[[Target], str | IO[bytes]],
 ) -> str | IO[bytes]:
-    """Compile programs into a package, or copy the package that was compiled of them before.
+    """Compile programs into a package, or copy the package from the cache.
 
     Args:
-        programs: by their names in the package.
+        programs: exported programs by model name in the package.
         target: a path, a writable buffer, or None for a path in Inductor's cache folder.
-        patches: Inductor's options for the compile.
-        settings: ours.
-        compile_: compiles into a target and returns it, None replaced by a path.
+        patches: options of Inductor for the compile.
+        settings: settings of the extension for the compile.
+        compile_: compiles into a target and returns the target, or the path chosen for None.
 
     Returns:
         The path or the buffer.
@@ -81,7 +81,7 @@ def compiled(
         emit("hit", key)
         return _result(path)
     with kept.lock(key):
-        # Another process may have compiled it in the meantime.
+        # Another process may have compiled it while this one waited for the lock.
         if _take(kept, key, path):
             emit("hit", key)
             return _result(path)
@@ -90,7 +90,7 @@ def compiled(
 
 
 def _switched_off(patches: Mapping[str, Any], settings: Settings) -> str | None:
-    """Why the cache is not asked, if it is not."""
+    """Return why the cache is disabled for this compile, or None."""
     import torch.compiler.config
     from torch._inductor import config as inductor_config
 
@@ -98,7 +98,7 @@ def _switched_off(patches: Mapping[str, Any], settings: Settings) -> str | None:
         return "artifact_cache is False"
     if torch.compiler.config.force_disable_caches:
         return "torch's caches are disabled"
-    # What is left beside the package a copy would lack.
+    # These options write files next to the package, which a copy from the cache would lack.
     if settings.aot_weights_file is not None:
         return "the weights stay outside the package"
     if settings.aot_debug_info:
@@ -115,15 +115,15 @@ def _key(
     patches: Mapping[str, Any],
     settings: Settings,
 ) -> tuple[str | None, str | None]:
-    """(key, why there is none) of a whole package."""
-    # Its file's name is also that of the folder in it.
+    """Return (key, None) of a package, or (None, reason) if it has no key."""
+    # The name of the file is also the name of the root folder in it.
     name = os.path.basename(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else None
     found = []
     for model, program in programs.items():
         try:
             key = artifact_key.key(program, settings, patches, (model, name))
         except Exception as error:
-            # Of a torch that nobody has tried, for one, whose compile may work nevertheless.
+            # For example with an untested version of torch, whose compile may still work.
             return None, f"the key cannot be made: {type(error).__name__}: {error}"
         if key.digest is None:
             return None, key.why
@@ -132,7 +132,7 @@ def _key(
 
 
 def _own_path(key: str) -> str | None:
-    """A path for a package whose caller gave none; None where it cannot be made."""
+    """Return a path for a package without a target; None if its folder cannot be created."""
     folder = artifact_store.artifact_folder().parent / "packages" / key[:32]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def _make(
         assert isinstance(made, str)
         kept.put(key, {_FILE: made})
         return made
-    # A buffer cannot always be read.
+    # Compile to a temporary file, because the target buffer may not be readable.
     with tempfile.NamedTemporaryFile(suffix=".pt2") as file:
         compile_(file)
         file.flush()

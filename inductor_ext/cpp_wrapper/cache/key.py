@@ -1,15 +1,18 @@
-"""The key under which a compiled artifact is kept: a digest of all that its content depends on.
+"""The cache key of a compiled model: a digest of everything that its content depends on.
 
-That is the exported program with the content of its weights, the settings, Inductor's options,
-torch, the compilers, the machine, and what is set in the process. Two processes that export the
-same model get the same key; no address, object id, hash seed or order of a dictionary enters.
+It covers the exported program including the content of its weights, the settings, Inductor's
+options, torch, the compilers, the machine, and the state of the process. Two processes that export
+the same model get the same key. The key does not depend on addresses, object ids, hash seeds or the
+order of dictionaries.
 
-Soundness comes first. Every value is written out by its type, and what has no rule here, or cannot
-be told apart by what is visible of it (a pass without a uuid, a script object, a lowering from
-elsewhere), means that there is no key, with the reason: such a program is compiled each time.
+The key fails closed. Every value is serialized by a rule for its type. A value without a rule, or
+one that cannot be identified (a pass without a uuid, a script object, a lowering from outside torch
+and the extension), means that there is no key, and the reason is returned; such a program is
+compiled each time.
 
-Left out on purpose: stack traces, which end in comments, and the example inputs' values, of which
-a compile sees shapes only. Inductor is not imported beyond what torch.export imports.
+Deliberately excluded: stack traces, which only affect comments in the generated code, and the
+values of example tensors, because a compile sees only their shapes. Imports no parts of Inductor
+that torch.export does not import.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ __all__ = ["Key", "ingredients", "key"]
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 _TRUSTED = ("torch", "operator", "_operator", "math", "builtins", "sympy")
-"""Packages whose functions and classes are told apart by name: their version is in the key."""
+"""Top-level modules whose functions and classes are identified by name; the key contains their
+versions."""
 
 _NAMESPACES = frozenset(
     {
@@ -65,7 +69,7 @@ _NAMESPACES = frozenset(
         "symm_mem",
     }
 )
-"""Of torch's own operators."""
+"""Namespaces of torch's own operators."""
 
 _IRRELEVANT_OPTIONS = frozenset(
     {
@@ -78,7 +82,7 @@ _IRRELEVANT_OPTIONS = frozenset(
         "worker_start_method",
     }
 )
-"""Options that decide how fast code is made, not which."""
+"""Inductor options that affect the speed of compilation but not the generated code."""
 
 _RELEVANT_TRACE_OPTIONS = frozenset({"trace.provenance_tracking_level"})
 
@@ -116,7 +120,7 @@ _IRRELEVANT_VARIABLES = frozenset(
         "TORCH_TRACE",
         "TORCH_WARM_POOL",
         "TRITON_CACHE_DIR",
-        # Inductor sets it for the processes it starts.
+        # Inductor sets it for its subprocesses.
         "TRITON_LIBDEVICE_PATH",
     }
 )
@@ -124,16 +128,16 @@ _IRRELEVANT_VARIABLES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key, or why there is none."""
+    """A cache key, or the reason why there is none."""
 
     digest: str | None
-    """64 hexadecimal digits."""
+    """64 hexadecimal digits; None if there is no key."""
     why: str | None = None
-    """A clause without a full stop; None if there is a key."""
+    """Reason as a clause without a full stop; None if there is a key."""
 
 
 class _UnkeyableError(Exception):
-    """Something that the artifact depends on cannot be told apart; its text says what."""
+    """A dependency of the compiled model that cannot be identified; the text says which."""
 
 
 def key(
@@ -142,16 +146,17 @@ def key(
     patches: Mapping[str, Any],
     extra: Iterable[Any] = (),
 ) -> Key:
-    """The key of what compiling a program gives here and now.
+    """Compute the cache key of compiling a program in the current process.
 
     Args:
-        program: what is compiled.
-        ours: our settings for the compile.
-        patches: Inductor's options for it, over those that hold now.
-        extra: whatever else the result depends on; plain values.
+        program: the exported program.
+        ours: settings of the extension for the compile.
+        patches: options of Inductor for the compile, applied on top of the current config.
+        extra: plain values that the result also depends on. Default: none.
 
     Returns:
-        The key; equal only if the artifacts are interchangeable.
+        The key, or the reason why there is none. Keys are equal only if the compiled models are
+        interchangeable.
     """
     try:
         found = ingredients(program, ours, patches, extra)
@@ -166,9 +171,12 @@ def ingredients(
     patches: Mapping[str, Any],
     extra: Iterable[Any] = (),
 ) -> dict[str, Any]:
-    """What `key` is the digest of, by kind, as nested tuples of plain values.
+    """Return the input of the digest in `key`, by category, as nested tuples of plain values.
 
-    To see why two keys differ, compare them. Raises an internal error where there is no key.
+    To find out why two keys differ, compare their ingredients. Arguments: see `key`.
+
+    Raises:
+        _UnkeyableError: there is no key. An internal class; `key` converts it to a reason.
     """
     writer = _Writer()
     return {
@@ -195,7 +203,7 @@ def ingredients(
 
 
 class _Writer:
-    """Writes values as nested tuples of plain ones, whose `repr` is the same in every process."""
+    """Serializer of values to nested tuples of plain values with a process-independent `repr`."""
 
     def __init__(self) -> None:
         self.shape_envs: list[Any] = []
@@ -204,10 +212,10 @@ class _Writer:
         self._graphs: dict[int, int] = {}
 
     def write(self, value: Any) -> Any:
-        """Write any value.
+        """Serialize a value.
 
         Raises:
-            _UnkeyableError: there is no rule for it.
+            _UnkeyableError: there is no rule for its type.
         """
         import sympy  # type: ignore[import-untyped]
         import torch
@@ -250,7 +258,7 @@ class _Writer:
         if isinstance(value, range):
             return ("range", value.start, value.stop, value.step)
         if isinstance(value, Mapping):
-            # Sorted first, so that what is counted while writing does not depend on the order.
+            # Sort first: storages and graphs are numbered in the order of serialization.
             items = sorted(value.items(), key=lambda item: repr(self.write(item[0])))
             return ("dict", *((self.write(name), self.write(item)) for name, item in items))
         if isinstance(value, (set, frozenset)):
@@ -258,7 +266,7 @@ class _Writer:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return ("namedtuple", _trusted(type(value)), *map(self.write, value))
         if isinstance(value, (list, tuple)):
-            # torch.fx has lists of its own that stand for ordinary ones.
+            # isinstance, because torch.fx uses its own list subclasses.
             return ("list" if isinstance(value, list) else "tuple", *map(self.write, value))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [
@@ -279,7 +287,7 @@ class _Writer:
         namespace = operator.namespace
         if namespace in _NAMESPACES:
             return ("operator", operator.name())
-        # One that is made of others is compiled as those, and what it is made of nobody can see.
+        # A composite operator is compiled as the operators it calls, which are unknown here.
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         if operator.has_kernel_for_dispatch_key(composite):
             raise _UnkeyableError(
@@ -291,7 +299,7 @@ class _Writer:
     # --- tensors ---
 
     def tensor(self, value: Any) -> Any:
-        """A tensor: a fake one by what is known of it, a real one with its content."""
+        """Serialize a tensor: a fake tensor by its metadata, a real tensor with its content."""
         import torch
         from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -300,7 +308,7 @@ class _Writer:
             names, context = value.__tensor_flatten__()
             inner = [(name, self.write(getattr(value, name))) for name in names]
             outer = [self.write(item) for item in (value.size(), value.stride())]
-            # Its class's code is part of what is compiled.
+            # The code of the class is compiled, too, so the class must be trusted.
             return ("subclass", _trusted(type(value)), self.write(context), outer, inner)
         self.devices.add((value.device.type, value.device.index))
         if value.layout is not torch.strided or value.is_quantized:
@@ -324,7 +332,7 @@ class _Writer:
         return ("tensor", *known, *self._storage(value.untyped_storage()))
 
     def _storage(self, storage: Any) -> tuple[int, str]:
-        """(number, digest) of a storage; tensors that share one have the same number."""
+        """Return (number, digest) of a storage. Tensors that share a storage share its number."""
         import torch
 
         identity = storage._cdata
@@ -341,10 +349,10 @@ class _Writer:
     # --- graphs ---
 
     def graph(self, module: Any) -> Any:
-        """A graph module: its nodes, with the subgraphs and tensors that they name.
+        """Serialize a graph module: its nodes, and the subgraphs and tensors that they reference.
 
         Raises:
-            _UnkeyableError: it calls or reads something else.
+            _UnkeyableError: a node calls or reads something that cannot be identified.
         """
         import torch
 
@@ -373,7 +381,7 @@ class _Writer:
         kernel = node.kwargs.get("kernel_idx") if node.op == "call_function" else None
         if kernel is None:
             return self.write((node.args, node.kwargs))
-        # A kernel of the user's, by numbers in a table of this process.
+        # A user-defined Triton kernel, referenced by indices into a process-local table.
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
         kwargs = dict(node.kwargs)
@@ -387,7 +395,7 @@ class _Writer:
             for name in ("val", "custom", "eager_input_vals")
             if name in node.meta
         }
-        # What is written of the modules is their paths and types, for reports.
+        # Module paths and types enter the compiled output through reports.
         stack = node.meta.get("nn_module_stack") or {}
         modules = [
             (path, kind if isinstance(kind, str) else _name(kind)) for path, kind in stack.values()
@@ -406,10 +414,10 @@ def _is_trusted(thing: Any) -> bool:
 
 
 def _trusted(thing: Any) -> str:
-    """The name of a class or function of torch or of Python.
+    """Return the name of a class or function from a module in `_TRUSTED`.
 
     Raises:
-        _UnkeyableError: it comes from elsewhere, and its code may change under the same name.
+        _UnkeyableError: it comes from another module, so its code may change under the same name.
     """
     module = getattr(thing, "__module__", None)
     if module is None and isinstance(getattr(thing, "__self__", None), type(sys)):
@@ -434,7 +442,7 @@ def _tree_spec(spec: Any) -> str:
 
 
 def _triton_kernel(writer: _Writer, kernel: Any) -> Any:
-    """A user's Triton kernel: Triton's own key of its source and of all that it calls."""
+    """Serialize a user-defined Triton kernel by Triton's cache key, which covers its callees."""
     configs: list[Any] = []
     if hasattr(kernel, "configs"):
         hooks = [getattr(kernel, name, None) for name in ("early_config_prune", "perf_model")]
@@ -461,7 +469,7 @@ def _of_package(thing: Any, package: str) -> bool:
 
 
 def _program(writer: _Writer, program: Any) -> Any:
-    # torch.export's guards are compiled into the artifact's checks of its inputs.
+    # torch.export's guards are compiled into the input checks.
     guards = getattr(program, "_guards_code", None)
     ranges = {
         str(symbol): (str(values.lower), str(values.upper))
@@ -469,7 +477,7 @@ def _program(writer: _Writer, program: Any) -> Any:
     }
     signature = program.module_call_graph[0].signature
     names = getattr(signature, "forward_arg_names", None) if signature is not None else None
-    # The values matter of those inputs alone that are no tensors.
+    # Values matter only for example inputs that are not tensors.
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils import _pytree
 
@@ -509,12 +517,12 @@ def _example(writer: _Writer, value: Any) -> Any:
 
 
 def _weights(writer: _Writer, program: Any) -> Any:
-    """Parameters, buffers and constants: their content, and which of them share memory."""
+    """Serialize parameters, buffers and constants: their content and which of them share memory."""
     return writer.write((dict(program.state_dict), dict(program.constants)))
 
 
 def _symbols(env: Any) -> Any:
-    """What is known of the symbols in the program's shapes."""
+    """Serialize the shape environment: ranges, size hints, guards and asserts of the symbols."""
 
     def table(name: str) -> list[tuple[str, str]]:
         items = (getattr(env, name, None) or {}).items()
@@ -527,7 +535,7 @@ def _symbols(env: Any) -> Any:
     return (
         table("var_to_range"),
         table("replacements"),
-        # The hints, by which kernels' shapes are chosen.
+        # The size hints, which determine the tuning of kernels.
         sorted((str(symbol), str(value)) for symbol, value in _compat.symbol_hints(env).items()),
         [table(name) for name in ("unbacked_var_to_val", "var_to_hint_override")],
         [str(guard.expr) for guard in env.guards],
@@ -558,13 +566,13 @@ def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
             if index == 0 and (hidden or name in _IRRELEVANT_OPTIONS):
                 continue
             if name.endswith("cutlass_dir") and value == entries[name].default:
-                # Of xpu, a folder relative to the working directory.
+                # For XPU, the default is a folder relative to the working directory.
                 continue
             if name == "aot_inductor.metadata" and value:
-                # Stock adds its own to what the user gave, and leaves it there for the next.
+                # Inductor adds its own entries to the user's and leaves them for later compiles.
                 value = {k: v for k, v in value.items() if not k.startswith("AOTI_")}
             found.append((index, name, _option(writer, name, value, entries[name].default)))
-    # The others of torch.compiler.config are about caches, or about torch.compile alone.
+    # The other options of torch.compiler.config concern caches or torch.compile only.
     for name in ("cache_key_tag", "compile_on_one_rank"):
         found.append((len(modules), name, getattr(torch.compiler.config, name, None)))
     return found
@@ -589,10 +597,10 @@ def _option(writer: _Writer, name: str, value: Any, default: Any) -> Any:
 
 
 def _foreign_code() -> Any:
-    """Keys of code from elsewhere that Inductor calls; what is not loaded cannot hold any.
+    """Return keys of third-party code registered with Inductor. Skips modules not yet imported.
 
     Raises:
-        _UnkeyableError: there is some without a uuid.
+        _UnkeyableError: there is third-party code without a uuid.
     """
     lowering = sys.modules.get("torch._inductor.lowering")
     for operator, function in dict(getattr(lowering, "lowerings", {})).items():
@@ -624,7 +632,7 @@ def _is_known(function: Any) -> bool:
 
 
 def _decomposition(target: Any) -> str | None:
-    """The name of what an operator is decomposed into by, where that is in the general table."""
+    """Return the name of an operator's decomposition in torch's `decomposition_table`, or None."""
     from torch._decomp import decomposition_table
 
     function = decomposition_table.get(target)
@@ -636,7 +644,7 @@ def _decomposition(target: Any) -> str | None:
 
 
 def _process_state(writer: _Writer) -> Any:
-    """What is set in this process and thread, and changes what tracing or lowering does."""
+    """Return the state of this process and thread that affects tracing or lowering."""
     import torch
     from torch.utils import _python_dispatch
 
@@ -704,9 +712,10 @@ def _software() -> Any:
 
 @functools.cache
 def _torch_files() -> str:
-    """Digest over names, sizes and times of the files of torch that make or enter generated code.
+    """Return a digest over names, sizes and mtimes of torch's files that generate or enter code.
 
-    The version would do, but for a torch that is being worked on. Reading them takes 0.8 s.
+    The version would suffice except for a torch under development. mtimes are used because reading
+    the files takes 0.8 s.
     """
     import torch
 
@@ -724,7 +733,7 @@ def _torch_files() -> str:
 
 
 def _identity(path: str | None) -> tuple[int, ...]:
-    """Size and time of a file, by which a change of it shows; nothing where there is none."""
+    """Return (size, mtime in ns) of a file, to detect changes; empty if there is no such file."""
     if path is None:
         return ()
     try:
@@ -750,7 +759,7 @@ def _hardware(devices: Iterable[tuple[str, int | None]]) -> Any:
 
 @functools.cache
 def _cpu() -> tuple[str, ...]:
-    """The model and the features of the CPU, as the kernel tells them."""
+    """Return the model and the features of the CPU from /proc/cpuinfo."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:

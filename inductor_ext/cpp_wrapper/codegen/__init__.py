@@ -1,1 +1,1 @@
-"""The C++ of a package: Inductor's wrapper code generation, extended."""
+"""C++ code generation for compiled models, on top of Inductor's C++ wrapper codegen."""

@@ -1,10 +1,10 @@
-"""The statements of a generated C++ program, and what each of them declares.
+"""Parse a generated C++ function body into statements, and classify what each of them declares.
 
-`read_statements` takes a function's body apart into the statements that are in no other, and tells
-of each what kind of thing it declares, if anything (`Kind`). It knows what torch's generator of C++
-writes; of all else it says that it does not know (`Kind.OTHER`), or that the text cannot be read
-for certain (`NotUnderstoodError`, which is for the caller to handle: no user sees it). Pure: it
-needs the standard library alone.
+`read_statements` splits a function body into its top-level statements and determines what each
+declares, if anything (`Kind`). It recognizes what torch's C++ wrapper codegen writes. Other
+statements are classified as unknown (`Kind.OTHER`); text that cannot be parsed reliably raises
+`NotUnderstoodError`, which the caller handles: no user sees it. Pure: imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 
 class NotUnderstoodError(Exception):
-    """The text is not one that can be read for certain."""
+    """The text cannot be parsed reliably."""
 
 
 class Token(NamedTuple):
-    """A word, a number, a sign or a quoted text, and where it stands in the program."""
+    """An identifier, a number, an operator or a quoted literal, with its position in the text."""
 
     text: str
     start: int
@@ -61,10 +61,10 @@ OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
 def tokenize(text: str, start: int, end: int) -> list[Token]:
-    """The tokens from `start` until before `end`, without spaces and comments.
+    """Tokenize `text[start:end]`, dropping whitespace and comments.
 
     Raises:
-        NotUnderstoodError: a quote has no end.
+        NotUnderstoodError: a quote is not terminated.
     """
     found: list[Token] = []
     position = start
@@ -75,13 +75,13 @@ def tokenize(text: str, start: int, end: int) -> list[Token]:
         if match[1]:
             found.append(Token(match[1], match.start(1), position))
     if position != end:
-        # A quote without its end.
+        # An unterminated quote.
         raise NotUnderstoodError
     return found
 
 
 def _pairs(tokens: Sequence[Token]) -> dict[int, int]:
-    """Index of each opening bracket -> index of the one that closes it."""
+    """Map the index of each opening bracket to the index of the matching closing one."""
     pairs: dict[int, int] = {}
     open_: list[int] = []
     for index, token in enumerate(tokens):
@@ -97,13 +97,13 @@ def _pairs(tokens: Sequence[Token]) -> dict[int, int]:
 
 
 class _Reader:
-    """Finds where statements end."""
+    """Finder of statement boundaries."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.pairs = tokens, _pairs(tokens)
 
     def statement(self, index: int) -> int:
-        """The index behind the statement that begins at `index`."""
+        """Return the index past the statement that begins at `index`."""
         match self.text(index):
             case "{":
                 return self.pairs[index] + 1
@@ -119,13 +119,13 @@ class _Reader:
         return index + 1
 
     def condition(self, index: int) -> int:
-        """The index behind the parenthesis that opens at `index`."""
+        """Return the index past the parenthesized condition that opens at `index`."""
         if self.text(index) != "(":
             raise NotUnderstoodError
         return self.pairs[index] + 1
 
     def text(self, index: int, default: str | None = None) -> str:
-        """The token at `index`."""
+        """Return the token at `index`."""
         if index < len(self.tokens):
             return self.tokens[index].text
         if default is None:
@@ -134,47 +134,47 @@ class _Reader:
 
 
 class Kind(enum.Enum):
-    """What a statement declares, if anything, and what may be done with that."""
+    """What a statement declares, if anything, and how the declared object may be handled."""
 
     PLAIN = enum.auto()
-    """It declares nothing."""
+    """No declaration."""
     TENSOR = enum.auto()
-    """It declares a tensor's owner."""
+    """An owning tensor handle."""
     VALUE = enum.auto()
-    """It declares a number or a handle, or an array of them, which may be copied."""
+    """A number or a handle, or an array of them, which may be copied."""
     LOCAL = enum.auto()
-    """It declares something that is not destroyed, but has to stay where it is."""
+    """An object without a destructor that cannot be moved out of its function."""
     REPEATED = enum.auto()
-    """It declares what may be declared again wherever it is needed."""
+    """A declaration that may be repeated wherever it is needed."""
     OTHER = enum.auto()
-    """It may declare anything, and has to stay in the function it is in."""
+    """Unknown: it may declare anything, and must stay in its function."""
 
 
 @dataclasses.dataclass
 class Statement:
-    """A statement of `run_impl` that is in no other."""
+    """A top-level statement of `run_impl`."""
 
     start: int
-    """Where its text begins, with the comments before it."""
+    """Where its text begins, including preceding comments."""
     first: int
-    """Where its own text begins."""
+    """Where the statement itself begins."""
     end: int
     kind: Kind
     words: frozenset[str]
     """Its identifiers."""
     weight: int
-    """How many statements it consists of."""
+    """Number of statements that it consists of."""
     name: str = ""
     type: str = ""
-    """Of a VALUE, without const."""
+    """C++ type of a VALUE, without const."""
     count: int | None = None
-    """Of the elements, if it is an array."""
+    """Number of elements, if it declares an array."""
     value: str | None = None
-    """What a TENSOR or a VALUE is initialised with, if anything."""
+    """Initializer of a TENSOR or a VALUE, if any."""
     constant: bool = False
-    """Declared const."""
+    """Whether it is declared const."""
     stays: bool = False
-    """It is left in `run_impl`."""
+    """Whether it stays in `run_impl`."""
 
 
 _NUMBER = (
@@ -221,16 +221,16 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 class _Classifier:
-    """Tells of statement after statement what kind it is of, knowing what was declared before."""
+    """Classifier of successive statements, which uses the declarations seen so far."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.declared: dict[str, Statement] = {}
         self.stolen: set[str] = set()
-        """Vectors of tensors' owners."""
+        """Vectors of owning tensor handles."""
 
     def __call__(self, tokens: Sequence[Token], start: int) -> Statement:
-        """The statement of these tokens, of which the text begins at `start`."""
+        """Return the statement of these tokens, whose text begins at `start`."""
         line = " ".join(token.text for token in tokens)
         statement = Statement(
             start=start,
@@ -267,7 +267,7 @@ class _Classifier:
                 self.stolen.add(statement.name)
 
     def _owner(self, statement: Statement, tokens: Sequence[Token], line: str) -> bool:
-        """Whether it declares a tensor's owner."""
+        """Whether it declares an owning tensor handle; fills in the statement if so."""
         value: str | None
         if match := _OWNER.match(line):
             value = None
@@ -300,7 +300,7 @@ class _Classifier:
         return True
 
     def _value(self, statement: Statement, tokens: Sequence[Token], line: str) -> bool:
-        """Whether it declares something that may be copied."""
+        """Whether it declares a copyable value; fills in the statement if so."""
         if _several(tokens):
             return False
         if match := _ARRAY.match(line):
@@ -337,7 +337,7 @@ class _Classifier:
 
 
 def _repeated_name(line: str) -> str | None:
-    """What a statement declares that may be repeated, if it is one."""
+    """Return the name that a repeatable declaration declares; None for any other statement."""
     matches = (pattern.fullmatch(line) for pattern in _REPEATED)
     return next((match[1] for match in matches if match), None)
 
@@ -348,13 +348,13 @@ def _declares_nothing(line: str) -> bool:
     if match is None:
         match = _ASSIGNMENT.match(line)
         return match is not None and not _KEYWORD.fullmatch(match[1])
-    # Other macros may expand to declarations.
+    # Unknown macros may expand to declarations.
     known = match[1] in _CHECKS or not match[1].isupper()
     return known and not _KEYWORD.fullmatch(match[1])
 
 
 def _is_call(tokens: Sequence[Token], index: int) -> bool:
-    """Whether the tokens from `index` to the last are a name, arguments and a semicolon."""
+    """Whether the tokens from `index` on are exactly a name, its arguments and a semicolon."""
     if tokens[index + 1].text != "(":
         return False
     depth = 0
@@ -366,7 +366,7 @@ def _is_call(tokens: Sequence[Token], index: int) -> bool:
 
 
 def _several(tokens: Sequence[Token]) -> bool:
-    """Whether there are commas outside all brackets, as between several declarations."""
+    """Whether there are commas outside all brackets, as between several declarators."""
     depth = 0
     for token in tokens:
         depth += (token.text in OPENING) - (token.text in OPENING.values())
@@ -376,7 +376,7 @@ def _several(tokens: Sequence[Token]) -> bool:
 
 
 def _elements(tokens: Sequence[Token]) -> int:
-    """How many elements an initialiser has."""
+    """Return the number of elements of an initializer list."""
     if not tokens:
         return 0
     depth, commas = 0, 0
@@ -387,7 +387,7 @@ def _elements(tokens: Sequence[Token]) -> int:
 
 
 def likely_name(tokens: Sequence[Token]) -> str:
-    """What a declaration of an unknown kind declares: the name before the first of its value."""
+    """Return the name that a declaration of unknown kind declares: the one before its value."""
     for before, token in itertools.pairwise(tokens):
         if token.text in ("=", "(", "{", "[", ";") and WORD.match(before.text):
             if _KEYWORD.fullmatch(before.text):
@@ -397,10 +397,10 @@ def likely_name(tokens: Sequence[Token]) -> str:
 
 
 def read_statements(text: str, start: int, end: int) -> list[Statement]:
-    """The statements of a body: the text from `start` until before `end`.
+    """Return the statements of a function body, `text[start:end]`.
 
     Raises:
-        NotUnderstoodError: see the module's docstring.
+        NotUnderstoodError: see the module docstring.
     """
     tokens = tokenize(text, start, end)
     _check_types(tokens)
@@ -415,7 +415,7 @@ def read_statements(text: str, start: int, end: int) -> list[Statement]:
 
 
 def _check_types(tokens: Sequence[Token]) -> None:
-    """Refuse directives, and code that can tell a reference from what it refers to."""
+    """Reject directives, and code that can distinguish a reference from its referent."""
     for index, token in enumerate(tokens):
         if token.text == "#":
             raise NotUnderstoodError

@@ -1,9 +1,9 @@
-"""Operators that an artifact calls by name, as torch's proxy executor reads them.
+"""Serialized extern kernel nodes: the operators that a model calls through torch's proxy executor.
 
-Code generation writes their arguments in export's schema, which numbers dtypes, layouts and memory
-formats in a way of its own. The executor of torch 2.11 takes these numbers for those of c10, so
-that float64 arrives as complex32: `for_executor` writes c10's numbers where it does. Later
-executors convert them, which the header that they do it with tells.
+Code generation serializes their arguments in torch.export's schema, which has its own numbering of
+dtypes, layouts and memory formats. The proxy executor of torch 2.11 reads these numbers as c10's,
+so that float64 arrives as complex32; for that executor `for_executor` writes c10's numbers. Later
+executors convert the numbers themselves, which is detected by the header that they use for it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ __all__ = ["for_executor", "has_enumerations", "renumbered", "takes_export_numbe
 
 _CONVERTER = "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
 
-# By export's number, which begins with "unknown": sparse COO, CSR, CSC, BSR, BSC, mkldnn, strided.
+# Indexed by torch.export's number, which starts at "unknown": sparse COO, CSR, CSC, BSR, BSC,
+# mkldnn, strided.
 _LAYOUTS = (0, 1, 2, 4, 5, 6, 3, 0)
-# In the same way: contiguous, channels last, channels last 3d, preserve.
+# Likewise: unknown, contiguous, channels last, channels last 3d, preserve.
 _MEMORY_FORMATS = (0, 0, 2, 3, 1)
 
 
 def takes_export_numbers() -> bool:
-    """Whether this torch's executor converts export's numbers of enumerations to c10's."""
+    """Whether this torch's proxy executor converts torch.export's enum values to c10's."""
     import torch
 
     return (pathlib.Path(torch.__file__).parent / _CONVERTER).exists()
 
 
 def for_executor(text: str) -> str:
-    """The JSON of the extern kernel nodes as this torch's executor understands it."""
+    """Return the extern kernel nodes' JSON in the form that this torch's proxy executor reads."""
     return text if takes_export_numbers() else json.dumps(renumbered(json.loads(text)))
 
 
 def has_enumerations(text: str) -> bool:
-    """Whether the JSON of extern kernel nodes has numbers that executors read differently."""
+    """Whether the JSON contains enum values whose meaning depends on the torch version."""
     return any(f'"{key}"' in text for key in ("as_scalar_type", "as_layout", "as_memory_format"))
 
 
 def renumbered(value: Any) -> Any:
-    """Parsed JSON with export's numbers of enumerations replaced by c10's."""
+    """Return parsed JSON with torch.export's enum values replaced by c10's."""
     if isinstance(value, list):
         return [renumbered(item) for item in value]
     if not isinstance(value, dict):

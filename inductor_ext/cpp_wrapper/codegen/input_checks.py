@@ -1,16 +1,16 @@
-"""The C++ tables by which an artifact checks its inputs, made from its signature.
+"""Generate the C++ tables with which a model checks its inputs, from its signature.
 
-The text goes into the model's own unit, after `runtime/checks.h`. It is constant data and one
-function, `inductor_ext::check_inputs`, so that it costs the compiler milliseconds; what reads the
-tables and words the errors is runtime/checks.cpp, compiled once for all models.
+The text goes into the model's own translation unit, after `runtime/checks.h`. It is constant data
+and one function, `inductor_ext::check_inputs`, so that it costs the compiler milliseconds; the code
+that reads the tables and formats the errors is runtime/checks.cpp, compiled once for all models.
 
-Symbols get their values as the compiled code gives them: numbers first, then the sizes and the
-strides of one tensor after the other; a size or stride that is an expression with one symbol yet
-unknown is solved for it. Everything else is compared with its value, and strides only where there
-is more than one element along them. What comes into a call's way is so known before the compiled
-code relies on it.
+Symbols get their values as in the generated code: scalars first, then the sizes and strides of one
+tensor after the other; a size or stride that is an expression with one unknown symbol is solved for
+it. Everything else is compared with its expected value, strides only along dimensions with more
+than one element. A bad call is therefore detected before the generated code relies on its inputs.
 
-Pure. A signature that leaves a symbol open is refused (`exc.UncheckableInputError`).
+Pure. A signature that leaves a symbol undetermined raises `exc.UncheckableInputError`. The setting
+`aot_check_inputs` leaves the checks out.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ DTYPES = (
     *("int1", "int2", "int3", "int4", "int5", "int6", "int7"),
     *("float8_e8m0fnu", "float4_e2m1fn_x2"),
 )
-"""By their number, which is part of the C interface."""
+"""Indexed by c10::ScalarType, whose values are part of the C interface."""
 
 DEVICE_TYPES = {"cpu": 0, "cuda": 1, "xpu": 12, "mps": 13, "meta": 14, "privateuse1": 20}
-"""By the name that torch.device gives them."""
+"""The c10::DeviceType of each torch.device type."""
 
 _NUMBERS = {
     "int": ("integer", "int64"),
     "float": ("floating", "float64"),
     "bool": ("boolean", "bool"),
 }
-"""For a number's type: its name in checks.h, and the dtype of the tensor that holds it."""
+"""For each scalar type: its name in checks.h, and the dtype of the tensor that holds it."""
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def render(signature: Signature) -> str:
-    """The tables and `static void check_inputs(AtenTensorHandle const* inputs, ...)`.
+    """Return the tables and `static void check_inputs(AtenTensorHandle const* inputs, ...)`.
 
-    Its other parameters are the number of inputs, to be checked where the caller has one, and the
+    Its other parameters are the number of inputs, to be checked if the caller has one, and the
     index of the device that the model runs on.
 
     Raises:
         exc.UncheckableInputError: a symbol has no value after all inputs have been read, or an
-            input has a dtype or a device that is not known.
-        exc.BadExpressionError: an expression cannot be read.
+            input has an unknown dtype or device.
+        exc.BadExpressionError: an expression cannot be parsed.
     """
     return _Tables(signature).text()
 
 
 @dataclass(frozen=True)
 class _Symbol:
-    """A symbol that has got its value, and from where."""
+    """A symbol with a value, and the size, stride or scalar that determines it."""
 
     name: str
     text: str
@@ -79,7 +79,7 @@ class _Symbol:
     dimension: int
     stride: bool
     plain: bool
-    """Whether it is what stands there, and not solved for."""
+    """Whether it is that size, stride or scalar itself, not solved for."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class _Tables:
         return {symbol.name: symbol.text for symbol in self.symbols.values()}
 
     def program(self, node: Node) -> int:
-        """The place of a node's program among the words; its symbols must be known."""
+        """Return the offset of a node's program in the words; its symbols must be known."""
         text = expression.show(node)
         if text not in self.programs:
             self.programs[text] = len(self.words)
@@ -108,7 +108,7 @@ class _Tables:
 
     def text(self) -> str:
         inputs = self.signature.tensors
-        # Two passes: a later input may be what an earlier one's expression needs.
+        # Two passes: an earlier input's expression may need a symbol that a later input defines.
         rules: dict[tuple[int, bool], list[tuple[str, int, int] | Node]] = {}
         for numbers in (True, False):
             for index, each in enumerate(inputs):
@@ -173,8 +173,8 @@ class _Tables:
         dimension: int,
         extent: Extent,
     ) -> tuple[str, int, int] | Node:
-        """How an extent is known: rule, index and value of checks.h; an expression that has to
-        wait for later inputs is returned as it is."""
+        """Return how an extent is determined: rule, index and value of checks.h. An expression
+        that must wait for later inputs is returned unchanged."""
         node = expression.parse(extent) if isinstance(extent, str) else extent
         if isinstance(node, int):
             return ("fixed", 0, node)
@@ -204,7 +204,7 @@ class _Tables:
             kind, index, value = rule
             text = "nullptr"
             if kind == "solve":
-                # What it is solved for has no name that the model knows.
+                # The symbol that is solved for is no size of the model, so it has no other name.
                 solved = list(self.symbols)[index]
                 names = {name: text for name, text in self.names.items() if name != solved}
                 shown = expression.show(expression.parse(str(extent)), names)
@@ -251,7 +251,7 @@ class _Tables:
 
 
 def _extents(each: TensorInput | SymbolInput) -> list[tuple[bool, Sequence[Extent]]]:
-    """Sizes, then strides; a whole number counts as the only size of its tensor."""
+    """Return the sizes, then the strides; an integer counts as its tensor's only size."""
     if isinstance(each, TensorInput):
         return [(False, each.shape), (True, each.stride)]
     return [(False, (each.symbol,) if each.type == "int" else ()), (True, ())]
@@ -264,7 +264,7 @@ def _place(each: TensorInput | SymbolInput, stride: bool, dimension: int) -> str
 
 
 def _several_indices(inputs: Sequence[TensorInput | SymbolInput]) -> bool:
-    """Whether tensors lie on several devices of one type, so that which one counts."""
+    """Whether tensors are on several devices of one type, so that the device index matters."""
     devices = {each.device for each in inputs if isinstance(each, TensorInput)}
     types = [device.partition(":")[0] for device in devices if ":" in device]
     return len(types) != len(set(types))
@@ -273,7 +273,7 @@ def _several_indices(inputs: Sequence[TensorInput | SymbolInput]) -> bool:
 def _spec(
     each: TensorInput | SymbolInput, starts: Sequence[str], late: bool, indexed: bool, shape: str
 ) -> str:
-    """A row of the table of inputs."""
+    """Return a row of the table of inputs."""
     index = -1
     if isinstance(each, SymbolInput):
         number, dtype = _NUMBERS[each.type]
@@ -301,7 +301,7 @@ def _size_text(size: Extent, ranges: Mapping[str, Range], names: Mapping[str, st
 
 
 def _linear(node: Node, name: str) -> tuple[Node, Node] | None:
-    """`(scale, shift)` where an expression is `scale * name + shift`; None where it is not."""
+    """Return `(scale, shift)` if an expression is `scale * name + shift`, else None."""
     if node == name:
         return 1, 0
     if name not in expression.symbols(node):
@@ -366,6 +366,6 @@ def _number(value: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """A C++ string: what is not plain ASCII is escaped byte by byte."""
+    """Return a C++ string literal; bytes that are not printable ASCII are escaped."""
     plain = {ord(" "), *range(0x21, 0x7F)} - {ord('"'), ord("\\"), ord("?")}
     return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'

@@ -1,17 +1,18 @@
-"""A big generated program as several C++ functions in several units.
+"""Split the generated C++ of a large model into several functions and translation units.
 
-Compilers take more than linear time for one long function: at every call that may throw, all that
-lives there has to be destroyed. `split` takes stretches of statements out of a model's `run_impl`
-and makes each a function (`AOTInductorModel::run_part`, declared in runtime/model.h); the functions
-stand in units of bounded size, which are compiled at the same time. Statements keep their text and
-their order. What a stretch declares lives in a frame of `run_impl` that its functions share, so
-everything is destroyed when, and in the order in which, the whole program would have done so, on an
-exception too.
+Compile time is superlinear in the length of a function: at every call that may throw, the compiler
+emits the destruction of all live objects. `split` moves ranges of statements out of a model's
+`run_impl` into functions (`AOTInductorModel::run_part`, declared in runtime/model.h). The functions
+go into translation units of bounded size, which are compiled in parallel. Statements keep their
+text and their order. What such a range declares is stored in a frame, a struct in `run_impl` that
+the range's functions share, so objects are destroyed at the same time and in the same order as in
+the unsplit code, including when an exception is thrown.
 
-Only what is known is taken out: tensors, handles, numbers, tables of sizes, and statements that
-declare nothing. A statement of another kind (a guard, a lambda, a return) stays in `run_impl`, with
-all that use what it declares. Where the text cannot be read for certain it stays whole, so that a
-program is never wrong and never refused on account of its size. Pure: the standard library alone.
+Only statements of known kinds are moved: declarations of tensors, handles, numbers and tables of
+sizes, and statements that declare nothing. A statement of another kind (a guard, a lambda, a
+return) stays in `run_impl`, as do all statements that use what it declares. If the text cannot be
+parsed reliably, it is not split: splitting never makes code wrong or fails a compile. The setting
+`aot_unit_size` sets the size of a unit. Pure: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from inductor_ext.cpp_wrapper.codegen.cpp_statements import (
 __all__ = ["FUNCTION", "split"]
 
 FUNCTION = 60
-"""Statements a function, about; a compile's time is linear up to there, by measurement."""
+"""Approximate statements per function; measured compile time is linear up to this length."""
 
 _FRAME = "inductor_ext_frame"
 _RUN = "void AOTInductorModel::run_impl("
@@ -46,17 +47,18 @@ _NAMESPACE = "torch::aot_inductor"
 
 
 def split(text: str, unit: int, *, function: int = FUNCTION, path: str = "") -> list[str]:
-    """Split a generated program.
+    """Split the generated C++ of a model.
 
     Args:
-        text: the program, as the AOT generator writes it.
-        unit: statements a unit, about; a program of less than one and a half times as many is one
-            unit. 0: the program stays whole.
-        function: statements a function, about.
-        path: where `text` stands, for debuggers and the compiler's messages; "" for nowhere.
+        text: the code, as the AOT wrapper codegen writes it.
+        unit: approximate statements per translation unit; code with less than 1.5 times as many
+            becomes one unit. 0 disables splitting.
+        function: approximate statements per function.
+        path: file that contains `text`, for debuggers and compiler messages; "" if there is none.
 
     Returns:
-        The units, first the one with all that is no function's; `[text]` if it stays whole.
+        The translation units, the first with all code outside the functions; `[text]` if the code
+        is not split.
     """
     if not unit or text.count(";") < 2 * min(function, unit):
         return [text]
@@ -70,45 +72,45 @@ def split(text: str, unit: int, *, function: int = FUNCTION, path: str = "") -> 
         return [text]
 
 
-# --- the program ---------------------------------------------------------------------------------
+# --- parsing -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Item:
-    """Something at namespace level before `run_impl`."""
+    """A declaration, definition or directive at namespace scope before `run_impl`."""
 
     text: str
     namespaces: tuple[str, ...]
-    """From the outermost; "" for one without a name."""
+    """Enclosing namespaces from the outermost; "" for an unnamed one."""
     start: int
     end: int
     names: frozenset[str]
-    """What it declares; empty: nothing that is used by name."""
+    """The names it declares; empty if nothing is used by name."""
     shared: bool
-    """It may stand in several units."""
+    """Whether it may be repeated in several units."""
     words: frozenset[str]
 
 
 @dataclasses.dataclass
 class _Program:
-    """A program that has been read."""
+    """Parsed C++ code of a model."""
 
     text: str
     items: list[_Item]
     body: int
-    """Where the body of `run_impl` begins, behind the brace."""
+    """Where the body of `run_impl` begins, after the opening brace."""
     end: int
-    """Where the brace that closes it stands."""
+    """Where the closing brace is."""
     statements: list[Statement]
     kernels: _Item | None
-    """The class of the kernels, where it may be taken out of its unnamed namespace."""
+    """The class of the kernels, if it can be moved out of its unnamed namespace."""
 
     @classmethod
     def read(cls, text: str) -> _Program:
         if text.count(_RUN) != 1 or text.count(_END) != 1 or _FRAME in text:
             raise NotUnderstoodError
         if "ArrayRefTensor" in text:
-            # The same names have other types there.
+            # With ArrayRefTensor, the same names have other types.
             raise NotUnderstoodError
         head = text.index(_RUN)
         body, end = text.find(") {", head) + 3, text.index(_END)
@@ -136,7 +138,7 @@ _FUNCTION = re.compile(
 
 
 def _items(text: str, end: int) -> tuple[list[_Item], tuple[str, ...]]:
-    """What stands before `run_impl`, and the namespaces that it is in."""
+    """Return the items before `run_impl`, and the namespaces that enclose it."""
     items: list[_Item] = []
     namespaces: list[str] = []
     position = 0
@@ -146,7 +148,7 @@ def _items(text: str, end: int) -> tuple[list[_Item], tuple[str, ...]]:
         _read_items(text, tokens, namespaces, items)
         if directive is not None:
             if not _DIRECTIVE.match(directive.group()):
-                # Conditions and macros could change what the text around them means.
+                # Conditionals and macros could change the meaning of the surrounding code.
                 raise NotUnderstoodError
             items.append(
                 _Item(
@@ -190,7 +192,7 @@ def _read_items(
 
 
 def _item_end(tokens: Sequence[Token], index: int) -> int:
-    """The index behind the declaration or definition that begins at `index`."""
+    """Return the index past the declaration or definition that begins at `index`."""
     depth = 0
     value = tokens[index].text in ("class", "struct", "enum", "union")
     for position in range(index, len(tokens)):
@@ -217,7 +219,7 @@ def _item(text: str, tokens: Sequence[Token], namespaces: tuple[str, ...]) -> _I
     if tokens[0].text == "using":
         names = frozenset[str]()
     elif match := _MACRO.fullmatch(line):
-        # Names end with what the macro is given: cached_torch_dtype_float32.
+        # Names end with the macro's argument: cached_torch_dtype_float32.
         names = frozenset({match[1]})
     elif tokens[0].text == "extern" and tokens[-1].text == ";" and "=" not in line:
         names = frozenset({likely_name(tokens)})
@@ -231,7 +233,7 @@ def _item(text: str, tokens: Sequence[Token], namespaces: tuple[str, ...]) -> _I
         names, shared = frozenset({tokens[1].text}), False
     else:
         names = frozenset({likely_name(_behind_template(tokens))})
-        # A variable inside would be one for each unit.
+        # A static variable inside would be duplicated in each unit.
         inside = re.sub(r"static constexpr|\bstatic_cast\b", "", line.removeprefix("static "))
         inside = re.sub(r"^\[ \[ maybe_unused \] \] static ", "", inside)
         inside = re.sub(r"^(template < .* > )static ", r"\1", inside)
@@ -242,7 +244,7 @@ def _item(text: str, tokens: Sequence[Token], namespaces: tuple[str, ...]) -> _I
 
 
 def _behind_template(tokens: Sequence[Token]) -> Sequence[Token]:
-    """The tokens without a template's parameters."""
+    """Return the tokens after a template's parameter list."""
     if tokens[0].text != "template":
         return tokens
     depth = 0
@@ -254,7 +256,7 @@ def _behind_template(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _kernels_item(text: str, items: Sequence[_Item]) -> _Item | None:
-    """The class of the kernels, if nothing else is in its namespace without a name."""
+    """Return the class of the kernels, if nothing else is in its unnamed namespace."""
     for item in items:
         if item.text.startswith("class AOTInductorModelKernels ") and item.namespaces == (
             _NAMESPACE,
@@ -267,7 +269,7 @@ def _kernels_item(text: str, items: Sequence[_Item]) -> _Item | None:
 
 
 def _private_names(items: Iterable[_Item], kernels: _Item | None) -> set[str]:
-    """Names from before `run_impl` that mean something in its own unit alone."""
+    """Return names declared before `run_impl` that are usable in its own unit only."""
     private: set[str] = set()
     waiting = [item for item in items if item is not kernels]
     while True:
@@ -276,13 +278,13 @@ def _private_names(items: Iterable[_Item], kernels: _Item | None) -> set[str]:
             return private
         waiting = [item for item in waiting if item not in found]
         for item in found:
-            # From elsewhere it is reached through its namespace.
+            # Other code refers to it through its namespace.
             outside = item.namespaces[:1] not in ((), (_NAMESPACE,), ("",))
             private |= set(item.namespaces[:1]) if outside else item.names
 
 
 def _keep(statements: Iterable[Statement], names: set[str]) -> None:
-    """Leave in `run_impl` what uses `names`, or what such statements declare in their turn."""
+    """Keep statements that use `names`, and users of what these declare, in `run_impl`."""
     for statement in statements:
         if not names.isdisjoint(statement.words):
             statement.stays = True
@@ -297,16 +299,16 @@ def _keep(statements: Iterable[Statement], names: set[str]) -> None:
 
 @dataclasses.dataclass(eq=False)
 class _Stretch:
-    """Statements that are taken out of `run_impl`: from `first` until before `end`."""
+    """A range of statements that is moved out of `run_impl`: `first` up to, excluding, `end`."""
 
     first: int
     end: int
     parts: list[range]
-    """The statements of its functions."""
+    """The statements of each of its functions."""
 
 
 def _plan(statements: list[Statement], function: int) -> list[_Stretch]:
-    """What to take out; nothing if it is not worth it."""
+    """Return the ranges to move; empty if the code is too short for that."""
     if sum(statement.weight for statement in statements) < 2 * function:
         return []
     last = _last_uses(statements)
@@ -320,7 +322,7 @@ def _plan(statements: list[Statement], function: int) -> list[_Stretch]:
         for index, statement in enumerate(statements):
             for name in statement.words & locals_.keys():
                 users.setdefault(name, set()).add(home.get(index))
-        # What has to stay where it is must be used in the stretch that declares it, if any does.
+        # An immovable object may be used only in the range that declares it, if one does.
         homeless = {name for name, own in locals_.items() if users[name] != {own}}
         if not homeless:
             break
@@ -352,7 +354,7 @@ def _parts(
         weight += statement.weight
         if statement.kind is Kind.LOCAL:
             held = max(held, last[statement.name])
-        # A little short counts as full, so that rounding leaves no small rest.
+        # Slightly below the target counts as full, so that rounding leaves no small remainder.
         if weight >= aim - 0.5 and held <= index:
             parts.append(range(first, index + 1))
             first, weight = index + 1, 0
@@ -367,7 +369,7 @@ def _parts(
 
 
 class _Writer:
-    """Writes the units of a program by a plan."""
+    """Writer of a model's translation units by a plan."""
 
     def __init__(self, program: _Program, plan: Sequence[_Stretch], path: str) -> None:
         self.program, self.plan, self.path = program, plan, path
@@ -378,12 +380,12 @@ class _Writer:
         self.parts = [(frame, indices) for frame in self.frames for indices in frame.stretch.parts]
 
     def units(self, size: int) -> list[str]:
-        """The units, of about `size` statements each, the first with `run_impl`."""
+        """Return the units, of about `size` statements each; the first contains `run_impl`."""
         weights = [sum(self.statements[i].weight for i in indices) for _, indices in self.parts]
         total = sum(weights)
         count = max(1, round(total / size))
         if count == 1:
-            # With the rest in one unit: there, the functions alone save enough.
+            # Keep the functions in the unit of `run_impl`: at this size they alone save enough.
             count = 0
         groups: list[list[int]] = [[] for _ in range(max(1, count))]
         done = 0
@@ -407,7 +409,7 @@ class _Writer:
     # --- functions ---
 
     def signature(self, number: int) -> str:
-        """The head of function `number`."""
+        """Return the signature of function `number`."""
         frame = self.parts[number][0]
         return (
             f"template <>\nvoid AOTInductorModel::run_part<{number}>(\n"
@@ -433,7 +435,7 @@ class _Writer:
         return "".join(lines) + "\n}\n\n"
 
     def _needed(self, indices: range) -> list[int]:
-        """Which statements before `indices` declare what is used there."""
+        """Return the statements before `indices` that declare names used there."""
         words = frozenset().union(*(self.statements[index].words for index in indices))
         found = (self.declared[word] for word in words if word in self.declared)
         return sorted(index for index in found if index < indices.start)
@@ -442,7 +444,7 @@ class _Writer:
         return self.program.text[statement.first : statement.end]
 
     def _line(self, position: int) -> str:
-        """A directive that says where the text at `position` comes from."""
+        """Return a #line directive for the text at `position`."""
         if not self.path:
             return ""
         number = self.program.text.count("\n", 0, position) + 1
@@ -452,7 +454,7 @@ class _Writer:
     # --- units ---
 
     def _unit(self, declarations: str, functions: Iterable[str], numbers: Iterable[int]) -> str:
-        """A unit with functions alone, and of the program's top what they use."""
+        """Return a unit with only functions, and the namespace-scope items that they use."""
         words: set[str] = set()
         for number in numbers:
             _, indices = self.parts[number]
@@ -471,8 +473,8 @@ class _Writer:
         return f"{top}{_namespace(body + heads + ''.join(functions))}"
 
     def _used_items(self, words: set[str]) -> list[_Item]:
-        """The shared items that `words` name, and those that they use in their turn."""
-        # The names of dtypes may have underscores themselves.
+        """Return the shared items that `words` name, and all items that these use in turn."""
+        # Dtype names may contain underscores.
         known = words | {
             "_".join(parts[start:])
             for word in words
@@ -495,7 +497,7 @@ class _Writer:
                 known |= shared[index].words
 
     def _main(self, declarations: str) -> str:
-        """The unit with `run_impl`."""
+        """Return the unit with `run_impl`."""
         program, text = self.program, self.program.text
         head = text.index(_RUN)
         top = text[:head]
@@ -538,7 +540,7 @@ class _Writer:
         return "".join(pieces) + text[last:]
 
     def _used_in_run(self) -> set[str]:
-        """The names that statements use which stay in `run_impl`."""
+        """Return the names used by statements that stay in `run_impl`."""
         taken = [range(frame.stretch.first, frame.stretch.end) for frame in self.frames]
         words: set[str] = set()
         for index, statement in enumerate(self.statements):
@@ -548,7 +550,7 @@ class _Writer:
 
 
 class _Frame:
-    """What the functions of a stretch share: all that outlives the one that declares it."""
+    """The struct that a range's functions share: all that outlives the declaring function."""
 
     def __init__(self, number: int, writer: _Writer, stretch: _Stretch) -> None:
         self.writer, self.stretch = writer, stretch
@@ -569,7 +571,7 @@ class _Frame:
             if statements[index].kind is Kind.TENSOR
             or (
                 statements[index].kind is Kind.VALUE
-                # Beyond the end of the function that declares it.
+                # Used past the end of the function that declares it.
                 and self.last[statements[index].name] >= ends[bisect.bisect_right(ends, index)]
             )
         }
@@ -577,17 +579,17 @@ class _Frame:
         self.tensors = {index: place for place, index in enumerate(tensors)}
 
     def kept_later(self, index: int) -> bool:
-        """Whether something is used after the stretch."""
+        """Whether what statement `index` declares is used after the range."""
         return self.last[self.writer.statements[index].name] >= self.stretch.end
 
     def place(self, index: int, frame: str = _FRAME) -> str:
-        """The expression for what statement `index` declares."""
+        """Return the C++ expression for what statement `index` declares."""
         if index in self.tensors:
             return f"{frame}.tensors[{self.tensors[index]}]"
         return f"{frame}.{self.writer.statements[index].name}"
 
     def definition(self) -> str:
-        """The frame's type."""
+        """Return the struct's definition."""
         lines = [f"struct {self.name} {{\n"]
         for index in self.outer:
             lines.append(f"    {_reference(self.writer.statements[index])};\n")
@@ -600,12 +602,12 @@ class _Frame:
         return "".join(lines) + "};\n"
 
     def creation(self) -> str:
-        """The statement of `run_impl` that makes it."""
+        """Return the statement of `run_impl` that creates the frame."""
         names = ", ".join(self.writer.statements[index].name for index in self.outer)
         return f"    {self.name} {self.variable}{{{names}}};\n"
 
     def rewritten(self, index: int) -> str:
-        """The text of a statement, on as many lines, with what it declares in the frame."""
+        """Return a statement's text with the declared object in the frame; line count is kept."""
         statement, text = self.writer.statements[index], self.writer.program.text
         whole = text[statement.start : statement.end]
         if index not in self.kept:
@@ -617,7 +619,7 @@ class _Frame:
             return f"{whole} std::copy({name}, {name} + {statement.count}, {place});"
         declared = f"auto& {statement.name} = "
         if statement.kind is Kind.TENSOR and statement.value is not None:
-            # In the place of an empty one, which owns nothing that would have to be destroyed.
+            # Replaces an empty handle, which owns nothing that would have to be destroyed.
             owner = f"*new (&{self.place(index)}) RAIIAtenTensorHandle({statement.value});"
             return f"{comments}{declared}{owner}"
         declared += f"{self.place(index)};"
@@ -627,7 +629,7 @@ class _Frame:
 
 
 def _reference(statement: Statement) -> str:
-    """The declaration of a reference to what the statement declares."""
+    """Return the declaration of a reference to what the statement declares."""
     if statement.kind is Kind.TENSOR:
         return f"RAIIAtenTensorHandle& {statement.name}"
     type_ = f"{'const ' if statement.constant else ''}{statement.type}"
@@ -637,7 +639,7 @@ def _reference(statement: Statement) -> str:
 
 
 def _last_uses(statements: Sequence[Statement]) -> dict[str, int]:
-    """Index of the last statement that has the name, by name."""
+    """Map each name to the index of the last statement that contains it."""
     return {word: index for index, statement in enumerate(statements) for word in statement.words}
 
 

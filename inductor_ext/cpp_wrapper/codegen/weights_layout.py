@@ -1,9 +1,9 @@
-"""Where a model's constants lie in the file of its weights, and how the file is written.
+"""The layout of a model's constants in its weights file, and how the file is written.
 
-Constants that share a storage (tied weights, views of one buffer) share its place in the file, so
-that they share memory again when the file is mapped, and what one of them is changed to is seen
-through the other. Storages are written one after the other, straight from memory: the file is never
-held as a whole.
+Constants that share a storage (tied weights, views of one buffer) share one offset in the file.
+They therefore share memory again when the file is mapped, and a change to one is visible through
+the other. Storages are written one after the other, directly from memory: the file is never held in
+memory as a whole.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
-"""Bytes to which storages are aligned, as the CPU allocator of torch aligns its own."""
+"""Alignment of storages in bytes, the same as that of torch's CPU allocator."""
 
 PAGE = 65536
-"""Bytes to which weights at the end of a shared object are aligned: the largest page in use."""
+"""Alignment in bytes of weights appended to a shared object: the largest page size in use."""
 
 _FOOTER_MAGIC = b"inductor_weights"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The places of all constants that have a value when the model is compiled."""
+    """Offsets and sizes of all constants that have a value at compile time."""
 
     offsets: Mapping[str, int]
-    """By constant: where its storage begins, in bytes."""
+    """Offset of the constant's storage, in bytes, by constant name."""
     sizes: Mapping[str, int]
-    """By constant: bytes of its storage."""
+    """Size of the constant's storage, in bytes, by constant name."""
     bytes: int
-    """Of the whole file."""
+    """Size of the whole file, in bytes."""
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of the memory that has to be kept of a constant: that of its whole storage."""
+    """Return the number of bytes to store for a constant: those of its whole storage."""
     import torch
 
     if tensor.numel() == 0:
@@ -62,7 +62,7 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
-    """Place the storages of `constants`, in their order, each once."""
+    """Assign offsets to the storages of `constants`, in order, once per storage."""
     offsets: dict[str, int] = {}
     sizes: dict[str, int] = {}
     seen: dict[tuple[str, int, int], int] = {}
@@ -80,13 +80,13 @@ def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
 
 
 def write(file: IO[bytes], constants: Mapping[str, torch.Tensor], places: Plan) -> None:
-    """Write the weights of `places` to `file` from its current position on."""
+    """Write the weights of `places` to `file`, starting at its current position."""
     for part in parts(constants, places):
         file.write(part)
 
 
 def parts(constants: Mapping[str, torch.Tensor], places: Plan) -> Iterator[bytes | memoryview]:
-    """The bytes of the file of weights, piece by piece, as they lie in memory."""
+    """Yield the contents of the weights file in pieces that are views of memory where possible."""
     position = 0
     kept: tuple[StorageBytes, ...] = ()
     for name, tensor in constants.items():
@@ -94,7 +94,7 @@ def parts(constants: Mapping[str, torch.Tensor], places: Plan) -> Iterator[bytes
         if not size or start < position:
             continue
         yield b"\0" * (start - position)
-        # A reader may still be at work on a piece when it asks for the next but one.
+        # A consumer may still use a storage's bytes when it requests those of the next one.
         kept = (*kept[-1:], storage_bytes(tensor, size))
         yield kept[-1].view
         position = start + size
@@ -102,14 +102,14 @@ def parts(constants: Mapping[str, torch.Tensor], places: Plan) -> Iterator[bytes
 
 @dataclasses.dataclass(frozen=True)
 class StorageBytes:
-    """The bytes of a storage, as long as this object lives."""
+    """The bytes of a storage, valid as long as this object is alive."""
 
     view: memoryview
     owner: object
 
 
 def storage_bytes(tensor: torch.Tensor, size: int) -> StorageBytes:
-    """The `size` bytes of a tensor's storage; of one on a GPU a copy."""
+    """Return the `size` bytes of a tensor's storage; a GPU storage is copied to the CPU."""
     import torch
 
     if tensor.is_mkldnn:
@@ -119,12 +119,12 @@ def storage_bytes(tensor: torch.Tensor, size: int) -> StorageBytes:
 
 
 def footer(places: Plan) -> bytes:
-    """What follows the weights where they are the end of a shared object, for it to find them."""
+    """Return the bytes after weights appended to a shared object, by which it locates them."""
     return places.bytes.to_bytes(8, "little") + _FOOTER_MAGIC
 
 
 def append(path: str, constants: Mapping[str, torch.Tensor], places: Plan) -> None:
-    """Put the weights behind the end of a shared object, where its runtime looks for them."""
+    """Append the weights to a shared object, where its runtime looks for them."""
     with open(path, "ab") as file:
         offset = -(-file.tell() // PAGE) * PAGE
         file.write(b"\0" * (offset - file.tell()))

@@ -1,1 +1,1 @@
-"""Loading packages and calling the models in them."""
+"""Loading packages and calling the compiled models in them."""

@@ -1,10 +1,9 @@
-"""From the arguments of a call to the flat tensors of an artifact, and back from its results.
+"""Flattening of call arguments to a model's input tensors, and unflattening of its results.
 
-A `Convention` is made once, when a model is loaded, from its `signature.Signature`: for every node
-of the arguments' structure a function that takes exactly that node apart. What does not have the
-structure, the number of inputs, the values or the kinds of value that the model was exported with
-raises `exc.InputMismatchError`, which names the input as the model does. Dtypes, sizes and strides
-of tensors are checked by the artifact itself.
+A `Convention` is built once, when a model is loaded, from its `signature.Signature`: for every node
+of the arguments' pytree, a function that flattens exactly that node. Arguments whose structure,
+number, constant values or types differ from the export raise `exc.InputMismatchError`, with the
+name that the input has in the model. The compiled code checks dtypes, sizes and strides of tensors.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ _DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 
 
 class Convention:
-    """How one model is called."""
+    """The calling convention of one model."""
 
     plain: int
-    """Number of positional arguments if the model takes just so many tensors, else -1."""
+    """Number of inputs if all are positional tensors, else -1. Such calls need no flattening."""
     flatten: Callable[[tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor]]
-    """The tensors of a call, in the artifact's order; raises `exc.InputMismatchError`."""
+    """Convert (args, kwargs) to the list of input tensors of the compiled code. Raises
+    `exc.InputMismatchError`."""
     restore: _Restore
-    """What the model returns, made of the artifact's results."""
+    """Convert the results of the compiled code to what the exported model returns."""
 
     def __init__(
         self,
@@ -47,18 +47,20 @@ class Convention:
         signature: signatures.Signature | None,
         path: str = "",
     ) -> None:
-        """Prepare calls.
+        """Build the functions for all nodes.
 
         Args:
-            in_spec: structure of `(args, kwargs)`, as `pytree.treespec_dumps` writes it.
-            out_spec: structure of what is returned, in the same way.
-            signature: the inputs and outputs in the order of the leaves. None for a package of
-                stock's, which does not say: values that are no tensors are dropped then.
-            path: the package's, for messages.
+            in_spec: structure of `(args, kwargs)`, serialized by `pytree.treespec_dumps`.
+            out_spec: structure of the return value, serialized in the same way.
+            signature: the inputs and outputs in the order of the pytree leaves. None for a package
+                of Inductor (default), which has no signature; inputs that are not tensors are
+                then dropped.
+            path: path of the package, for error messages. Default: "".
 
         Raises:
-            exc.BadPackageError: the structures or the signature contradict each other.
-            exc.UnknownNodeError: a structure has a class that this process has not registered.
+            exc.BadPackageError: a structure cannot be read or contradicts the signature.
+            exc.UnknownNodeError: a structure has a class that is not registered with pytree in this
+                process.
         """
         inputs, outputs = _load(in_spec, path), _load(out_spec, path)
         arguments = inputs.children() if not inputs.is_leaf() else []
@@ -107,7 +109,7 @@ def _mismatch(why: str) -> NoReturn:
 
 
 def _kind(value: object) -> str:
-    """A value as an error shows it."""
+    """Return a short description of a value for error messages."""
     if isinstance(value, (bool, int, float, str)) or value is None:
         return f"{value!r:.60}"
     if isinstance(value, torch.Tensor):
@@ -116,7 +118,7 @@ def _kind(value: object) -> str:
 
 
 class _Leaves:
-    """The signature's inputs, handed out in the order of the leaves."""
+    """An iterator over the signature's inputs, in the order of the pytree leaves."""
 
     def __init__(self, inputs: Sequence[signatures.Input] | None) -> None:
         self._inputs = inputs
@@ -134,7 +136,7 @@ class _Leaves:
 
 
 def _name_of(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
-    """The model's name for a node: that of its first leaf without what leads from node to leaf."""
+    """Return the name of a node: the name of its first leaf without the path from node to leaf."""
     first = leaves.peek()
     if first is None or spec.num_leaves == 0 or not first.path.startswith(path):
         return path
@@ -225,7 +227,7 @@ def _dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flat
     }
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
-        # By key: the order in which a caller has filled a dict says nothing.
+        # Access by key: the insertion order of the caller's dict is irrelevant.
         if type(value) not in _DICTS or value.keys() != parts.keys():
             keys = ", ".join(repr(key) for key in parts)
             same = type(value) in _DICTS
@@ -238,7 +240,7 @@ def _dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flat
 
 
 def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
-    """A class that is registered with pytree: a namedtuple, a dataclass, a user's own."""
+    """Build the function for a class registered with pytree: namedtuple, dataclass, user class."""
     kind, context = spec.type, spec.context
     parts = [
         _node(child, leaves, _below(leaves, path, f"[{at}]"))
@@ -246,7 +248,7 @@ def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) ->
     ]
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
-        # pytree has one entry for all namedtuples, whose context is the class.
+        # pytree has a single entry for all namedtuples; the context is the class.
         found = pytree._get_node_type(value)
         children: Sequence[Any] = ()
         fits = found is kind
@@ -267,7 +269,7 @@ def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) ->
 
 
 def _below(leaves: _Leaves, path: str, fallback: str) -> str:
-    """The path of a child of a class's, which pytree names by field and not by number."""
+    """Return the path of a child of a registered class; pytree may name it by field, not index."""
     first = leaves.peek()
     if first is None or not first.path.startswith(path):
         return path + fallback
@@ -317,7 +319,7 @@ def _number(given: signatures.SymbolInput) -> _Flatten:
                 f"{given.type}"
             )
         try:
-            # The device that new tensors get by default may be another one.
+            # Explicit device: torch.set_default_device may have changed the default.
             into.append(torch.tensor(value, dtype=dtype, device="cpu"))
         except (OverflowError, RuntimeError, ValueError):
             _mismatch(f"input '{given.name}' is {_kind(value)}, which does not fit 64 bits")
@@ -330,7 +332,7 @@ def _constant(given: signatures.ConstantInput) -> _Flatten:
     shown = repr(expected)
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
-        # By text, since nan is not equal to itself and -0.0 is equal to 0.0.
+        # Compare by repr: nan is not equal to itself, and -0.0 is equal to 0.0.
         if value is expected or (type(value) is kind and repr(value) == shown):
             return
         _mismatch(
@@ -362,7 +364,7 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
     def restore(results: Sequence[Any]) -> Any:
         values = list(results)
         if len(values) != count:
-            # An artifact may leave out what is no tensor.
+            # The compiled code may omit results that are not tensors.
             given = dict(zip(tensors, values, strict=True))
             values = [given.get(at) for at in range(count)]
         for at, make in convert:
@@ -373,7 +375,12 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
 
 
 def _builder(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
-    """What makes a node of the results, whose leaves stand at the next places, of all of them."""
+    """Build a function from the flat results to one node.
+
+    Args:
+        spec: the node.
+        places: indices into the flat results, consumed in the order of the leaves.
+    """
     if spec.is_leaf():
         return operator.itemgetter(next(places))
     parts = [_builder(child, places) for child in spec.children()]

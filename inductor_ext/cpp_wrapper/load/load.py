@@ -1,11 +1,12 @@
 """Loading a package: `inductor_ext.load`.
 
-It imports no Inductor and needs no compiler. A package of ours is looked at before anything of it
-runs: names and places of its entries, whether it fits this machine and this torch, and the SHA-256
-of every file that is used. What a model needs is copied into a private folder, which is gone when
-`load` returns (on CUDA, when the model goes, since kernels are read when they are first used); its
-weights are mapped where they lie in the package, and shared by all processes that do so. A package
-of stock's is loaded by torch's own loader, once its names have been checked.
+Neither imports Inductor nor needs a compiler. Before any code of a package runs, its entry names
+and offsets, its requirements on machine and torch, and the SHA-256 of every file used are checked.
+The files of a model are copied into a private folder, which is deleted when `load` returns (on
+CUDA, when the model is destroyed, because kernels are read at their first use). The weights are
+memory-mapped from the package and shared by all processes that map them. A package compiled by
+Inductor (default) is loaded by torch's own loader after its entry names were checked. Errors are
+raised as classes of `exc`. No setting governs this module.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ __all__ = ["LoadedModel", "load"]
 
 _CONSTANTS = "data/constants/"
 _ALIGNMENT = 64
-"""Bytes to which compiled code relies on weights being aligned."""
+"""Alignment of weights in bytes that compiled code requires."""
 
 _LARGE = 64 << 20
-"""Bytes from which on weights are worth reading by several threads."""
+"""Minimum size of weights in bytes for which hashing by several threads pays off."""
 
 _SOURCES = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
-"""What a package may have and running it does not need."""
+"""Suffixes of files in a package that running the model does not need."""
 
 _OURS = "extra/inductor_ext/"
-"""The folder of a package that ours alone have."""
+"""Folder that only packages written by the extension contain."""
 
 _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
 
 
 class _Library:
-    """The functions that an artifact of ours has beyond torch's C interface."""
+    """The functions that the extension's shared libraries export beyond torch's C interface."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
@@ -65,7 +66,7 @@ class _Library:
         return function
 
     def close(self) -> None:
-        """Give the library back; it stays as long as a runner has it."""
+        """Release this handle. The library stays loaded while a runner holds a handle."""
         import _ctypes
 
         _ctypes.dlclose(self._library._handle)
@@ -75,7 +76,13 @@ class _Library:
         return str(function().decode())
 
     def prepare(self, weights: tuple[str, int, int] | None, single_threaded: bool) -> None:
-        """Set what holds for the container that this thread makes next."""
+        """Configure the library. Call this before creating a container in the same thread.
+
+        Args:
+            weights: (file path, offset, size) of the weights, offset and size in bytes; None if
+                there are none.
+            single_threaded: whether to run without synchronization between threads.
+        """
         self._function("inductor_ext_quiet", None, ctypes.c_int)(1)
         if weights is not None:
             path, offset, size = weights
@@ -86,8 +93,7 @@ class _Library:
         if single_threaded:
             self._function("inductor_ext_set_single_threaded", None, ctypes.c_int)(1)
         with contextlib.suppress(AttributeError):
-            # torch's runners keep the interpreter's lock while a model runs, and so keep other
-            # threads from running theirs.
+            # torch's runners hold the GIL while a model runs, which would block other threads.
             release = self._function(
                 "inductor_ext_release_gil", None, ctypes.c_void_p, ctypes.c_void_p
             )
@@ -113,18 +119,19 @@ class _Library:
 
 
 class LoadedModel:
-    """A model of a package: call it as the exported model was called.
+    """A loaded compiled model. Call it with the same arguments as the exported model.
 
-    Several threads may call it at once; `num_runners` of them run at the same time.
+    Several threads may call it concurrently; up to `num_runners` of them run at the same time.
     """
 
     path: str
-    """Of the package; empty for a buffer."""
+    """Path of the package; empty for a buffer."""
     model_name: str
+    """Name of the model in the package."""
     signature: Signature | None
-    """What a call has to look like; None for a package of stock's."""
+    """Signature of a call; None for a package compiled by Inductor (default)."""
     manifest: manifest.Manifest | None
-    """All that the package says of itself; None for a package of stock's."""
+    """Manifest of the package; None for a package compiled by Inductor (default)."""
 
     _run: Any
     _plain: int
@@ -135,17 +142,17 @@ class LoadedModel:
         """Run the model.
 
         Args:
-            args, kwargs: of the structure that the model was exported with.
+            args, kwargs: arguments with the pytree structure that the model was exported with.
 
         Returns:
-            What the exported model returns.
+            The same structure as the exported model returns.
 
         Raises:
-            exc.InputMismatchError: the inputs are others than the model was compiled for. Nothing
-                has been computed.
-            exc.ArtifactRunError: running it failed.
+            exc.InputMismatchError: the inputs do not match the signature. Nothing was computed.
+            exc.ArtifactRunError: the call failed at run time. A model compiled by Inductor
+                (default) raises RuntimeError instead.
         """
-        # The shortest way for tensors in a row: what is not one is refused by torch's binding.
+        # Fast path for positional tensors; torch's binding raises TypeError for anything else.
         if len(args) == self._plain and not kwargs:
             try:
                 outputs = self._run(args)
@@ -162,7 +169,7 @@ class LoadedModel:
         return self._restore(outputs)
 
     def _fail(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise what explains `error` better than it does, if anything does."""
+        """Raise a more specific error in place of `error`, if there is one."""
         raise NotImplementedError
 
     def __copy__(self) -> LoadedModel:
@@ -177,11 +184,11 @@ class LoadedModel:
         )
 
     def get_metadata(self) -> dict[str, str]:
-        """What the compiler has noted for stock's loaders, such as the device."""
+        """Return the metadata that the compiler wrote for torch's loaders, such as the device."""
         raise NotImplementedError
 
     def get_constant_fqns(self) -> list[str]:
-        """The names of the model's constants, "encoder.layer.0.weight"."""
+        """Return the fully qualified names of the constants, such as "encoder.layer.0.weight"."""
         raise NotImplementedError
 
     def load_constants(
@@ -192,17 +199,19 @@ class LoadedModel:
         user_managed: bool = False,
         allow_h2d_copy: bool = False,
     ) -> None:
-        """Give the model other constants, as stock's method of this name does.
+        """Replace constants of the model, with the interface of torch's method of this name.
 
         Args:
-            constants_map: tensors by the constants' names.
-            check_full_update: whether every parameter and buffer has to be among them.
-            user_managed: whether the model uses the given tensors and not copies of them.
-            allow_h2d_copy: whether tensors on the CPU are copied to a model on another device.
+            constants_map: tensors by the constants' fully qualified names.
+            check_full_update: whether every parameter and buffer must be given.
+            user_managed: whether the model uses the given tensors themselves instead of copies.
+                Default: False.
+            allow_h2d_copy: whether CPU tensors are copied to the device of the model. Has no effect
+                on a package compiled by Inductor (default). Default: False.
 
         Raises:
-            exc.ConstantMismatchError: a name, dtype, shape or device is wrong, or one is missing.
-                Nothing has been changed.
+            exc.ConstantMismatchError: a name, dtype, shape or device is wrong, or a constant is
+                missing. Nothing was changed.
         """
         raise NotImplementedError
 
@@ -213,13 +222,14 @@ class LoadedModel:
         inactive: bool = False,
         partial: bool = True,
     ) -> None:
-        """Copy other constants into the model.
+        """Copy new values into the constants of the model.
 
         Args:
-            constants_map: tensors by the constants' names.
-            inactive: into those that `swap_constants` is going to make active, while calls go on
-                with the present ones.
-            partial: whether parameters and buffers may be left out.
+            constants_map: tensors by the constants' fully qualified names. A model compiled by the
+                extension copies CPU tensors to its device.
+            inactive: whether to update the inactive set of constants, which `swap_constants`
+                activates. Calls continue to use the active set. Default: False.
+            partial: whether parameters and buffers may be omitted. Default: True.
 
         Raises:
             exc.ConstantMismatchError: see `load_constants`.
@@ -227,30 +237,51 @@ class LoadedModel:
         raise NotImplementedError
 
     def swap_constants(self) -> None:
-        """Make the inactive constants the active ones, and the other way round."""
+        """Exchange the active and the inactive set of constants.
+
+        Raises:
+            exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
+        """
         raise NotImplementedError
 
     def fold_constants(self, *, inactive: bool = False) -> None:
-        """Compute now what depends on constants alone; otherwise the next call does it.
+        """Run runtime constant folding now. Otherwise, the next call runs it.
 
-        The next call does it also where a custom operator takes part.
+        If the folded code calls custom operators, folding is always left to the next call.
+
+        Args:
+            inactive: whether to fold the inactive set of constants. Default: False.
+
+        Raises:
+            exc.ArtifactRunError: folding failed.
+            exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
         """
         raise NotImplementedError
 
     def free_inactive_constants(self) -> None:
-        """Give back the memory of the constants that are not active."""
+        """Free the memory of the inactive set of constants.
+
+        Raises:
+            exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
+        """
         raise NotImplementedError
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
-        """The tensors that the model uses, by name: what is written to them, the model sees.
+        """Return the tensors that the model uses, by name. Writes to them affect the model.
 
-        They are its own until its constants are next updated or freed.
+        They are valid until the constants are next updated or freed.
+
+        Args:
+            inactive: whether to return the inactive set of constants. Default: False.
+
+        Raises:
+            exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
         """
         raise NotImplementedError
 
 
 class _Model(LoadedModel):
-    """A model of a package of ours."""
+    """A model of a package compiled by the extension."""
 
     def __init__(
         self,
@@ -284,7 +315,8 @@ class _Model(LoadedModel):
             self._names.setdefault(fqn or constant, []).append(constant)
         self._managed: list[dict[str, torch.Tensor]] = [{}, {}]
         self._lock = threading.Lock()
-        # Before the runner goes, which holds the library until it has gone itself.
+        # Runs before the runner is destroyed. The runner's own handle keeps the library loaded
+        # until then.
         weakref.finalize(self, library.close).atexit = False
 
     def _fail(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -306,7 +338,7 @@ class _Model(LoadedModel):
         return {name: self._kept_alive(tensor) for name, tensor in found.items()}
 
     def _kept_alive(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory as a tensor whose storage, and so every view of it, holds the model."""
+        """Return a tensor on the same memory whose storage keeps the model alive."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
             return tensor
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -374,7 +406,7 @@ class _Model(LoadedModel):
         managed: bool,
         copies: bool,
     ) -> torch.Tensor:
-        """The tensor, on the model's device; refused where it is not like the constant."""
+        """Check that a tensor matches a constant, and return it on the constant's device."""
         if not isinstance(tensor, torch.Tensor):
             _refuse(f"{fqn!r} is of type {type(tensor).__name__}", "Give a tensor")
         tensor = tensor.detach()
@@ -390,10 +422,10 @@ class _Model(LoadedModel):
             if tensor.untyped_storage().device.type == "meta":
                 _refuse(f"{fqn!r} is a fake tensor", "Give one that has values")
             if managed and (tensor.is_conj() or tensor.is_neg()):
-                # The model reads the memory, which holds other values.
+                # The model would read the memory, which holds the values before conj or neg.
                 kind = "conj" if tensor.is_conj() else "neg"
                 _refuse(f"{fqn!r} is lazy", f"Call .resolve_{kind}() on it")
-        # A model on a GPU may have constants that stay on the CPU.
+        # A GPU model may have constants on the CPU.
         device = self._device
         if record is not None and torch.device(record.device).type == "cpu":
             device = "cpu"
@@ -420,7 +452,7 @@ class _Model(LoadedModel):
 
 
 class _StockModel(LoadedModel):
-    """A model of a package of stock's, held by torch's own loader."""
+    """A model of a package compiled by Inductor (default), loaded by torch's own loader."""
 
     def __init__(self, path: str, name: str, loader: Any) -> None:
         self.path = path
@@ -507,29 +539,36 @@ def load(
     verify: bool = True,
     weights: str | os.PathLike[str] | None = None,
 ) -> LoadedModel:
-    """Load a model of a package, to be called as the exported model was.
+    """Load a compiled model from a package.
 
     Args:
-        path: of a .pt2 file or of a folder that one has been unpacked into, or a readable and
-            seekable buffer. A file must not be written to while the model lives: its weights are
-            mapped.
-        model_name: which of the package's models.
-        num_runners: how many threads may run the model at the same time.
-        run_single_threaded: whether to leave out what lets several threads in; for CUDA graphs.
-        device_index: of the CUDA device; -1 for the current one.
-        verify: whether to check the SHA-256 of every file that is used, some 0.6 s a GB; of a
-            package of stock's, which has none, the CRC-32.
-        weights: for a package that has been made without its weights, the file that has them, or
-            another package that does.
+        path: path of a .pt2 file, path of a folder into which one was unpacked, or a readable and
+            seekable buffer. A file must not be modified while the model exists, because its weights
+            are memory-mapped.
+        model_name: name of the model in the package. Default: "model".
+        num_runners: maximum number of threads that run the model at the same time. Default: 1.
+        run_single_threaded: whether to omit the synchronization between threads, as needed for
+            CUDA graph capture. Default: False.
+        device_index: index of the CUDA device. Default: -1, the current device.
+        verify: whether to check the SHA-256 of every file used, at about 0.6 s per GB. A package
+            compiled by Inductor (default) has no SHA-256; its CRC-32 is checked instead. Default:
+            True.
+        weights: the weights file, or another package with the same weights, for a package compiled
+            without its weights (setting `aot_weights_file`). Default: None.
+
+    Returns:
+        The model. Call it with the same arguments as the exported model.
 
     Raises:
-        exc.BadPackageError: the package cannot be read, is damaged, or has unsafe names.
-        exc.IncompatibleArtifactError: it does not fit this machine or this torch.
-        exc.ModelNotFoundError: it has no such model.
-        exc.SourcesOnlyError: it has the model's sources, and no library.
-        exc.ArtifactLoadError: the system refuses its library or its weights.
-        exc.UnknownNodeError: it takes or returns a class that this process has not registered.
-        exc.BadOptionError: an argument here is wrong.
+        exc.BadPackageError: the package cannot be read, is damaged, or has unsafe entry names.
+        exc.IncompatibleArtifactError: the model cannot run on this machine or with this torch.
+        exc.ModelNotFoundError: the package has no model of this name.
+        exc.SourcesOnlyError: the package has the model's sources, but no library.
+        exc.ArtifactLoadError: the library or the weights cannot be loaded.
+        exc.UnknownNodeError: an input or output has a class that is not registered with pytree in
+            this process.
+        exc.BadOptionError: `num_runners` is not a positive integer, or `path` is neither a path nor
+            a readable and seekable buffer.
     """
     if not isinstance(num_runners, int) or isinstance(num_runners, bool) or num_runners < 1:
         raise exc.BadOptionError(
@@ -587,7 +626,7 @@ def _machine(device: str, index: int) -> manifest.Machine:
 
 
 class _Loading:
-    """One model's way from a package to a runner."""
+    """The process of loading one model of a package."""
 
     def __init__(
         self,
@@ -660,7 +699,7 @@ class _Loading:
         raise exc.ArtifactLoadError(path=self._where, name=self._name, why=why, mend=mend)
 
     def _digest(self, name: str) -> str | None:
-        """What an entry's SHA-256 has to be; None if that is not to be checked."""
+        """Return the expected SHA-256 of an entry; None if it is not to be checked."""
         if not self._verify:
             return None
         if name not in self._content.files:
@@ -668,7 +707,7 @@ class _Loading:
         return self._content.files[name].sha256
 
     def _extract(self, folder: str) -> None:
-        """Copy what running the model needs, checked on the way, below `folder`."""
+        """Copy the files that running the model needs to `folder`, checking their SHA-256."""
         prefixes = (f"{archive.AOTI}{self._name}/", _CONSTANTS)
         needed = [
             name
@@ -686,7 +725,7 @@ class _Loading:
     def _weights(
         self, folder: str, outside: str | os.PathLike[str] | None
     ) -> tuple[str, int, int] | None:
-        """Where the weights can be mapped: file, offset and size; None if there are none."""
+        """Return (file path, offset, size) for mapping the weights, in bytes; None without any."""
         known = self._model.outside
         if self._model.weights is not None:
             known = self._content.files.get(self._model.weights)
@@ -704,7 +743,7 @@ class _Loading:
             if self._verify and not self._intact(place, str(self._digest(name))):
                 self._bad(f"{name} is damaged: its content does not fit its SHA-256")
             return place
-        # Of a buffer, or of an archive that has been written anew by somebody else.
+        # The package is a buffer, or another tool rewrote it without alignment.
         target = os.path.join(folder, "weights")
         self._package.extract(name, target, self._digest(name))
         return target, 0, self._package.entries[name].size
@@ -739,7 +778,7 @@ class _Loading:
         return None
 
     def _intact(self, place: tuple[str, int, int], expected: str) -> bool:
-        """Whether weights are what they were: constant by constant in several threads if large."""
+        """Whether weights match their SHA-256. Large weights are checked by several threads."""
         path, begin, size = place
         parts = self._parts(size) if size >= _LARGE else None
         if parts is None:
@@ -753,9 +792,9 @@ class _Loading:
             return all(pool.map(check, parts))
 
     def _parts(self, size: int) -> list[tuple[int, int, str]] | None:
-        """Offset, size and SHA-256 of all constants in the weights; None where they do not tell.
+        """Return (offset, size, SHA-256) of all constants; None if they do not cover the weights.
 
-        What lies between two constants is padding, less than a page, and read by nobody.
+        Gaps between constants must be padding of less than a page, which is never read.
         """
         parts = set()
         for constant in self._model.constants:
@@ -768,7 +807,7 @@ class _Loading:
             if offset - end >= archive.PAGE:
                 return None
             end = max(end, offset + count)
-        # By size, so that no thread is left alone with the largest.
+        # Largest first, for a balanced load of the threads.
         return sorted(parts, key=lambda part: -part[1])
 
     def _open(self, path: str) -> _Library:
@@ -811,7 +850,7 @@ class _Loading:
         return kind if kind == "cpu" or index < 0 else f"{kind}:{index}"
 
     def _compare(self, runner: Any, signature: Signature) -> None:
-        """Whether manifest and library are of the same model."""
+        """Check that the manifest and the library belong to the same model."""
         if list(runner.get_call_spec()) != [signature.in_spec, signature.out_spec]:
             self._bad("its library takes or returns something else than its manifest says")
         known = {constant.name: constant.fqn for constant in self._model.constants}
@@ -868,7 +907,7 @@ def _load_stock(
 
 @contextlib.contextmanager
 def _as_file(package: archive.Package) -> Iterator[str]:
-    """The package as a file with nothing compressed, which is all that stock's loader takes."""
+    """Yield the path of the package as an uncompressed file, which torch's loader requires."""
     if package.path and not os.path.isdir(package.path):
         yield package.path
         return

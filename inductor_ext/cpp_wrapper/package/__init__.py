@@ -1,1 +1,1 @@
-"""The .pt2 file: its ZIP format, manifest and C headers."""
+"""The .pt2 package: its zip format, manifest and C headers."""

@@ -1,11 +1,11 @@
-"""The .pt2 archive: a zip file whose large entries can be mapped where they lie.
+"""The zip format of .pt2 packages, with large entries that can be memory-mapped in place.
 
-`Writer` writes what torch's own writer would, so that stock's loaders read it, but stores chosen
-entries at offsets that are multiples of `PAGE`, streams large ones in constant memory, and gives
-the same bytes for the same entries at any time. `open_package` reads such an archive, one of
-stock's, or the folder that somebody has unpacked one into. It looks at every name, size and place
-before it gives anything out: what it refuses raises `exc.BadPackageError`, and nothing has been
-written by then. No setting governs this module; it knows no torch.
+`Writer` writes the format of torch's own writer, so that torch's loaders can read it. In addition,
+it aligns selected entries to `PAGE`, streams large entries in constant memory, and is
+deterministic: the same entries give the same bytes. `open_package` reads a package written by
+`Writer` or by torch, or a folder into which one was unpacked. It validates the names, sizes and
+offsets of all entries first; an invalid package raises `exc.BadPackageError` before anything is
+written. This module has no settings and does not import torch.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ __all__ = [
 ]
 
 AOTI = "data/aotinductor/"
-"""What the entries of compiled models begin with; the model's name follows."""
+"""Prefix of the entries of compiled models, followed by the model name."""
 
 PAGE = 65536
-"""Alignment in bytes of the entries that are to be mapped: the largest page size in use."""
+"""Alignment in bytes of entries to be memory-mapped: the largest page size in use."""
 
 _ALIGNMENT = 64
-"""Alignment in bytes of every other entry, as torch's writer has it."""
+"""Alignment in bytes of all other entries, the same as in torch's writer."""
 
 _CHUNK = 1 << 20
-"""Bytes read at a time: they stay in the processor's cache between being hashed and written."""
+"""Bytes read at a time: small enough to stay in the CPU cache between hashing and writing."""
 
 _LARGE = 8 << 20
-"""Bytes from which on a second thread is worth its start."""
+"""Minimum size in bytes for which starting a second thread pays off."""
 
 _FOLDERS = frozenset({".data", "data", "extra", "models", "xl_model_weights"})
-"""The folders that a .pt2 archive may have directly below its root."""
+"""Folders allowed directly below the root folder of a .pt2 package."""
 
 _TOP_FILES = frozenset({"archive_format", "archive_version", "byteorder", "version"})
-"""The files that it may have there."""
+"""Files allowed directly below the root folder."""
 
 BOOKKEEPING = (
     "archive_format",
@@ -75,7 +75,7 @@ BOOKKEEPING = (
     ".data/version",
     ".data/serialization_id",
 )
-"""The entries that `Writer.finish` adds: those by which torch's reader knows the format."""
+"""Entries added by `Writer.finish`, by which torch's reader identifies the format."""
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
@@ -92,9 +92,9 @@ _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 1 << 0, 1 << 3, 1 << 11
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ZIP64_FIELD = 1
 _PADDING_FIELD = 0x4246
-"""The extra field that torch's writer pads with."""
+"""ID of the zip extra field that torch's writer uses for padding."""
 _FIRST_DATE = 1 << 5 | 1
-"""1980-01-01 as zip files write it, the earliest that they can."""
+"""1980-01-01 in zip encoding, the earliest date that zip can represent."""
 _REGULAR_FILE = (stat.S_IFREG | 0o644) << 16
 _UNIX = 3
 
@@ -103,26 +103,27 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclasses.dataclass(frozen=True)
 class FileRange:
-    """A part of a file, or the whole of it."""
+    """A byte range of a file."""
 
     path: str | os.PathLike[str]
     offset: int = 0
+    """In bytes."""
     size: int | None = None
-    """Bytes; None reaches to the file's end."""
+    """In bytes; None means up to the end of the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """Content that is made while it is written."""
+    """Content that is generated while it is written."""
 
     size: int
-    """Bytes in all."""
+    """Total size in bytes."""
     parts: Iterable[Buffer]
-    """One after the other; a part must stay as it is until the one after the next is asked for."""
+    """Consecutive chunks. A chunk must not change until the second chunk after it is requested."""
 
 
 Source: TypeAlias = Buffer | str | os.PathLike[str] | FileRange | Chunks
-"""Where an entry's content comes from; text is the path of a file."""
+"""The content of an entry; a str is the path of a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,23 +131,23 @@ class Entry:
     """A file in a package."""
 
     name: str
-    """Below the root folder, with slashes."""
+    """Path relative to the root folder, with slashes."""
     offset: int
-    """Of the content's first byte in the archive's file; 0 for a file in a folder."""
+    """Offset of the content in the package file, in bytes; 0 for a file of an unpacked package."""
     size: int
-    """Bytes of content."""
+    """Uncompressed size in bytes."""
     packed: int
-    """Bytes in the archive: `size`, unless the entry is compressed."""
+    """Size in the package file in bytes; equal to `size` unless the entry is compressed."""
     crc32: int | None
-    """None for a file in a folder."""
+    """None for a file of an unpacked package."""
     sha256: str | None = None
-    """Known for what was written, and for nothing that was only opened."""
+    """Hex digest of an entry that was written; None for an entry of an opened package."""
     stored: bool = True
-    """Whether the content lies in the file as it is, and not compressed."""
+    """Whether the content is stored without compression."""
 
 
 def _refuse_name(name: str) -> str | None:
-    """Why an entry's name is not allowed, or None."""
+    """Return why an entry name is not allowed, or None."""
     if not name or name.endswith("/"):
         return "names a folder, not a file"
     if re.search(r"[\x00-\x1f\x7f\\]", name):
@@ -162,10 +163,13 @@ def _refuse_name(name: str) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Raise unless an entry below the root folder may have this name.
+    """Check that an entry of a package may have this name.
+
+    Args:
+        name: path relative to the root folder.
 
     Raises:
-        ValueError: its text says why not.
+        ValueError: the name is not allowed; the error text says why.
     """
     why = _refuse_name(name)
     if why is None:
@@ -177,7 +181,7 @@ def check_name(name: str) -> None:
 
 
 class _Sums:
-    """CRC-32 and SHA-256 of a stream; for a large one, the latter in a thread of its own."""
+    """CRC-32 and SHA-256 of a stream. With a thread pool, SHA-256 is computed in another thread."""
 
     def __init__(self, pool: concurrent.futures.Executor | None = None) -> None:
         self._pool = pool
@@ -187,7 +191,7 @@ class _Sums:
         self.size = 0
 
     def update(self, data: Buffer) -> None:
-        """Take the next bytes. They must not change before the next `update` or `wait`."""
+        """Add the next bytes. They must not change before the next `update` or `wait`."""
         self.wait()
         self.size += len(data)
         if self._pool is None:
@@ -207,21 +211,21 @@ class _Sums:
 
 
 class Writer:
-    """Writes an archive, entry by entry.
+    """Writer of a package, entry by entry.
 
-    The caller opens the file, publishes it (`artifact_store.publish`) and closes it; after an error
-    it is rubbish.
+    The caller opens the file, publishes it (`artifact_store.publish`) and closes it. After an
+    error, the file is invalid and must be discarded.
     """
 
     def __init__(self, file: IO[bytes], root: str) -> None:
-        """Begin at the file's present position, which must be its beginning.
+        """Start a package.
 
         Args:
-            file: writable and seekable.
-            root: name of the folder that holds all entries: the package's name without its suffix.
+            file: writable and seekable, positioned at its beginning.
+            root: name of the root folder of all entries: the package's file name without .pt2.
 
         Raises:
-            ValueError: the root's name is not allowed.
+            ValueError: `root` is not allowed.
         """
         why = _refuse_name(root) or ("has a slash" if "/" in root else None)
         if why is not None:
@@ -233,17 +237,20 @@ class Writer:
         self._directory: list[bytes] = []
 
     def add(self, name: str, source: Source, *, aligned: bool = False) -> Entry:
-        """Write one entry, stored without compression.
+        """Write one entry without compression.
 
         Args:
-            name: below the root folder, with slashes.
-            source: its content. Large files and `Chunks` are never in memory as a whole.
-            aligned: whether its content begins at a multiple of `PAGE`.
+            name: path relative to the root folder, with slashes.
+            source: the content. Files and `Chunks` are streamed, never loaded as a whole.
+            aligned: whether to align the content to `PAGE` instead of 64 bytes. Default: False.
+
+        Returns:
+            The entry, including its SHA-256.
 
         Raises:
-            ValueError: the name is not allowed or is taken, or the source gives another number of
-                bytes than it said.
-            OSError: the source cannot be read or the archive cannot be written.
+            ValueError: the name is not allowed or already exists, or the size of the source differs
+                from its declared size.
+            OSError: the source cannot be read or the package cannot be written.
         """
         check_name(name)
         if name in self.entries:
@@ -258,7 +265,7 @@ class Writer:
         if sums.size != size:
             raise ValueError(f"the source of {name!r} gave {sums.size} bytes and not {size}")
         entry = Entry(name, offset, size, size, sums.crc32, sums.sha256())
-        # The checksum is known only now; it stands 14 bytes into the header.
+        # Patch the CRC-32, at byte 14 of the local header; it is known only now.
         self._file.seek(header_at + 14)
         self._file.write(struct.pack("<L", sums.crc32))
         self._file.seek(offset + size)
@@ -281,14 +288,14 @@ class Writer:
         return sums
 
     def _local_header(self, path: bytes, size: int, alignment: int) -> tuple[int, bytes]:
-        """Where the header goes, and the header, so that the content behind it is aligned."""
+        """Return (offset of the header, header) such that the content after it is aligned."""
         extra = b""
         if size >= _FULL32:
             extra = struct.pack("<2H2Q", _ZIP64_FIELD, 16, size, size)
         fixed = _LOCAL.size + len(path) + len(extra) + 4
         padding = -(self._position + fixed) % alignment
-        # A field holds 65535 bytes at most, the four of its own head not among them. What is too
-        # much for it goes before the header.
+        # An extra field holds up to 65535 bytes plus its 4-byte head. Padding that does not fit
+        # goes before the header.
         most = _FULL16 - len(extra) - 4
         gap = max(0, padding - most)
         extra += struct.pack("<2H", _PADDING_FIELD, padding - gap) + b"\0" * (padding - gap)
@@ -339,10 +346,10 @@ class Writer:
         return head + path + extra
 
     def finish(self) -> None:
-        """Write the entries of `BOOKKEEPING` that are still missing, and the archive's directory.
+        """Write the missing entries of `BOOKKEEPING` and the zip central directory.
 
-        The archive's identity, which torch draws at random or derives from names alone, is derived
-        from the content.
+        The serialization ID is derived from the content. torch's writer uses a random number or
+        derives it from the names alone.
         """
         written = {name: entry.sha256 or "" for name, entry in self.entries.items()}
         values = ("pt2", "0", sys.byteorder, "6\n", identity(written))
@@ -373,9 +380,12 @@ class Writer:
 
 
 def identity(digests: Mapping[str, str]) -> str:
-    """What `.data/serialization_id` is for entries with these SHA-256: forty decimal digits.
+    """Compute the content of `.data/serialization_id`: 40 decimal digits.
 
-    The bookkeeping does not count, nor does the order.
+    It does not depend on the entries in `BOOKKEEPING` or on the order of entries.
+
+    Args:
+        digests: SHA-256 in hex by entry name.
     """
     total = hashlib.sha256()
     for name in sorted(digests.keys() - set(BOOKKEEPING)):
@@ -389,7 +399,7 @@ def _flags(path: bytes) -> int:
 
 @contextlib.contextmanager
 def _reading(source: Source) -> Iterator[tuple[int, Iterable[Buffer]]]:
-    """Open a source: its number of bytes, and its parts one after the other."""
+    """Open a source and yield (size in bytes, iterable of chunks)."""
     if isinstance(source, Chunks):
         yield source.size, (memoryview(part).cast("B") for part in source.parts)
         return
@@ -407,26 +417,30 @@ def _reading(source: Source) -> Iterator[tuple[int, Iterable[Buffer]]]:
 
 
 def _file_parts(descriptor: int, offset: int, size: int) -> Iterator[memoryview]:
-    """The parts of a file's range. Each is overwritten when the one after the next is read."""
+    """Yield chunks of a file range. A chunk is valid until the second chunk after it is read."""
     buffers = [memoryview(bytearray(min(_CHUNK, size))) for _ in range(2)]
     end, turn = offset + size, 0
     while offset < end:
         view = buffers[turn][: min(_CHUNK, end - offset)]
         count = os.preadv(descriptor, [view], offset)
         if count == 0:
-            return  # The file has become shorter; the caller counts.
+            return  # The file was truncated; the caller checks the size.
         yield view[:count]
         offset += count
         turn = 1 - turn
 
 
 def file_sha256(path: str, offset: int = 0, size: int | None = None) -> str:
-    """The SHA-256 in hex of a part of a file, which is read in pieces.
+    """Compute the SHA-256 of a byte range of a file, reading it in chunks.
 
     Args:
-        path: the file's.
-        offset: in bytes.
-        size: bytes, fewer if the file ends before; None reaches to its end.
+        path: path of the file.
+        offset: start of the range in bytes. Default: 0.
+        size: size of the range in bytes, truncated at the end of the file. Default: None, up to
+            the end of the file.
+
+    Returns:
+        The hex digest.
 
     Raises:
         OSError: the file cannot be read.
@@ -440,7 +454,7 @@ def file_sha256(path: str, offset: int = 0, size: int | None = None) -> str:
 
 
 def models(entries: Iterable[str]) -> list[str]:
-    """Names of the compiled models that a package with these entries holds."""
+    """Return the names of the compiled models in a package with these entry names."""
     found = {
         name.split("/")[2]: None
         for name in entries
@@ -450,14 +464,14 @@ def models(entries: Iterable[str]) -> list[str]:
 
 
 class Package(abc.ABC):
-    """A package whose names, sizes and places have been found to be in order."""
+    """An open package whose entry names, sizes and offsets have been validated."""
 
     path: str
-    """Of the file or the folder; empty for a buffer."""
+    """Path of the .pt2 file or folder; empty for a buffer."""
     root: str
-    """Name of the folder that holds all entries; empty for a folder's."""
+    """Name of the root folder of all entries; empty for an unpacked package."""
     entries: Mapping[str, Entry]
-    """By name below the root folder."""
+    """Entries by name (path relative to the root folder)."""
 
     def __enter__(self) -> Package:
         return self
@@ -471,18 +485,18 @@ class Package(abc.ABC):
 
     @abc.abstractmethod
     def locate(self, name: str) -> tuple[str, int, int] | None:
-        """The file, offset and size in bytes at which an entry's content can be mapped.
+        """Return (file path, offset, size) for memory-mapping an entry, offset and size in bytes.
 
-        None where it lies in no file as it is.
+        None if no file contains the uncompressed content.
         """
 
     @abc.abstractmethod
     def _parts(self, entry: Entry) -> Iterator[Buffer]:
-        """The content, piece by piece; a piece holds until the one after the next is read."""
+        """Yield the content in chunks. A chunk is valid until the second chunk after it is read."""
 
     @property
     def where(self) -> str:
-        """The package as messages name it."""
+        """Description of the package's location for error messages."""
         return self.path or "in a buffer"
 
     def _fail(self, why: str) -> NoReturn:
@@ -502,14 +516,14 @@ class Package(abc.ABC):
             self._fail(f"{entry.name} is damaged: its content does not fit its SHA-256")
 
     def read(self, name: str, *, limit: int = 1 << 30) -> bytes:
-        """An entry's content, whose CRC-32 has been checked.
+        """Return the content of an entry after checking its CRC-32.
 
         Args:
-            name: the entry's.
-            limit: bytes; a larger entry is refused.
+            name: name of the entry.
+            limit: maximum size in bytes. Default: 1 GiB.
 
         Raises:
-            exc.BadPackageError: there is no such entry, or it is damaged or too large.
+            exc.BadPackageError: there is no such entry, or it is damaged or larger than `limit`.
         """
         entry = self._entry(name)
         if entry.size > limit:
@@ -522,10 +536,13 @@ class Package(abc.ABC):
         return b"".join(parts)
 
     def parts(self, name: str) -> Iterator[Buffer]:
-        """An entry's content piece by piece; a piece holds until the one after the next is read.
+        """Yield the content of an entry in chunks.
+
+        A chunk is valid until the second chunk after it is read. The CRC-32 is checked after the
+        last chunk.
 
         Raises:
-            exc.BadPackageError: there is no such entry, or, after its last piece, it is damaged.
+            exc.BadPackageError: there is no such entry; or, after the last chunk, it is damaged.
         """
         entry = self._entry(name)
         sums = _Sums()
@@ -535,11 +552,14 @@ class Package(abc.ABC):
         self._judge(entry, sums, None)
 
     def sha256(self, name: str, expected: str | None = None) -> str:
-        """The SHA-256 of an entry's content in hex; the CRC-32 is checked on the way.
+        """Compute the SHA-256 of an entry's content. Also checks its CRC-32.
 
         Args:
-            name: the entry's.
-            expected: if given, what the digest has to be.
+            name: name of the entry.
+            expected: the expected hex digest. Default: None, not compared.
+
+        Returns:
+            The hex digest.
 
         Raises:
             exc.BadPackageError: there is no such entry, or it is damaged.
@@ -552,7 +572,7 @@ class Package(abc.ABC):
         return sums.sha256()
 
     def verify(self, digests: Mapping[str, str]) -> None:
-        """Check all entries: those in `digests` by their SHA-256, the others by their CRC-32.
+        """Verify all entries: those in `digests` by SHA-256, the others by CRC-32.
 
         Large packages are read by several threads.
 
@@ -576,16 +596,16 @@ class Package(abc.ABC):
             list(pool.map(check, names))
 
     def extract(self, name: str, target: str | os.PathLike[str], sha256: str | None = None) -> None:
-        """Write an entry to a new file that only this user can read.
+        """Write an entry to a new file with mode 0600.
 
         Args:
-            name: the entry's.
-            target: the file's path, in a folder that is the caller's alone.
-            sha256: if given, what the digest has to be.
+            name: name of the entry.
+            target: path of the new file, in a folder private to the caller.
+            sha256: the expected hex digest. Default: None, only the CRC-32 is checked.
 
         Raises:
-            exc.BadPackageError: there is no such entry, or it is damaged; no file is left then.
-            OSError: the file exists, or cannot be written.
+            exc.BadPackageError: there is no such entry, or it is damaged. No file is left behind.
+            OSError: the file exists or cannot be written.
         """
         entry = self._entry(name)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -602,7 +622,7 @@ class Package(abc.ABC):
 
 
 class _Zip(Package):
-    """A .pt2 archive in a file or a buffer."""
+    """A package in a .pt2 file or a buffer."""
 
     def __init__(self, source: str | IO[bytes]) -> None:
         self.path = source if isinstance(source, str) else ""
@@ -627,7 +647,7 @@ class _Zip(Package):
             self._descriptor = -1
 
     def _pread(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes."""
+        """Read exactly `size` bytes."""
         if not 0 <= offset <= offset + size <= self._size:
             self._fail("it is cut off, or its directory points beyond its end")
         if self._buffer is None:
@@ -641,7 +661,7 @@ class _Zip(Package):
         return data
 
     def _read_end(self) -> tuple[int, int, int]:
-        """Where the directory begins and ends, and how many entries it has."""
+        """Return (begin, end, number of entries) of the zip central directory."""
         end_at = self._size - _END.size
         end = _END.unpack(self._pread(end_at, _END.size)) if end_at >= 0 else None
         if end is None or end[0] != _END_SIGNATURE:
@@ -659,7 +679,7 @@ class _Zip(Package):
                 record = _END64.unpack(self._pread(end64_at, _END64.size))
                 if record[0] != _END64_SIGNATURE:
                     self._fail("its zip64 end is damaged")
-                # Where both say something, they have to say the same: a reader may go by either.
+                # The values in both records must agree, because a reader may use either.
                 narrow = (disk, first_disk, here, count, size, begin)
                 disk, first_disk, here, count, size, begin = record[4:]
                 limits = (_FULL16,) * 4 + (_FULL32,) * 2
@@ -732,7 +752,7 @@ class _Zip(Package):
         return root, name
 
     def _central_entry(self, name: str, fields: tuple[Any, ...], extra: bytes) -> tuple[int, Entry]:
-        """Where an entry's local header is, and the entry as the directory describes it."""
+        """Return (offset of the local header, entry as described by the central directory)."""
         system, flags, method, crc32 = fields[2], fields[5], fields[6], fields[9]
         packed, size, first_disk, attributes, header_at = (
             fields[10],
@@ -778,9 +798,10 @@ class _Zip(Package):
     def _local_entry(
         self, path: bytes, header_at: int, flags: int, entry: Entry
     ) -> tuple[Entry, int]:
-        """The entry with its content's offset; the local header has to say what the directory says.
+        """Return (entry with its offset, offset of its content).
 
-        Stock's loaders read some fields here and some there.
+        Checks that the local header agrees with the central directory, because torch's loaders read
+        some fields from each.
         """
         head = _LOCAL.unpack(self._pread(header_at, _LOCAL.size))
         method, crc32, packed, size = head[3], head[6], head[7], head[8]
@@ -835,7 +856,7 @@ class _Zip(Package):
 
 
 class _Folder(Package):
-    """The folder that an archive has been unpacked into: its root, or the folder around that."""
+    """An unpacked package: its root folder, or a folder that contains only the root folder."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -854,7 +875,7 @@ class _Folder(Package):
         for item in sorted(os.scandir(folder), key=lambda item: item.name):
             name = prefix + item.name
             if item.is_dir(follow_symlinks=False):
-                # What else lies beside an unpacked archive is nobody's business.
+                # Ignore unrelated folders next to those of the package.
                 if prefix or item.name in _FOLDERS:
                     yield from self._walk(item.path, f"{name}/")
             elif item.is_file(follow_symlinks=False):
@@ -865,7 +886,7 @@ class _Folder(Package):
                 self._fail(f"{name} is a link or a device, not a file")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def locate(self, name: str) -> tuple[str, int, int] | None:
         entry = self._entry(name)
@@ -881,22 +902,23 @@ class _Folder(Package):
 
 
 def open_package(source: str | os.PathLike[str] | IO[bytes]) -> Package:
-    """Open a package and look at the names, sizes and places of all its entries.
+    """Open a package and validate the names, sizes and offsets of all entries.
 
-    No content is checked yet: `read`, `extract`, `sha256` and `verify` do that.
+    Does not check contents: `read`, `parts`, `extract`, `sha256` and `verify` do that.
 
     Args:
-        source: path of a .pt2 file or of a folder that one has been unpacked into, or a readable
-            and seekable buffer, which must not be used by anybody else until `close`.
+        source: path of a .pt2 file, path of a folder into which one was unpacked, or a readable and
+            seekable buffer, which must not be used otherwise until `close`.
 
     Raises:
-        exc.BadPackageError: it is no such thing, it cannot be read, or its names, sizes or places
-            are not in order.
+        exc.BadPackageError: `source` is not a package, cannot be read, or has entries with invalid
+            names, sizes or offsets.
+        exc.BadArgumentError: `source` is neither a path nor a readable and seekable buffer.
     """
     if not isinstance(source, (str, os.PathLike)):
         if not (hasattr(source, "read") and hasattr(source, "seek")):
             raise exc.BadArgumentError(
-                name="the package", given=repr(source), allowed="a path, or a readable buffer"
+                name="path", given=repr(source), allowed="a path, or a readable buffer"
             )
         return _Zip(source)
     path = os.path.abspath(os.fspath(source))

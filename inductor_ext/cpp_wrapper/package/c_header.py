@@ -1,8 +1,8 @@
-"""A C header that says how a model of a package is called, for programs that are not Python.
+"""Generation of a C header that describes the signature of a model, for C and C++ programs.
 
-It gives the inputs and outputs names instead of numbers, and says in comments what each has to be.
-C and C++ alike; it includes nothing. It lies in the package (`extra/inductor_ext/<model>.h`), from
-where unzip gets it.
+The header defines the index of every input and output as a macro; comments give dtype, shape and
+device. It is valid C and C++ and includes no other header. Each model's header is in the package at
+`extra/inductor_ext/<model>.h`, from where unzip extracts it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ __all__ = ["path", "render"]
 
 
 def path(model: str) -> str:
-    """Where the header of a model lies in its package, below the root folder."""
+    """Return the entry of a model's header in its package, relative to the root folder."""
     return f"extra/inductor_ext/{model}.h"
 
 
 def render(model: str, signature: Signature) -> str:
-    """The header's text."""
+    """Return the text of the header.
+
+    Args:
+        model: name of the model.
+        signature: its signature.
+    """
     prefix = _identifier(model)
     guard = f"INDUCTOR_EXT_{prefix}_H"
     lines = [
@@ -102,5 +107,5 @@ def _range(limits: Range) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that does not end the comment it stands in."""
+    """Escape text for use in a C comment."""
     return text.replace("*/", "* /").replace("\\", "/")

@@ -1,12 +1,12 @@
-"""What a package says of itself: `extra/inductor_ext/manifest.json`.
+"""The manifest of a package: `extra/inductor_ext/manifest.json`.
 
-A `Manifest` holds all that a loader, a reader or another build wants to know without running
-anything: how each model is called, its constants, what the machine has to offer, with what options
-and by which versions it was compiled, and the SHA-256 of every file. The same compile gives the
-same bytes: no date, no path and no machine's name is in it unless the caller puts it there.
+A `Manifest` describes a package without running code from it: the signature and constants of each
+model, the machine requirements, the options and versions that it was compiled with, and the SHA-256
+of every file. The manifest is deterministic: the same compile gives the same bytes. It contains no
+date, path or host name unless the caller adds one.
 
-Reading checks the type of every field, and keeps what a later version has added. `check_machine`
-refuses what cannot run here. Pure: no torch.
+Reading checks the type of every field and preserves fields added by later versions. `check_machine`
+rejects a model that cannot run on this machine. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Version of the manifest's form. A reader refuses a higher one."""
+"""Version of the manifest format. A reader rejects a higher version."""
 
 PATH = "extra/inductor_ext/manifest.json"
-"""The manifest's place below the package's root folder."""
+"""Entry of the manifest, relative to the root folder of the package."""
 
 _LIMIT = 1 << 28
-"""Bytes that a manifest may have."""
+"""Maximum size of a manifest in bytes."""
 
 _Json = Mapping[str, Any]
 
@@ -59,31 +59,32 @@ class File:
     bytes: int
     sha256: str
     more: _Json = dataclasses.field(default_factory=dict)
-    """Here and below: what a later version has added."""
+    """Here and in the classes below: fields added by later versions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant:
-    """A parameter, a buffer or another tensor that a model carries with it."""
+    """A constant of a model: a parameter, a buffer or another tensor."""
 
     name: str
-    """In the generated code."""
+    """Name in the generated code."""
     fqn: str
-    """In the model, "encoder.layer.0.weight"; empty for what the compiler made."""
+    """Fully qualified name in the original module, such as "encoder.layer.0.weight"; empty for a
+    constant created by the compiler."""
     dtype: str
-    """As in "float32"."""
+    """Such as "float32"."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    """In elements; empty if the layout knows no strides."""
+    """In elements; empty if the layout has no strides."""
     bytes: int
-    """Of its storage."""
+    """Size of its storage in bytes."""
     offset: int | None
-    """In bytes, from the beginning of the model's weights; None if it is not stored there."""
+    """Offset of its storage in the model's weights, in bytes; None if it is not stored there."""
     sha256: str | None
-    """Of its bytes."""
+    """Hex digest of its storage."""
     device: str = "cpu"
     folded: bool = False
-    """Whether it is computed from the others when the model is loaded or updated."""
+    """Whether it is computed from other constants when the model is loaded or updated."""
     more: _Json = dataclasses.field(default_factory=dict)
 
 
@@ -93,67 +94,68 @@ class Kernel:
 
     name: str
     operators: tuple[str, ...] = ()
-    """What it computes, in the operators of the exported graph."""
+    """Operators of the exported graph that the kernel computes."""
     device: str = "cpu"
     more: _Json = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """One of the package's models."""
+    """A compiled model in a package."""
 
     device: str
-    """Type of the device that it runs on: "cpu", "cuda"."""
+    """Device type that the model runs on: "cpu", "cuda"."""
     library: str | None
-    """Entry of the shared library; None if the package holds the model's sources instead."""
+    """Entry of the shared library; None if the package contains the model's sources instead."""
     weights: str | None = None
-    """Entry of the constants' bytes; None if there are none, or they are elsewhere."""
+    """Entry of the weights; None if there are none or they are outside of the package."""
     outside: File | None = None
-    """The constants' bytes, if they are kept outside of the package."""
+    """Size and digest of the weights file, if the weights are outside of the package."""
     signature: _Json = dataclasses.field(default_factory=dict)
-    """How it is called (`signature.Signature` as JSON)."""
+    """Signature of a call (`signature.Signature` as JSON)."""
     constants: tuple[Constant, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
-    """What the CPU must have, as in `isa`."""
+    """Required CPU features, by the names of `build.cpu_isa`."""
     cuda_architectures: tuple[str, ...] = ()
-    """What its kernels were compiled for: "sm_90", "sm_90a", "compute_90"."""
+    """Architectures that its kernels were compiled for: "sm_90", "sm_90a", "compute_90"."""
     options: _Json = dataclasses.field(default_factory=dict)
-    """Options of Inductor and of ours that differ from their defaults."""
+    """Non-default options of Inductor and settings of the extension."""
     memory: _Json = dataclasses.field(default_factory=dict)
-    """Summary of the memory plan: bytes at the peak, lower bound, arenas."""
+    """Summary of the memory plan: peak and lower bound in bytes, arenas, allocator calls."""
     more: _Json = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A package's models, files and origin."""
+    """The models, files, versions and platform of a package."""
 
     format: int = FORMAT
     models: Mapping[str, Model]
     files: Mapping[str, File]
-    """By entry below the root folder: all but the manifest and the archive's bookkeeping."""
+    """By entry name: all entries except the manifest and `archive.BOOKKEEPING`."""
     versions: Mapping[str, str | None]
-    """What made it: of "torch", "cuda", "triton", "compiler", "inductor_ext", "source_key"."""
+    """Versions it was compiled with, by "torch", "cuda", "triton", "compiler", "inductor_ext" and
+    "source_key"."""
     platform: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Where it runs: "system" (`sys.platform`) and "machine" (`platform.machine()`)."""
+    """Platform it runs on: "system" (`sys.platform`) and "machine" (`platform.machine()`)."""
     provenance: _Json = dataclasses.field(default_factory=dict)
-    """Whatever else the maker wants to be known."""
+    """Free-form information about the origin, added by the caller."""
     more: _Json = dataclasses.field(default_factory=dict)
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 in hex by entry."""
+        """Return the SHA-256 in hex by entry name."""
         return {name: file.sha256 for name, file in self.files.items()}
 
     def model(self, name: str, path: str) -> Model:
-        """The model of that name.
+        """Return the model called `name`.
 
         Args:
-            name: the model's.
-            path: the package's, for the message.
+            name: name of the model.
+            path: path of the package, for the error message.
 
         Raises:
-            exc.ModelNotFoundError: there is none.
+            exc.ModelNotFoundError: there is no such model.
         """
         if name not in self.models:
             raise exc.ModelNotFoundError(path=path, name=name, models=", ".join(self.models))
@@ -176,25 +178,26 @@ def _encode(value: Any) -> Any:
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """The manifest as JSON in UTF-8, the same bytes for an equal manifest.
+    """Serialize a manifest as UTF-8 JSON. Equal manifests give equal bytes.
 
     Raises:
-        TypeError, ValueError: one of its free fields holds what JSON cannot hold.
+        TypeError, ValueError: a free-form field contains a value that is not JSON-serializable.
     """
     text = json.dumps(_encode(manifest), indent=1, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def loads(data: bytes, path: str) -> Manifest:
-    """Read a manifest.
+    """Parse a manifest.
 
     Args:
         data: JSON in UTF-8.
-        path: the package's, for the messages.
+        path: path of the package, for error messages.
 
     Raises:
-        exc.BadPackageError: it is no JSON, lacks a field, or has one of a wrong type or value.
-        exc.IncompatibleArtifactError: it has a format that only a later inductor_ext knows.
+        exc.BadPackageError: the data is not valid JSON, lacks a field, or has a field of the wrong
+            type or value.
+        exc.IncompatibleArtifactError: the manifest has a higher format version than `FORMAT`.
     """
     try:
         content = json.loads(data.decode(), parse_constant=_no_constant)
@@ -219,7 +222,7 @@ def _no_constant(text: str) -> None:
 
 
 def _decode(annotation: Any, value: Any, where: str) -> Any:
-    """`value` as the annotation has it; ValueError, with the place, where it does not fit."""
+    """Convert JSON to the annotated type; raise ValueError with the location on a mismatch."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
         return value
@@ -291,7 +294,7 @@ def _check_digest(where: str, digest: str) -> None:
 
 
 def read(package: archive.Package) -> tuple[Manifest, bytes] | None:
-    """A package's manifest and the bytes that it was read from; None for a package of stock's.
+    """Return (manifest, its JSON bytes) of a package; None if Inductor (default) compiled it.
 
     Raises:
         exc.BadPackageError, exc.IncompatibleArtifactError: see `loads`.
@@ -303,17 +306,18 @@ def read(package: archive.Package) -> tuple[Manifest, bytes] | None:
 
 
 def check_seal(package: archive.Package, content: Manifest, data: bytes) -> None:
-    """Whether the manifest is the one that the package was written with.
+    """Check that the manifest is the one that the package was written with.
 
-    The archive's identity is derived from the SHA-256 of all files, the manifest's among them.
+    The package's `.data/serialization_id` is derived from the SHA-256 of all files, including the
+    manifest.
 
     Args:
         package: the package.
-        content, data: its manifest, as `read` returns it.
+        content, data: its manifest, as returned by `read`.
 
     Raises:
-        exc.BadPackageError: it is another one, or there are files that it does not list where
-            stock's loaders would pick them up.
+        exc.BadPackageError: the manifest was changed, or the package has files below `data/`, where
+            torch's loaders would use them, that the manifest does not list.
     """
     digests = {**content.digests(), PATH: hashlib.sha256(data).hexdigest()}
     found = package.read(".data/serialization_id", limit=64).decode(errors="replace")
@@ -328,33 +332,36 @@ def check_seal(package: archive.Package, content: Manifest, data: bytes) -> None
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a process that wants to run a model has to offer."""
+    """The environment in which a model is to run."""
 
     torch: str
     """Version of the installed torch."""
     cuda: str | None
     """CUDA version that torch was built with; None without CUDA."""
     system: str
+    """`sys.platform`."""
     machine: str
+    """Machine type, such as "x86_64"."""
     cpu_features: frozenset[str] | None
-    """As in `isa`; None if unknown."""
+    """By the names of `build.cpu_isa`; None if unknown."""
     capability: tuple[int, int] | None = None
-    """Compute capability of the CUDA device that is to be used."""
+    """Compute capability of the selected CUDA device; None without one."""
 
 
 def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str) -> None:
-    """Refuse a model that does not fit a machine.
+    """Check that a model can run on a machine.
 
-    Compiled code relies on the layout of torch's C interface, which changes with minor releases,
-    and on the CUDA runtime, which changes with major ones.
+    Compiled code depends on torch's C interface, whose layout changes with minor releases, and on
+    the CUDA runtime, which changes with major releases.
 
     Args:
-        manifest, model: the package's, and the one of its models that is to be loaded.
-        machine: what there is.
-        path: the package's, for the message.
+        manifest: the manifest of the package.
+        model: the model to load.
+        machine: the environment to check against.
+        path: path of the package, for the error message.
 
     Raises:
-        exc.IncompatibleArtifactError: it names everything that does not fit.
+        exc.IncompatibleArtifactError: the model cannot run; the message lists all reasons.
     """
     reasons = []
     for name, found in (("system", machine.system), ("machine", machine.machine)):
@@ -410,7 +417,7 @@ def _runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
             continue
         compiled = int(found[2]), int(found[3])
         if found[1] == "compute" and not found[4]:
-            fits = capability >= compiled  # PTX, which the driver compiles for any later device
+            fits = capability >= compiled  # PTX: the driver compiles it for any later device
         elif found[4] == "a":
             fits = capability == compiled
         else:

@@ -1,7 +1,9 @@
-"""From compiled artifacts to the .pt2 package: its layout, which stock's loaders read, and ours.
+"""Writing compiled models into a .pt2 package that both torch's and the extension's loaders read.
 
-A package holds the models' files where stock's packaging puts them, the weights where they can be
-mapped, and a manifest of all of it (see `manifest`), by which our loader knows what it loads.
+The models' files are at the paths that torch's packaging uses. The weights are aligned for
+memory-mapping. A manifest (see `manifest`) and a C header per model (see `c_header`) are added for
+`inductor_ext.load` and other readers. The caller publishes the file; after an error it is invalid.
+The setting `aot_weights_file` moves the weights out of the package.
 """
 
 from __future__ import annotations
@@ -39,26 +41,27 @@ def write(
     compiler: str,
     weights_file: str | None = None,
 ) -> None:
-    """Write the package of one or several models.
+    """Write a package of one or several models.
 
     Args:
-        file: writable and seekable, at its beginning.
-        root: name of the folder that holds all entries.
-        artifacts: by the models' names.
-        options: Inductor's and ours that differ from their defaults.
-        plans: how the models' buffers share memory, by the models' names, where it is known.
-        compiler: name and version.
-        weights_file: where the weights go instead of into the package; of one model at most.
+        file: writable and seekable, positioned at its beginning.
+        root: name of the root folder of all entries.
+        artifacts: compiled models by name.
+        options: non-default options of Inductor and settings of the extension.
+        plans: memory plans by model name, where known.
+        compiler: name and version of the C++ compiler.
+        weights_file: path of a file for the weights, which are then left out of the package; only
+            for a single model. Default: None, weights in the package.
 
     Raises:
-        exc.SharedWeightsFileError: there are weights of several models for one file.
-        exc.BadWeightsFileError: the file of the weights cannot be written.
+        exc.SharedWeightsFileError: `weights_file` was given for several models.
+        exc.BadWeightsFileError: `weights_file` cannot be written.
     """
     if weights_file is not None and len(artifacts) > 1:
         raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
     writer = archive.Writer(file, root)
     adapter = _Adapter(writer, artifacts)
-    # Stock's own packaging knows where which file belongs, and how to pickle weights.
+    # torch's packaging function decides the path of each file and pickles weights.
     from torch.export.pt2_archive import _package
 
     _package._package_aoti_files(
@@ -96,11 +99,12 @@ def write(
 
 
 class _Adapter:
-    """In the place of torch's PT2ArchiveWriter."""
+    """Replacement for torch's PT2ArchiveWriter that writes to an `archive.Writer`."""
 
     def __init__(self, writer: archive.Writer, artifacts: Mapping[str, Artifact]) -> None:
         self._writer = writer
-        # By entry: models of the same code, whose files have the same names, differ in weights.
+        # Keyed by entry, not by path: models with the same code have files of the same names but
+        # different weights.
         self._weights = {
             _entry(name, artifact.weights_path): artifact
             for name, artifact in artifacts.items()
@@ -108,13 +112,14 @@ class _Adapter:
         }
 
     def write_file(self, name: str, file_path: str) -> None:
-        """Add a file, or the weights of which it would have been the file."""
+        """Add a file. Weights are streamed from the tensors, because their file does not exist."""
         artifact = self._weights.get(name)
         if artifact is None:
             self._writer.add(name, file_path)
             return
         pieces = weights_layout.parts(artifact.constants, artifact.plan)
-        # Torch's loader puts the weights behind the library that it makes of sources.
+        # torch's loader builds the library of a sources-only package and appends this entry to it.
+        # The library finds the weights by the footer.
         end = weights_layout.footer(artifact.plan) if artifact.shared_object is None else b""
         source = archive.Chunks(artifact.plan.bytes + len(end), itertools.chain(pieces, [end]))
         self._writer.add(name, source, aligned=True)
@@ -124,12 +129,12 @@ class _Adapter:
         self._writer.add(name, data)
 
     def write_string(self, name: str, data: str) -> None:
-        """Add an entry of text."""
+        """Add a text entry."""
         self._writer.add(name, data.encode())
 
 
 def _write_weights(path: str, artifact: Artifact) -> manifest.File:
-    """Write the weights to a file of their own, unless it holds them already."""
+    """Write the weights to a separate file, unless it already contains the same weights."""
     digest = _sha256(weights_layout.parts(artifact.constants, artifact.plan))
     known = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
     try:
@@ -152,7 +157,7 @@ def _sha256(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def _entry(model: str, path: str) -> str:
-    """Where stock's packaging puts a model's file."""
+    """Return the entry at which torch's packaging puts a file of a model."""
     return f"data/aotinductor/{model}/{os.path.basename(path)}"
 
 
@@ -199,7 +204,7 @@ def _constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
         return hashlib.sha256(content.view).hexdigest()
 
     stored = [name for name in artifact.constants if plan.sizes[name]]
-    # Constants that share a storage share its digest; hashing lets other threads run.
+    # Constants that share a storage share its digest. Threads help: hashing releases the GIL.
     first = {plan.offsets[name]: name for name in reversed(stored)}
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         digests = dict(zip(first, pool.map(digest, first.values()), strict=True))
@@ -220,7 +225,7 @@ def _constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
 
 
 def _operators(kernel: str) -> tuple[str, ...]:
-    """What a kernel's name says of the operators in it."""
+    """Return the operators encoded in the name of a kernel."""
     found = re.search(r"fused_(\w+?)_\d+$", kernel)
     return (found[1],) if found else ()
 
@@ -239,7 +244,7 @@ def _versions(compiler: str) -> dict[str, str | None]:
 
 
 def _plain(value: object) -> Any:
-    """What JSON can hold of an option's value."""
+    """Convert the value of an option to a JSON-serializable value."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 // The checks of a model's inputs: what the tables of a model's unit consist of, and what reads them.
 //
-// A model's unit holds constant tables only (cpp_wrapper/checks.py writes them), so that it costs
-// its compiler nothing; the code that reads them, with the wording of every error, is checks.cpp,
-// compiled once. All tables are plain data without initialisers that run.
+// A model's unit holds constant tables only, which cpp_wrapper/codegen/input_checks.py writes, so
+// that compiling it costs nothing. The code that reads them, with the text of every error, is
+// checks.cpp, compiled once. All tables are plain data without initialisers that run.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

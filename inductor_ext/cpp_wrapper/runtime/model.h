@@ -1,8 +1,8 @@
 // What every generated unit of a model includes: the model's class and the tables that describe it.
 //
 // A model's own code fills `inductor_ext::model_info` with constant-initialised data and defines
-// the member functions of AOTInductorModel; runtime.cpp, compiled once for all models, does the
-// rest. The namespace and the names that generated code uses are those of torch's own model.h,
+// the member functions of AOTInductorModel. The other sources here, compiled once for all models, do
+// the rest. The namespace and the names that generated code uses are those of torch's own model.h,
 // which this file takes the place of: it carries no std::regex, iostream or hash table into an
 // artifact, and is read in a fraction of the time.
 #pragma once

@@ -1,1 +1,1 @@
-"""What a model takes and returns: inputs, outputs, guards on sizes."""
+"""The call signature of a model: inputs, outputs, guards on sizes."""

@@ -1,12 +1,12 @@
-"""Integer expressions over the symbols of a signature: read, evaluated, shown, made into programs.
+"""Integer expressions over the symbols of a signature: parse, evaluate, print, compile to bytecode.
 
-They are written as Python writes them (`2*s0 + 1`, `s0 % 4 == 0`, `max(1, u0)`) and mean what they
-mean there: `//` and `%` round down, `and`, `or` and `a if c else b` look only at what decides. A
-program is the same expression as a list of 64-bit words for the stack machine in
-runtime/checks.cpp. Pure: it needs the standard library alone.
+Expressions have Python's syntax (`2*s0 + 1`, `s0 % 4 == 0`, `max(1, u0)`) and semantics: `//` and
+`%` round down; `and`, `or` and `a if c else b` short-circuit. A program is the same expression as a
+list of 64-bit words for the stack machine in runtime/checks.cpp. Pure: imports only the standard
+library.
 
-An expression that cannot be read is refused (`exc.BadExpressionError`); a division by zero when it
-is evaluated is Python's ZeroDivisionError.
+Text that is not such an expression raises `exc.BadExpressionError`. A division by zero during
+evaluation raises ZeroDivisionError, as in Python.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["DEPTH", "Apply", "Node", "evaluate", "parse", "program", "show", "sy
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operator, by its sign or name, and what it is applied to."""
+    """An operator, by its symbol or name, and its operands."""
 
     operator: str
     arguments: tuple[Node, ...]
 
 
 Node = int | str | Apply
-"""A number, a symbol's name, or an operator applied to nodes."""
+"""An integer, a symbol's name, or an operator applied to nodes."""
 
 DEPTH = 32
-"""How deep a program's stack may grow; runtime/checks.cpp has room for as much."""
+"""Maximum stack depth of a program; equal to the stack size in runtime/checks.cpp."""
 
 _BINARY: dict[type[ast.AST], str] = {
     ast.Add: "+",
@@ -62,10 +62,10 @@ _CALLS = ("min", "max", "abs")
 
 
 def parse(text: str) -> Node:
-    """Read an expression.
+    """Parse an expression.
 
     Raises:
-        exc.BadExpressionError: it is no expression of integers, names and the operators above.
+        exc.BadExpressionError: `text` has anything but integers, names and supported operators.
     """
     try:
         return _read(ast.parse(text, mode="eval").body)
@@ -120,7 +120,7 @@ def _read(node: ast.expr) -> Node:
 
 
 def symbols(node: Node) -> list[str]:
-    """The names in an expression, each once, in the order in which they appear."""
+    """Return the names in an expression without duplicates, in order of first appearance."""
     if isinstance(node, str):
         return [node]
     if isinstance(node, int):
@@ -155,7 +155,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(node: Node, values: Mapping[str, int]) -> int:
-    """The value of an expression; of a condition, 1 or 0.
+    """Return the value of an expression; a condition evaluates to 1 or 0.
 
     Raises:
         KeyError: a symbol has no value.
@@ -198,11 +198,11 @@ _PRECEDENCE = {
 
 
 def show(node: Node, names: Mapping[str, str] | None = None, above: int = 0) -> str:
-    """An expression as text that `parse` reads back, with as few parentheses as it needs.
+    """Return an expression as text that `parse` accepts, with as few parentheses as possible.
 
     Args:
-        names: what is written in place of a symbol.
-        above: the precedence of what stands around it.
+        names: replacement text for symbols.
+        above: precedence of the enclosing operator.
     """
     if isinstance(node, str):
         return (names or {}).get(node, node)
@@ -219,7 +219,7 @@ def show(node: Node, names: Mapping[str, str] | None = None, above: int = 0) -> 
         text = f"{'-' if name == 'neg' else 'not '}{show(node.arguments[0], names, level)}"
     else:
         left, right = node.arguments
-        # Python groups to the left, comparisons into chains, and powers to the right.
+        # Binary operators are left-associative, except `**`; comparisons would chain.
         chains = level == _PRECEDENCE["=="] or name == "**"
         sign = name if name in ("*", "**") else f" {name} "
         text = f"{show(left, names, level + chains)}{sign}{show(right, names, level + 1)}"
@@ -256,17 +256,17 @@ _OPCODES = (
     "or",
     "if",
 )
-"""In the order of `enum Opcode` in runtime/checks.cpp."""
+"""Opcode names, in the order of `enum Opcode` in runtime/checks.cpp."""
 
 
 def program(node: Node, numbers: Mapping[str, int]) -> list[int]:
-    """An expression in postfix order, for `evaluate` in runtime/checks.cpp.
+    """Compile an expression to postfix words for `evaluate` in runtime/checks.cpp.
 
     Args:
-        numbers: each symbol's place in the table of symbols.
+        numbers: index of each symbol in the symbol table.
 
     Raises:
-        exc.BadExpressionError: it needs a deeper stack than there is.
+        exc.BadExpressionError: the expression needs a deeper stack than `DEPTH`.
     """
     words: list[int] = []
     if _emit(node, numbers, words) > DEPTH:
@@ -275,7 +275,7 @@ def program(node: Node, numbers: Mapping[str, int]) -> list[int]:
 
 
 def _emit(node: Node, numbers: Mapping[str, int], words: list[int]) -> int:
-    """Append a node's words; the depth of stack that they need."""
+    """Append a node's words and return the stack depth that they need."""
     if isinstance(node, str):
         words += [_OPCODES.index("symbol"), numbers[node]]
         return 1

@@ -1,16 +1,16 @@
-"""From an exported program to the signature of its artifact.
+"""Derive a compiled model's signature from its exported program.
 
-What export knows of a call and what its compiled form no longer asks is gathered here: the inputs'
+Collects what torch.export knows about a call and the generated code does not check: the inputs'
 names, dtypes, shapes, strides and devices; the ranges of symbols; and the conditions under which
-the program was traced: guards, which export keeps as text, asserts in the graph, and the ranges of
-dimensions that are expressions. The shape environment's own guards are asked only where the text
-cannot be read: saving a program loses them, and compiling it adds to them.
+the program was traced: guards, which torch.export keeps as text, asserts in the graph, and the
+ranges of dimensions that are expressions. The shape environment's own guards are used only if that
+text cannot be parsed: saving a program loses them, and compiling it adds to them.
 
-A condition that the ranges imply is left out. One that cannot be expressed, or whose symbols no
-input tells, is recorded in `Signature.unchecked`. `with_guards` adds what compiling has assumed
-beyond export.
+A condition that the ranges imply is dropped. A condition that cannot be expressed, or whose symbols
+no input determines, goes to `Signature.unchecked`. `with_guards` adds the guards that compilation
+has added to those of torch.export.
 
-Reads torch.export's program and torch's symbolic expressions; it changes neither.
+Reads the exported program and torch's symbolic expressions, and modifies neither.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ _NUMBERS: dict[type, Literal["int", "float", "bool"]] = {
 }
 
 _NO_MAXIMUM = (1 << 63) - 2
-"""Export writes the ends of int64, give or take one, where there is no end."""
+"""torch.export writes the limits of int64, off by at most one, for an unbounded range."""
 
 
 def signature(program: ExportedProgram) -> Signature:
-    """What a call of a program's artifact has to look like, and what it returns.
+    """Return the call signature of the model compiled from an exported program.
 
     Raises:
-        exc.UncheckableInputError: an input is of a kind that artifacts do not take, or a size of
-            it is no expression of integers.
+        exc.UncheckableInputError: an input is of an unsupported kind, or one of its sizes or
+            strides is not an integer expression.
     """
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
@@ -115,11 +115,11 @@ def signature(program: ExportedProgram) -> Signature:
 
 
 def with_guards(known: Signature, environment: ShapeEnv) -> Signature:
-    """A signature to which the guards are added that a shape environment holds.
+    """Return a signature with the guards of a shape environment added.
 
-    Compiling may specialise the code further than export did, and says so by guards: a size is
-    taken for a number, an index for one of 32 bits. Guards by which the compiler has only chosen
-    the faster of two right ways are left out, and those over symbols of other programs.
+    Compilation may specialize the code further than torch.export did, and records that as guards: a
+    size is fixed to a constant, or an index to 32 bits. Guards with which the compiler only chose
+    the faster of two correct variants are left out, as are guards on symbols of other programs.
     """
     specialised = [
         sympy.Eq(symbol, environment.replace(symbol), evaluate=False)
@@ -130,10 +130,10 @@ def with_guards(known: Signature, environment: ShapeEnv) -> Signature:
 
 
 def with_numbers(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The example inputs of a program's compile, with the numbers that vary as they are exported.
+    """Return the example inputs of a compile with exported SymInts in place of dynamic scalars.
 
-    Torch's code generation has such inputs, as tensors of no dimensions that it takes apart; what
-    leads an exported program there gives None in their place.
+    torch's code generation handles such inputs as 0-dim tensors that it unpacks, but the path from
+    an exported program to it passes None for them.
     """
     values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     return [
@@ -181,7 +181,7 @@ def _with_conditions(known: Signature, conditions: Iterable[sympy.Basic]) -> Sig
 
 
 def _limits(condition: sympy.Basic) -> Range | None:
-    """The range that a condition is, if it compares a symbol with a number."""
+    """Return the range that a condition expresses, if it compares a symbol with an integer."""
     match condition:
         case (
             sympy.Eq(lhs=sympy.Symbol(), rhs=sympy.Integer() as number)
@@ -222,7 +222,7 @@ def _is_empty(limits: Range) -> bool:
 
 
 def _flattened(conditions: Iterable[sympy.Basic]) -> Iterator[sympy.Basic]:
-    """Each condition's parts, with symbols that are told apart by their names alone."""
+    """Split conditions into conjuncts over integer symbols that are identified by name alone."""
     for condition in conditions:
         plain = condition.xreplace(
             {symbol: sympy.Symbol(symbol.name, integer=True) for symbol in condition.free_symbols}
@@ -237,7 +237,7 @@ def _implied(condition: sympy.Basic, ranges: dict[Any, ValueRanges[Any]]) -> boo
     try:
         bounds = bound_sympy(condition.lhs - condition.rhs, ranges)
     except Exception:
-        # Functions that have no bounds raise whatever they do; the condition is checked then.
+        # Functions without bounds raise arbitrary exceptions; the condition is then checked.
         return False
     lower, upper = bounds.lower, bounds.upper
     match condition:
@@ -258,7 +258,7 @@ def _implied(condition: sympy.Basic, ranges: dict[Any, ValueRanges[Any]]) -> boo
 
 
 def _argument_names(program: ExportedProgram, fallback: Sequence[str]) -> list[tuple[str, str]]:
-    """For each leaf of a call its name in the model and its path in `(args, kwargs)`."""
+    """Return the name in the model and the path in `(args, kwargs)` of each leaf of a call."""
     spec = program.call_spec.in_spec
     paths = _leaf_paths(spec)
     if paths is None or len(paths) != len(fallback):
@@ -277,14 +277,14 @@ def _argument_names(program: ExportedProgram, fallback: Sequence[str]) -> list[t
 
 
 def _leaf_paths(spec: Any) -> list[tuple[Any, ...]] | None:
-    """The key path of each leaf; None where a container's class does not let itself be rebuilt."""
+    """Return the key path of each leaf; None if a container class cannot be reconstructed."""
     if spec is None:
         return None
     try:
         tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         pairs, _ = pytree.tree_flatten_with_path(tree)
     except Exception:
-        # Classes of users may check what they are made of; names are not worth an error.
+        # User classes may validate their contents; a missing name is not worth an error.
         return None
     return [tuple(path) for path, _ in pairs]
 
@@ -347,9 +347,10 @@ def _symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Ran
 
 
 def _range_behind(program: ExportedProgram, name: str) -> Range | None:
-    """The range of a symbol that stands nowhere alone, from those of dimensions made of it.
+    """Derive the range of a symbol that is no dimension by itself from dimensions linear in it.
 
-    Export narrows its own one to 2 or more, whatever the user has given, and does not check it.
+    torch.export narrows the symbol's own range to 2 or more regardless of the user's bounds, and
+    does not check it.
     """
     found = Range()
     for key, value in program.range_constraints.items():
@@ -367,7 +368,7 @@ def _range_behind(program: ExportedProgram, name: str) -> Range | None:
 
 
 def range_of(limits: Any) -> Range:
-    """The range that torch's `ValueRanges` state, without ends that are int64's; None for none."""
+    """Convert torch's `ValueRanges`, dropping bounds at int64's limits; None means unbounded."""
     if limits is None:
         return Range()
     low = int(limits.lower) if limits.lower > -_NO_MAXIMUM else None
@@ -388,7 +389,7 @@ def _shape_environment(values: Iterable[Any]) -> ShapeEnv | None:
 
 
 def _range_conditions(program: ExportedProgram, symbols: Mapping[str, Range]) -> list[sympy.Basic]:
-    """The ranges of dimensions that are expressions; most follow from those of their symbols."""
+    """Return the ranges of dimensions that are expressions; most follow from symbols' ranges."""
     found: list[sympy.Basic] = []
     for key, limits in program.range_constraints.items():
         if not isinstance(key, sympy.Symbol) and isinstance(key, sympy.Expr):
@@ -405,16 +406,16 @@ _PREFERENCES = re.compile(
     r"choices|codegen/cpp|decomposition|fx_passes/|kernel/(conv|mm)|pattern_matcher|scheduler"
     r"|select_algorithm|template_heuristics|utils\.py:(cmp|evaluate)))"
 )
-"""Where torch asks of sizes only what is faster, or what strides a result would have in eager mode.
+"""Where torch asks about sizes only to choose the faster variant or the strides of eager mode.
 
-For instance, whether a sum is long enough to be made in parts, or whether a batch is large enough
-for another convolution. The code is right for the other answer too, and refusing it would take away
-sizes that the program was exported for. That is so of answers by which a size is larger or smaller
-than something; where two are said to be equal, code may rely on it.
+For instance, whether a reduction is long enough to split, or whether a batch is large enough for
+another convolution. The generated code is correct for the other answer too, and enforcing the
+guard would reject sizes that the program was exported for. This holds for inequalities only: code
+may rely on an equality.
 """
 
 _PASSED_ON = re.compile(r"torch/(__init__\.py|fx/|_inductor/sizevars\.py|utils/)|<string>")
-"""What stands between a question about sizes and who asks it."""
+"""Intermediate frames between a query about sizes and the code that makes it."""
 
 
 def _guards(environment: ShapeEnv) -> list[sympy.Basic]:
@@ -425,27 +426,27 @@ def _guards(environment: ShapeEnv) -> list[sympy.Basic]:
         if hasattr(frame, "filename"):
             place = f"{frame.filename}:{frame.name}"
         if isinstance(guard.expr, sympy.Eq) or not _PREFERENCES.search(place):
-            # It may be written with a symbol that has been found to be another's expression.
+            # The guard may use a symbol that has since been replaced by another's expression.
             found.append(environment.replace(guard.expr))
     return found
 
 
 @contextlib.contextmanager
 def without_preferences(program: ExportedProgram | torch.fx.GraphModule) -> Iterator[None]:
-    """Keep a compile from learning sizes by questions about what is faster.
+    """Keep a compile from narrowing size ranges by performance-only queries.
 
-    With the answer that a size is below 16 its range ends there, and what is decided afterwards
-    may rely on it without a guard of its own: the guard could not be left out any more. Such
-    questions are answered by the example's sizes, as ever, and nothing is recorded.
+    If the answer is that a size is below 16, its range ends there, and later decisions may rely on
+    that without a guard of their own, so the guard could no longer be dropped. Such queries are
+    still answered from the example's sizes, but no guard is recorded.
 
     Args:
-        program: what is compiled, or its module.
+        program: the exported program that is compiled, or its module.
     """
     environment: Any = _shape_environment(
         node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")
     )
     if environment is None or "evaluate_expr" in vars(environment):
-        # Nothing to keep it from, or done already.
+        # No shape environment, or already patched.
         yield
         return
     stock = environment.evaluate_expr
@@ -457,7 +458,7 @@ def without_preferences(program: ExportedProgram | torch.fx.GraphModule) -> Iter
         with environment.suppress_guards():
             return stock(asked, *args, **kwargs)
 
-    # The object alone is changed, so that other programs are compiled as ever.
+    # Patch only this instance, so that compiles of other programs are unaffected.
     environment.evaluate_expr = evaluate_expr
     try:
         yield
@@ -466,7 +467,7 @@ def without_preferences(program: ExportedProgram | torch.fx.GraphModule) -> Iter
 
 
 def _asker() -> str:
-    """File and function of who asks about a size."""
+    """Return the file and function of the code that queries a size."""
     frame: Any = sys._getframe(2)
     while frame is not None and _PASSED_ON.search(frame.f_code.co_filename):
         frame = frame.f_back
@@ -474,7 +475,7 @@ def _asker() -> str:
 
 
 def _asserts(program: ExportedProgram, environment: ShapeEnv | None) -> list[sympy.Basic]:
-    """What the graph asserts of sizes; the compiled code does too, in words of its own."""
+    """Return the graph's asserts on sizes; generated code has them too, with its own messages."""
     found: list[sympy.Basic] = []
     for node in program.graph.find_nodes(
         op="call_function", target=torch.ops.aten._assert_scalar.default
@@ -494,10 +495,10 @@ _SOURCE = re.compile(r"\.(size|stride)\(\)$")
 def _written_guards(
     program: ExportedProgram, known: Signature, unclear: list[str]
 ) -> list[sympy.Basic]:
-    """The guards that export keeps as Python text over `L['x'].size()[0]`.
+    """Parse the guards that torch.export keeps as Python text over `L['x'].size()[0]`.
 
     Args:
-        unclear: takes those that cannot be read.
+        unclear: receives the guards that cannot be parsed.
     """
     found: list[sympy.Basic] = []
     sources = _Sources(known)
@@ -511,10 +512,10 @@ def _written_guards(
 
 
 class _Sources(ast.NodeTransformer):
-    """Puts symbols' expressions in the place of where export says that they come from.
+    """A transformer that replaces the sources in torch.export's guards by symbols' expressions.
 
     Raises:
-        ValueError: a source is no input's size, stride or value.
+        ValueError: a source is not the size, stride or value of an input.
     """
 
     def __init__(self, known: Signature) -> None:
@@ -541,7 +542,7 @@ class _Sources(ast.NodeTransformer):
 
 
 def _spellings(name: str) -> list[str]:
-    """How a guard may write an input: `x`, `rest_0` as `rest[0]`."""
+    """Return the ways a guard may write an input: `x`, and `rest_0` also as `rest[0]`."""
     first, bracket, rest = name.partition("[")
     spellings = [f"L['{first}']{bracket}{rest}"]
     varied = re.fullmatch(r"(.+)_(\d+)", first)
@@ -582,7 +583,7 @@ def _output(path: str, returned: Any, argument: Any) -> Output:
 
 
 def _shown(value: Any) -> Extent:
-    """An expression as our text, or as torch's: nobody computes an output's."""
+    """Return an output size in signature syntax, else as torch prints it; nothing evaluates it."""
     if isinstance(value, int):
         return int(value)
     inner = getattr(getattr(value, "node", None), "expr", value)
@@ -625,14 +626,14 @@ _FUNCTIONS: dict[str, str] = {
     "And": "and",
     "Or": "or",
 }
-"""The names of sympy's and torch's functions that have an operator of ours."""
+"""The sympy and torch functions that map to operators of `expression`, by class name."""
 
 
 def node_of(expr: sympy.Basic) -> Node:
-    """A symbolic expression of torch as an expression of a signature.
+    """Convert a symbolic expression of torch to an expression of a signature.
 
     Raises:
-        ValueError: it contains what is no operation on integers; the text says what.
+        ValueError: it contains a function that is no integer operation; the message names it.
     """
     if expr in (sympy.true, sympy.false):
         return int(expr == sympy.true)
@@ -714,10 +715,10 @@ _BUILT: dict[str, Callable[..., sympy.Basic]] = {
 
 
 def _condition(node: Node) -> sympy.Basic:
-    """The reverse of `node_of`, so that the same guard from two places is one.
+    """Convert back from `node_of`, so that the same guard from two sources compares equal.
 
     Raises:
-        ValueError: it has an operator that export's text does not use.
+        ValueError: an operator that torch.export's guard text does not use.
     """
     if isinstance(node, int):
         return sympy.Integer(node)

@@ -1,8 +1,9 @@
-"""A signature from Inductor's graph alone, where no exported program is at hand.
+"""Derive a signature from Inductor's graph alone, for compiles without an exported program.
 
-`torch._inductor.aot_compile` takes a graph without saying where it came from. Its inputs have the
-graph's own names, and the guards are those of the shape environment. The ranges of symbols are what
-`torch.export` has left at the module (see `module_given`), else the shape environment's.
+`torch._inductor.aot_compile` receives a graph without its origin. Its inputs have the graph's own
+names, and the guards are those of the shape environment. Symbol ranges come from the
+`range_constraints` that `torch.export` has left on the module (see `module_given`), otherwise from
+the shape environment.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ __all__ = ["module_given", "signature"]
 
 @contextlib.contextmanager
 def module_given(module: Any) -> Iterator[None]:
-    """Around the compile of a module: what its compile learns of sizes is told from what was known.
+    """Use a module's exported symbol ranges, and keep performance-only guards out of its compile.
 
-    Of a symbol the shape environment has a range that begins at 2 where the user's begins at 0, and
-    that ends where a question about what is faster was answered.
+    The shape environment's range of a symbol starts at 2 where the user's starts at 0, and a guard
+    about which variant is faster narrows it further.
     """
     ranges = dict(getattr(module, "range_constraints", None) or {})
     with context.enter(symbol_ranges=ranges), from_export.without_preferences(module):
@@ -43,10 +44,10 @@ def module_given(module: Any) -> Iterator[None]:
 
 
 def signature(graph: Any) -> Signature:
-    """What the graph's compiled code takes and returns; `graph` is a GraphLowering.
+    """Return the call signature of a graph's generated code; `graph` is a GraphLowering.
 
     Raises:
-        exc.UncheckableInputError: see `exported.signature`.
+        exc.UncheckableInputError: see `from_export.signature`.
     """
     from torch._inductor import config
 
@@ -111,7 +112,7 @@ def _output(index: int, value: Any) -> Output:
     try:
         shape = tuple(map(_extent, size))
     except ValueError:
-        # A size that only the compiled code knows; it is written as Inductor has it.
+        # Only the generated code knows the size; keep Inductor's own spelling.
         shape = tuple(map(str, size))
     return TensorOutput(
         path,

@@ -1,12 +1,12 @@
-"""What a call of an artifact has to look like, and what it returns.
+"""The call signature of a compiled model: its inputs, outputs and size constraints.
 
-A `Signature` lists the inputs in flat order, with the names that the model gives them, and the
-outputs. Sizes and strides are numbers or expressions over symbols (see `expression`); symbols have
-ranges, and constraints are conditions that must hold among them. It is kept as JSON in the
-artifact's manifest, from where loaders and `inspect` read it; `checks` makes C++ of it.
+A `Signature` lists the inputs in flat order, under the argument names of the model, and the
+outputs. Sizes and strides are integers or expressions over symbols (see `expression`); symbols have
+ranges, and constraints are conditions on the symbols that must hold. The package's manifest stores
+it as JSON, which loaders and `inspect` read; `input_checks` generates C++ from it.
 
-Pure: the standard library alone, so that loading an artifact stays cheap. What cannot be read as a
-signature is refused (`exc.BadSignatureError`), with the place in the JSON.
+Pure: imports only the standard library, so that loading a package stays cheap. JSON that is not a
+valid signature raises `exc.BadSignatureError`, which names the place in the JSON.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ __all__ = [
 ]
 
 Extent = int | str
-"""A size or a stride, in elements: a number, or an expression over symbols."""
+"""A size or a stride, in elements: an integer, or an expression over symbols."""
 
 Constant = int | float | bool | str | None
-"""A value that is no tensor and that export has built into the program."""
+"""A non-tensor value that torch.export has specialized the exported program on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInput:
-    """A tensor that the compiled code takes."""
+    """A tensor argument of the generated code."""
 
     name: str
-    """As the model calls it: `x`, or `batch['ids'][0]` within an argument."""
+    """Name in the model's forward: `x`, or `batch['ids'][0]` for a leaf of an argument."""
     path: str
-    """Where it stands in a call: `args[0]`, `kwargs['batch']['ids'][0]`."""
+    """Path in a call: `args[0]`, `kwargs['batch']['ids'][0]`."""
     dtype: str
-    """torch's name of it, `float32`."""
+    """torch's name without the prefix: `float32`."""
     shape: tuple[Extent, ...]
     stride: tuple[Extent, ...]
     device: str
-    """torch's name of it, `cpu` or `cuda:0`."""
+    """torch's name: `cpu` or `cuda:0`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantInput:
-    """An argument that has to be the value that the model was exported with.
+    """An argument that must equal the value that the model was exported with.
 
-    It is compared by whoever is called with Python values: the compiled code does not take it.
+    Callers that have Python values compare it; the generated code does not take it.
     """
 
     name: str
@@ -70,13 +70,13 @@ class ConstantInput:
 
 @dataclass(frozen=True, slots=True)
 class SymbolInput:
-    """A number that may vary; compiled code takes it as a tensor of no dimensions on the CPU."""
+    """A dynamic scalar; the generated code takes it as a 0-dim CPU tensor."""
 
     name: str
     path: str
     type: Literal["int", "float", "bool"]
     symbol: str
-    """The expression, most often a symbol, that it is in the program."""
+    """The expression, usually a single symbol, that stands for it in the exported program."""
 
 
 Input = TensorInput | ConstantInput | SymbolInput
@@ -84,10 +84,10 @@ Input = TensorInput | ConstantInput | SymbolInput
 
 @dataclass(frozen=True, slots=True)
 class TensorOutput:
-    """A tensor that the compiled code returns."""
+    """A tensor that the generated code returns."""
 
     path: str
-    """Where it stands in what the model returns: empty for the whole, `[1]['loss']` within."""
+    """Path in the model's result: empty for the whole result, `[1]['loss']` for a leaf."""
     dtype: str
     shape: tuple[Extent, ...]
     device: str
@@ -95,17 +95,17 @@ class TensorOutput:
 
 @dataclass(frozen=True, slots=True)
 class SymbolOutput:
-    """A number that depends on the inputs."""
+    """A scalar output that depends on the inputs."""
 
     path: str
     type: Literal["int", "float", "bool"]
     value: str
-    """An expression; its symbols may be such that only the compiled code knows."""
+    """An expression; it may contain symbols whose values only the generated code knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantOutput:
-    """A value that is the same for every call; None is one."""
+    """An output with the same value, possibly None, in every call."""
 
     path: str
     value: Constant
@@ -116,7 +116,7 @@ Output = TensorOutput | SymbolOutput | ConstantOutput
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a symbol takes, both ends included; None is no end."""
+    """The inclusive range of a symbol's values; None means unbounded."""
 
     min: int | None = None
     max: int | None = None
@@ -124,29 +124,28 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs and outputs in flat order, and what holds among their sizes."""
+    """Inputs and outputs in flat order, and the constraints on their sizes."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     symbols: Mapping[str, Range] = field(default_factory=dict)
-    """Those that sizes, strides and numbers of the inputs depend on."""
+    """The symbols that sizes, strides and scalars of the inputs depend on, with their ranges."""
     constraints: tuple[str, ...] = ()
-    """Conditions over the symbols."""
+    """Conditions on the symbols."""
     unchecked: tuple[str, ...] = ()
-    """Conditions that export states and that cannot be checked when the artifact is called."""
+    """Conditions that torch.export states but a call of the compiled model cannot check."""
     in_spec: str = ""
-    """The arguments' structure, `(args, kwargs)`, as torch.utils._pytree.treespec_dumps writes it.
-    """
+    """Pytree spec of `(args, kwargs)`, as torch.utils._pytree.treespec_dumps writes it."""
     out_spec: str = ""
-    """The result's structure, in the same way."""
+    """Pytree spec of the result, in the same format."""
 
     @property
     def tensors(self) -> tuple[TensorInput | SymbolInput, ...]:
-        """The inputs that the compiled code takes, in its order."""
+        """The inputs that the generated code takes, in order."""
         return tuple(each for each in self.inputs if not isinstance(each, ConstantInput))
 
     def to_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` writes without `allow_nan`."""
+        """Return values that `json.dumps` can write with `allow_nan=False`."""
         return {
             "inputs": [_write(each) for each in self.inputs],
             "symbols": {
@@ -162,10 +161,10 @@ class Signature:
 
     @classmethod
     def from_json(cls, value: object) -> Signature:
-        """Read what `to_json` has written; keys that it does not know are left alone.
+        """Parse the output of `to_json`; unknown keys are ignored.
 
         Raises:
-            exc.BadSignatureError: something is missing or of a wrong type.
+            exc.BadSignatureError: a key is missing or a value has the wrong type.
         """
         top = _Reader(value, "signature")
         symbols = top.reader("symbols")
@@ -209,7 +208,7 @@ def _write(each: Input | Output) -> dict[str, Any]:
 
 
 class _Reader:
-    """One value of the JSON, which knows where it stands."""
+    """A JSON value with its path, which error messages name."""
 
     def __init__(self, value: object, where: str) -> None:
         self.value = value

@@ -1,1 +1,1 @@
-"""FX graphs: matmuls and the operations around them that one kernel can compute."""
+"""FX graph passes: describe matmuls, match fusable patterns around them, and plan their kernels."""

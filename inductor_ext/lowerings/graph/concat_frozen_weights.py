@@ -1,14 +1,15 @@
-"""Products of one input by frozen weights, as one product by all of the weights side by side.
+"""Concatenation of the frozen weights of matmuls with the same input.
 
-Under Inductor's `freezing` weights are constants of the graph. Those of Q, K and V, or of a gate
-and what it gates, are then joined once, while compiling, and one product with as many columns as
-all of them takes the place of theirs, whose results are its columns. Many small products leave a
-GPU idle at the end of each, a large one once; the kernel of several weights (`patterns`) does the
-same for weights that may change, but has to look up whose tile it computes.
+With Inductor's `freezing` weights are constants of the graph. The weights of Q, K and V, or of a
+gate and up projection, are concatenated once at compile time, and one matmul with all their columns
+replaces the separate ones, whose results become slices. Each small matmul leaves part of the GPU
+idle at its end; one large matmul does so once. The fused kernel of `match_shared_input` does the
+same for weights that may change, but each tile has to look up its weight.
 
-torch 2.13 joins two or three weights of equal K itself, torch 2.11 only those of equal sizes: what
-is left is joined here, when freezing has ended and Inductor has not yet looked for the graph in its
-cache, to which frozen constants are known by their names and sizes.
+torch 2.13 itself concatenates two or three weights with equal K, torch 2.11 only weights of equal
+sizes. This pass handles the rest, after freezing and before Inductor looks up the graph in its
+cache, whose key contains the names and sizes of frozen constants. Settings: `gemm_templates` and
+`gemm_fuse_shared_input`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ aten = torch.ops.aten
 
 
 def is_covered(value: torch.Tensor) -> bool:
-    """Whether products with results like `value` are joined: those on a GPU."""
+    """Whether matmuls with results like `value` are concatenated: those on a GPU."""
     return value.device.type == "cuda"
 
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
-    """Join the weights of a frozen graph, which `inner_compile` is about to be given.
+    """Concatenate the weights of a frozen graph, just before `inner_compile` gets it.
 
-    What is joined is a new constant of `gm`; the parts are none any more, and are freed with the
-    model's parameters if nothing else holds them (Inductor's `freezing_discard_parameters`).
+    The concatenated weight is a new constant of `gm`. The separate weights are no longer constants
+    and are freed with the model's parameters if nothing else references them (Inductor's
+    `freezing_discard_parameters`).
     """
     from torch._inductor import config, freezing_utils
     from torch._inductor.constant_folding import constant_fold
@@ -53,19 +55,17 @@ def run(gm: fx.GraphModule, settings: Settings) -> None:
 
 
 def join(graph: fx.Graph) -> int:
-    """Replace products of one input by constants, in groups, each by one product and its slices.
+    """Replace each group of matmuls of one input by constants with one matmul and its slices.
 
-    The factors and biases that are then needed are written as operators on constants, for
-    `constant_fold`. Products whose results are returned stay: what is returned has to be
-    contiguous, and columns of a larger result would have to be copied. So do those whose results
-    are read by their places in memory.
+    The concatenated weights and biases are written as operators on constants, for `constant_fold`.
+    Matmuls whose results are returned are kept: a result must be contiguous, and a slice of columns
+    would have to be copied. So are matmuls whose results are read by memory offset.
 
     Args:
-        graph: of operators before lowering, with values in their metadata. Constants are
-            `get_attr`.
+        graph: before lowering, with values in the metadata. Constants are `get_attr`.
 
     Returns:
-        How many products have been replaced.
+        The number of matmuls that were replaced.
     """
     groups: dict[Hashable, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -86,13 +86,13 @@ def _is_joinable(node: fx.Node) -> bool:
     if not known or a.op == "get_attr" or not is_covered(node.meta["val"]):
         return False
     columns = node.meta["val"].shape[1:]
-    # A constant with other users would be held besides.
+    # A constant with other users would stay in memory in addition.
     constant = all(each.op == "get_attr" and len(each.users) == 1 for each in (b, *biases))
     return constant and all(each.meta["val"].shape == columns for each in biases)
 
 
 def _kind(node: fx.Node) -> Hashable:
-    """What products have in common that can be one."""
+    """Return what matmuls that can be concatenated must have in common."""
     a, b, *_ = inputs(node)
     weight = b.meta["val"]
     return node.target, a, weight.dtype, weight.stride(0) == 1
@@ -106,7 +106,7 @@ def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
         for constant in itertools.chain(weights, *biases):
             first.prepend(constant)
         if b.meta["val"].stride(0) == 1:
-            # Rows in memory, as a linear layer's are: columns of the factor.
+            # The weight is stored by rows, [N, K], as that of a linear layer; concatenate along N.
             rows = [call(graph, first, aten.permute.default, each, [1, 0]) for each in weights]
             whole = call(graph, first, aten.cat.default, rows)
             whole = call(graph, first, aten.permute.default, whole, [1, 0])
@@ -122,6 +122,6 @@ def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
 
 
 def _spans(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
-    """Of each product, its first column of the whole and the one behind its last."""
+    """Yield for each matmul its first column in the concatenation and the one after its last."""
     ends = list(itertools.accumulate(each.meta["val"].shape[1] for each in products))
     return itertools.pairwise([0, *ends])

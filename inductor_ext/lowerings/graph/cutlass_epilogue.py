@@ -1,10 +1,12 @@
-"""The epilogue of a CUTLASS kernel, read from the graph behind a product.
+"""Translation of the FX nodes after a matmul into the epilogue of a CUTLASS kernel.
 
-`read` takes a product and the pointwise nodes behind it (`epilogues.region`) and gives the
-expression that the kernel is rendered of, the nodes whose tensors it reads, and the numbers that a
-launch gives. Numbers that may come from a size are among the latter, so that one binary serves all
-sizes. Values are computed in float32 from the accumulators on: casts between floats are not done in
-between, as Inductor's own kernels do not round there either.
+`read` takes a matmul and the pointwise nodes after it (`epilogue_region.spread`) and returns the
+expression tree from which the kernel is rendered, the nodes of the tensors that it reads, and the
+scalars that are passed at launch. Scalars that may come from a size are launch arguments, so that
+one binary serves all sizes. It raises `NotExpressible` if a kernel cannot compute the nodes.
+
+Values are computed in float32 from the accumulators on. Casts between floats are skipped, as in
+Inductor's own kernels, which do not round there either.
 """
 
 from __future__ import annotations
@@ -41,22 +43,24 @@ if TYPE_CHECKING:
 __all__ = ["Fused", "read"]
 
 _SIZES = 16
-"""Whole numbers from here on, and what divides by them, may come from a size."""
+"""Integers from this magnitude on, and their reciprocals and inverse square roots, may come from a
+size."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """An epilogue as it stands in a graph."""
+    """The epilogue of a matmul in a graph."""
 
     epilogue: Epilogue
     inputs: tuple[fx.Node, ...]
-    """Whose tensors are the epilogue's inputs."""
+    """The nodes of the epilogue's input tensors."""
     scalars: tuple[float | fx.Node, ...]
-    """The epilogue's parameters: numbers, and nodes of numbers that only a call knows."""
+    """The parameters of the epilogue: constants, and nodes of scalars that are known only at run
+    time."""
     views: Mapping[fx.Node, View] = field(default_factory=dict)
-    """How inputs are seen that are seen otherwise than they are."""
+    """The views of inputs that are not read as they are."""
     outputs: tuple[fx.Node, ...] = field(default=(), compare=False)
-    """Whose values are stored, in the epilogue's order."""
+    """The nodes whose values are stored, in the order of the epilogue."""
 
 
 def read(
@@ -65,15 +69,15 @@ def read(
     hints: matmul_nodes.Hints | None = None,
     fusion: Fusion | None = None,
 ) -> Fused:
-    """The epilogue of a product and what follows it.
+    """Return the epilogue of a matmul and the pointwise nodes after it.
 
     Args:
-        nodes: a product and the pointwise nodes behind it, in the graph's order.
-        outputs: those whose tensors are stored, in any order: that for which most is computed is
-            the first, so that equal epilogues are equal however nodes are ordered. By default the
-            last node.
-        hints: as of `problems.problem_of`.
-        fusion: whose output the first node is, where b is dequantised.
+        nodes: a matmul and the pointwise nodes after it, in graph order.
+        outputs: the nodes whose tensors are stored, in any order; by default the last node. The
+            output with the longest computation becomes the first, so that equal epilogues are equal
+            however nodes are ordered.
+        hints: as in `matmul_nodes.problem_of`.
+        fusion: the fusion whose output the first node is, if B is dequantized.
 
     Raises:
         NotExpressible: a kernel cannot compute it.
@@ -90,7 +94,7 @@ def read(
 
 
 def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
-    """What outputs are ordered by: nothing that depends on the order in which they were read."""
+    """Sort key of outputs, independent of the order in which they were read."""
     steps = [*Epilogue(((dtype, value),)).nodes()]
     told = [
         (each.operation, each.value, str(epilogue.inputs[each.index : each.index + 1]))
@@ -102,7 +106,7 @@ def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
 
 
 class _Reader:
-    """Reads the values of a region, each once."""
+    """Reader of the values of a region, each once."""
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class _Reader:
         return Packed(options.get("HIGH_FIRST", False), options.get("ZERO", 0))
 
     def value(self, node: fx.Node) -> Node:
-        """The value of a node of the region."""
+        """Return the value of a node of the region."""
         if node not in self.known:
             self.known[node] = self._computed(node)
         return self.known[node]
@@ -172,12 +176,12 @@ class _Reader:
             raise NotExpressible(f"{node.target} with {node.args} and {node.kwargs}") from None
 
     def operand(self, node: fx.Node) -> Node:
-        """The value of the only tensor that a node reads, beside sizes."""
+        """Return the value of the only tensor that a node reads, besides sizes."""
         given = node.all_input_nodes[0]
         return self.value(given) if given in self.region else self.input(given, node)
 
     def argument(self, argument: Any, reader: fx.Node) -> Any:
-        """An argument of a node: a value, or what it is if it is none (a word, None)."""
+        """Return the value of an argument; strings and None are returned as they are."""
         import torch
 
         if isinstance(argument, (int, float)):
@@ -191,14 +195,14 @@ class _Reader:
         return self.input(argument, reader)
 
     def number(self, number: Any) -> Node:
-        """A constant, or a parameter if it is, or may come from, a size."""
+        """Return a constant, or a parameter if the number is, or may come from, a size."""
         if isinstance(number, (int, float)) and not _may_be_of_a_size(float(number)):
             return constant(number)
         key = float(number) if isinstance(number, (int, float)) else number
         return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
 
     def input(self, given: fx.Node, reader: fx.Node) -> Node:
-        """An element of a tensor from outside."""
+        """Return an element of a tensor from outside the region."""
         import torch
 
         while given.target is torch.ops.aten.expand.default:
@@ -214,7 +218,7 @@ class _Reader:
         value: torch.Tensor,
         kind: Literal["matrix", "row", "column", "scalar"],
     ) -> Node:
-        """An element of a tensor from outside that is seen as `value`."""
+        """Return an element of an outside tensor that is viewed as `value`."""
         if value.device != matmul_nodes.value_of(self.product).device:
             raise NotExpressible(f"{given} is on {value.device}")
         found = Tensor(matmul_nodes.dtype_of(value), kind, self._alignment(value, kind))
@@ -223,7 +227,7 @@ class _Reader:
         return cutlass.read(list(self.inputs).index(given))
 
     def _dequantized(self, fusion: Fusion) -> Node:
-        """What follows the accumulators of a product whose b is dequantised: scales, and a bias."""
+        """Apply to the accumulators the scales and the bias of a matmul with a dequantized B."""
         prologue, rest = fusion.problem.prologue, list(fusion.inputs[2:])
         assert prologue is not None
         if prologue.kind != "dequantize" or prologue.zero_points:
@@ -242,7 +246,7 @@ class _Reader:
         return apply("add", found, self.input(rest[0], self.product))
 
     def _read_groups(self, scales: fx.Node, view: View) -> None:
-        """Scales of groups, which the main loop reads: [N, groups], as models hold them."""
+        """Add group scales, which the main loop reads: [N, groups], as models store them."""
         if not view.transposed:
             raise NotExpressible("scales of groups whose neighbours are along N")
         self.views[scales] = View(view.sizes)
@@ -252,13 +256,13 @@ class _Reader:
     def _broadcast(
         self, value: torch.Tensor, output: torch.Tensor
     ) -> Literal["matrix", "row", "column", "scalar"]:
-        """How a tensor spreads over the product."""
+        """Return how a tensor is broadcast to the matmul output."""
         own, shape = (matmul_nodes.sizes(each.shape, self.hints) for each in (value, output))
         strides = matmul_nodes.sizes(value.stride(), self.hints)
         own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
         own = (1,) * (len(shape) - len(own)) + own
         batched = matmul_nodes.value_of(self.product).dim() == 3
-        # Rows of a product without a batch are all dimensions but the last.
+        # Without a batch, all dimensions but the last are rows.
         rows, whole = (own[-2:-1], shape[-2:-1]) if batched else (own[:-1], shape[:-1])
         if math.prod(own) == 1:
             return "scalar"
@@ -274,14 +278,14 @@ class _Reader:
         raise NotExpressible(f"a tensor of {list(own)} beside one of {list(shape)}")
 
     def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
-        """A matrix has elements of a row side by side, and one distance from row to row."""
+        """Require a matrix with contiguous rows and one stride between rows."""
         strides = matmul_nodes.sizes(value.stride(), self.hints)
         plain = value.dim() <= (3 if batched else 2)
         if strides[-1] != 1 or not (plain or value.is_contiguous()):
             raise NotExpressible(f"a matrix with the strides {list(strides)}")
 
     def _side_by_side(self, value: torch.Tensor, batched: bool) -> bool:
-        """Whether the elements of a column are neighbours."""
+        """Whether the elements of a column are contiguous."""
         if batched:
             return matmul_nodes.sizes(value.stride(), self.hints)[-2] == 1
         return bool(value.is_contiguous())
@@ -298,7 +302,7 @@ class _Reader:
         return of_layout(layout)
 
     def _product(self) -> Node:
-        """What the product's own operator does to the accumulators."""
+        """Return what the matmul operator itself does to the accumulators."""
         import torch
 
         aten = torch.ops.aten
@@ -326,7 +330,7 @@ class _Reader:
         raise NotExpressible(f"{node.target} is no product of CUTLASS kernels")
 
     def _number_or_one(self, number: Any) -> Node | None:
-        """Alpha and beta are given at launch, unless they are 1."""
+        """Return a launch parameter for alpha or beta; None if it is 1."""
         if number == 1:
             return None
         key = float(number) if isinstance(number, (int, float)) else number
@@ -338,7 +342,7 @@ def _scaled(value: Node, by: Node | None) -> Node:
 
 
 def _commuting(name: str) -> Callable[[Node, Node], Node]:
-    """An operation that has a number as its second operand, if it has one."""
+    """Return a commutative operation that puts a scalar, if there is one, second."""
 
     def function(a: Node, b: Node) -> Node:
         first = "constant", "parameter"
@@ -352,7 +356,7 @@ def _expression(size: Any) -> Any:
 
 
 def _may_be_of_a_size(number: float) -> bool:
-    """Whether a number is a large whole one, or one over it or over its root."""
+    """Whether a number is a large integer, its reciprocal or its inverse square root."""
     if not math.isfinite(number) or not number:
         return False
     for each in (number, 1 / number, 1 / number**2):
@@ -363,7 +367,7 @@ def _may_be_of_a_size(number: float) -> bool:
 
 @functools.cache
 def _operators() -> Mapping[Any, Callable[..., Node]]:
-    """ATen's pointwise operators as functions of values."""
+    """Return ATen's pointwise operators as functions of values."""
     import torch
 
     aten = torch.ops.aten

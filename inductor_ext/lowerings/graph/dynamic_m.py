@@ -1,8 +1,8 @@
-"""Several kernels for one product whose number of rows is known only at run time.
+"""Dispatch over M buckets for a matmul with dynamic M.
 
-The product, with what is fused into it, moves into the branches of `torch.cond`s on that number:
-one branch for each range of sizes that has a kernel of its own. The generated code then compares
-before each launch, in Python, in C++ and in artifacts.
+The matmul, with what is fused into it, moves into branches of nested `torch.cond`s on M, one branch
+for each range of M that has its own kernel. The generated code (Python, C++ and AOT packages)
+compares M before each launch. The values of M come from `gemm_rows`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inductor_ext.lowerings.graph.fusion import become, hoist
 __all__ = ["Range", "by_rows"]
 
 Rows = tuple[fx.Node, tuple[int, ...]]
-"""A tensor, and those of its axes whose sizes multiply to the number of rows."""
+"""A tensor, and its axes whose sizes multiply to M."""
 
 Range = tuple[int, Callable[[fx.GraphModule], None]]
-"""The largest number of rows, which the last range has no use for; and what is to be done to the
+"""The largest M of a range, ignored for the last range, and a function that is called with the
 range's branch."""
 
 
@@ -39,9 +39,9 @@ def by_rows(
 
     Args:
         gm: the graph; it is not recompiled.
-        region: the product and what is fused with it, in the graph's order.
-        outputs: those of the region that are used outside.
-        rows: what is compared.
+        region: the matmul and what is fused with it, in graph order.
+        outputs: the nodes of the region that are used outside.
+        rows: what M is computed from.
         ranges: two or more, ascending.
     """
     inside = set(region)
@@ -55,7 +55,7 @@ def by_rows(
         outer = {each: _in_strides(gm.graph, each) for each in outer}
         results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
     for output, result in zip(outputs, results, strict=True):
-        # The node stays, which may be an input of what is fused elsewhere.
+        # Keep the node itself, which may be an input of another fusion.
         become(output, result.target, result.args)
         gm.graph.erase_node(result)
     for node in reversed(region):
@@ -64,7 +64,7 @@ def by_rows(
 
 
 def _in_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Add to a graph that what branches read lies as they know it, if it is computed there."""
+    """Add a call that fixes the strides of a branch's input if the graph computes that input."""
     if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
         return node
     found = graph.call_function(in_strides, (node,))
@@ -73,10 +73,11 @@ def _in_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def in_strides(value: Any) -> Any:
-    """The lowering of a call that gives a tensor the strides of the graph, to stay.
+    """Lower a call that freezes a tensor to the strides of the graph.
 
-    Inductor decides about strides as late as it can, and lets a concatenation have a buffer of its
-    inputs as a part of its own. What a branch reads has to be decided before, as the branch is.
+    Inductor decides strides as late as possible, and a concatenation may turn the buffers of its
+    inputs into slices of its own. The strides of a branch's inputs must be decided before the
+    branch is lowered.
     """
     from torch._inductor.ir import ExternKernel
     from torch._inductor.virtualized import V
@@ -90,10 +91,11 @@ in_strides._inductor_lowering_function = True  # type: ignore[attr-defined]
 def _symbols(
     graph: fx.Graph, region: Sequence[fx.Node], inputs: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """Nodes for the symbols in a region's sizes, and in numbers that it reads, that a branch could
-    not read off its inputs.
+    """Return nodes for the symbols, in a region's sizes and scalars, that a branch could not get
+    from its inputs.
 
-    A branch knows a symbol that is the size of an input, and none that is only part of a formula.
+    A branch knows a symbol that is the size of an input, but not one that only occurs in an
+    expression.
     """
     from torch.fx.experimental.symbolic_shapes import free_symbols
 
@@ -102,7 +104,7 @@ def _symbols(
     wanted -= {size for node in nodes for size in _sizes(node)}
     found: dict[sympy.Symbol, fx.Node] = {}
     placeholders = graph.find_nodes(op="placeholder")
-    # The first that knows a symbol is an input, or what gives it a value.
+    # The first node with the symbol is an input, or defines the symbol.
     for node in [each for each in graph.nodes if each not in region]:
         value = node.meta.get("val")
         for axis, symbol in enumerate(_sizes(node)):
@@ -120,18 +122,20 @@ def _symbols(
 
 
 def _sizes(node: fx.Node) -> list[sympy.Expr]:
-    """The sizes of a tensor, or a number, as Inductor knows them; nothing of anything else."""
+    """Return the sizes of a tensor, or a symbolic scalar, as sympy expressions; empty for anything
+    else.
+    """
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return [sympy.sympify(size) for size in value.shape]
     if not isinstance(value, (torch.SymInt, torch.SymFloat)):
         return []
-    # An input keeps the symbol that it had before it was found to be equal to another one.
+    # An input keeps its original symbol even if it was later found equal to another one.
     return [value.node._expr if node.op == "placeholder" else value.node.expr]
 
 
 Inputs = Mapping[fx.Node, fx.Node]
-"""The nodes that a region reads, and what stands for each in the graph at hand."""
+"""The nodes that a region reads, and the node for each in the current graph."""
 
 
 def _dispatch(
@@ -143,7 +147,7 @@ def _dispatch(
     rows: Rows,
     ranges: Sequence[Range],
 ) -> list[fx.Node]:
-    """Add to a graph the choice between the first range and the others; returns the outputs."""
+    """Add the choice between the first range and the others to a graph; return the outputs."""
     size = _size(graph, inputs, rows)
     few = graph.call_function(operator.le, (size, ranges[0][0]))
     few.meta["val"] = size.meta["val"] <= ranges[0][0]
@@ -164,7 +168,7 @@ def _dispatch(
 
 
 def _size(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
-    """Add the number of rows to a graph."""
+    """Add M to a graph."""
     a, axes = rows
     found: list[fx.Node] = []
     for axis in axes:
@@ -189,13 +193,13 @@ def _branch(
     rows: Rows,
     ranges: Sequence[Range],
 ) -> fx.GraphModule:
-    """The graph of one range, or of what is left of them."""
+    """Return the graph of one range, or of the remaining ranges."""
     graph = fx.Graph()
     branch = fx.GraphModule({}, graph)
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
-        # A symbol that a node gives a value is a value that the branch is given.
+        # A symbol that a node defines outside is an input of the branch.
         copies[node].meta = {
             name: each for name, each in node.meta.items() if name != "unbacked_bindings"
         }

@@ -1,9 +1,9 @@
-"""What Inductor will fuse behind a product, as far as it tells in the choice of a kernel.
+"""Prediction of the epilogue that Inductor will fuse into a matmul, for the choice of a kernel.
 
-The scheduler fuses pointwise code that reads a template's output into the template, with the
-tensors that it reads besides, as long as sizes agree. `with_epilogue` counts it in advance, and
-stops early rather than late: at a value that several readers outside need, at whatever is not
-pointwise and at views that move elements.
+The scheduler fuses pointwise nodes that read a template's output into the template, with the other
+tensors that they read, if sizes agree. `with_epilogue` adds them to the problem in advance. It is
+conservative and stops at a value with several outside readers, at any non-pointwise node, and at
+views that move elements.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = [
 ]
 
 MOST_NODES = 64
-"""Of one epilogue."""
+"""Limit on the nodes of one epilogue."""
 
 
 def with_epilogue(
     node: fx.Node, problem: GemmProblem, hints: matmul_nodes.Hints | None = None
 ) -> GemmProblem:
-    """A problem with the pointwise operations that follow it in the graph, if those would be a
-    kernel.
+    """Return a problem with the pointwise operations that follow it in the graph, if they would
+    form a kernel.
 
-    They would not where a kernel of Inductor's reads them, as a norm does behind a residual: that
-    computes them on the way, whatever the product is computed by, and the product alone is what is
+    They would not if an Inductor kernel reads them, as a norm reads a residual: that kernel
+    computes them in its prologue whichever kernel computes the matmul, so only the matmul is
     compared.
 
     Args:
-        node: a product, or the only output of a fusion.
+        node: a matmul, or the only output of a fusion.
         problem: of the node.
-        hints: as of `problems.problem_of`.
+        hints: as in `matmul_nodes.problem_of`.
     """
     nodes = region(node)
     if is_read_by_inductor(nodes[-1]):
@@ -65,7 +65,7 @@ def with_epilogue(
 
 
 def is_computed(node: fx.Node) -> bool:
-    """Whether a value comes from pointwise operations, which whatever reads it could compute."""
+    """Whether a value is pointwise, so that any reader could compute it in its prologue."""
     import torch
 
     while is_view(node):
@@ -74,11 +74,11 @@ def is_computed(node: fx.Node) -> bool:
 
 
 def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool:
-    """Whether a kernel that Inductor makes reads a value or a view of it.
+    """Whether a kernel that Inductor generates reads a value or a view of it.
 
     Args:
         node: the value.
-        without: nodes of another kernel.
+        without: readers to ignore, which belong to another kernel.
     """
     import torch
 
@@ -95,12 +95,13 @@ def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool
 def counted(
     nodes: Sequence[fx.Node], problem: GemmProblem, hints: matmul_nodes.Hints | None = None
 ) -> GemmProblem | None:
-    """A problem with the pointwise operations of a region; None where no problem describes them.
+    """Return a problem with the pointwise operations of a region; None if no problem describes
+    them.
 
     Args:
-        nodes: a product, or the only output of a fusion, and what follows it.
+        nodes: a matmul, or the only output of a fusion, and its epilogue.
         problem: of the first node.
-        hints: as of `problems.problem_of`.
+        hints: as in `matmul_nodes.problem_of`.
     """
     if len(nodes) == 1:
         return problem
@@ -123,7 +124,7 @@ def counted(
 
 
 def _cost(node: fx.Node) -> int:
-    """Cheap operations that a pointwise node takes as long as."""
+    """Return the cost of a pointwise node, in cheap operations."""
     if is_view(node) or is_cast(node) or _widens_sums(node):
         return 0
     target: Any = node.target
@@ -131,8 +132,8 @@ def _cost(node: fx.Node) -> int:
 
 
 def _widens_sums(node: fx.Node) -> bool:
-    """Whether a node is the cast of sums of integers, written by some and left out by others who
-    multiply these by floats.
+    """Whether a node casts the int32 result of an int8 matmul. Some models write this cast, others
+    leave it out when they multiply the result by floats.
     """
     import torch
 
@@ -155,25 +156,25 @@ _COSTS = {
     "sqrt": 4,
     "tanh": 16,
 }
-"""By the name of an operator: instructions of what CUDA's library makes of it, about."""
+"""Approximate number of instructions of CUDA's implementation, by operator name."""
 
 
 def region(
     node: fx.Node, without: Container[fx.Node] = (), own: Sequence[fx.Node] = ()
 ) -> list[fx.Node]:
-    """A node and the longest run of pointwise ones behind it of which only the last is used, and
-    which can be computed in the place of the last.
+    """Return a node and the longest run of pointwise nodes after it of which only the last has
+    outside users, and which can be computed at the position of the last.
 
     Args:
-        node: a product, or the only output of a fusion.
-        without: what does not belong to it.
-        own: what the node is computed by, if that is to be computed in the same place.
+        node: a matmul, or the only output of a fusion.
+        without: nodes that do not belong to the region.
+        own: the nodes that compute `node`, if they are to be computed at the same position.
     """
     size = flat(node)
     nodes, found = [node], 1
     while len(nodes) < MOST_NODES:
         users = {user for each in nodes for user in each.users} - set(nodes)
-        # The first of them is computed from nothing else that comes from the region.
+        # The first user depends on no other node after the region.
         following = min(users, default=None)
         if following is None or following in without or not _is_fused(following, size, nodes):
             break
@@ -186,12 +187,13 @@ def region(
 
 
 def spread(node: fx.Node) -> list[fx.Node]:
-    """A node and all pointwise ones behind it that can be computed with it, whoever uses them.
+    """Return a node and all pointwise nodes after it that can be computed with it, whatever their
+    users.
 
-    Nothing outside of them that they read is computed from them.
+    No outside value that they read is computed from them.
 
     Args:
-        node: a product, or the only output of a fusion.
+        node: a matmul, or the only output of a fusion.
     """
     size = flat(node)
     nodes, found, behind = [node], {node}, set[Any]()
@@ -231,10 +233,10 @@ def _flattens(node: fx.Node, before: Container[fx.Node]) -> bool:
 
 
 def _sizes_as_rows(given: fx.Node, node: fx.Node) -> Sequence[Any] | None:
-    """The sizes of an input of a node for when the node is computed on [rows, columns].
+    """Return the sizes of an input of a node for computing the node on [rows, columns].
 
     Returns:
-        None if it has no such form; its own sizes if it may stay as it is.
+        None if the input has no such view; its own sizes if it can stay as it is.
     """
     import torch
 
@@ -250,14 +252,14 @@ def _sizes_as_rows(given: fx.Node, node: fx.Node) -> Sequence[Any] | None:
 
 
 def flatten(graph: fx.Graph, node: fx.Node) -> None:
-    """Compute what follows a product on [rows, columns], as the product is.
+    """Compute the epilogue of a matmul on [rows, columns], the shape of the matmul.
 
-    For [batch, sequence, columns] the scheduler of torch 2.11 fuses nothing into a template that
-    writes [batch * sequence, columns].
+    The scheduler of torch 2.11 does not fuse nodes of [batch, sequence, columns] into a template
+    that writes [batch * sequence, columns].
 
     Args:
-        graph: the node's.
-        node: a product, or the only output of a fusion, of two dimensions.
+        graph: of the node.
+        node: a matmul, or the only output of a fusion, with two dimensions.
     """
     nodes = region(node)
     last = nodes[-1]
@@ -275,7 +277,7 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
             copies[each] = graph.node_copy(each, copies.__getitem__)
             value = each.meta["val"].new_empty(node.meta["val"].shape)
             copies[each].meta = {**each.meta, "val": value}
-    # The node stays, which others may know.
+    # Keep the last node itself, which others may refer to.
     view = (
         last if is_view(last) else next(n for n in nodes if is_view(n) and shape(n) == shape(last))
     )
@@ -285,9 +287,7 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
-    """An input of a node of a region, in the sizes that it has where the node is computed on
-    [rows, columns].
-    """
+    """Return an input of a region's node as a view for computing the node on [rows, columns]."""
     import torch
 
     sizes = _sizes_as_rows(given, node)
@@ -303,7 +303,7 @@ def as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
 def _inputs(
     region: Sequence[fx.Node], hints: matmul_nodes.Hints | None
 ) -> tuple[EpilogueInput, ...]:
-    """What the nodes of a region read besides its first, each tensor once."""
+    """Return the tensors that a region reads besides its first node, each once."""
     import torch
 
     found: dict[fx.Node, EpilogueInput] = {}
@@ -314,7 +314,7 @@ def _inputs(
                 continue
             kind = matmul_nodes.broadcast(matmul_nodes.value_of(given), output, hints)
             while is_view(given) or is_cast(given):
-                # Casts are computed where they are read.
+                # Casts are computed by the reader.
                 given = given.all_input_nodes[0]
             found.setdefault(given, EpilogueInput(matmul_nodes.dtype_of(given.meta["val"]), kind))
     return tuple(found.values())

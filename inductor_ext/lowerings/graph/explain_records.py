@@ -1,7 +1,7 @@
-"""What became of every product of a graph, as records (`events.ProductRecord`).
+"""Records of the decision for each matmul of a graph (`events.ProductRecord`).
 
-Products that stock keeps are among them, with the reason: somebody who asks why a model is not
-faster has to see these first.
+Matmuls that keep Inductor's lowering have records too, with the reason: they are the first thing to
+look at when a model is not faster.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from inductor_ext.templates.problem import GemmProblem
 __all__ = ["FUSED", "RECORD", "decline", "emit", "operators", "reason"]
 
 RECORD = "inductor_ext_gemm_record"
-"""Key of a node's metadata under which its record is left for whoever sees the node later."""
+"""Metadata key of a node's record, for later readers of the node."""
 
 
 FUSED = "inductor_ext_gemm_fused"
-"""Key of a node's metadata: names of the operators that its kernel takes in, of which Inductor does
-not know."""
+"""Metadata key: names of the operators that the node's kernel computes and that Inductor does not
+see."""
 
 DECLINED = "inductor_ext_gemm_declined"
-"""Key of a node's metadata: texts about the kernels that it could have been part of."""
+"""Metadata key: texts about the fusions that the node could have been part of."""
 
 
 def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
-    """What nodes compute, as the model calls it, each once."""
+    """Return the names of the operators that nodes compute, as in the model, each once."""
     calls = (each.meta.get("original_aten") or each.target for each in nodes)
     names = (str(getattr(each, "_overloadpacket", each)) for each in calls)
     return tuple(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
 
 
 def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> None:
-    """Note, for the records of the products among some nodes, that these do not become one kernel.
+    """Add a declined fusion to the records of the matmuls among some nodes.
 
     Args:
         nodes: those that one kernel could have replaced.
@@ -68,8 +68,8 @@ def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> N
 
 
 def decline_fusions(nodes: Iterable[torch.fx.Node]) -> None:
-    """Note, for the records of the products among some nodes, that `numerics.has_exact_pointwise`
-    keeps them from being fused with pointwise ops by a kernel of ours.
+    """Note in the records of the matmuls among some nodes that `numerics.has_exact_pointwise`
+    prevents an extension kernel from fusing pointwise ops.
     """
     for node in nodes:
         if matmul_nodes.is_product(node):
@@ -80,10 +80,10 @@ def decline_fusions(nodes: Iterable[torch.fx.Node]) -> None:
 
 
 def emit(graph: torch.fx.Graph, settings: Settings) -> None:
-    """Emit the records of a graph's products, without those of its subgraphs.
+    """Emit the records of a graph's matmuls, without those of its subgraphs.
 
     Args:
-        graph: after its products have been planned.
+        graph: after its matmuls have been planned.
         settings: of the compile.
     """
     for node, record in _records(graph, settings):
@@ -158,7 +158,7 @@ def _candidates(
 
 
 def reason(decision: Decision) -> str:
-    """Why a decision is what it is, in words."""
+    """Return the reason for a decision, in words."""
     if decision.origin == "forced":
         return "the caller decided"
     if decision.origin == "predicted":

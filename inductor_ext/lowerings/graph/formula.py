@@ -1,11 +1,12 @@
-"""What pointwise nodes of an FX graph compute, as a formula.
+"""Sympy formulas of the pointwise nodes of an FX graph.
 
-Models write the same function in many ways: silu(x) arrives as x * sigmoid(x) or as
-x / (1 + exp(-x)), in one dtype or through float32 and back. Read as formulas (sympy), without casts
-and reshapes, they compare equal, so that a pattern is one formula and no list of graphs.
+Models write the same function in many ways: silu(x) arrives as x * sigmoid(x) or as x / (1 +
+exp(-x)), in one dtype or via float32. Read as formulas, without casts and reshapes, they compare
+equal, so that a pattern is one formula instead of a list of graphs.
 
-Casts are left out since Inductor's own kernels leave them out: within a kernel it computes in
-float32. Where the user wants them (`emulate_precision_casts`), nothing may be read by this module.
+Casts are ignored because Inductor's kernels ignore them: they compute in float32. Do not use this
+module if the user wants the rounding of casts (`emulate_precision_casts`). A node that has no
+formula raises `Unreadable`.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ __all__ = [
 ]
 
 MOST_NODES = 40
-"""Beyond this many nodes there is no pattern to be found."""
+"""Limit on the nodes of one formula."""
 
 mean = sympy.Function("mean")
-"""The mean over the last dimension, of a product of what differs along it: see `mean_of`."""
+"""The mean over the last dimension; its argument is a product of terms that vary along it: see
+`mean_of`."""
 
 relu = sympy.Function("relu")
 
 
 class Unreadable(Exception):
-    """A node that is no part of any formula."""
+    """A node that cannot be part of a formula."""
 
 
 @functools.cache
 def _operators() -> Mapping[Any, Callable[..., Any]]:
-    """ATen's operators as functions of formulas and numbers."""
+    """Return ATen operators as functions of formulas and scalars."""
     import torch
 
     aten = torch.ops.aten
@@ -106,7 +108,7 @@ def _operators() -> Mapping[Any, Callable[..., Any]]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node gives its input other sizes and changes nothing else."""
+    """Whether a node is a reshape and nothing else."""
     import torch
 
     aten = torch.ops.aten
@@ -121,8 +123,8 @@ def is_returned(node: fx.Node) -> bool:
 
 
 def is_read_by_strides(node: fx.Node) -> bool:
-    """Whether elements of a node, or of a view of it, are read by their places in its memory
-    (`as_strided`), where it has to lie as the graph says.
+    """Whether a node, or a view of it, is read by memory offset (`as_strided`), which requires the
+    layout that the graph states.
     """
     import torch
 
@@ -139,7 +141,7 @@ def _is_part_or_view(node: fx.Node) -> bool:
 
 
 def is_cast(node: fx.Node) -> bool:
-    """Whether a node gives its input another dtype of those that kernels compute in float32."""
+    """Whether a node casts between dtypes that kernels compute in float32."""
     import torch
 
     if node.target is not torch.ops.prims.convert_element_type.default:
@@ -155,7 +157,7 @@ def is_computed_in_float32(value: torch.Tensor) -> bool:
 
 
 def call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """Add a call of an operator, with its value and what else is known of the node `like`."""
+    """Add a call of an operator, with its value and the other metadata of the node `like`."""
     from torch import fx
 
     made = graph.call_function(target, args)
@@ -165,15 +167,15 @@ def call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def symbol(node: fx.Node) -> sympy.Symbol:
-    """What stands for a node in formulas."""
+    """Return the symbol of a node in formulas."""
     return sympy.Symbol(node.name, real=True)
 
 
 def shape(node: fx.Node) -> tuple[Any, ...]:
-    """The sizes of a node's tensor: numbers, and formulas where they are symbols.
+    """Return the sizes of a node's tensor: ints, and sympy expressions for symbolic sizes.
 
     Raises:
-        Unreadable: it is no tensor.
+        Unreadable: the node is not a tensor.
     """
     value: Any = node.meta.get("val")
     if not hasattr(value, "shape"):
@@ -182,24 +184,24 @@ def shape(node: fx.Node) -> tuple[Any, ...]:
 
 
 class Reader:
-    """Reads one formula, and notes the nodes that it consists of.
+    """Reader of one formula that records the nodes that it consists of.
 
     Args:
-        like: a node with the rows and the columns that every matrix of the formula has.
-        leaf: the symbol of a node at which reading stops; None where it does not stop.
+        like: a node with the numbers of rows and columns that every matrix of the formula has.
+        leaf: returns the symbol of a node at which to stop; None to read on.
     """
 
     def __init__(self, like: fx.Node, leaf: Callable[[fx.Node], sympy.Expr | None]) -> None:
         self.rows, self.columns = flat(like)
         self.leaf = leaf
         self.inner: dict[fx.Node, sympy.Expr] = {}
-        """What was read, without the leaves."""
+        """The formulas of the nodes that were read, without the leaves."""
 
     def read(self, node: fx.Node) -> sympy.Expr:
-        """The formula of one element of a node's tensor.
+        """Return the formula of one element of a node's tensor.
 
         Raises:
-            Unreadable: something is in it that this module does not know.
+            Unreadable: the formula contains an operator that this module does not know.
         """
         if node in self.inner:
             return self.inner[node]
@@ -224,7 +226,9 @@ class Reader:
         return found
 
     def _check_shape(self, node: fx.Node) -> None:
-        """Elements of all matrices correspond in their order, and one number goes with a row."""
+        """Require that elements of all matrices correspond in order; a column has one element per
+        row.
+        """
         rows, columns = flat(node)
         if rows != self.rows or columns not in (self.columns, 1):
             raise Unreadable
@@ -235,7 +239,7 @@ class Reader:
             raise Unreadable
         own = shape(node)
         for each in node.all_input_nodes:
-            # Where rows are broadcast, they do not correspond in their order.
+            # With broadcast rows, elements do not correspond in order.
             given = shape(each)
             if given[:-1] != own[:-1] and any(size != 1 for size in given[:-1]):
                 raise Unreadable
@@ -255,11 +259,11 @@ class Reader:
 
 
 def _moments(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
-    """What a node is the mean or the variance of over the last dimension, which it keeps.
+    """Match a mean or variance over the last dimension with keepdim.
 
     Returns:
-        What it is of; the call of the operator, which may have both results; whether it is the
-        mean.
+        The input; the call of the operator, which may return both moments; whether the node is the
+        mean. None if the node is neither.
     """
     import torch
 
@@ -280,10 +284,11 @@ def _moments(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
 
 
 def mean_of(formula: sympy.Expr) -> sympy.Expr:
-    """The mean of a formula over the last dimension.
+    """Return the mean of a formula over the last dimension.
 
-    Of a sum it is the sum of the means, and what is the same along a row, as means are, is a
-    factor: so the variance is the mean of squares less the square of the mean, however written.
+    The mean of a sum is the sum of the means, and terms that are constant along a row, such as
+    means, are moved out of the mean. The variance is thus the mean of squares minus the square of
+    the mean, however it is written.
     """
     rows = {each: sympy.Dummy(real=True) for each in formula.atoms(mean)}
     constant = {symbol: each for each, symbol in rows.items()}
@@ -296,7 +301,9 @@ def mean_of(formula: sympy.Expr) -> sympy.Expr:
 
 
 def canonical(formula: sympy.Expr) -> sympy.Expr:
-    """A formula in the form in which equal ones are identical, with constants of six digits."""
+    """Return the canonical form of a formula, with constants rounded to six digits. Equal formulas
+    are identical.
+    """
     expanded = sympy.expand(formula)
     numbers = {
         each: sympy.Rational(f"{float(each):.5e}")
@@ -307,17 +314,18 @@ def canonical(formula: sympy.Expr) -> sympy.Expr:
 
 
 def flat(node: fx.Node) -> tuple[Any, Any]:
-    """Rows and columns of a node's tensor, all dimensions but the last taken for one.
+    """Return the numbers of rows and columns of a node's tensor; all dimensions but the last are
+    rows.
 
     Raises:
-        Unreadable: it is no tensor.
+        Unreadable: the node is not a tensor.
     """
     *rows, columns = shape(node) or (1,)
     return sympy.expand(sympy.prod(rows)), columns
 
 
 def is_contiguous(node: fx.Node) -> bool:
-    """Whether a node's tensor has its elements in order and without gaps, whatever its sizes."""
+    """Whether a node's tensor is contiguous for all values of its symbolic sizes."""
     expected = sympy.Integer(1)
     sizes = shape(node)
     strides = [

@@ -1,4 +1,9 @@
-"""Several nodes of an FX graph that one kernel can take the place of, and the replacement."""
+"""The `Fusion` of several FX nodes into one kernel, and its replacement by one call.
+
+The `match_*` modules create fusions; the planner applies the ones that are worth it. `is_closed`
+checks that one call can replace the nodes: no value in between is used elsewhere, and no tensor
+that they read is written in between.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +37,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class View:
-    """How a kernel sees a tensor of the graph."""
+    """How a kernel views a tensor of the graph."""
 
     sizes: tuple[int, ...]
-    """Two, or fewer for a vector and a number."""
+    """Two sizes, or one for a vector and none for a scalar."""
     transposed: bool = False
-    """Whether it sees the transpose of the matrix of these sizes."""
+    """Whether the kernel sees the transpose of the matrix with these sizes."""
 
     def of(self, value: torch.Tensor) -> torch.Tensor:
-        """The view of a tensor.
+        """Return the view of a tensor.
 
         Raises:
-            NotCovered: it cannot be had without a copy.
+            NotCovered: the view would need a copy.
         """
         try:
             found = value.view(self.sizes)
@@ -54,42 +59,42 @@ class View:
 
 @dataclass(frozen=True)
 class Fusion:
-    """A product with what is fused into it, as it stands in a graph."""
+    """A matmul with the nodes that are fused into it."""
 
     problem: GemmProblem
-    """At the sizes that the graph's examples had."""
+    """With the size hints as sizes."""
     nodes: tuple[fx.Node, ...]
-    """All that the kernel replaces, in the graph's order. Nothing else uses them but `outputs`."""
+    """All nodes that the kernel replaces, in graph order. Only `outputs` have users outside."""
     outputs: tuple[fx.Node, ...]
-    """Those of the nodes whose values are used outside, in the order of the kernel's results."""
+    """The nodes whose values are used outside, in the order of the kernel's results."""
     inputs: tuple[fx.Node, ...]
-    """a; the factors b, one for each part; the scales of each, and the zero points; what a
-    normalisation reads; one bias for each part or none, or one that has halves as the factor has.
+    """A; the weights, one per fused matmul; their scales; their zero points; what a norm reads; one
+    bias per fused matmul, or none. With `halves` there is one packed weight and at most one packed
+    bias.
 
-    What is normalised may have other dimensions than the product's rows; its last one is K.
-    """
+    The input of a norm may have more dimensions than A; its last one is K."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Constants of the kernel that the problem does not tell: `ACTIVATION`, quoted, of what gates;
-    `EPSILON` of a normalisation; and `operands`, the number of the call's inputs before biases that
-    are added behind the kernel. Those of a gate and of what it gates are its operands."""
+    """Constants of the kernel that are not part of the problem: `ACTIVATION`, quoted, of a gate;
+    `EPSILON` of a norm; and `operands`, the number of call inputs before the biases that the
+    lowering adds after the kernel. The biases of a gate and up projection count as operands."""
     halves: tuple[int, int] | None = None
-    """Where the parts are halves of one factor, and of one bias: the first columns of the gate and
-    of the other."""
+    """For a packed gate-up weight and bias: the first column of the gate and of the up projection.
+    """
     views: tuple[View, ...] = ()
-    """How inputs from b on are seen, as far as there are any; the others are seen as they are.
-    Where something is dequantised, there is one for each factor, scale and zero point."""
+    """How the inputs from the first weight on are viewed; inputs beyond the end are used as they
+    are. A dequantized matmul has a view for each weight, scale and zero point."""
 
 
 def is_closed(
     nodes: Collection[fx.Node], outputs: Collection[fx.Node], inputs: Iterable[fx.Node] = ()
 ) -> bool:
-    """Whether one call can take the place of nodes: what is between is used by nothing else, and
-    nothing that they read is written between them.
+    """Whether one call can replace nodes: no value in between is used elsewhere, and no tensor that
+    they read is written in between.
 
     Args:
-        nodes: pure ones, of one graph.
-        outputs: those whose values the call gives.
-        inputs: what the call gets.
+        nodes: pure nodes of one graph.
+        outputs: the nodes whose values the call returns.
+        inputs: the arguments of the call.
     """
     own = set(nodes)
     return (
@@ -100,10 +105,10 @@ def is_closed(
 
 
 def is_written_between(nodes: Collection[fx.Node]) -> bool:
-    """Whether something is written, between the first and the last of some nodes, that one of them
-    reads: then they cannot all be computed in one place.
+    """Whether a tensor that one of the nodes reads is written between the first and the last of
+    them. If so, they cannot all be computed in one place.
 
-    What is written elsewhere does not count, as keys and values that are put into a cache.
+    Writes to other tensors do not count, such as updates of a KV cache.
     """
     from torch._inductor.fx_utils import get_node_storage
 
@@ -118,7 +123,7 @@ def is_written_between(nodes: Collection[fx.Node]) -> bool:
 
 
 def _written(node: fx.Node) -> frozenset[int] | None:
-    """The storages that a node writes into; None where that is not known."""
+    """Return the storages that a node writes to; None if unknown."""
     import torch
     from torch._inductor.fx_utils import get_node_storage
     from torch._inductor.pattern_matcher import is_mutation_op
@@ -148,7 +153,7 @@ def _written(node: fx.Node) -> frozenset[int] | None:
 
 
 def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
-    """The graphs that a higher-order operator is called with."""
+    """Yield the graphs that a higher-order operator is called with."""
     for each in node.all_input_nodes:
         if each.op == "get_attr":
             module = named_graph(node.graph.owning_module, each)
@@ -157,7 +162,7 @@ def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
 
 
 def named_graph(owner: Any, node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a `get_attr` names in the module that owns its graph; None if it names
+    """Return the graph that a `get_attr` names in the module that owns its graph; None if it names
     anything else.
     """
     import torch
@@ -171,20 +176,20 @@ def named_graph(owner: Any, node: fx.Node) -> fx.GraphModule | None:
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
     """Replace the nodes of a fusion by one call.
 
-    The call gets the fusion's inputs, a as [M, K], and halves of a factor as two factors (views).
-    The outputs stay the nodes that they are, with their metadata: they now are what the call
-    returns, or elements of it if they are several, in the shape that they had. So fusions of one
-    graph that have no node in common can be applied one after the other, in any order.
+    The call gets the inputs of the fusion, A as [M, K], and a packed weight as two weights (views).
+    The output nodes keep their identity and metadata: they become the call, or elements of its
+    result if there are several, in their original shapes. Fusions of one graph that share no node
+    can therefore be applied in any order.
 
     Args:
-        graph: the one in which the fusion was found.
-        fusion: one of `patterns.find`.
+        graph: the graph in which the fusion was found.
+        fusion: a fusion of `match_shared_input.find`, `match_dequantized.find` or the like.
         target: a function of the inputs, for Inductor with the attribute
-            `_inductor_lowering_function`. It returns [M, columns], or a tuple of one [M, columns]
-            for each part.
+            `_inductor_lowering_function`. It returns [M, columns], or a tuple with one [M, columns]
+            per fused matmul.
 
     Returns:
-        The call, on which metadata may be left.
+        The call, to which the caller may attach metadata.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(fusion.outputs, key=order.__getitem__)
@@ -220,7 +225,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
 
 
 def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
-    """What an output is as [M, columns]."""
+    """Return an output's value as [M, columns]."""
     value: torch.Tensor = output.meta["val"]
     if value.dim() == 2:
         return value
@@ -228,7 +233,7 @@ def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
 
 
 def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
-    """Let an output be a view of its matrix, with sizes of a view that the fusion has."""
+    """Turn an output into a view of its matrix, with the sizes of a view in the fusion."""
     view = next(
         node for node in fusion.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
     )
@@ -237,7 +242,7 @@ def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
 
 
 def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
-    """The inputs of a fusion as the call takes them; `product` is one of its nodes."""
+    """Return the inputs of a fusion as the call takes them; `product` is its matmul node."""
     import torch
 
     aten = torch.ops.aten
@@ -266,7 +271,7 @@ def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.N
 
 
 def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
-    """Some columns of a factor, or of what they share; one number, which all share, as it is."""
+    """Return a range of columns of a weight, scale or bias; a scalar is returned as it is."""
     import torch
 
     value = value_of(whole)
@@ -281,7 +286,7 @@ def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node
 
 
 def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:
-    """A view of a node, in the graph."""
+    """Add a view of a node to the graph."""
     import torch
 
     aten = torch.ops.aten
@@ -296,26 +301,26 @@ def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:
 
 
 def as_matrix(value: torch.Tensor, rows: Any) -> torch.Tensor:
-    """A contiguous tensor as `rows` rows."""
+    """Return a contiguous tensor as a matrix with `rows` rows."""
     columns = value.shape[-1]
     return value.as_strided((rows, columns), (columns, 1), value.storage_offset())
 
 
 def become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
-    """Let a node call something else. Its users, name and metadata stay."""
+    """Make a node call something else. Its users, name and metadata stay."""
     node.target = target
     node.args = arguments
     node.kwargs = {}
 
 
 def hoist(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> None:
-    """Move what inputs are computed from before a node, in the order that they have."""
+    """Move the nodes that compute the inputs before `anchor`, in their original order."""
     for node in sorted(later(anchor, inputs, order), key=order.__getitem__):
         anchor.prepend(node)
 
 
 def later(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> set[fx.Node]:
-    """The nodes from `anchor` on that inputs are computed from, themselves included."""
+    """Return the nodes from `anchor` on that the inputs are computed from, including the inputs."""
     found: set[fx.Node] = set()
     pending = list(inputs)
     while pending:

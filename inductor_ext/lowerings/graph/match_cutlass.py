@@ -1,8 +1,8 @@
-"""Places in a graph that a CUTLASS kernel can take: a product with pointwise nodes behind it.
+"""Matching of a matmul and the pointwise nodes after it for one CUTLASS kernel.
 
-`readings` gives what such a kernel could do there, all that can be fused first and the product by
-itself last; `apply` replaces the nodes of one of them by one call. Sizes but for the number of rows
-have to be known, as what a kernel takes for granted (alignment) is to hold for all sizes.
+`readings` yields what a CUTLASS kernel could compute, from the longest epilogue down to the matmul
+alone; `apply` replaces the nodes of one reading by one call. All sizes except M must be static,
+because the alignment that a kernel assumes must hold for all sizes.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ __all__ = ["Reading", "apply", "readings"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What one CUTLASS kernel can do at a place."""
+    """What one CUTLASS kernel can compute at a place in the graph."""
 
     nodes: tuple[fx.Node, ...]
-    """The product, or what a fusion gives, and the pointwise nodes behind it, in order."""
+    """The matmul, or the output of a fusion, and the pointwise nodes after it, in order."""
     outputs: tuple[fx.Node, ...]
-    """Those that are used outside; the kernel's own output first."""
+    """The nodes that are used outside; the kernel's own output first."""
     fused: Fused
     fusion: Fusion | None
-    """Of a b that is dequantised."""
+    """The fusion of a matmul with a dequantized B."""
     own: bool
-    """Whether nothing is fused, and what follows is left to other kernels."""
+    """Whether nothing is fused, and the epilogue is left to other kernels."""
 
     @property
     def replaced(self) -> tuple[fx.Node, ...]:
-        """All nodes that the kernel takes the place of."""
+        """All nodes that the kernel replaces."""
         inside = self.fusion.nodes if self.fusion is not None else ()
         return tuple(dict.fromkeys((*inside, *self.nodes)))
 
     @property
     def epilogue_nodes(self) -> int:
-        """Tensors that are stored, and are computed from the product."""
+        """The number of stored tensors that are computed from the matmul result."""
         return sum(_is_computed(each, self.nodes[0]) for each in self.outputs)
 
     def told(self, problem: GemmProblem) -> GemmProblem:
-        """A problem of the place as that of a kernel with this tree.
+        """Return a problem of this place as the problem of a kernel with this epilogue tree.
 
         Args:
-            problem: with all of the epilogue.
+            problem: with the whole epilogue.
         """
         tree = self.fused.epilogue
         if self.own:
@@ -76,7 +76,7 @@ class Reading:
         }
         operations = tree.operations
         if problem.prologue is not None and problem.prologue.scales_product:
-            # They belong to the prologue.
+            # These scales belong to the prologue.
             assert self.fusion is not None
             del inputs[self.fusion.inputs[2]]
             operations -= 1
@@ -96,13 +96,13 @@ def _is_computed(node: fx.Node, product: fx.Node) -> bool:
 def readings(
     node: fx.Node, problem: GemmProblem, fusion: Fusion | None = None, *, fuses: bool = True
 ) -> Iterator[Reading]:
-    """What CUTLASS kernels could do at a place, most of it first.
+    """Yield what CUTLASS kernels could compute at a place, the longest epilogue first.
 
     Args:
-        node: a product, or the only output of a fusion.
-        problem: of the node, with all of the epilogue or without.
-        fusion: where b is dequantised.
-        fuses: whether anything but the product itself is asked for.
+        node: a matmul, or the only output of a fusion.
+        problem: of the node, with or without the whole epilogue.
+        fusion: given if B is dequantized.
+        fuses: whether to fuse anything besides the matmul.
     """
     if problem.parts or (fusion is not None and problem.operation != "mixed"):
         return
@@ -114,7 +114,7 @@ def readings(
             continue
         outputs = _used_outside(nodes)
         if len(outputs) > 1 and not needed.issuperset(outputs):
-            # What is only on the way to something else is not stored besides.
+            # Do not store an intermediate value that the whole epilogue does not store.
             continue
         try:
             fused = cutlass_epilogue.read(nodes, outputs, None, fusion)
@@ -133,21 +133,20 @@ def _used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 def apply(
     graph: fx.Graph, reading: Reading, target: Callable[..., Any]
 ) -> tuple[fx.Node, dict[str, Any]]:
-    """Replace the nodes of a place by one call.
+    """Replace the nodes of a reading by one call.
 
-    The call gets a, b, where the groups of a grouped product end, what the epilogue reads, and the
-    numbers of it that only a call knows. Its value is what it stores, several as a tuple; of a
-    product of two dimensions each is [M, N]. The outputs stay the nodes that they are, with their
-    metadata.
+    The call gets A, B, the end offsets of a grouped matmul, the tensors that the epilogue reads,
+    and its scalars that are known only at run time. Its value is the stored tensor, or a tuple of
+    several; for a 2-D matmul each is [M, N]. The output nodes keep their identity and metadata.
 
     Args:
-        graph: the one that was read.
-        reading: one of `readings`, of the graph as it is.
+        graph: the graph that was read.
+        reading: one from `readings`, of the graph as it is now.
         target: a function for Inductor, with the attribute `_inductor_lowering_function`.
 
     Returns:
-        The call, and what it has to be told besides: `epilogue`; how many `inputs` there are;
-        `ends`, whether there are groups; and `scalars`, with None for those that are arguments.
+        The call, and its options: `epilogue`; the number of `inputs`; `ends`, whether there are
+        groups; and `scalars`, with None for those that are arguments.
     """
     import torch
 
@@ -202,7 +201,7 @@ def apply(
 
 
 def _factors(product: fx.Node) -> list[Any]:
-    """a and b of a product, and where its groups end."""
+    """Return A and B of a matmul, and the end offsets of its groups if any."""
     given = matmul_nodes.call_arguments(product)
     for names in (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2")):
         if all(name in given for name in names):
@@ -212,14 +211,14 @@ def _factors(product: fx.Node) -> list[Any]:
 
 
 def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
-    """What an output is in the sizes, and with the strides, of its product."""
+    """Return an output's value with the sizes and strides of its matmul."""
     like: torch.Tensor = product.meta["val"]
     found: torch.Tensor = output.meta["val"]
     return like.new_empty_strided(like.shape, like.stride(), dtype=found.dtype)
 
 
 def _sizes(output: fx.Node, reading: Reading) -> list[Any] | None:
-    """The sizes that an output has as a view of its matrix; None where it is the matrix."""
+    """Return the sizes of an output as a view of its matrix; None if it is the matrix."""
     product = reading.nodes[0]
     if shape(output) == shape(product):
         return None
@@ -230,7 +229,7 @@ def _sizes(output: fx.Node, reading: Reading) -> list[Any] | None:
 
 
 def _shaped(graph: fx.Graph, given: fx.Node, reading: Reading) -> fx.Node:
-    """An input of the epilogue in the sizes that it has beside the product."""
+    """Return an input of the epilogue with the sizes that match the matmul output."""
     import torch
 
     view = reading.fused.views.get(given)

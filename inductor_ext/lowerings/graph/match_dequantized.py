@@ -1,22 +1,23 @@
-"""Products whose second factor is dequantised in the graph: `find` describes them for one kernel.
+"""Matching of matmuls with a B that is dequantized in the graph (weight-only quantization).
 
-What weight-only models are compiled to, as torchao 0.18 and others write it:
+`find` describes each for one kernel (`gemm_fuse_dequantize`). It covers what torchao 0.18 and
+others compile weight-only models to:
 
-- bytes: mm(a, w.to(a.dtype)), where scales of columns follow the product and are fused behind it
-  as any epilogue is (torchao's int8 weights with scales of rows), and with scales of columns, or of
-  all of w, before the product (float8 weights);
-- bytes in groups along K: (w - zero) * scale, in a's dtype or in float32 (torchao's int8 weights
-  with groups, and its intx weights of up to 8 bits, which it keeps in bytes);
-- pairs of 4 bits along K in a byte, either half first, signed or not, unpacked by masks and shifts
-  and put side by side by `stack` or `cat`, with scales and zero points as above.
+- bytes: mm(a, w.to(a.dtype)) with columnwise scales after the matmul, which are fused like any
+  epilogue (torchao's int8 weights with scales per row of the weight), or with columnwise or
+  tensorwise scales before the matmul (float8 weights);
+- bytes in groups along K: (w - zero) * scale, in A's dtype or in float32 (torchao's int8 weights
+  with groups, and its intx weights of up to 8 bits, which it stores in bytes);
+- two 4-bit values, adjacent along K, per byte, in either order, signed or not, unpacked by masks
+  and shifts and joined by `stack` or `cat`, with scales and zero points as above.
 
-Not found are calls that unpack in a kernel of their own (aten._weight_int4pack_mm, fbgemm's and
-mslk's, to which torchao's other 4-bit weights go), pairs that are not neighbours along K (HQQ,
-quanto), and words of 32 bits (GPTQ, AWQ). Products of int8 by int8 (`_int_mm`, torchao's dynamic
-activations) are products like others: their scales are fused behind them.
+Not covered are calls whose own kernel unpacks (aten._weight_int4pack_mm and the kernels of fbgemm
+and mslk, which torchao's other 4-bit weights use), pairs that are not adjacent along K (HQQ,
+quanto), and 32-bit words (GPTQ, AWQ). int8 by int8 matmuls (`_int_mm`, torchao's dynamic
+activations) are ordinary matmuls whose scales are fused as an epilogue.
 
-Views are followed by arithmetic and not by form: of each dimension it is known which strides of K
-and N it walks, so that any chain of reshapes, permutations and expansions is read.
+Views are tracked by strides instead of matched: for each dimension the code knows the strides of K
+and N that it covers, so that any chain of reshapes, permutes and expands can be read.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ if TYPE_CHECKING:
 __all__ = ["find", "with_scales"]
 
 MOST_NODES = 40
-"""Between what is stored and the product."""
+"""Limit on the nodes between the stored tensor and the matmul."""
 
 MOST_ZERO = {4: 100, 8: 128}
-"""The largest constants that kernels subtract from integers of so many bits."""
+"""The largest constant zero point that kernels subtract, by the number of bits."""
 
 
 def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
-    """The products of a graph whose second factor can be dequantised on the way.
+    """Return the matmuls of a graph whose B can be dequantized in the prologue.
 
-    No two of them have a node in common. Nothing is found where anything else uses what is
-    dequantised, or where Inductor is told to round as eager code does (`emulate_precision_casts`).
+    No two of them share a node. Nothing is returned if anything else uses the dequantized tensor,
+    or if Inductor is set to round as eager mode does (`emulate_precision_casts`).
     """
     import torch
 
@@ -85,10 +86,10 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
 
 
 def _product(node: fx.Node) -> Fusion:
-    """The fusion of a product; its nodes in any order.
+    """Return the fusion of a matmul, with its nodes in any order.
 
     Raises:
-        problems.NotCovered: it is none, for the reason given.
+        NotCovered: there is no fusion, for the reason given.
     """
     problem = matmul_nodes.problem_of(node)
     biased = len(node.args) == 3
@@ -113,12 +114,12 @@ def _product(node: fx.Node) -> Fusion:
 
 
 def with_scales(fusion: Fusion) -> Fusion:
-    """A product with the scales and the bias that follow it, as far as they do.
+    """Return a fusion extended by the scales and the bias that follow it.
 
-    Alone it has them as its epilogue. Of several products in one kernel each has its own.
+    An unfused matmul has them in its epilogue. In a kernel of several matmuls each has its own.
 
     Args:
-        fusion: one of `find`.
+        fusion: one from `find`.
     """
     found, dtype = fusion, _dtype(fusion.outputs[0])
     node = fusion.outputs[0]
@@ -141,18 +142,18 @@ def with_scales(fusion: Fusion) -> Fusion:
 
 
 def _ending_with(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
-    """A fusion with the nodes behind it up to its output."""
+    """Return a fusion extended by the nodes after it up to its new output."""
     problem = dataclasses.replace(fusion.problem, out=_dtype(output))
     nodes = tuple(dict.fromkeys((*fusion.nodes, *passed)))
     return dataclasses.replace(fusion, problem=problem, nodes=nodes, outputs=(output,))
 
 
 def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
-    """A fusion with the scale or the bias of a node that reads its product.
+    """Return a fusion extended by the scale or bias of a node that reads its output.
 
     Returns:
-        None if the node does anything else, as to give the product more dimensions. Scales come
-        first, and then one bias.
+        None if the node does anything else, for example add dimensions. Scales come first, then one
+        bias.
     """
     import torch
 
@@ -196,25 +197,25 @@ def _require(met: bool, reason: str) -> None:
         raise matmul_nodes.NotCovered(reason)
 
 
-# --- Views ----------------------------------------------------------------------------------------
+# Views
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A part of a dimension that walks along an axis of b, [K, N]."""
+    """A factor of a tensor dimension, which covers a strided range of an axis of B, [K, N]."""
 
     size: int
     axis: Literal["k", "n"]
     stride: int
-    """Elements along the axis from one to the next."""
+    """Distance along the axis between adjacent elements."""
 
 
 Dims = tuple[tuple[Atom, ...], ...]
-"""For each dimension of a tensor its atoms, outermost first; none where it has one element."""
+"""The atoms of each dimension of a tensor, outermost first; empty for a dimension of size 1."""
 
 
 def _regrouped(dims: Dims, shape: Sequence[int]) -> Dims:
-    """Dimensions after a reshape to `shape`, which keeps the order of elements."""
+    """Return the dimensions after a reshape to `shape`, which keeps the order of elements."""
     atoms = [atom for dim in dims for atom in dim]
     found = []
     for size in shape:
@@ -234,13 +235,15 @@ def _regrouped(dims: Dims, shape: Sequence[int]) -> Dims:
 
 
 def _broadcast(dims: Dims, shape: Sequence[int]) -> Dims:
-    """Dimensions of an operand of `shape` that is spread over a tensor of `dims`."""
+    """Return the dimensions of an operand of `shape` that is broadcast to a tensor of `dims`."""
     last = dims[len(dims) - len(shape) :]
     return tuple(() if size == 1 else dim for dim, size in zip(last, shape, strict=True))
 
 
 def _merged(dims: Dims) -> list[Atom]:
-    """The atoms of a tensor in its order of elements, neighbours joined that walk on."""
+    """Return the atoms of a tensor in memory order, with adjacent atoms merged if they continue
+    each other.
+    """
     found: list[Atom] = []
     for atom in (atom for dim in dims for atom in dim):
         last = found[-1] if found else None
@@ -258,7 +261,7 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
-    """What a node is a view of, and its dimensions; None if it is no view."""
+    """Return the source of a view and its dimensions; None if the node is not a view."""
     import torch
 
     source = _view_source(node)
@@ -274,8 +277,8 @@ def _through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
 
 
 def _view_source(node: Any) -> Any:
-    """What a node shows the elements of; None if it does anything else. Inductor's decompositions
-    leave these of all views.
+    """Return the source of a view; None for any other node. Inductor's decompositions reduce all
+    views to these operators.
     """
     import torch
 
@@ -302,10 +305,10 @@ class _Stored:
     dims: Dims
 
     def atoms(self) -> dict[str, Atom]:
-        """How it walks K and N, each in one go.
+        """Return the atom that covers K and the one that covers N.
 
         Raises:
-            problems.NotCovered: it does not.
+            NotCovered: one of them needs several atoms.
         """
         merged = _merged(self.dims)
         found: dict[str, Atom] = {atom.axis: atom for atom in merged}
@@ -313,7 +316,7 @@ class _Stored:
         return found
 
     def view(self) -> View:
-        """As [K, N], or as many elements along K as there are."""
+        """Return the view as [K, N], or with fewer elements where values are shared."""
         atoms = _merged(self.dims)
         sizes = {atom.axis: atom.size for atom in atoms}
         along_k, along_n = sizes.get("k", 1), sizes.get("n", 1)
@@ -322,7 +325,9 @@ class _Stored:
         return View((along_k, along_n))
 
     def words(self) -> int:
-        """Neighbours along K in a word of 32 bits, if all words are aligned; else 1."""
+        """Return how many elements adjacent along K the kernel reads as one aligned 32-bit word; 1
+        if it cannot.
+        """
         value = self.view().of(matmul_nodes.value_of(self.node))
         words = max(1, 4 // value.element_size())
         groups, columns = value.shape
@@ -330,7 +335,7 @@ class _Stored:
         return words if groups > 1 and value.stride(0) == 1 and aligned and columns > 1 else 1
 
 
-# --- Numbers --------------------------------------------------------------------------------------
+# Dequantization
 
 
 _BYTES = frozenset({"int8", "uint8"}) | FP8
@@ -339,33 +344,35 @@ _INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
 
 @dataclass
 class _Reader:
-    """Reads how b is computed, from the product back to what is stored."""
+    """Reader of the computation of B, from the matmul back to the stored tensor."""
 
     problem: GemmProblem
     nodes: list[fx.Node] = field(default_factory=list)
-    """All that the kernel does in their place."""
+    """All nodes that the kernel replaces."""
     stored: _Stored | None = None
     scale: _Stored | None = None
     zero: _Stored | None = None
     dtype: str = ""
-    """Of what is stored: `int4` and `uint4` for pairs."""
+    """The dtype of the stored tensor; `int4` or `uint4` for packed pairs."""
     constant: int = 0
-    """What is subtracted from all of b."""
+    """The constant that is subtracted from all of B."""
     inverted: bool = False
-    """Whether the highest of 4 bits is, which makes n + 8 of n in two's complement."""
+    """Whether the highest of 4 bits is inverted, which turns the two's complement of n into n + 8.
+    """
     high_first: bool = False
     wide: bool = False
-    """Whether anything is computed in float32."""
+    """Whether any step is computed in float32."""
     bits: int = 8
-    """Those that integers may have for what is done to them before they are floats."""
+    """Largest width of the stored integers for which the integer arithmetic before the conversion
+    to float cannot overflow."""
     wraps: bool = False
-    """Whether none of them may be below 0 there."""
+    """Whether that arithmetic uses uint8, so that no value may be negative."""
 
     def weight(self, node: Any, dims: Dims) -> None:
-        """Read what b is computed from.
+        """Read the nodes that B is computed from.
 
         Raises:
-            problems.NotCovered: something is not known, or no kernel does it.
+            NotCovered: an operation is unknown or not supported by kernels.
         """
         import torch
 
@@ -391,7 +398,7 @@ class _Reader:
         raise matmul_nodes.NotCovered("too many steps")
 
     def _computes(self, node: fx.Node) -> bool:
-        """Whether a node computes b, and is no tensor that is stored."""
+        """Whether a node is a step of the dequantization instead of a stored tensor."""
         import torch
 
         aten = torch.ops.aten
@@ -407,7 +414,7 @@ class _Reader:
         return node.target in arithmetic
 
     def _arithmetic(self, node: fx.Node, dims: Dims) -> tuple[Any, Dims]:
-        """A scale or a zero point is noted; the rest of b and its dimensions."""
+        """Record a scale or a zero point; return the rest of B and its dimensions."""
         import torch
 
         aten = torch.ops.aten
@@ -436,8 +443,8 @@ class _Reader:
         return left, _broadcast(dims, _shape(left))
 
     def _shared(self, node: Any, dims: Dims) -> _Stored:
-        """What several elements of b share, before views and conversions that change no number,
-        which kernels do.
+        """Return the stored tensor of a scale or zero point, behind views and lossless conversions,
+        which kernels do themselves.
         """
         dims = _broadcast(dims, _shape(node))
         visited: list[fx.Node] = []
@@ -449,7 +456,7 @@ class _Reader:
                 break
             visited.append(node)
             node, dims = moved
-        # What others read as well stays in the graph, unread by the kernel.
+        # A node with other users stays in the graph; the kernel does not read it.
         for each in visited:
             if not set(each.users) <= {*self.nodes}:
                 break
@@ -464,7 +471,7 @@ class _Reader:
         self.stored = _Stored(node, dims)
 
     def _pairs(self, node: Any, dims: Dims) -> None:
-        """Two halves of the same bytes, put side by side along K."""
+        """Read both halves of the same bytes, joined along K."""
         parts, axis = node.args[0], (*node.args[1:], 0)[0]
         _require(len(parts) == 2 and bool(dims[axis]), "no pairs")
         first, *rest = dims[axis]
@@ -486,7 +493,9 @@ class _Reader:
         self.dtype = "int4" if signed or self.inverted else "uint4"
 
     def _half(self, node: Any, dims: Dims) -> tuple[_Stored, bool, bool]:
-        """The bytes that a node has the halves of; whether the upper ones; whether signed."""
+        """Return the bytes of which a node is one half, whether it is the upper half, and whether
+        it is signed.
+        """
         import torch
 
         aten = torch.ops.aten
@@ -508,7 +517,7 @@ class _Reader:
                 node, dims = moved
                 continue
             if name == "right" and not operations:
-                # Shifted in from the left are signs, if there are any.
+                # An arithmetic right shift extends the sign.
                 signed = _dtype(node) != "uint8"
             if name == "left":
                 _require(_dtype(node) == "int8", "bits are shifted out of 8 only")
@@ -527,7 +536,7 @@ class _Reader:
         return (_Stored(node, dims), *known[tuple(operations)])
 
     def operand(self) -> Operand:
-        """b, in elements of its dtype."""
+        """Return B as an operand, in elements of its dtype."""
         assert self.stored is not None
         value = self.stored.view().of(matmul_nodes.value_of(self.stored.node))
         found = matmul_nodes.operand(value)
@@ -538,7 +547,7 @@ class _Reader:
         return Operand(self.dtype, strides, 2 * found.alignment)
 
     def prologue(self) -> tuple[list[fx.Node], tuple[View, ...], Prologue, dict[str, Any]]:
-        """What the kernel reads from b on, how each is seen, and what is done with it."""
+        """Return the inputs from B on, the view of each, the prologue, and the kernel options."""
         assert self.stored is not None
         problem = self.problem
         atoms = self.stored.atoms()
@@ -576,7 +585,7 @@ class _Reader:
                 view = each.view()
                 if not group:
                     view = View(tuple(size for size in view.sizes if size > 1))
-                    # The kernel takes them for neighbours.
+                    # The kernel assumes that they are contiguous.
                     _require(
                         view.of(matmul_nodes.value_of(each.node)).is_contiguous(), "scales apart"
                     )
@@ -592,7 +601,7 @@ class _Reader:
         return inputs, tuple(views), prologue, options
 
     def _group(self, stored: _Stored) -> int:
-        """Elements along K that share one of what is stored; 0 where all do."""
+        """Return the number of elements along K that share a scale or zero point; 0 if all do."""
         atoms = stored.atoms()
         n = atoms.get("n")
         _require(n is None or n == Atom(self.problem.n, "n", 1), "a part of N shares a scale")
@@ -608,7 +617,9 @@ def _dtype(node: Any) -> str:
 
 
 def _is_quantized(node: Any) -> bool:
-    """Whether a factor is b, and not its scale: it is computed from integers, or from float8."""
+    """Whether a factor of a multiplication is B and not its scale: it is computed from integers or
+    float8.
+    """
     import torch
 
     aten = torch.ops.aten
@@ -625,8 +636,8 @@ def _is_quantized(node: Any) -> bool:
 
 
 def _keeps_numbers(node: fx.Node) -> bool:
-    """Whether a node is a conversion that neither truncates nor wraps. Between floats of 16 and 32
-    bits, and from integers to these, it may round, as elsewhere.
+    """Whether a node is a conversion that neither truncates nor wraps. Between 16-bit and 32-bit
+    floats, and from integers to floats, it may round, as elsewhere.
     """
     import torch
 

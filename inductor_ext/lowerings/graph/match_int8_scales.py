@@ -1,14 +1,14 @@
-"""Products of int8 by int8 with their scales: sums of 32 bits, multiplied by what their rows and
-their columns have, and given biases.
+"""Fusion of the scales and the bias of int8 by int8 matmuls with int32 accumulators.
 
-That is what quantised activations by quantised weights are (torchao's dynamic quantisation, static
-scales). Left to Inductor, the kernel's epilogue loads both scales for every element and gives sums
-of 32 bits another layout; tiles of 128x256 have no registers left for that. A kernel of ours
-multiplies where the sums are, as it does with those of float8. `take` puts a planned product and
-the operations behind it into one call, whose lowering is `gemm.scaled_int_mm`.
+Quantized activations times quantized weights have this form (torchao's dynamic quantization, static
+scales). If Inductor fuses the scales, the epilogue loads both scales for every element and converts
+the int32 accumulators to another layout, for which 128x256 tiles have no registers left. An
+extension kernel multiplies in the layout of the accumulators, as it does for float8. `take`
+replaces a planned matmul and the operations after it by one call, whose lowering is
+`gemm.scaled_int_mm`.
 
-Nothing is taken where Inductor is told to round as eager code does (`emulate_precision_casts`): in
-between sums are float32, whatever dtype the model gives them there.
+Nothing is fused if Inductor is set to round as eager mode does (`emulate_precision_casts`): the
+intermediate values are float32, whatever dtype the model gives them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ __all__ = ["take"]
 def take(
     graph: fx.Graph, node: fx.Node, target: Callable[..., Any]
 ) -> tuple[fx.Node, list[fx.Node]]:
-    """Replace a product of integers, its scales and its biases by one call.
+    """Replace an int8 matmul, its scales and its bias by one call.
 
     Args:
-        graph: the node's, flattened behind it (`epilogues.flatten`).
+        graph: of the node, with a flattened epilogue (`epilogue_region.flatten`).
         node: aten._int_mm, [M, N].
-        target: a function of a, b, the scales of rows and of columns and, if there are any, biases.
+        target: a function of A, B, the row scales, the column scales, and the bias if any.
 
     Returns:
-        The call, which is the last of what it replaces and has the metadata of that, and the others
-        that it replaces; the node itself, unchanged, and none where scales of both do not follow.
+        The call, which is the last of the replaced nodes and keeps its metadata, and the other
+        replaced nodes. The unchanged node and an empty list if scales of rows and columns do not
+        both follow.
     """
     if numerics.has_exact_pointwise():
         return node, []
@@ -73,7 +74,7 @@ def take(
 
 
 def _is_cast(node: fx.Node) -> bool:
-    """Whether a node gives sums, of integers as well, a dtype that kernels compute in float32."""
+    """Whether a node casts to a dtype that kernels compute in float32, possibly from int32."""
     import torch
 
     cast = node.target is torch.ops.prims.convert_element_type.default
@@ -81,15 +82,16 @@ def _is_cast(node: fx.Node) -> bool:
 
 
 def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx.Node] | None:
-    """Of which kind the other operand of an operation on sums is, and that operand.
+    """Return the role of the other operand of an operation on the accumulators, and that operand.
 
     Args:
-        node: the only one that uses the value.
-        value: sums, [M, N].
-        known: the kinds that sums have: scales of "rows", of "columns", and "biases" after both.
+        node: the only user of the value.
+        value: the accumulators, [M, N].
+        known: the roles that were found before: "rows" and "columns" (scales), and "biases" after
+            both.
 
     Returns:
-        None where a kernel cannot do that.
+        None if a kernel cannot do that.
     """
     import torch
 
@@ -117,14 +119,12 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
 
 
 def _expanded(value: torch.Tensor) -> list[int]:
-    """Dimensions with one element, which has the place of several: torchao spreads scales over the
-    sums that they are for.
-    """
+    """Return the expanded dimensions (stride 0): torchao expands scales to the output size."""
     return [axis for axis, stride in enumerate(value.stride()) if stride == 0]
 
 
 def _narrow(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """What is spread out, as it was before: a view of it, in the graph."""
+    """Add a view that undoes the expansion of a node."""
     import torch
 
     for axis in _expanded(node.meta["val"]):

@@ -1,4 +1,8 @@
-"""Which values of an FX graph are an RMSNorm or a LayerNorm, however a model writes them."""
+"""Matching of RMSNorm and LayerNorm in an FX graph, independent of how the model writes them.
+
+`norm_of` reads a node as a formula (`formula.Reader`) and compares it with the definitions of both
+norms. It returns None for anything else. The fusion is governed by `gemm_fuse_norm`.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +29,38 @@ if TYPE_CHECKING:
 __all__ = ["Norm", "norm_of"]
 
 MOST_NODES = 40
-"""Of those that a norm is looked for in."""
+"""Limit on the nodes searched for the mean of a norm."""
 
 X = sympy.Dummy("x", real=True)
-"""What is normalised."""
+"""The input of the norm."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm (`normalize`) or a LayerNorm (`standardize`) of rows."""
+    """An RMSNorm (`normalize`) or a LayerNorm (`standardize`) over rows."""
 
     kind: Literal["normalize", "standardize"]
     x: fx.Node
-    """What is normalised."""
+    """The input."""
     vectors: tuple[fx.Node, ...]
-    """None, a weight, or a weight and a bias."""
+    """Empty, a weight, or a weight and a bias."""
     epsilon: float
     """Added to the mean of squares, or to the variance."""
     nodes: tuple[fx.Node, ...]
-    """All that compute it from `x` and `vectors`."""
+    """All nodes that compute the norm from `x` and `vectors`."""
 
 
 def norm_of(root: fx.Node, k: int) -> Norm | None:
-    """The norm of rows that a node is, if it is one.
+    """Return the norm over rows that a node computes; None if it computes something else.
 
     An RMSNorm (Zhang and Sennrich 2019) is x / sqrt(mean(x^2) + epsilon) over the last dimension,
-    of k elements, times a weight for each of them, or none. A LayerNorm (Ba, Kiros, Hinton 2016) is
-    (x - mean(x)) / sqrt(variance(x) + epsilon), times a weight, plus a bias, or with neither.
+    of k elements, optionally times a weight [k]. A LayerNorm (Ba, Kiros, Hinton 2016) is (x -
+    mean(x)) / sqrt(variance(x) + epsilon), optionally times a weight, or times a weight plus a
+    bias.
 
     Args:
         root: the node.
-        k: how many elements a row has to have.
+        k: the required number of elements of a row.
     """
     vectors: dict[sympy.Symbol, fx.Node] = {}
 
@@ -75,7 +80,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
         formula = reader.read(root)
     except Unreadable:
         return None
-    # What is the same along a row, as symbols of its own.
+    # Replace what is constant along a row by symbols.
     center, squares = sympy.Dummy("center", real=True), sympy.Dummy("squares", positive=True)
     formula = formula.xreplace({mean(X): center, mean(X**2): squares})
     scale = sympy.diff(formula, X)
@@ -102,7 +107,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
 
 
 def _uncast(node: fx.Node) -> fx.Node:
-    """What a node is a cast of."""
+    """Return the node behind all casts."""
     while is_cast(node):
         node = node.all_input_nodes[0]
     return node
@@ -117,8 +122,8 @@ def _is_vector(node: fx.Node, k: int) -> bool:
 
 
 def _averaged(root: fx.Node) -> fx.Node | None:
-    """What the mean that a node is computed from is one of, before any cast: as it is, squared, or
-    squared after its own mean is subtracted.
+    """Return the input, before any cast, of the mean or variance that a node is computed from. The
+    mean may be of the input itself, of its square, or of the square of the input minus its mean.
     """
     import torch
 
@@ -135,7 +140,7 @@ def _averaged(root: fx.Node) -> fx.Node | None:
         if x.target in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
             x = x.all_input_nodes[0]
             left, right = (*x.all_input_nodes, None, None)[:2]
-            # With a number on either side it is no mean that is subtracted.
+            # If an operand is a scalar, no mean is subtracted.
             if x.target is aten.sub.Tensor and right and _uncast(right).target is aten.mean.dim:
                 x = left
         while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):

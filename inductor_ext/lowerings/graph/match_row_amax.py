@@ -1,16 +1,16 @@
-"""Products of which the largest absolute element of each row is asked for, to scale it to 8 bits.
+"""Matching of matmuls whose row amax is needed to quantize the output to 8 bits.
 
-`find` (`gemm_fuse_row_maxima`) looks for y.abs().amax(-1) or y.amax(-1) of what a kernel of ours
-can compute alone: a product, or one of the fusions of `patterns` and `mixed`, with the pointwise
-operations behind it. As the maxima are those of y as it is stored, the kernel applies all of these
-itself (`chain`) instead of leaving them to the scheduler. y is stored as before, for whatever reads
-it.
+`find` (`gemm_fuse_row_maxima`) matches y.abs().amax(-1) or y.amax(-1), where y is what one
+extension kernel can compute: a matmul, or a fusion of `match_shared_input` or `match_dequantized`,
+with the pointwise operations after it. The amax is that of y as stored, so the kernel applies all
+these operations itself (`chain`) instead of leaving them to the scheduler. y is stored as before,
+for its readers.
 
-What is timed is what there is: where y is then scaled to float8 or int8 by the maxima, the problem
-has that, too. Where it is not and has other readers, whose kernels may find the maxima in passing,
-nothing is found. Nor is anything where an operation between is used elsewhere as well, where y has
-another dtype than the product, or where Inductor is told to round as eager code does
-(`emulate_precision_casts`) or to order zeros by their sign (`strict_signed_zero`, torch 2.14).
+What is timed is what the graph computes: if y is then scaled to float8 or int8 by the amax, the
+problem includes that. If it is not, and y has other readers, whose kernels may compute the amax at
+no cost, there is no match. Nor is there one if an operation in between is used elsewhere, if the
+dtype of y differs from that of the matmul, or if Inductor is set to round as eager mode does
+(`emulate_precision_casts`) or to order signed zeros (`strict_signed_zero`, torch 2.14).
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ __all__ = ["RowMaxima", "apply", "find"]
 
 @dataclass(frozen=True)
 class RowMaxima(Fusion):
-    """A product whose kernel also gives the largest elements of its rows.
+    """A matmul whose kernel also returns the row amax.
 
-    `outputs` are y and the maxima. `options` has the `chain`, an fx.Graph from the sums of the
-    product and further inputs, [M, columns] or broadcast to it, to y: every node of it has its
-    `dtype` as metadata. `ABSOLUTE` says whether maxima are of absolute values.
+    `outputs` are y and the amax. `options` has the `chain`, an fx.Graph that computes y from the
+    accumulators and further inputs, [M, columns] or broadcast to it; each of its nodes has its
+    `dtype` as metadata. `ABSOLUTE` says whether the amax is of absolute values.
     """
 
     chain_inputs: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
-    """What the chain reads besides the product, and a node that reads it."""
+    """What the chain reads besides the accumulators, and for each a node that reads it."""
     plain: fx.Node | None = None
-    """The product, if nothing else is fused with it."""
+    """The matmul, if nothing else is fused with it."""
     behind: tuple[fx.Node, ...] = ()
-    """What scales y to 8 bits by the maxima, which other kernels do; in the graph's order."""
+    """The nodes that scale y to 8 bits by the amax, computed by other kernels, in graph order."""
 
 
 def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list[RowMaxima]:
-    """The products of a graph whose rows' maxima are asked for.
+    """Return the matmuls of a graph whose row amax is needed.
 
     Args:
-        graph: after `patterns.find`.
+        graph: after `match_shared_input.find`.
         settings: of the compile.
         fusions: what was found in the graph.
     """
     if not settings.gemm_fuse_row_maxima or numerics.has_exact_pointwise():
         return []
     if numerics.has_ordered_zeros():
-        # The kernel takes either zero of a tie.
+        # The kernel may return either zero of a tie.
         return []
     reductions = [found for found in map(_reduction, graph.nodes) if found is not None]
     if not reductions:
@@ -80,13 +80,13 @@ def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list
 
 @dataclass(frozen=True)
 class _Reduction:
-    """The maxima of rows."""
+    """A row amax."""
 
     node: fx.Node
     inner: tuple[fx.Node, ...]
-    """What computes them from `y`, from the node on backwards."""
+    """The nodes that compute it from y, from the amax backwards."""
     sources: tuple[fx.Node, ...]
-    """What has the same elements, up to their signs if these do not count, the nearest first."""
+    """The nodes with the same elements (with either sign, if absolute), nearest first."""
     absolute: bool
 
 
@@ -117,7 +117,7 @@ def _reduction(node: fx.Node) -> _Reduction | None:
         absolute = absolute or source.target is aten.abs.default
         if source.target is aten.abs.default:
             sources.clear()
-        # Sizes may be inputs, too.
+        # A view may also have sizes as inputs.
         source = source.all_input_nodes[0]
         if flat(source) != flat(inner[-1]):
             return None
@@ -126,7 +126,7 @@ def _reduction(node: fx.Node) -> _Reduction | None:
 
 
 def _widens(node: fx.Node) -> bool:
-    """Whether a node is a cast that rounds nothing."""
+    """Whether a node is a cast that does not round."""
     if not is_cast(node):
         return False
     given = node.all_input_nodes[0]
@@ -141,7 +141,7 @@ class _Search:
         self.graph = graph
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.following: dict[fx.Node, list[fx.Node]] = {}
-        """What is pointwise behind a product."""
+        """The pointwise nodes after each matmul."""
         self.bases = [each for each in fusions if len(each.outputs) == 1]
         covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
         self.plain: list[Fusion] = []
@@ -151,11 +151,12 @@ class _Search:
                 self.plain.append(_plain(node, problem))
 
     def of(self, reduction: _Reduction) -> Iterator[RowMaxima]:
-        """What has some maxima."""
+        """Yield the fusions that compute a row amax."""
         for source in reversed(reduction.sources):
             bases = [each for each in self.bases if self.run(each, source) is not None]
             gated = {node for each in bases if each.problem.epilogue.gated for node in each.nodes}
-            # Of two products of which y is computed the last one, whose kernel can read the other.
+            # If y is computed from two matmuls, take the last one, whose kernel can read the
+            # other's result.
             plain = [each for each in self.plain if self.run(each, source) is not None][-1:]
             bases += [each for each in plain if gated.isdisjoint(each.nodes)]
             found = [self.together(each, source, reduction) for each in bases]
@@ -164,7 +165,9 @@ class _Search:
                 return
 
     def run(self, base: Fusion, y: fx.Node) -> list[fx.Node] | None:
-        """From the output of a base to y what is pointwise and used for nothing else."""
+        """Return the nodes from the output of a base to y, if they are pointwise and have no other
+        users.
+        """
         (output,) = base.outputs
         if self.order[output] > self.order[y]:
             return None
@@ -178,7 +181,7 @@ class _Search:
         return nodes if closed else None
 
     def together(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowMaxima | None:
-        """A base whose kernel gives the maxima of y as well."""
+        """Return a base extended by the row amax of y."""
         nodes = self.run(base, y)
         assert nodes is not None
         problem = epilogue_region.counted(nodes, base.problem)
@@ -220,7 +223,7 @@ class _Search:
         return found if is_closed(found.nodes, found.outputs, inputs) else None
 
     def readers(self, y: fx.Node) -> set[fx.Node]:
-        """What reads y in the graph, views of it and the graph's output apart."""
+        """Return the nodes that read y, without views of it and the graph output."""
         found: set[fx.Node] = set()
         pending = [y]
         while pending:
@@ -234,11 +237,13 @@ class _Search:
     def scaling(
         self, y: fx.Node, maxima: fx.Node, own: set[fx.Node]
     ) -> tuple[tuple[fx.Node, ...], str | None]:
-        """What scales y to 8 bits by its maxima, and the dtype; or nothing, and None."""
+        """Return the nodes that scale y to 8 bits by its amax, and the dtype; empty and None if
+        there are none.
+        """
         reached: dict[fx.Node, frozenset[fx.Node]] = {
             each: frozenset((each,)) for each in (y, maxima)
         }
-        """Pointwise nodes, with those of the two that they depend on."""
+        """Pointwise nodes, with those of y and the amax that they depend on."""
         after = {y, maxima}
         for node in list(self.graph.nodes)[self.order[y] + 1 :]:
             given = [each for each in node.all_input_nodes if each in after]
@@ -276,19 +281,19 @@ def _same_size(node: fx.Node, other: fx.Node) -> bool:
 
 
 def _plain(node: fx.Node, problem: GemmProblem) -> Fusion:
-    """A product by itself."""
+    """Return an unfused matmul as a fusion."""
     a, b = matmul_nodes.inputs(node)[:2]
     return Fusion(problem, (node,), (node,), (a, b), {"operands": 2})
 
 
 class _Chain:
-    """Builds the graph from the sums of a product to y."""
+    """Builder of the graph that computes y from the accumulators."""
 
     def __init__(self, base: Fusion) -> None:
-        """Begin with what belongs to the base: scales of float8, and biases.
+        """Start with the operations of the base itself: float8 scales, and biases.
 
         Args:
-            base: of one output, whose kernel adds no biases itself.
+            base: with one output, and a kernel that adds no biases itself.
         """
         import torch
 
@@ -315,27 +320,27 @@ class _Chain:
                 value = self.call(aten.mul.Tensor, (value, given["alpha"]), dtype)
             if given["beta"] != 0:
                 bias = self.read(given["self"], output)
-                # One call: by itself a scaled row would not have the size of the output.
+                # A single call: the scaled row by itself would not have the size of the output.
                 value = self.call(aten.add.Tensor, (value, bias), dtype, alpha=given["beta"])
         for bias in _biases(base):
             value = self.call(aten.add.Tensor, (value, self.read(bias, output)), dtype)
         self.known[output] = value
 
     def call(self, target: Any, args: tuple[Any, ...], dtype: Any, **kwargs: Any) -> fx.Node:
-        """Add a call that gives a tensor of a dtype."""
+        """Add a call whose result has a dtype."""
         found = self.graph.call_function(target, args, kwargs)
         found.meta["dtype"] = dtype
         return found
 
     def read(self, given: fx.Node, reader: fx.Node) -> fx.Node:
-        """The further input that a node of the product's graph is."""
+        """Return the chain's input for a node of the matmul's graph."""
         if given not in self.known:
             self.inputs[given] = reader
             self.known[given] = self.graph.placeholder(given.name)
         return self.known[given]
 
     def add(self, node: fx.Node) -> bool:
-        """Compute a node of the product's graph, too; whether that can be done."""
+        """Compute a node of the matmul's graph in the chain; return False if that is impossible."""
         import torch
         from torch._inductor.lowering import lowerings
         from torch.fx.node import map_arg
@@ -354,13 +359,13 @@ class _Chain:
         return True
 
     def finish(self, y: fx.Node) -> fx.Graph:
-        """The graph, with y as its output."""
+        """Return the graph, with y as its output."""
         self.graph.output(self.known[y])
         return self.graph
 
 
 def _biases(base: Fusion) -> tuple[fx.Node, ...]:
-    """What the lowering of a fusion adds to the sums; behind a gate nothing is."""
+    """Return the biases that the lowering of a fusion adds to the accumulators; a gate has none."""
     return () if base.problem.epilogue.gated else base.inputs[base.options["operands"] :]
 
 
@@ -368,13 +373,13 @@ def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.
     """Replace the nodes of a fusion by one call, as `fusion.apply` does.
 
     Args:
-        graph: the one in which the fusion was found.
-        fusion: one of `find`.
-        target: a function of the product's inputs and those of the chain, for Inductor with the
-            attribute `_inductor_lowering_function`. It returns y and the maxima, in their shapes.
+        graph: the graph in which the fusion was found.
+        fusion: one from `find`.
+        target: a function of the matmul's inputs and those of the chain, for Inductor with the
+            attribute `_inductor_lowering_function`. It returns y and the amax, in their shapes.
 
     Returns:
-        The call, on which metadata may be left.
+        The call, to which the caller may attach metadata.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     y, maxima = fusion.outputs

@@ -1,19 +1,19 @@
-"""Which nodes of an FX graph are worth one kernel: gates, shared inputs, normalised inputs.
+"""Matching of matmuls that one kernel can compute: gated MLPs, shared inputs (QKV), norms.
 
-`find` looks for three patterns in a graph after Inductor's own passes:
+`find` matches three patterns in a graph after Inductor's own passes:
 
-- gate (`gemm_fuse_gated`): act(x @ w1 + b1) * (x @ w2 + b2), two weights or the halves of one,
-  both with a bias or both without;
-- shared input (`gemm_fuse_shared_input`): products that have their first factor in common (Q, K
-  and V), and of which none is computed from another;
-- norm (`gemm_fuse_norm`): an RMSNorm or LayerNorm of the rows of the first factor, if nothing else
-  reads what is normalised.
+- gate (`gemm_fuse_gated`): act(x @ w1 + b1) * (x @ w2 + b2) with two weights or one packed gate-up
+  weight, both with a bias or both without;
+- shared input (`gemm_fuse_shared_input`): matmuls with the same operand A (Q, K and V), of which
+  none is computed from another;
+- norm (`gemm_fuse_norm`): an RMSNorm or LayerNorm of the rows of A, if nothing else reads the
+  normalized value.
 
-The same is looked for among products whose factor b is dequantised (`mixed`), with their scales.
+It matches the same patterns among matmuls with a dequantized B (`mixed`) and their scales.
 
-Nothing is found where a value inside is used elsewhere too, as those are that a forward graph keeps
-for its backward, and nothing across an operator that writes into its arguments. Where Inductor is
-told to round as eager code does (`emulate_precision_casts`), gates and norms are left alone.
+There is no match if an inner value is used elsewhere, as are values that a forward graph saves for
+its backward, nor across an operator that mutates its arguments. If Inductor is set to round as
+eager mode does (`emulate_precision_casts`), gates and norms are not fused.
 """
 
 from __future__ import annotations
@@ -69,28 +69,27 @@ if TYPE_CHECKING:
 __all__ = ["find", "tidy"]
 
 MOST_PARTS = 8
-"""Of one launch: every tile selects its factor among them."""
+"""Limit on the weights of one launch: every tile selects its weight among them."""
 
 FEW_ROWS = 64
-"""Up to which products take as long as reading their factor b."""
+"""Up to this M a matmul is bound by reading B."""
 
 X = sympy.Dummy("x", real=True)
-"""What a formula of one variable is of."""
+"""The variable of formulas of one variable."""
 
 
 def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()) -> list[Fusion]:
-    """The fusions that a graph has to offer.
+    """Return the fusions that a graph offers. Cleans the graph with `tidy` first.
 
-    Those with a normalisation come before the same ones without; of fusions that have a node in
-    common at most one can be applied. Whatever is chosen under this condition can be applied
-    together. The graph is tidied up before.
+    Fusions with a norm precede the same ones without it. Of fusions that share a node at most one
+    can be applied; any selection that respects this can be applied together.
 
     Args:
         graph: after Inductor's own passes.
-        settings: which are looked for.
-        dequantized: products whose factor b is dequantised in the graph, with their scales, by
-            `mixed`. Those of many rows are also looked at as products of what the graph has
-            dequantised; with few it is far slower to write that and to read it again.
+        settings: which patterns to match.
+        dequantized: matmuls with a B that is dequantized in the graph, with their scales, from
+            `match_dequantized`. Those with large M are also matched as matmuls of the dequantized
+            tensor; with small M it is far slower to write that tensor and read it again.
     """
     tidy(graph)
     few = {node for each in dequantized if each.problem.m <= FEW_ROWS for node in each.nodes}
@@ -101,9 +100,10 @@ def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()
 
 
 def tidy(graph: fx.Graph) -> None:
-    """Erase calls that nothing uses and that do nothing besides, for they would count as users; and
-    of views of one tensor with equal sizes all but the first, for products that share their input
-    would not be seen to share it in a branch of which the views are inputs.
+    """Remove dead calls and duplicate views of one tensor.
+
+    A dead call would count as a user. Duplicate views would become separate inputs of a branch, in
+    which matmuls that share their input would not be seen to share it.
     """
     for node in reversed(graph.nodes):
         if not node.users and _is_pure(node):
@@ -118,7 +118,7 @@ def tidy(graph: fx.Graph) -> None:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether a call can be dropped or moved among others."""
+    """Whether a call can be removed or moved among others."""
     import torch
 
     target = node.target
@@ -134,15 +134,15 @@ def _is_pure(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the two that gate each other."""
+    """One side of a gate: the gate or the up projection."""
 
     product: fx.Node
     bias: fx.Node | None = None
-    """The vector [N] that is added to the product's rows."""
+    """The vector [N] that is added to the rows of the matmul."""
     begin: int | None = None
-    """Of a half of the product's columns, the first one."""
+    """The first column, if this is half of the columns of the matmul."""
     nodes: frozenset[fx.Node] = frozenset()
-    """Those from the product to the part, without the product."""
+    """The nodes from the matmul to this side, without the matmul."""
 
 
 class _Search:
@@ -152,12 +152,12 @@ class _Search:
         dequantized: Sequence[Fusion] = (),
         without: Container[fx.Node] = (),
     ) -> None:
-        """Find the products; see `find`.
+        """Collect the matmuls; see `find`.
 
         Args:
-            graph: whose nodes do not change as long as this is used.
-            dequantized: products to be fused in the place of the graph's.
-            without: products of the graph that are not to be fused.
+            graph: its nodes must not change while this object is used.
+            dequantized: matmuls to fuse instead of the graph's own.
+            without: matmuls of the graph that are not to be fused.
         """
         import torch
 
@@ -165,7 +165,7 @@ class _Search:
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.graph = graph
         self.products: dict[fx.Node, Fusion] = {}
-        """Those that can be fused, by their outputs: of the graph, or those given instead."""
+        """The matmuls that can be fused, by output: those of the graph, or those passed instead."""
         if dequantized:
             for each in sorted(dequantized, key=lambda each: self.order[each.outputs[0]]):
                 if is_closed(each.nodes, each.outputs, each.inputs):
@@ -176,7 +176,7 @@ class _Search:
             if node.target in products and node not in without:
                 problem = matmul_nodes.problem_of(node)
                 a, b, *rest = matmul_nodes.inputs(node)
-                # Only rows may be symbols.
+                # Only M may be symbolic.
                 if problem is not None and all(
                     isinstance(size, int) for size in matmul_nodes.value_of(b).shape
                 ):
@@ -184,10 +184,10 @@ class _Search:
                     self.products[node] = Fusion(problem, (node,), (node,), inputs, {"operands": 2})
 
     def find(self, settings: Settings, others: Sequence[Fusion]) -> list[Fusion]:
-        """Gates, shared inputs, and these and what is left of products with norms.
+        """Return gates, shared inputs, and these and the remaining matmuls with norms.
 
         Args:
-            settings: which are looked for.
+            settings: which patterns to match.
             others: fusions that were found before.
         """
         rounds = numerics.has_exact_pointwise()
@@ -209,7 +209,7 @@ class _Search:
     # Gates
 
     def gated(self) -> Iterator[Fusion]:
-        """Every act(x @ w1 + b1) * (x @ w2 + b2)."""
+        """Yield every act(x @ w1 + b1) * (x @ w2 + b2)."""
         import torch
 
         taken: set[fx.Node] = set()
@@ -220,7 +220,7 @@ class _Search:
                 yield found
 
     def gate(self, root: fx.Node) -> Fusion | None:
-        """The gate whose last multiplication a node is."""
+        """Return the gate that ends in the multiplication `root`."""
         leaves: dict[fx.Node, _Part] = {}
 
         def leaf(node: fx.Node) -> sympy.Expr | None:
@@ -273,7 +273,7 @@ class _Search:
         problem = dataclasses.replace(problem, operation=operation, epilogue=epilogue)
         found = self.of_parts(problem, parts, halves)
         options = {**found.options, "ACTIVATION": repr(activation)}
-        # The kernel adds them, each to its part, and nothing else is added.
+        # The kernel adds these biases, each to its side, and nothing else is added.
         options["operands"] += 2 if biases else 0
         inputs = found.inputs[: len(found.inputs) - len(self.biases(parts))]
         found = dataclasses.replace(
@@ -282,7 +282,7 @@ class _Search:
         return found if is_closed(found.nodes, found.outputs, found.inputs) else None
 
     def part(self, node: fx.Node) -> _Part | None:
-        """The product, with its bias or without, that a node is, or is a half of."""
+        """Return the matmul, with or without its bias, whose result or half-result a node is."""
         whole = self.whole(node)
         if whole is not None:
             return whole
@@ -297,7 +297,7 @@ class _Search:
         return dataclasses.replace(whole, begin=begin, nodes=whole.nodes | between | views)
 
     def whole(self, node: fx.Node) -> _Part | None:
-        """The product, with its bias or without, that a node is."""
+        """Return the matmul, with or without its bias, that a node is."""
         import torch
 
         if node in self.products:
@@ -309,7 +309,7 @@ class _Search:
             return _Part(node, biases[0]) if alone and by_row else None
         if node.target is not torch.ops.aten.add.Tensor or node.kwargs:
             return None
-        # An addition that a model has written itself, behind a product seen in another shape.
+        # An addition written by the model, on a reshaped matmul result.
         operands = node.all_input_nodes
         for added, bias in zip(operands, reversed(operands), strict=True):
             product = _source(added)
@@ -327,10 +327,10 @@ class _Search:
     # Shared inputs
 
     def shared(self, others: Sequence[Fusion], taken: set[fx.Node]) -> Iterator[Fusion]:
-        """All products of the same first factor, those that fit together, in groups."""
+        """Yield groups of compatible matmuls with the same operand A."""
         groups: dict[Any, list[fx.Node]] = {}
         for node in self.products:
-            # The results lie side by side.
+            # The results share one allocation, so their strides change.
             if node not in taken and not is_read_by_strides(node):
                 product = self.products[node]
                 a = product.inputs[0]
@@ -346,11 +346,11 @@ class _Search:
                     yield fusion
 
     def independent(self, group: Sequence[fx.Node], fusions: Sequence[Fusion]) -> list[fx.Node]:
-        """The first of a group, and others that can be computed together with it.
+        """Return the first matmul of a group and others that can be computed together with it.
 
         Args:
-            group: products in the graph's order.
-            fusions: what else may be computed together.
+            group: matmuls in graph order.
+            fusions: other fusions that may be applied.
         """
         chosen = [group[0]]
         for node in group[1:]:
@@ -365,13 +365,13 @@ class _Search:
         return chosen
 
     def cyclic(self, nodes: Sequence[fx.Node], fusions: Sequence[Fusion]) -> bool:
-        """Whether one of the nodes is computed from another, with all fusions applied."""
+        """Whether one of the nodes is computed from another if all fusions are applied."""
         whole: dict[fx.Node, set[fx.Node]] = {}
         for fusion in fusions:
             for node in fusion.nodes:
                 whole.setdefault(node, set()).update(fusion.nodes)
         spans = [(self.order[fusion.nodes[0]], self.order[fusion.nodes[-1]]) for fusion in fusions]
-        # No fusion leads from before this place to after it.
+        # No fusion spans this position.
         begin = self.order[nodes[0]]
         while spanning := [first for first, last in spans if first < begin <= last]:
             begin = min(spanning)
@@ -389,7 +389,7 @@ class _Search:
         return False
 
     def side_by_side(self, nodes: Sequence[fx.Node]) -> Fusion | None:
-        """Products of one first factor as one kernel."""
+        """Return matmuls with the same operand A as one fusion."""
         problem = self.together(nodes, halves=False) if len(nodes) > 1 else None
         if problem is None:
             return None
@@ -402,16 +402,16 @@ class _Search:
     def of_parts(
         self, problem: GemmProblem, nodes: Sequence[fx.Node], halves: tuple[int, int] | None = None
     ) -> Fusion:
-        """Products of one first factor as one, whose results are all outputs.
+        """Return matmuls with the same operand A as one fusion, with all their results as outputs.
 
         Args:
-            problem: that they are together.
-            nodes: their outputs.
-            halves: of the factor of the only one.
+            problem: of the fusion.
+            nodes: the outputs of the matmuls.
+            halves: the halves of the weight, if there is only one matmul.
         """
         products = [self.products[node] for node in nodes]
         (first, *_) = products
-        # All factors, then the scales of all, then their zero points.
+        # All weights, then all scales, then all zero points.
         given = zip(*(each.inputs[1 : each.options["operands"]] for each in products), strict=True)
         operands = [node for each in given for node in each]
         views = [
@@ -429,7 +429,9 @@ class _Search:
         )
 
     def biases(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """Those of products of one kind; of fp8 after a's scale and those of the factors."""
+        """Return the biases of matmuls of one kind; for fp8 after A's scale and the scales of the
+        weights.
+        """
         products = [self.products[node] for node in nodes]
         given = list(zip(*map(_biases, products), strict=True))
         if products[0].problem.operation == "scaled":
@@ -437,15 +439,16 @@ class _Search:
         return [bias for each in given for bias in each]
 
     def movable(self, node: fx.Node, place: fx.Node) -> bool:
-        """Whether a node can stand where another does."""
+        """Whether a node can be moved to the position of another."""
         return _is_pure(node) and not is_written_between((node, place))
 
     def together(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
-        """The problem of products of one first factor; None where they cannot share a kernel.
+        """Return the problem of matmuls with the same operand A; None if they cannot share a
+        kernel.
 
         Args:
-            nodes: products.
-            halves: whether the only one is two parts, of half its columns each.
+            nodes: matmuls.
+            halves: whether there is only one matmul, fused as two halves of its columns.
         """
         first, *others = (self.products[node] for node in nodes)
         a = first.inputs[0]
@@ -464,10 +467,10 @@ class _Search:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
         if min(parts) == 1:
-            # The stride from one column to the next is anything, and the kernel would take it.
+            # With N = 1 the stride between columns is arbitrary, and the kernel would use it.
             return None
         if alike[0].operation == "scaled":
-            # Besides the scales, whose kinds are in the epilogue, there may be vectors as biases.
+            # The kinds of the scales are in the epilogue. Further inputs must be bias vectors.
             if any(
                 len(shape(each)) != 1 for node in nodes for each in self.products[node].inputs[4:]
             ):
@@ -480,7 +483,7 @@ class _Search:
         return dataclasses.replace(alike[0], n=sum(parts), b=operand, parts=parts)
 
     def is_biased_by_row(self, product: fx.Node) -> bool:
-        """Whether a vector [N] is added as it is, by aten.addmm or behind what is scaled."""
+        """Whether an unscaled vector [N] is added, by aten.addmm or after the scales."""
         epilogue = self.products[product].problem.epilogue
         biases = _biases(self.products[product])
         return (
@@ -493,7 +496,7 @@ class _Search:
     # Norms
 
     def normalized(self, fusion: Fusion) -> Fusion | None:
-        """A fusion with the norm of the rows of its first factor, if there is one."""
+        """Return a fusion extended by the norm of the rows of A, if there is one."""
         import torch
 
         problem = fusion.problem
@@ -511,16 +514,16 @@ class _Search:
             return None
         inner = norm.nodes
         own = {*fusion.nodes, *views, *inner}
-        # What else reads the input in float32 keeps this cast; the kernel has its own.
+        # Keep a cast of the input that others read in float32; the kernel has its own.
         own -= {node for node in inner if is_cast(node) and not set(node.users) <= own}
         nodes = self.ordered(own)
         value = norm.x.meta["val"]
-        # Under autocast a LayerNorm of float32 is rounded to what the product has.
+        # Under autocast a float32 LayerNorm is rounded to the dtype of the matmul.
         read = {matmul_nodes.value_of(normalized).dtype}
         read |= {torch.float32} if norm.kind == "standardize" else set()
         if value.dtype not in read or not is_contiguous(norm.x):
             return None
-        # Of halves the call has two factors where the inputs have one; biases of a gate are last.
+        # For halves the call has two weights where `inputs` has one. Biases of a gate are last.
         gate_biases = 2 if problem.epilogue.gated and problem.operation == "addmm" else 0
         operands = fusion.options["operands"] - 1 - gate_biases
         last = 1 + (operands // 2 if fusion.halves else operands)
@@ -553,22 +556,22 @@ class _Search:
         return found if is_closed(found.nodes, found.outputs, found.inputs) else None
 
 
-# What nodes are
+# Node properties
 
 
 def _biases(product: Fusion) -> tuple[fx.Node, ...]:
-    """The bias of a product, if it has one; of fp8 the scales of a and b before it."""
+    """Return the bias of a matmul, if any; for fp8 the scales of A and B precede it."""
     return product.inputs[product.options["operands"] :]
 
 
 def _kind(product: Fusion) -> Hashable:
-    """What products that share a kernel have in common, their first factor apart."""
+    """Return what matmuls that share a kernel must have in common, besides operand A."""
     operands = product.inputs[1 : product.options["operands"]]
     values = [matmul_nodes.value_of(each) for each in operands]
-    # Those without a view of their own are one factor, and seen as they are.
+    # A matmul without views has only one operand here, the weight, used as it is.
     values = [view.of(value) for view, value in zip(product.views, values, strict=False)] or values
     problem = product.problem
-    # Scales of fp8 are part of what is computed of the sums.
+    # fp8 scales are applied to the accumulators, in the kernel.
     scaled = problem.operation == "scaled"
     scales = (product.inputs[2], problem.epilogue, problem.fast_accumulation) if scaled else ()
     constants = {name: value for name, value in product.options.items() if name != "operands"}
@@ -582,24 +585,24 @@ def _kind(product: Fusion) -> Hashable:
 
 
 def _views(node: fx.Node) -> Iterator[fx.Node]:
-    """A node and what it is a view of, as long as these are views."""
+    """Yield a node and its sources as long as they are views."""
     while is_view(node):
         yield node
         node = node.all_input_nodes[0]
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
+    """Return the node behind all views."""
     for view in _views(node):
         node = view.all_input_nodes[0]
     return node
 
 
 def _half(node: fx.Node) -> tuple[fx.Node, int, set[fx.Node]] | None:
-    """What a node is the half of along its last dimension.
+    """Match a node that is half of another along the last dimension.
 
     Returns:
-        The whole; the first of the half's elements; the nodes between, with `node`.
+        The whole; the first index of the half; the nodes in between, including `node`.
     """
     import torch
 
@@ -624,7 +627,7 @@ def _half(node: fx.Node) -> tuple[fx.Node, int, set[fx.Node]] | None:
 
 
 def _half_of(operand: Operand, k: int, columns: int) -> Operand:
-    """One half of the columns of an operand, both halves being equally far aligned."""
+    """Return half of the columns of an operand, with the alignment that holds for both halves."""
     offset = columns * operand.strides[1]
     half = Operand.of(operand.dtype, (k, columns), operand.strides, offset=offset)
     return dataclasses.replace(half, alignment=min(half.alignment, operand.alignment))
@@ -635,7 +638,7 @@ def _half_of(operand: Operand, k: int, columns: int) -> Operand:
 
 @functools.cache
 def _activations() -> Mapping[sympy.Expr, str]:
-    """What can gate, as formulas of `X`."""
+    """Return the supported gate activations, as formulas of `X`."""
     half = sympy.Rational(1, 2)
     sigmoid = 1 / (1 + sympy.exp(-X))
     formulas = {
@@ -650,11 +653,11 @@ def _activations() -> Mapping[sympy.Expr, str]:
 
 
 def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node, str] | None:
-    """The node of two that gates, the one that it gates, and the activation.
+    """Return the gate node, the up-projection node, and the activation.
 
     Args:
         formula: of the symbols of the leaves.
-        leaves: those that were read.
+        leaves: the nodes that were read.
     """
     if len(leaves) != 2:
         return None
@@ -668,9 +671,11 @@ def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.
 
 
 def _is_read_like(norm: Norm, problem: GemmProblem, zero: int) -> bool:
-    """Whether a kernel that dequantises b can apply a norm: by squares, with a weight in a's dtype,
-    which it reads by words of two where b has two numbers to a byte. Else what it takes for
-    elements beyond K is the zero point of all of b, of a as well, and counts among the squares.
+    """Whether a kernel that dequantizes B can also apply a norm.
+
+    It can apply an RMSNorm with a weight in A's dtype. For 4-bit B it reads that weight in words of
+    two elements, which must be aligned. For 8-bit B there must be no constant zero point: the
+    kernel pads K with it, in A too, and the padding would count among the squares.
     """
     by_words = DTYPE_BITS[problem.b.dtype] == 4
     if norm.kind != "normalize" or (zero and not by_words):
@@ -685,7 +690,7 @@ def _is_read_like(norm: Norm, problem: GemmProblem, zero: int) -> bool:
 
 
 def _cast_of(root: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """The cast of a node to a dtype, if nothing else uses the node; else the node."""
+    """Return the cast of a node to a dtype if it is the only user of the node, else the node."""
     (user, *others) = root.users
     if root.meta["val"].dtype != dtype and not others and is_cast(user):
         return user

@@ -1,10 +1,9 @@
-"""From a node of an FX graph to the `GemmProblem` that it is.
+"""Description of an FX matmul node as a `GemmProblem`.
 
-The graph is what Inductor lowers: ATen operators, with fake tensors in `node.meta["val"]`.
-`problem_of` describes a product as it stands there, without what is fused before or after it, and
-`obstacle` says why it cannot. Sizes and strides that are symbols count as what they were in the
-example inputs, or as what the caller asks about; alignment counts only as far as it holds for all
-sizes that the graph may meet.
+The graph is the one that Inductor lowers: ATen operators with fake tensors in `node.meta["val"]`.
+`problem_of` describes the matmul itself, without fused prologue or epilogue; `obstacle` says why a
+matmul has no problem. Symbolic sizes and strides are replaced by their size hints or by the values
+that the caller passes. The alignment of an operand holds for all sizes that the graph may meet.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ FLOATS = HALF | {"float32"}
 
 
 class NotCovered(Exception):
-    """A product that no problem describes; the message is the reason, in words."""
+    """A matmul that no problem describes; the message is the reason."""
 
 
 def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
-    """The problem that a node is.
+    """Return the problem of a matmul node.
 
-    Covers aten.mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm with scales of tensors or of rows and
-    columns, _grouped_mm and _scaled_grouped_mm. A bias is an input of the
-    epilogue, as are scales of fp8, a's before b's, and the bias after them.
+    Covers aten.mm, addmm, bmm, baddbmm, _int_mm, _scaled_mm with tensorwise or rowwise scales,
+    _grouped_mm and _scaled_grouped_mm. A bias is an input of the epilogue, and so are fp8 scales:
+    A's, then B's, then the bias.
 
     Args:
         node: of a graph that Inductor is about to lower.
-        hints: sizes to describe it at, by symbol; of other symbols the example inputs' sizes.
+        hints: sizes to use, by symbol; other symbols get their size hints.
 
     Returns:
-        None for what is no product, and for a product that is not covered: see `obstacle`.
+        None if the node is not a matmul, or is one that is not covered: see `obstacle`.
     """
     reader = _readers().get(node.target)
     if reader is None:
@@ -81,12 +80,12 @@ def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node multiplies matrices, be it covered or not."""
+    """Whether a node is a matmul, covered or not."""
     return node.op == "call_function" and node.target in _readers()
 
 
 def obstacle(node: fx.Node) -> str | None:
-    """Why a node has no problem, in words; None where it has one."""
+    """Return why a node has no problem; None if it has one."""
     reader = _readers().get(node.target)
     if reader is None:
         return f"{node.target} is no product"
@@ -98,14 +97,14 @@ def obstacle(node: fx.Node) -> str | None:
 
 
 def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
-    """A factor as the problem sees it.
+    """Return a tensor as an operand of a problem.
 
     Args:
-        value: [rows, columns] or [batch, rows, columns]; fake tensors will do.
-        hints: as of `problem_of`.
+        value: [rows, columns] or [batch, rows, columns]; may be a fake tensor.
+        hints: as in `problem_of`.
 
     Raises:
-        NotCovered: a dtype that is not in `DTYPE_BITS`, a size known only at run time.
+        NotCovered: the dtype is not in `DTYPE_BITS`, or a size is known only at run time.
     """
     *batch, rows, columns = sizes(value.shape, hints)
     *batch_stride, row, column = sizes(value.stride(), hints)
@@ -118,8 +117,9 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
     )
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    # Inductor copies an input to a 16 byte boundary if it was on one when the code was made, and
-    # takes any other address otherwise: there is nothing to rely on between the two.
+    # Inductor guarantees a 16-byte aligned input, by copying it if needed, only if the input was
+    # aligned at compile time. Otherwise any address may be passed, so nothing in between can be
+    # assumed.
     vector = VECTOR_BYTES // value.element_size()
     if not statically_known_true(value.storage_offset() % vector == 0):
         return dataclasses.replace(found, alignment=1)
@@ -134,14 +134,14 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
 def aligned(
     found: Operand, symbols: Mapping[int, Any], divides: Callable[[Any, int], bool]
 ) -> Operand:
-    """An operand with the alignment that it has whatever its sizes turn out to be.
+    """Return an operand with the alignment that holds for all sizes.
 
     Args:
-        found: as it is at one size.
-        symbols: strides that are no numbers, by axis, counted from the last, -1.
+        found: the operand at one size.
+        symbols: the symbolic strides by axis, counted from the last, -1.
         divides: whether a stride is known to be a multiple of a number.
     """
-    # Strides of dimensions with one element are no stride to anything.
+    # The inner axis has stride 1, or one element and a stride that is never used.
     inner = {"row": -1, "column": -2, "strided": None}[found.layout]
     alignment = found.alignment
     for axis, stride in symbols.items():
@@ -151,14 +151,14 @@ def aligned(
 
 
 def sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
-    """Sizes or strides as numbers.
+    """Return sizes or strides as ints.
 
     Args:
         values: int or SymInt.
-        hints: as of `problem_of`.
+        hints: as in `problem_of`.
 
     Raises:
-        NotCovered: one is known only at run time.
+        NotCovered: a value is known only at run time.
     """
     return tuple(_number(value, hints or {}) for value in values)
 
@@ -175,7 +175,7 @@ def _number(value: Any, hints: Hints) -> int:
 
 
 def dtype_of(value: torch.Tensor) -> str:
-    """The name of a tensor's dtype.
+    """Return the name of a tensor's dtype.
 
     Raises:
         NotCovered: it is not in `DTYPE_BITS`.
@@ -189,21 +189,21 @@ def dtype_of(value: torch.Tensor) -> str:
 def broadcast(
     value: torch.Tensor, shape: Sequence[int], hints: Hints | None = None
 ) -> Literal["matrix", "row", "column", "scalar"]:
-    """How a tensor spreads over an output.
+    """Return how a tensor is broadcast to an output.
 
-    What is neither one row, one column nor one number counts as a matrix.
+    Whatever is not one row, one column or one scalar counts as a matrix.
 
     Args:
-        value: of a shape that is broadcast to `shape`.
-        shape: of the output, [..., M, N], numbers.
-        hints: as of `problem_of`.
+        value: a tensor whose shape is broadcast to `shape`.
+        shape: of the output, [..., M, N], ints.
+        hints: as in `problem_of`.
     """
     own = sizes(value.shape, hints)
     strides = sizes(value.stride(), hints)
     # An expanded dimension holds one element.
     own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
     own = (1,) * (len(shape) - len(own)) + own
-    # One row of numbers is one row also where the output has one.
+    # A vector is a row even if the output has only one row.
     if own == tuple(shape) and value.dim() > 1:
         return "matrix"
     if math.prod(own) == 1:
@@ -216,7 +216,7 @@ def broadcast(
 
 
 def value_of(argument: Any) -> torch.Tensor:
-    """The tensor that an argument stands for: fake, or a constant itself.
+    """Return the tensor of an argument: its fake tensor, or the constant itself.
 
     Raises:
         NotCovered: it is not known.
@@ -232,14 +232,16 @@ def value_of(argument: Any) -> torch.Tensor:
 
 
 def call_arguments(node: fx.Node) -> dict[str, Any]:
-    """What a node calls its operator with, by name, defaults included."""
+    """Return the arguments of a node's operator by name, including defaults."""
     arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((each.name for each in arguments), node.args, strict=False))
     return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
 
 
 def inputs(product: fx.Node) -> list[fx.Node]:
-    """The factors a and b of aten.mm, addmm or _scaled_mm, their scales and the bias, if any."""
+    """Return the operands A and B of aten.mm, addmm or _scaled_mm, their scales, and the bias if
+    any.
+    """
     import torch
 
     given: Any = product.args
@@ -251,7 +253,7 @@ def inputs(product: fx.Node) -> list[fx.Node]:
 
 
 def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Both factors and the product, which have to be dense CUDA tensors with elements."""
+    """Return A, B and the output, which must be dense, non-empty CUDA tensors."""
     import torch
 
     found = tuple(value_of(each) for each in (a, b, node))
@@ -266,20 +268,20 @@ def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
             raise NotCovered("a factor is conjugated or negated lazily")
         if 0 in sizes(value.shape):
             raise NotCovered("a dimension has size 0")
-    # Of a store whose index is a constant Inductor drops the mask: all of a tile is stored there.
+    # Inductor drops the mask of a store whose index is constant, which would store the whole tile.
     if all(isinstance(size, int) and size == 1 for size in found[2].shape):
         raise NotCovered("the product is one number")
     return found  # type: ignore[return-value]
 
 
 def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
-    # The two dtypes of fp8 may be mixed.
+    # The two fp8 dtypes may be mixed.
     if not {a.dtype, b.dtype} <= allowed or (a.dtype != b.dtype and allowed is not FP8):
         raise NotCovered(f"factors of {a.dtype} and {b.dtype}")
 
 
 def _flags(dtype: str) -> dict[str, Any]:
-    """What the user asks of a product of factors of a dtype: fields of its problem."""
+    """Return the problem fields that hold the user's numerics flags for a dtype."""
     import torch
 
     precision = torch.backends.cuda.matmul.fp32_precision
@@ -298,7 +300,7 @@ def _product(
     allowed: frozenset[str] = FLOATS,
     **rest: Any,
 ) -> GemmProblem:
-    """A product of two matrices, or of two batches of them."""
+    """Return the problem of a matmul or a batched matmul."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     left, right, product = _factors(node, *factors)
@@ -335,7 +337,7 @@ def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
 
 
 def _biased(operation: str, first: str, second: str) -> Callable[[fx.Node, Hints], GemmProblem]:
-    """The reader of beta * bias + alpha * (a @ b)."""
+    """Return the reader of beta * bias + alpha * (a @ b)."""
 
     def read(node: fx.Node, hints: Hints) -> GemmProblem:
         given = call_arguments(node)
@@ -360,12 +362,13 @@ def _input(argument: Any, node: fx.Node, hints: Hints) -> EpilogueInput:
 
 
 def _scales(given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) -> Epilogue:
-    """The epilogue of an fp8 product: scales of both tensors, or of a's rows and b's columns.
+    """Return the epilogue of an fp8 matmul: tensorwise scales, or rowwise scales of A and
+    columnwise ones of B.
 
     Args:
-        given: the call's arguments.
-        columns: shapes that scales of a's rows may have.
-        rows: shapes that scales of b's columns may have.
+        given: the arguments of the call.
+        columns: the required shape of A's rowwise scales.
+        rows: the required shape of B's columnwise scales.
     """
     if given["scale_result"] is not None:
         raise NotCovered("the result is scaled to fp8")
@@ -405,7 +408,7 @@ _DIVIDED: Mapping[tuple[int, int], Literal["m", "n", "k"]] = {
     (3, 2): "n",
     (2, 2): "k",
 }
-"""What groups divide, by the dimensions of a and b."""
+"""The dimension that groups divide, by the number of dimensions of A and B."""
 
 
 def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:

@@ -1,18 +1,16 @@
-"""What Inductor's padding of matrix products may not change: results' strides, branches' results.
+"""Restrictions on Inductor's matmul padding: it must not change result strides or branch results.
 
-On a GPU Inductor times products of odd sizes with and without padding, and takes a slice of the
-padded product where that is faster. A slice has other strides than the product. For a result of an
-exported program that breaks what its users go by, export's strides; and two branches of a `cond`,
-of which one was faster padded, no longer agree on their results, which is an error. Both would come
-and go with the clock.
+On a GPU Inductor times matmuls of unaligned sizes with and without padding, and takes a slice of
+the padded matmul if that is faster. A slice has other strides than the matmul. If the slice is a
+result of an exported program, that breaks the strides on which its users rely, those of export. If
+it is a result of one of two `cond` branches, the branches no longer agree on their results, which
+is an error. Both depend on timings and are therefore not reproducible.
 
-A slice also ends what can become one kernel, such as a product with its norm or gate, and a kernel
-of ours takes every number of rows as it is: `rows_alone` says which products have nothing else to
-pad.
+A slice also prevents fusions, such as a matmul with its norm or gate, and extension kernels need no
+padding of M: `rows_alone` says whether M is the only unaligned size.
 
-`guarded` is what joint graph passes run inside; `allowed` says where nothing may be padded, and
-`recorded` copies the results that have other strides afterwards. None of them asks the sizes of
-symbolic dimensions.
+Joint graph passes run inside `guarded`. `allowed` says whether padding is allowed, and `recorded`
+later copies the results whose strides have changed. None of them adds a guard on symbolic sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "associative_scan", "ma
 
 @contextlib.contextmanager
 def guarded(module: torch.fx.GraphModule) -> Iterator[None]:
-    """Around the passes over a graph, which run those over its subgraphs."""
+    """Wrap the passes over a graph, which run the passes over its subgraphs."""
     outer = context.current()
     with context.enter(
         in_control_flow=outer.in_control_flow or outer.has_control_flow,
@@ -45,15 +43,15 @@ def guarded(module: torch.fx.GraphModule) -> Iterator[None]:
 
 
 def allowed() -> bool:
-    """Whether products of the graph at hand may be padded."""
+    """Whether matmuls of the current graph may be padded."""
     return not context.current().in_control_flow
 
 
 def rows_alone(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
-    """Whether a product has no odd size but its number of rows, and the rows of `mat1` are vectors.
+    """Whether M is the only unaligned size of a matmul, and the rows of `mat1` are contiguous.
 
     Args:
-        mat1: [..., M, K], as Inductor's padding is asked about it.
+        mat1: [..., M, K], as passed to Inductor's padding check.
         mat2: [..., K, N].
     """
     from torch._inductor.fx_passes import pad_mm
@@ -70,7 +68,7 @@ def rows_alone(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
 
 
 def strides(module: torch.fx.GraphModule) -> list[Any]:
-    """The strides of a graph's results; None for what is no tensor."""
+    """Return the strides of a graph's results; None for results that are not tensors."""
     (output,) = module.graph.find_nodes(op="output")
     results = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
     values: list[Any] = [getattr(result, "meta", {}).get("val") for result in results]
@@ -78,18 +76,18 @@ def strides(module: torch.fx.GraphModule) -> list[Any]:
 
 
 def keep_strides(module: torch.fx.GraphModule, before: Sequence[Any]) -> None:
-    """Note what the results' strides were before the passes, for `recorded`."""
+    """Store the strides that the results had before the passes, for `recorded`."""
     (output,) = module.graph.find_nodes(op="output")
     output.meta[_STRIDES] = before
 
 
 def recorded(module: torch.fx.GraphModule) -> None:
-    """Copy the results whose strides padding has changed; record the strides of before.
+    """Copy the results whose strides padding has changed, and record their previous strides.
 
-    Called when Inductor has recorded results' strides: those that lowering keeps, of a view their
-    order only. From torch 2.14 on it records those before the passes, and keeps for the padded
-    result, which is a view, no more than their order, unless `strict_output_strides` is set. So
-    what the passes have made of the results is read off the graph.
+    Called after Inductor has recorded the strides of the results. Lowering keeps those strides, but
+    for a view only their order. From torch 2.14 on Inductor records the strides before the passes,
+    and for the padded result, which is a view, keeps only their order unless
+    `strict_output_strides` is set. The effect of the passes is therefore read from the graph.
     """
     import torch
 
@@ -120,7 +118,7 @@ def recorded(module: torch.fx.GraphModule) -> None:
 
 
 def _is_padded(old: Sequence[Any] | None, new: Sequence[Any] | None) -> bool:
-    """Whether `new` strides order the dimensions as `old` ones do, and are further apart."""
+    """Whether `new` strides have the same dimension order as `old` ones and are larger."""
     if old is None or new is None or len(old) != len(new):
         return False
     pairs = list(zip(old, new, strict=True))

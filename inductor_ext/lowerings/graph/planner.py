@@ -1,15 +1,16 @@
-"""The pass over a graph that decides which kernel every product gets.
+"""The FX pass that decides which kernel every matmul of a graph gets.
 
-It runs after Inductor's own passes, on the graph that is about to be lowered:
+It runs after Inductor's post-grad passes, on the graph that is about to be lowered:
 
-1. patterns of several nodes that one kernel can replace are decided on first, and those that gain
-   most are replaced by one call (`gemm.fused`);
-2. of the products that are left each gets its `Plan` as metadata, which its lowering reads, or is
-   replaced, with what follows it, by a call of a CUTLASS kernel (`gemm.cutlass`);
-3. where the number of rows is known only at run time and not all sizes want the same, the nodes
-   move into branches (`dispatch`), and each branch is planned for its sizes.
+1. It decides on the multi-node fusions that the `match_*` modules find, and replaces those that
+   save most time by one call (`gemm.fused`).
+2. It attaches a `Plan` to every other matmul, as node metadata that the lowering reads, or replaces
+   the matmul and its epilogue by a call of a CUTLASS kernel (`gemm.cutlass`).
+3. If M is dynamic and the best kernel depends on M, it moves the nodes into `torch.cond` branches
+   (`dynamic_m`) and plans each branch for its range of M.
 
-A graph without products on a CUDA device stays as it is.
+A matmul without a better kernel keeps Inductor's lowering, and a graph without matmuls on a CUDA
+device is not changed. Settings: `gemm_templates`, `gemm_rows`, `gemm_fuse_*`, `cutlass_*`.
 """
 
 from __future__ import annotations
@@ -56,56 +57,57 @@ __all__ = ["cache_key", "run"]
 
 
 _REPEATED = 0.03
-"""Of a kernel's time, what the normalisation of its rows has to save."""
+"""Minimum speedup, as a fraction of kernel time, for fusing the norm."""
 
 
 _NEAR = 0.75
-"""Of the time between stock's path and the roofline, what a kernel has to save, so that kernels for
-parts of what it computes need not be known."""
+"""If a fused kernel closes this fraction of the gap between Inductor and the roofline, do not tune
+its smaller alternatives."""
 
 _FEW = 64
-"""Rows up to which reading the weights is what products take their time for."""
+"""Up to this M a matmul is bound by reading its weight."""
 
 
 @dataclass(frozen=True)
 class _Site:
-    """A place in the graph for one kernel."""
+    """A set of nodes that one kernel can replace."""
 
     problem: GemmProblem
-    """At the sizes of the examples."""
+    """With the size hints as sizes."""
     nodes: tuple[fx.Node, ...]
-    """What the kernel replaces, in the graph's order; without what Inductor fuses behind it."""
+    """The nodes that the kernel replaces, in graph order, without the epilogue that Inductor fuses.
+    """
     outputs: tuple[fx.Node, ...]
-    """Those of them that are used outside."""
+    """Those of the nodes that are used outside."""
     a: fx.Node
-    """The first factor."""
+    """Operand A."""
     axes: tuple[int, ...]
-    """Of a, those that are the rows."""
+    """The axes of `a` whose sizes multiply to M."""
     fusion: Fusion | None = None
-    """How the nodes become one; None for a product by itself."""
+    """How the nodes become one; None for an unfused matmul."""
     reading: match_cutlass.Reading | None = None
-    """What a CUTLASS kernel would do; None where none is wanted."""
+    """What a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
     covered: Callable[[GemmProblem], bool] = lambda problem: False
-    """Whether a CUTLASS kernel is wanted at a size."""
+    """Whether a CUTLASS kernel is requested for a problem."""
 
     @property
     def rows(self) -> Any:
-        """The number of rows: an int, or a SymInt."""
+        """M, an int or a SymInt."""
         return math.prod(self.a.meta["val"].shape[axis] for axis in self.axes)
 
     @property
     def others(self) -> set[sympy.Symbol]:
-        """The symbols of the other sizes: of N, of K and of a batch."""
+        """The symbols in N, K and the batch size."""
         own = self.a.meta["val"].shape
         sizes = [size for axis, size in enumerate(own) if axis not in self.axes]
         if self.fusion is None:
-            # Those of a fusion are numbers.
+            # The N of a fusion is static.
             sizes.append(self.nodes[0].meta["val"].shape[-1])
         return {each for size in sizes for each in sympy.sympify(size).free_symbols}
 
     def at(self, rows: int) -> GemmProblem:
-        """The problem for a number of rows; other sizes, and strides, follow it where they have its
-        symbol.
+        """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
+        M follow it.
         """
         found = self._at(rows)
         if self.reading is None:
@@ -126,23 +128,26 @@ class _Site:
 
 
 def _is_together(site: _Site) -> bool:
-    """Whether a site's kernel computes several quantised products of few rows together."""
+    """Whether a site's kernel fuses several dequantized matmuls with small M."""
     problem = site.problem
     together = problem.operation == "mixed" and len(problem.parts) > 1
-    # What also normalises may well take longer than what does not.
+    # A kernel that also computes the norm may be slower than one that does not.
     plain = problem.prologue is None or not problem.prologue.normalizes
     return together and plain and isinstance(site.rows, int) and site.rows <= _FEW
 
 
 def _gains_little(site: _Site) -> bool:
-    """Whether a site's kernel saves no more than launches, so that it may well lose to libraries:
-    it computes products of many rows by several weights, which read their input from L2 anyway.
+    """Whether a site's kernel saves only launches, so that it may lose to cuBLAS: a shared-input
+    kernel with large M, whose separate matmuls would read A from L2 anyway.
     """
     return len(site.outputs) > 1 and isinstance(site.rows, int) and site.rows > _FEW
 
 
 def run(gm: fx.GraphModule, settings: Settings) -> None:
-    """Plan the products of a graph and of its subgraphs, on which all other passes are done."""
+    """Plan the matmuls of a graph and of its subgraphs, after all other passes.
+
+    Graphs for which `use_post_grad_passes` is off are not planned.
+    """
     from torch._inductor import config
 
     def plan(graph: fx.GraphModule) -> None:
@@ -158,16 +163,16 @@ def _visit_graphs(
     call: fx.Node | None = None,
     visited: set[fx.GraphModule] | None = None,
 ) -> None:
-    """Visit a graph and those that its operators are called with, each once and these before it.
+    """Visit a graph and the subgraphs of its operators, each once, subgraphs first.
 
-    Each is visited under the Inductor options with which it is lowered: those of its
-    `nested_compile_region`, on top of those of the regions around it.
+    Each graph is visited under the Inductor options with which it is lowered: those of its
+    `nested_compile_region`, on top of those of the enclosing regions.
 
     Args:
         gm: the graph.
-        visit: what to do with each.
-        call: the node that calls it; None for the whole graph.
-        visited: graphs to leave out; those that are visited are added.
+        visit: called with each graph.
+        call: the node that calls the graph; None for the top-level graph.
+        visited: graphs to skip; the graphs that are visited are added.
     """
     from torch._inductor import config
 
@@ -177,7 +182,7 @@ def _visit_graphs(
     with config.patch(dict(patches)) if patches else contextlib.nullcontext():
         for node in gm.graph.find_nodes(op="get_attr"):
             subgraph = named_graph(gm, node)
-            # A loop's passes leave the node of what it was made from.
+            # Passes over loops keep the `get_attr` of the original graph without users.
             if node.users and subgraph is not None and subgraph not in visited:
                 _visit_graphs(subgraph, visit, next(iter(node.users)), visited)
         visit(gm)
@@ -185,7 +190,7 @@ def _visit_graphs(
 
 def _run(gm: fx.GraphModule, settings: Settings) -> None:
     if decide.compares(settings):
-        # Where nothing is compared, stock's replacement stays.
+        # Without a comparison of kernels, keep Inductor's replacement.
         undo_woq_int8.restore(gm.graph)
     allowed = settings.gemm_templates and numerics.gemm_obstacle() is None
     first = next(iter(_products(gm.graph)), None) if allowed else None
@@ -198,19 +203,19 @@ def _run(gm: fx.GraphModule, settings: Settings) -> None:
 
 
 def _may_tune() -> bool:
-    """Whether what is not known is measured."""
+    """Whether kernels may be benchmarked during this compile."""
     return decide.may_tune("TRITON") or decide.may_tune("CUTLASS")
 
 
 def _products(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
-    """The products of which our templates know."""
+    """Return the matmuls that a `GemmProblem` can describe."""
     calls = (node for node in graph.nodes if node.op == "call_function")
     found = ((node, matmul_nodes.problem_of(node)) for node in calls)
     return {node: problem for node, problem in found if problem is not None}
 
 
 class _Planner:
-    """Plans one graph, and the branches that it makes."""
+    """The planner of one graph and of the branches that it creates."""
 
     def __init__(
         self,
@@ -220,14 +225,14 @@ class _Planner:
         index: int,
         rows: int | None = None,
     ) -> None:
-        """Nothing is done yet.
+        """Set up the planner; `plan` does the work.
 
         Args:
             gm: the graph.
             settings: of the compile.
-            device: of the graph's products.
-            index: of that device.
-            rows: in a branch, the number of rows that stands for its sizes.
+            device: the GPU of the graph's matmuls.
+            index: the index of that GPU.
+            rows: in a branch, the value of M for which the branch is planned.
         """
         self.gm = gm
         self.settings = settings
@@ -240,10 +245,10 @@ class _Planner:
         self.options = cutlass_options.current() if cutlass_call.supported() else nothing
         self.known: dict[GemmProblem, Decision] = {}
         self.fused: set[fx.Node] = set()
-        """What fusions consist of that are not decided on yet."""
+        """The nodes of fusions that are not decided yet."""
 
     def plan(self) -> None:
-        """Do all that the module promises."""
+        """Plan the graph as the module docstring describes."""
         graph, settings = self.gm.graph, self.settings
         dequantized = match_dequantized.find(graph, settings)
         scaled = [match_dequantized.with_scales(each) for each in dequantized]
@@ -285,7 +290,7 @@ class _Planner:
                 self._take_scales(node)
 
     def _take_scales(self, node: fx.Node) -> None:
-        """Let the kernel of a planned product of integers multiply by the scales that follow it."""
+        """Fuse the scales that follow a planned int8 matmul into its kernel."""
         plan = gemm.plan_of(node)
         assert plan is not None
         if node.target is not torch.ops.aten._int_mm.default or not gemm.finishes(plan):
@@ -305,7 +310,7 @@ class _Planner:
         return self._read(_Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion))
 
     def _plain_sites(self, without: Set[fx.Node] = frozenset()) -> list[_Site]:
-        """Places of the products that have no plan yet, each by itself."""
+        """Return a site for each matmul that has no plan yet."""
         return [
             self._plain_site(node, problem)
             for node, problem in _products(self.gm.graph).items()
@@ -321,7 +326,9 @@ class _Planner:
         return self._read(_Site(whole, (node,), (node,), a, (rows,)))
 
     def _read(self, site: _Site) -> _Site:
-        """A site with what a CUTLASS kernel would do there, if one is wanted at any size."""
+        """Return a site with what a CUTLASS kernel would compute there, if one is requested for any
+        size.
+        """
         if not self.options.wanted or site.others or len(site.outputs) > 1:
             return site
         (output,), fuses = site.outputs, self.options.fuses
@@ -331,20 +338,20 @@ class _Planner:
                 if _is_one_kernel_alone(reading):
                     return found
                 continue
-            # Of all that could be fused, what the caller wants to be.
+            # Take the longest epilogue for which the caller forces a CUTLASS kernel.
             asked = (each for each in self._problems(found) if each.epilogue.tree is not None)
             if any(isinstance(decide.forced_on(each), CutlassConfig) for each in asked):
                 return found
         return site
 
     def _is_wanted(self, problem: GemmProblem) -> bool:
-        """Whether a problem of a CUTLASS kernel is large enough, and there is one for it."""
+        """Whether a problem is large enough for CUTLASS and has a CUTLASS kernel."""
         if decide.is_forced():
             return self.options.covers(problem)
         return self.options.has_any(problem, self.device)
 
     def _now(self, site: _Site, taken: set[fx.Node]) -> _Site:
-        """A site as it is after others have taken nodes that follow it."""
+        """Return the site after other sites have replaced nodes of its epilogue."""
         if site.reading is None or taken.isdisjoint(site.reading.nodes):
             return site
         configs = (self.known[problem].config for problem in self._problems(site))
@@ -360,18 +367,18 @@ class _Planner:
         return now
 
     def _sizes(self, site: _Site) -> list[int]:
-        """The numbers of rows to decide at, ascending; one where they are known."""
+        """Return the values of M to decide at, ascending; only one if M is static."""
         rows = site.rows
         if isinstance(rows, int):
             return [site.problem.m]
         if self.rows is not None:
             return [self.rows]
         if not rows.node.expr.is_symbol and rows.node.expr.free_symbols & site.others:
-            # What the other sizes are at a number of rows, is not known.
+            # The other sizes cannot be computed from a value of M.
             return [site.problem.m]
         sizes = _tuned_sizes(rows, self.settings)
         if sizes and site.reading is not None:
-            # Below the threshold nothing is CUTLASS's.
+            # CUTLASS is not used for M below the threshold.
             edge = self.options.threshold(site.problem) - 1
             if _bounds(rows)[0] <= edge < sizes[-1]:
                 sizes = sorted({*sizes, max(1, edge)})
@@ -381,7 +388,7 @@ class _Planner:
         return [site.at(size) for size in self._sizes(site)]
 
     def _decide(self, sites: Sequence[_Site]) -> None:
-        """Make `known` cover all sites."""
+        """Add decisions for all problems of the sites to `known`."""
         wanted = [problem for site in sites for problem in self._problems(site)]
         unknown = [problem for problem in dict.fromkeys(wanted) if problem not in self.known]
         trees = [problem for problem in unknown if problem.epilogue.tree is not None]
@@ -390,18 +397,18 @@ class _Planner:
         self.known |= self._without_cutlass([each for each in unknown if each not in trees])
 
     def _without_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-        """Decisions among Triton's kernels and stock's path."""
+        """Decide among Triton kernels and Inductor's lowering."""
         if not unknown:
             return {}
         if not decide.is_asked("TRITON") and not decide.is_forced():
-            # Nor what is known of them.
+            # Ignore stored tuning results, too.
             return dict.fromkeys(unknown, STOCK)
         tune = self._tune if decide.may_tune("TRITON") else None
         return decide.decide(unknown, self.device, self.settings, tune)
 
     def _with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-        """Decisions among all kernels; where nothing is known of CUTLASS's, and none can be
-        measured now, among the others.
+        """Decide among all kernels. Problems without a stored CUTLASS result that cannot be tuned
+        now, and problems whose CUTLASS kernel is still being built, are decided without CUTLASS.
         """
         tune = self._tune_with_cutlass if self.options.tunes else None
         found = decide.decide(
@@ -438,7 +445,7 @@ class _Planner:
         return found
 
     def _tune_with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-        """Decisions on those whose CUTLASS kernels can be had now."""
+        """Tune the problems whose CUTLASS kernels are available now."""
         wanted = {
             problem: [config for config, _ in self.options.rank(problem, self.device)]
             for problem in unknown
@@ -462,19 +469,20 @@ class _Planner:
     def _in_turn(
         self, sites: Sequence[_Site], alone: Sequence[_Site]
     ) -> tuple[list[_Site], list[_Site]]:
-        """Sites of which to choose, and those of which to choose where the others leave something.
+        """Split fused sites into those to choose from first, and those to try on the nodes that are
+        left.
 
-        Of quantised products of few rows that one kernel can compute together, those by themselves
-        are left for later, and as a rule never measured, if that kernel comes near what is possible
-        at all: they could save little more.
+        If one kernel can compute several dequantized matmuls with small M together and is near the
+        roofline, its smaller alternatives come second and are usually never tuned: they could save
+        little more.
 
-        Products that are likely to be left by all of them are measured with the first, so that
-        their kernels compile at the same time; where it takes minutes they wait, for fusions may
-        change what follows them.
+        Unfused matmuls that the fusions will probably not cover are tuned in the first batch, so
+        that their kernels compile in parallel. Those with a CUTLASS candidate wait: CUTLASS builds
+        take minutes, and fusions may change the epilogues.
 
         Args:
-            sites: of fusions.
-            alone: of products by themselves that are likely to be left.
+            sites: the fusions.
+            alone: unfused matmuls that the fusions will probably not cover.
         """
         around: dict[fx.Node, list[_Site]] = defaultdict(list)
         for site in filter(_is_together, sites):
@@ -493,7 +501,9 @@ class _Planner:
         return turns
 
     def _is_near(self, site: _Site) -> bool:
-        """Whether a site's kernel saves most of what could be saved, at all sizes."""
+        """Whether a site's kernel closes most of the gap between Inductor and the roofline, at all
+        sizes.
+        """
         for problem in self._problems(site):
             decision = self.known[problem]
             ours, stock = (decision.microseconds(each) for each in (decision.config, None))
@@ -504,7 +514,9 @@ class _Planner:
         return True
 
     def _by_gain(self, sites: Sequence[_Site]) -> list[_Site]:
-        """Sites that have a kernel that loses no time, those first whose kernels save most."""
+        """Return the sites that have a kernel that is not slower than Inductor, largest saving
+        first.
+        """
         self._decide(sites)
         worth = [
             site
@@ -516,11 +528,13 @@ class _Planner:
         return sorted(worth, key=lambda site: gains[id(site)], reverse=True)
 
     def _gain(self, site: _Site) -> float:
-        """Microseconds that a site's kernel saves at the size where that is most; 0 if unknown.
+        """Return the microseconds that a site's kernel saves, the maximum over all sizes; 0 if
+        unknown.
 
-        Every CTA normalises what it multiplies. Among other kernels that takes longer than alone,
-        and has to save as much: SwiGLU of 16 rows took 6 % longer on an H200, the norm 4 %. And
-        what the norm's kernel would compute first, a residual, is a kernel of its own then.
+        A kernel with a norm must also save `_REPEATED` of its time: every CTA recomputes the norm,
+        which costs more among other kernels than in isolation. SwiGLU with M = 16 took 6 % longer
+        on an H200, the norm 4 %. If the norm's input is pointwise (a residual), which the norm's
+        own kernel would compute first, then it becomes a separate kernel, whose cost is added.
         """
         saved = []
         for problem in self._problems(site):
@@ -538,8 +552,8 @@ class _Planner:
         return max(saved, default=0.0)
 
     def _pays(self, site: _Site) -> bool:
-        """Whether a kernel saves more than that of a product alone, where the two are all that
-        there is to choose from.
+        """Whether a fused kernel saves at least as much as the unfused kernel that could replace
+        it.
         """
         plain = self._alone(site)
         if plain is None:
@@ -548,16 +562,17 @@ class _Planner:
         return self._gain(site) >= self._gain(plain)
 
     def _why_not(self, site: _Site, decision: Decision) -> str:
-        """Why a fusion that has been decided on is not applied, in words."""
+        """Return why a fusion with a decision is not applied."""
         if decision.config is not None and not self._pays(site):
             return "a product alone saves more"
         return explain_records.reason(decision)
 
     def _alone(self, site: _Site) -> _Site | None:
-        """The place of the product by whose own kernel that of a fusion could be replaced.
+        """Return the site of the unfused matmul whose kernel could replace the kernel of a fusion.
 
-        Of rows' maxima that is the product without them; of a gate the one whose CUTLASS kernel
-        computes all that follows, and reads what is gated. There is none for most fusions.
+        For a row amax it is the matmul without the amax. For a gate it is the matmul whose CUTLASS
+        kernel computes the whole epilogue and reads the result of the other matmul. Most fusions
+        have none.
         """
         if isinstance(site.fusion, match_row_amax.RowMaxima):
             node = site.fusion.plain
@@ -576,14 +591,16 @@ class _Planner:
         return None
 
     def _place(self, site: _Site) -> frozenset[fx.Node]:
-        """Put the decisions about a site into the graph; the nodes that kernels take, which are no
-        longer what they were.
+        """Apply the decision for a site to the graph.
+
+        Returns:
+            The nodes that were replaced by kernels or moved into branches.
         """
         asked = self._problems(site)
         decisions = [self.known[problem] for problem in asked]
         if len({decision.config for decision in decisions}) > 1:
             return self._dispatch(site, self._sizes(site), decisions)
-        # Of several sizes the largest: what holds for it, holds for all.
+        # All sizes agree. Take the largest, whose problem holds for all of them.
         problem, decision = asked[-1], decisions[-1]
         if isinstance(decision.config, CutlassConfig):
             assert site.reading is not None
@@ -614,11 +631,13 @@ class _Planner:
     def _dispatch(
         self, site: _Site, sizes: Sequence[int], decisions: Sequence[Decision]
     ) -> frozenset[fx.Node]:
-        """Move a site into branches, one for each run of sizes with the same configuration; the
-        nodes that are moved.
+        """Move a site into branches, one for each range of M with the same configuration.
+
+        Returns:
+            The nodes that were moved.
         """
         configs = [decision.config for decision in decisions]
-        # Of neighbours that agree the largest size stands for all.
+        # Each range of M with one configuration is represented by its largest size.
         following = [*configs[1:], object()]
         limits = [
             size
@@ -642,7 +661,7 @@ class _Planner:
         return frozenset(nodes)
 
     def _planner(self, rows: int) -> Callable[[fx.GraphModule], None]:
-        """What plans the branch for so many rows."""
+        """Return the function that plans the branch for a value of M."""
 
         def plan(branch: fx.GraphModule) -> None:
             planner = _Planner(branch, self.settings, self.device, self.index, rows)
@@ -654,8 +673,8 @@ class _Planner:
 
 
 def _is_one_kernel_alone(reading: match_cutlass.Reading) -> bool:
-    """Whether stock's path has one kernel for just what follows the product, as the program has by
-    which it is measured what a fused kernel saves.
+    """Whether Inductor would compute the epilogue in exactly one kernel, as the reference program
+    does against which a fused kernel is timed.
     """
     inside = reading.nodes
     if len(inside) == 1:
@@ -667,7 +686,8 @@ def _is_one_kernel_alone(reading: match_cutlass.Reading) -> bool:
             (is_view(each) or is_cast(each)) and is_read_only_within(each) for each in passed
         )
 
-    # What only they read is computed on the way, and so is what reads them: see `with_epilogue`.
+    # Inductor fuses into that kernel the producers that only it reads, and the kernel itself into
+    # its readers: see `epilogue_region.with_epilogue`.
     before = filter(epilogue_region.is_computed, reading.fused.inputs)
     return not (
         any(map(is_read_only_within, before))
@@ -681,10 +701,10 @@ def _without_tree(problem: GemmProblem) -> GemmProblem:
 
 
 def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:
-    """Text that changes when the same graph may get other kernels than before.
+    """Return a text that changes if the same graph may get other kernels than before.
 
-    What a compile may look up decides about its code; one that measures what it does not know makes
-    the same of it, whatever has been measured meanwhile.
+    Without tuning, the stored tuning results determine the generated code. With tuning, results
+    that were measured in the meantime make no difference: a compile measures what it does not know.
 
     Args:
         settings: of the compile.
@@ -699,20 +719,20 @@ def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:
 
 
 def _cache_key(settings: Settings) -> str:
-    """`cache_key` of a graph that is compiled with the Inductor options of this moment."""
+    """Return the `cache_key` for the current Inductor options."""
     known = results_db.of_settings(settings).generation(tuning=_may_tune())
-    # Not all of them are in Inductor's own keys.
+    # Inductor's own cache keys do not include all of these flags.
     flags = numerics.matmul_flags()
     if flags is not None:
         known = f"{known}-{flags}"
     if not decide.is_asked("CUTLASS"):
         return known
-    # Without something to build kernels with the same graph gets others.
+    # Whether CUTLASS kernels can be built affects which kernels a graph gets.
     return f"{known}-{cutlass_kernels.generation(settings)}"
 
 
 def _bounds(rows: Any) -> tuple[int, int | None]:
-    """The least and the largest number of rows that there can be, 0 left out; None: any."""
+    """Return the lower and upper bound of M, at least 1; an upper bound of None means unbounded."""
     known = rows.node.shape_env.bound_sympy(rows.node.expr)
     lower, upper = (
         int(each) if isinstance(each, sympy.Integer) else None
@@ -722,11 +742,13 @@ def _bounds(rows: Any) -> tuple[int, int | None]:
 
 
 def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
-    """The sizes at which a product of unknown rows is decided on; none for the example's alone."""
+    """Return the values of M at which to decide if M is dynamic; an empty list means only the size
+    hint.
+    """
     from torch._inductor import config
 
     if config.triton.cudagraphs:
-        # Each size is recorded by itself, and a comparison would split the recording.
+        # Each size is a CUDA graph of its own, and a branch on M would split the recording.
         return []
     asked = parse_rows(settings.gemm_rows)
     lower, upper = _bounds(rows)

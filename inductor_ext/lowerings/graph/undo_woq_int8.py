@@ -1,9 +1,9 @@
-"""Products with int8 weights that stock has replaced, given back as the products that they were.
+"""Restoration of the matmuls that Inductor has replaced by `aten._weight_int8pack_mm`.
 
-Stock's passes know a product of bfloat16 with converted int8 weights, scaled by columns, as torchao
-emits it, and make it `aten._weight_int8pack_mm`: good on CPUs, but on CUDA one thread for each
-element of the output, which reads the weights unaligned with its neighbours. Converting the weights
-in a kernel of its own and multiplying by the library is faster, and a kernel of ours can do both.
+Inductor matches a bfloat16 matmul with converted int8 weights and columnwise scales, as torchao
+emits it. The replacement is good on CPUs, but its CUDA kernel uses one thread per output element,
+which reads the weights uncoalesced. Converting the weights in a separate kernel and calling cuBLAS
+is faster, and an extension kernel can do both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ aten = torch.ops.aten
 
 
 def restore(graph: fx.Graph) -> None:
-    """Write out every replaced product on a CUDA device: convert, multiply, scale.
+    """Expand every replaced matmul on a CUDA device into convert, matmul and scale.
 
     Args:
-        graph: after stock's last passes. It stays as it is under `numerics.has_exact_pointwise`: a
-            kernel of ours would not round the product before it scales it.
+        graph: after Inductor's post-grad passes. It is not changed under
+            `numerics.has_exact_pointwise`, because an extension kernel would not round the matmul
+            result before scaling it.
     """
     if numerics.has_exact_pointwise():
         return
@@ -37,7 +38,7 @@ def restore(graph: fx.Graph) -> None:
 
 
 def _replaced(node: fx.Node) -> bool:
-    # Stock leaves the lowering itself in the place of an operator, bound to what it has matched.
+    # Inductor replaces the operator by the lowering itself, bound to the pattern match.
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, functools.partial):
         return False
@@ -69,10 +70,10 @@ def _restore(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _shape(node: fx.Node, columns: int) -> Any:
-    """The sizes of a result of more than two dimensions: numbers and nodes.
+    """Return the sizes of a result with more than two dimensions: ints and nodes.
 
-    Of what stock has matched, the constants are left as arguments. They begin with x's own sizes
-    where the product was a batch of them, and end with the result's where it was one.
+    Inductor's pattern match leaves the constants as arguments. They begin with x's own sizes if the
+    matmul was a bmm, and end with the sizes of the result if it was an mm.
     """
     first: Any = node.args[0]
     if isinstance(first, (list, tuple)) and len(first) == 3:

@@ -1,1 +1,1 @@
-"""Lowerings of pointwise operations and reductions."""
+"""Lowerings of pointwise ops and reductions."""

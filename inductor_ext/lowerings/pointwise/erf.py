@@ -1,22 +1,22 @@
-"""The error function in fewer instructions than CUDA's library has, for GELU behind products.
+"""Lowering of erf with fewer instructions than CUDA's libdevice, for GELU in GEMM epilogues.
 
-What Triton links in for erf selects each of seven coefficients for an element by two moves, where
-nvcc has one instruction. GELU of a large product is bound by its instructions, so that Inductor's
-kernel took longer than eager mode's [measured on an H200: 18 us more for 2048 x 16384 elements].
-Here both polynomials are evaluated, with their coefficients within the instructions, by which GELU
-takes 22 instead of 34 an element:
+Triton links libdevice's erf, which selects each of seven coefficients per element with two moves;
+nvcc uses one instruction for that. GELU of a large GEMM output is instruction-bound, so Inductor's
+kernel was slower than eager mode [measured on an H200: 18 us more for 2048 x 16384 elements].
+This lowering evaluates both polynomials, with the coefficients as immediates, which reduces GELU
+from 34 to 22 instructions per element:
 
     |x| < 1:   erf(x) = x + x q(x^2)
     otherwise: erf(x) = +-(1 - 2^(|x| p(|x|)))
 
-q and p are minimax fits of erf(x) / x - 1, by its relative error, on [0, 1], and of
-log2(erfc(t)) / t, by the relative error of erf, on [1, 4]. Beyond, erf rounds to 1, and p's highest
-coefficient is negative, so that the power of two stays 0 there. As evaluated with multiply-adds,
-errors are below 2 units in the last place (`test_error_function`), which is what CUDA promises for
-its own.
+q and p are minimax fits: q of erf(x) / x - 1 on [0, 1], minimizing its relative error, and p of
+log2(erfc(t)) / t on [1, 4], minimizing the relative error of erf. Beyond 4, erf rounds to 1; p's
+leading coefficient is negative, so the power of two stays 0 there. Evaluated with FMAs, the error
+is below 2 ulp, which is the bound that CUDA documents for its own erf. `ex2.approx` adds a little:
+the test `test_erf_is_as_near_as_cuda_s_own` allows 2.5 ulp.
 
-The instructions are written down (`PTX`), and not left to LLVM, which would have to optimise them
-for each of 128 elements that a thread of a product has: a kernel with GELU behind 128 x 256 sums
+The instructions are inline assembly (`PTX`) rather than ops, because LLVM would otherwise optimize
+them for each of the 128 elements per thread of a GEMM tile: a kernel with GELU on a 128 x 256 tile
 compiles in half the time.
 """
 
@@ -39,7 +39,7 @@ __all__ = ["BORDER", "INNER", "OUTER", "PTX", "erf"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 BORDER = 1.0
-"""From where on the second formula holds."""
+"""Smallest |x| for which the second formula is used."""
 
 INNER = (
     0.12837912142276764,
@@ -49,7 +49,7 @@ INNER = (
     0.004917548969388008,
     -0.0005631413077935576,
 )
-"""Coefficients of q, the constant one first."""
+"""Coefficients of q, constant term first."""
 
 OUTER = (
     -1.6257473230361938,
@@ -58,11 +58,11 @@ OUTER = (
     0.025549795478582382,
     -0.0022059744223952293,
 )
-"""Coefficients of p, the constant one first."""
+"""Coefficients of p, constant term first."""
 
 
 def _instructions() -> Iterator[str]:
-    """Both formulas, and the choice between them."""
+    """Yield the PTX instructions of both formulas and of the selection between them."""
     yield ".reg .f32 size, square, inner, outer"
     yield ".reg .pred within"
     yield "abs.f32 size, $1"
@@ -71,8 +71,8 @@ def _instructions() -> Iterator[str]:
     yield "fma.rn.f32 inner, inner, $1, $1"
     yield from _polynomial("outer", OUTER, "size")
     yield "mul.f32 outer, outer, size"
-    # The library's power of two takes three more, for results below 2^-126: they are 0 here, and 1
-    # less them is 1.
+    # libdevice's exp2 takes three more instructions to handle results below 2^-126. Flushing them
+    # to 0 is exact here, as 1 minus such a result rounds to 1.
     yield "ex2.approx.ftz.f32 outer, outer"
     yield f"sub.f32 outer, {_constant(1.0)}, outer"
     yield "copysign.f32 outer, $1, outer"
@@ -81,26 +81,27 @@ def _instructions() -> Iterator[str]:
 
 
 def _polynomial(name: str, coefficients: Sequence[float], x: str) -> Iterator[str]:
-    """By Horner's scheme."""
+    """Yield the instructions that evaluate a polynomial of `x` by Horner's method."""
     yield f"mov.f32 {name}, {_constant(coefficients[-1])}"
     for coefficient in reversed(coefficients[:-1]):
         yield f"fma.rn.f32 {name}, {name}, {x}, {_constant(coefficient)}"
 
 
 def _constant(value: float) -> str:
-    """As PTX writes the bits of a float32."""
+    """Return the PTX literal of a float32."""
     return f"0f{struct.unpack('>I', struct.pack('>f', value))[0]:08X}"
 
 
 PTX = f"{{ {'; '.join(_instructions())}; }}"
-"""The function of $1, which becomes $0."""
+"""Inline assembly that computes $0 = erf($1)."""
 
 
 @register_lowering(torch.ops.aten.erf.default)
 def erf(stock: Callable[..., Any], x: Any) -> Any:
-    """Stock's lowering, but for floats of up to 32 bits in Triton kernels on NVIDIA's GPUs.
+    """Lower erf of floats of up to 32 bits in Triton kernels on NVIDIA GPUs.
 
-    Stock's as well where the bits of CUDA's library are required (`numerics.uses_cuda_math`).
+    Everything else uses Inductor's lowering, as do compiles that require bitwise equality with
+    CUDA's math library (`numerics.uses_cuda_math`).
     """
     by_triton = x.get_device().type == "cuda" and inductor_config.cuda_backend == "triton"
     if x.get_dtype() not in _DTYPES or not by_triton or torch.version.hip:
@@ -113,7 +114,7 @@ def erf(stock: Callable[..., Any], x: Any) -> Any:
 
 
 def _erf(dtype: torch.dtype, x: Any) -> Any:
-    """Computed in float32; what Inductor keeps in that until it is stored is not rounded here."""
+    """Compute erf in float32; Inductor keeps float32 values unrounded until the store."""
     if dtype != torch.float32:
         x = ops.to_dtype(x, torch.float32, src_dtype=dtype)
     found = ops.inline_asm_elementwise(x, asm=PTX, constraints="=f,f", dtype=torch.float32)

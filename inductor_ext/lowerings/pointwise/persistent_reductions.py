@@ -1,17 +1,18 @@
-"""Which reductions along rows keep a row in registers.
+"""Heuristic that makes more of Inductor's inner reductions persistent (row held in registers).
 
-A norm or a softmax needs a row more than once: for its sums, and to apply them. Inductor's Triton
-kernels hold a row of up to 1024 elements ("persistent reduction"), and read longer ones again in
-each pass. On an H100 holding them is faster up to 8192 elements: a LayerNorm of 2048 rows of 4096
-bfloat16 took 13.0 us for 19.9, a softmax 13.9 for 25.7, a copy of as much 12.1. Of 16384 elements
-a LayerNorm took 57.6 for 54.2, as some of its registers are spilled. Norms before products that do
-not pay as a part of these (`lowerings.graph.match_norm`) are such kernels.
+A norm or a softmax reads a row more than once: to reduce it and to apply the result. Inductor's
+Triton kernels hold rows of up to 1024 elements in registers ("persistent reduction") and re-read
+longer rows in each pass. On an H100, persistent reductions are faster up to 8192 elements: a
+LayerNorm of 2048 rows of 4096 bfloat16 took 13.0 instead of 19.9 us, a softmax 13.9 instead of
+25.7; a copy of the same size takes 12.1. At 16384 elements a LayerNorm took 57.6 instead of
+54.2 us, because of register spills. Norms before matmuls that are not worth fusing into the GEMM's
+prologue (`lowerings.graph.match_norm`) become such kernels.
 
-`keeps_rows` decides, from what Inductor says of a kernel; it only adds to stock's decision. It
-depends on the number of rows: Inductor's hint about a reduction does, and with one row a weight is
-as large as the input. A row that is held is summed in another order than one that is read in a
-loop. So nothing is added under `config.batch_invariant`, nor where sums have upstream's order
-(`numerics.has_strict_reductions`).
+`keeps_rows` decides from Inductor's kernel features, and only ever adds persistent reductions to
+those that Inductor selects. The decision depends on the number of rows: Inductor's reduction hint
+does, and with one row a weight is as large as the input. A persistent reduction sums in a different
+order than a looped one. So nothing is added under `config.batch_invariant`, or where reductions
+must keep upstream's order (`numerics.has_strict_reductions`).
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from inductor_ext.templates.problem import next_power_of_two
 __all__ = ["MOST_ELEMENTS", "keeps_rows", "passes"]
 
 MOST_ELEMENTS = 8192
-"""Of all rows that one CTA holds at the same time."""
+"""Maximum number of elements, over all rows, that one CTA holds at the same time."""
 
 _MOST_TILED = 4096
-"""Of a row where rows may be numbered by two indices: beyond that Inductor's heuristics for Triton
-have no configuration of such a kernel."""
+"""Maximum row length if rows may be indexed by two tiled dimensions. Inductor's Triton heuristics
+have no configuration for a longer row of such a kernel."""
 
 
 def passes(schedule: Iterable[Any]) -> int:
-    """Loops over a row of a kernel that does not hold it.
+    """Return the number of loops over a row in the non-persistent version of a kernel.
 
     Args:
-        schedule: Inductor's `SIMDKernelFeatures.node_schedule`: nodes, and markers between which
-            nodes stand that have nothing to do with the elements of a row.
+        schedule: Inductor's `SIMDKernelFeatures.node_schedule`: nodes, and `DisableReduction` and
+            `EnableReduction` markers around nodes outside of the reduction loop.
     """
     from torch._inductor.codegen.simd_kernel_features import DisableReduction, EnableReduction
 
@@ -53,7 +54,7 @@ def passes(schedule: Iterable[Any]) -> int:
 
 
 def keeps_rows(features: Any) -> bool:
-    """Whether a kernel that Inductor would let loop over rows should hold them instead.
+    """Whether a reduction that Inductor would generate as a loop should be persistent instead.
 
     Args:
         features: Inductor's `SIMDKernelFeatures`.

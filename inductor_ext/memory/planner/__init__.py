@@ -1,12 +1,17 @@
-"""The memory planner: from lifetimes and sizes to offsets in one arena.
+"""The memory planner: computes arena offsets from live ranges and sizes.
 
-Pure: it imports neither torch nor Inductor, and knows of buffers only when they are live and how
-large they are. `problem` states the problem, its lower bound and the verifier that every plan
-passes; `solver` finds a plan by the placements of `placing`, and `search` improves it;
-`csv_problem` reads and writes problems as files. `symbolic` makes offsets that hold for every size,
-and `arenas` divides requests among arenas. `schedule` decides which storages of a program go into
-arenas at all, `order` in which order its steps run, and `peak` says what is held at the peak. The
-adapters to Inductor are `inductor_ext.memory_planning` and `inductor_ext.memory.reorder_kernels`.
+Pure: it imports neither torch nor Inductor. It sees a buffer only as a live range and a size.
 
-Wrong input raises an error of `inductor_ext.exc`; a plan that is returned has been verified.
+- `interval` defines the problem, its lower bound and the verifier that every plan must pass.
+- `solver` finds a plan with the placements of `greedy`, and `local_search` improves it.
+- `csv_io` reads and writes problems as CSV files.
+- `symbolic` computes offsets that hold for every size. `arenas` assigns requests to arenas.
+- `placement_policy` decides which storages of a program are placed in arenas.
+- `kernel_order` chooses the order of the program's steps.
+- `peak_report` lists what is live at the peak.
+
+The adapters to Inductor are `inductor_ext.memory_planning` and
+`inductor_ext.memory.reorder_kernels`.
+
+Invalid input raises an error of `inductor_ext.exc`. Every returned plan has been verified.
 """

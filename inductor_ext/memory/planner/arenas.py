@@ -1,17 +1,18 @@
-"""Requests in, arenas out: which storages share an allocation, and where in it each one lies.
+"""Plans arenas from requests: which storages share an allocation, and at which offsets.
 
-The face of the planner for an adapter. Requests of one key (device, stream, pinned or not) share an
-arena, which exists from the start of its first member to the end of its last: where nothing is live
-in between, one arena ends and another begins, and the memory is free meanwhile. A request whose
-size depends on a symbol that has no value yet when the arena would be created goes to another one.
+This is the planner's interface for adapters. Requests with the same key (device, stream, pinned or
+not) share an arena, which exists from the start of its first member to the end of its last. Where
+nothing is live in between, one arena ends and another begins, so the memory is free meanwhile. A
+request whose size depends on a symbol that has no value yet when the arena would be created is
+placed in another arena.
 
-Sizes that are integers are a problem for `solver`; where a size is an expression, `symbolic` finds
-offsets that hold for every size. Whatever comes out has been verified: integers by
-`problem.verify`; expressions both by structure (of any two buffers live at once, a chain of
-neighbours keeps one above the other, whatever the sizes) and by numbers at the hint, the scaled
-hints and a few odd values.
+Integer sizes are a problem for `solver`. If a size is an expression, `symbolic` finds offsets that
+hold for every size. Every result is verified; a wrong plan raises exc.PlanError. Integers are
+checked by `interval.verify`. Expressions are checked by structure (for any two buffers that are
+live at the same time, a chain of neighbours keeps one above the other, for all sizes) and by values
+at the hint, the scaled hints and a few odd values.
 
-Pure: it knows sympy, but neither torch nor Inductor.
+Pure: it uses sympy, but neither torch nor Inductor.
 """
 
 from __future__ import annotations
@@ -43,29 +44,29 @@ __all__ = ["Arena", "Member", "Request", "plan_arenas", "replanner", "verify_are
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One storage that asks for memory.
+    """A request for memory for one storage.
 
     Raises:
-        exc.BadIntervalError: negative size, end before start, alignment not a power of two, a size
-            that is not known when the storage begins to live.
+        exc.BadIntervalError: negative size, end before start, alignment not a power of two, or a
+            size that is not known when the storage becomes live.
     """
 
     name: str
     start: int
     end: int
-    """It is live in `[start, end)`, in steps of the schedule. One without a lifetime is given the
-    step at which it starts, since it is written to all the same."""
+    """The storage is live in `[start, end)`, in steps of the schedule. An empty live range is
+    extended to the step at which it starts, because the storage is written there all the same."""
     size: int | sympy.Expr
-    """Bytes, before rounding; never negative, whatever its symbols are."""
+    """Bytes, before rounding; never negative, for any values of its symbols."""
     alignment: int = 64
-    """Bytes; its offset is a multiple of it, and its size is rounded up to one."""
+    """Bytes. The offset is a multiple of it, and the size is rounded up to a multiple of it."""
     key: Hashable = None
-    """Only requests of equal keys share an arena."""
+    """Only requests with equal keys share an arena."""
     known_from: int | None = None
     """The first step at which every symbol of the size has a value; None for the beginning."""
 
     def __post_init__(self) -> None:
-        # What Interval does not accept, no request may have.
+        # Apply the checks of Interval.
         Interval(self.start, self.end, self.constant or 0, self.alignment, self.name)
         if self.is_unknown_at(self.start):
             raise exc.BadIntervalError(
@@ -77,31 +78,31 @@ class Request:
 
     @property
     def constant(self) -> int | None:
-        """The size if it is a number, else None."""
+        """The size if it is an integer, else None."""
         return int(self.size) if isinstance(self.size, (int, sympy.Integer)) else None
 
     def is_unknown_at(self, step: int) -> bool:
-        """Whether its size has no value yet at a step of the schedule."""
+        """Whether the size has no value yet at a step of the schedule."""
         return self.constant is None and self.known_from is not None and self.known_from > step
 
     @property
     def lifetime(self) -> tuple[int, int]:
-        """`[start, end)`, of one step at least."""
+        """The live range `[start, end)`, at least one step long."""
         return self.start, max(self.end, self.start + 1)
 
     @property
     def symbols(self) -> set[sympy.Symbol]:
-        """The symbols that its size depends on."""
+        """The symbols that the size depends on."""
         return set() if isinstance(self.size, int) else self.size.free_symbols
 
     def interval(self, size: int) -> Interval:
-        """Its interval, with a size in bytes in place of an expression."""
+        """Return the interval, with a size in bytes in place of an expression."""
         return Interval(*self.lifetime, size, self.alignment, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A request and its place in its arena."""
+    """A request and its offset in its arena."""
 
     request: Request
     offset: int | sympy.Expr
@@ -114,33 +115,33 @@ class Arena:
 
     key: Hashable
     start: int
-    """The step before which it has to exist: its first member's start."""
+    """The step before which it must exist: the start of its first member."""
     end: int
-    """The step at which it is free again: its last member's end."""
+    """The step at which it can be freed: the end of its last member."""
     size: int | sympy.Expr
     """Bytes."""
     members: tuple[Member, ...]
-    """In the order in which they were asked for."""
+    """In the order of their requests."""
     lower_bound: int
-    """The most bytes of members live at once, at the hint: no arena of theirs can be smaller."""
+    """Maximum live bytes of the members at the hint. No arena for them can be smaller."""
     peak_hint: int
     """The size at the hint, in bytes."""
     worst_ratio: float = 1.0
     """The highest ratio of size to lower bound, over the hint and the scaled hints."""
     definitions: tuple[tuple[sympy.Symbol, sympy.Expr], ...] = ()
-    """Names for parts of the offsets and the size, to be assigned in this order: an expression that
-    would be long without them uses them."""
+    """Named subexpressions of the offsets and the size, to be assigned in this order. They keep the
+    other expressions short."""
     below: tuple[tuple[int, ...], ...] = ()
-    """For each member the members that it rests on; empty where all sizes are integers."""
+    """For each member, the members directly below it; empty if all sizes are integers."""
 
     @property
     def ratio(self) -> float:
-        """Size over lower bound at the hint; 1.0 for an empty arena."""
+        """Size divided by the lower bound at the hint; 1.0 for an empty arena."""
         return self.peak_hint / self.lower_bound if self.lower_bound else 1.0
 
     @property
     def is_static(self) -> bool:
-        """Whether its size and all offsets are integers."""
+        """Whether the size and all offsets are integers."""
         return all(isinstance(value, int) for value in [self.size, *self._offsets])
 
     @property
@@ -150,7 +151,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class _Planner:
-    """What all arenas of one plan have in common."""
+    """The settings that all arenas of one plan share."""
 
     hints: Mapping[sympy.Symbol, int]
     iterations: int
@@ -161,7 +162,7 @@ class _Planner:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def plan(self, requests: Sequence[Request], split: bool) -> list[Arena]:
-        """The arenas of all requests of one key, by start."""
+        """Return the arenas for all requests of one key, ordered by start."""
         arenas: list[Arena] = []
         for part in _split(requests) if split else [list(requests)]:
             options: list[list[Arena]] = [
@@ -195,7 +196,7 @@ class _Planner:
         )
 
     def dynamic(self, requests: Sequence[Request]) -> Arena:
-        # Where nothing is needed, nothing can overlap: only the others are stacked.
+        # Zero-size requests cannot overlap anything: stack only the others.
         stacked = [r for r in requests if r.constant != 0]
         lifetimes = [request.lifetime for request in stacked]
         alignments = [request.alignment for request in stacked]
@@ -249,7 +250,7 @@ def _plain(expression: sympy.Expr) -> int | sympy.Expr:
 
 
 def _split(requests: Sequence[Request]) -> list[list[Request]]:
-    """The requests of each stretch of time through which some are live, in their given order."""
+    """Split the requests where nothing is live, in their given order within each part."""
     part_of: dict[int, int] = {}
     end = part = -1
     for index in sorted(range(len(requests)), key=lambda i: requests[i].lifetime):
@@ -266,11 +267,13 @@ def _split(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _groupings(requests: Sequence[Request]) -> list[list[list[Request]]]:
-    """Ways to divide requests so that every group's sizes are known when its first one starts.
+    """Return ways to divide requests so that each group's sizes are known when its first one
+    starts.
 
-    There is one way if that is so for all of them. Else there are two. In the first, only those
-    that are known too late leave the arena, and share another one as far as they can. In the second
-    all leave that start when the first of these does, so that the first arena ends sooner.
+    If this holds for all requests together, there is one way. Otherwise there are two. In the
+    first, only the requests whose size is known too late leave the arena, and share another one as
+    far as possible. In the second, every request that starts at or after the first of these leaves,
+    so that the first arena ends sooner.
     """
     late = _late(requests)
     if not late:
@@ -292,14 +295,15 @@ def _groupings(requests: Sequence[Request]) -> list[list[list[Request]]]:
 
 
 def _late(requests: Sequence[Request]) -> list[Request]:
-    """Those whose size is not known when the first one starts."""
+    """Return the requests whose size is not known when the first one starts."""
     first = min(request.start for request in requests)
     return [request for request in requests if request.is_unknown_at(first)]
 
 
 def _cost(arenas: Sequence[Arena]) -> tuple[int, int, int]:
-    """The most bytes that arenas hold at once, at the hint; bytes times steps, since what is not
-    held others can use; how many arenas they are."""
+    """Return the sort key of a list of arenas: maximum bytes allocated at the same time, at the
+    hint; bytes times steps, because memory that is not allocated is available to others; number of
+    arenas."""
     held = interval.lower_bound([Interval(a.start, a.end, a.peak_hint) for a in arenas])
     return held, sum(a.peak_hint * (a.end - a.start) for a in arenas), len(arenas)
 
@@ -307,7 +311,7 @@ def _cost(arenas: Sequence[Arena]) -> tuple[int, int, int]:
 def _by_weight(
     requests: Sequence[Request], hints: Mapping[sympy.Symbol, int]
 ) -> dict[sympy.Symbol, int]:
-    """The hints of the requests' symbols, those first that most requests depend on."""
+    """Return the hints of the requests' symbols, ordered by how many requests depend on them."""
     uses: dict[sympy.Symbol, int] = {}
     for request in requests:
         for symbol in request.symbols:
@@ -318,10 +322,10 @@ def _by_weight(
 def _columns(
     requests: Sequence[Request], samples: Sequence[Mapping[sympy.Symbol, int]]
 ) -> list[list[int]]:
-    """The rounded sizes at each sample at which they are sizes; the first sample is the hint.
+    """Return the rounded sizes at each sample where all are valid; the first sample is the hint.
 
     Raises:
-        exc.BadIntervalError: a size is negative at the hint, or no integer.
+        exc.BadIntervalError: a size is negative at the hint, or not an integer.
     """
     program = Program([request.size for request in requests])
     columns = []
@@ -355,8 +359,8 @@ def _name_the_bad_one(requests: Sequence[Request], hints: Mapping[sympy.Symbol, 
 
 
 _ODD = (0, 1, 3, 1009)
-"""What every symbol is set to in turn when a plan is verified, beside the hints and their scalings;
-sizes that are no sizes there are left out."""
+"""Values that all symbols are set to, one value at a time, when a plan is verified, in addition to
+the hints and their scalings. Samples at which a size is invalid are skipped."""
 
 
 def plan_arenas(
@@ -373,21 +377,22 @@ def plan_arenas(
     """Place all requests in arenas.
 
     Args:
-        requests: in any order; each is a member of exactly one arena.
-        hint: the value to expect of a symbol; it is asked for symbols only.
-        iterations: of the solver.
-        seed: of the searches; the same input and seed give the same plan on every machine.
+        requests: in any order; each becomes a member of exactly one arena.
+        hint: returns the size hint of a symbol; called with symbols only.
+        iterations: iterations of the solver.
+        seed: seed of the searches; the same input and seed give the same plan on every machine.
         make_max: builds the maximum of expressions.
         make_align: builds an expression rounded up to an alignment.
         split: whether an arena ends where nothing is live.
-        prefix: of the names in `Arena.definitions`.
+        prefix: prefix of the names in `Arena.definitions`.
 
     Returns:
-        The arenas, key by key in the order of the keys' first requests, each key's by start.
+        The arenas, grouped by key in the order of the keys' first requests, and by start within a
+        key.
 
     Raises:
-        exc.BadIntervalError: a size is negative at the hint, or no integer.
-        exc.PlanError: the plan is wrong, which verification alone can find.
+        exc.BadIntervalError: a size is negative at the hint, or not an integer.
+        exc.PlanError: the plan is wrong, which only verification can find.
     """
     symbols = sorted({s for request in requests for s in request.symbols}, key=str)
     hints = {symbol: int(hint(symbol)) for symbol in symbols}
@@ -402,19 +407,21 @@ def plan_arenas(
 
 
 def verify_arenas(arenas: Sequence[Arena], samples: Sequence[Mapping[sympy.Symbol, int]]) -> None:
-    """Check that a plan is right.
+    """Check that a plan is valid.
 
-    Every member lives within its arena's life, has its key, and the symbols that the arena's size
-    and offsets are made of are those of members' sizes and known when it is created. Of two members
-    of a symbolic arena that are live at once a chain of `below` keeps one above the other. At every
-    sample all members are inside, aligned and apart, and each is above those it rests on.
+    Every member is live within its arena's life and has its key. The arena's size and offsets only
+    use symbols that the members' sizes use and that are known when the arena is created. For any
+    two members of a symbolic arena that are live at the same time, a chain of `below` keeps one
+    above the other. At every sample, all members are inside the arena, aligned and disjoint, and
+    each is above those in its `below`.
 
     Args:
         arenas: the plan.
-        samples: values for all symbols; one at which a size is negative or no integer is skipped.
+        samples: values for all symbols; a sample at which a size is negative or not an integer is
+            skipped.
 
     Raises:
-        exc.PlanError: something of this is not so.
+        exc.PlanError: one of these conditions is violated.
     """
     for arena in arenas:
         _verify_life(arena)
@@ -494,13 +501,13 @@ def _verify_at(arena: Arena, samples: Sequence[Mapping[sympy.Symbol, int]]) -> N
 def replanner(
     arena: Arena, iterations: int = solver.DEFAULT_ITERATIONS
 ) -> tuple[Replanner, tuple[Any, ...]]:
-    """What plans an arena at run time, and the distinct sizes that it has to be called with.
+    """Return a planner for run time, and the distinct sizes to call it with.
 
-    It gives the arena's size and the members' offsets in their order.
+    The planner returns the arena's size and the members' offsets in their order.
 
     Args:
-        arena: with members of symbolic size.
-        iterations: of the solver, for each plan.
+        arena: an arena with members of symbolic size.
+        iterations: iterations of the solver, per plan.
     """
     requests = [member.request for member in arena.members]
     sizes = tuple(dict.fromkeys(request.size for request in requests))

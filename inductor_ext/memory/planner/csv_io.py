@@ -1,11 +1,11 @@
-"""Planning problems as CSV files, in the form in which the public benchmark sets come.
+"""Reads and writes planning problems as CSV files, in the format of the public benchmark sets.
 
 A file has a header with the columns `id`, `lower`, `upper` and `size` in any order: a buffer of
-`size` bytes is live in [lower, upper). Further columns are kept as they are. A plan is the same
-table with a column `offset` at its end, or in the place where the table has one already.
+`size` bytes is live in [lower, upper). Other columns are preserved. A plan is the same table with
+an additional last column `offset`; if the table already has that column, its values are replaced.
 
-Reading checks everything before it returns; writing replaces a file wholly or not at all. What is
-wrong raises `exc.BadProblemFileError`, which names the file, line, column and value.
+Reading checks everything before it returns. Writing is atomic. Errors raise
+`exc.BadProblemFileError`, which names the file, line, column and value.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,1000}\s*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CsvProblem:
-    """A table and the intervals that its rows stand for."""
+    """A table and the intervals that its rows describe."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     intervals: tuple[Interval, ...]
-    """One for each row, named by its id."""
+    """One per row, named by its id."""
 
 
 def _fail(
@@ -54,12 +54,12 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
     """Read a problem.
 
     Args:
-        path: of a CSV file in UTF-8.
-        alignment: bytes, of every buffer; a power of two.
+        path: a CSV file in UTF-8.
+        alignment: bytes, for every buffer; a power of two.
 
     Raises:
-        exc.BadProblemFileError: the file cannot be read, is no CSV, lacks a column, or has a value
-            that no buffer can have.
+        exc.BadProblemFileError: the file cannot be read, is not CSV, lacks a column, or has a value
+            that is invalid for a buffer.
         exc.BadIntervalError: the alignment is not a power of two.
     """
     lines: list[tuple[int, list[str]]] = []
@@ -138,10 +138,11 @@ def _integer(path: str | os.PathLike[str], line: int, column: str, text: str) ->
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Find out whether `write` can write to a path, before there is anything to write.
+    """Check that `write` can write to a path, before there is anything to write.
 
     Raises:
-        exc.BadProblemFileError: it is a folder, or its own folder is missing or not writable.
+        exc.BadProblemFileError: the path is a folder, or its parent folder is missing or not
+            writable.
     """
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
@@ -159,12 +160,12 @@ def write(path: str | os.PathLike[str], problem: CsvProblem, offsets: Sequence[i
     """Write a plan: the problem's table with the column `offset`.
 
     Args:
-        path: of the file, which is replaced if it exists.
-        problem: as it was read.
-        offsets: bytes, one for each row.
+        path: path of the file, which is replaced if it exists.
+        problem: the problem as read.
+        offsets: bytes, one per row.
 
     Raises:
-        exc.BadProblemFileError: the path cannot be written; a file that was there stays.
+        exc.BadProblemFileError: the path cannot be written; an existing file is kept.
     """
     check_writable(path)
     place = problem.header.index(_OFFSET) if _OFFSET in problem.header else len(problem.header)

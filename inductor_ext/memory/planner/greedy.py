@@ -1,14 +1,14 @@
-"""From an order of buffers to offsets: the greedy placements that the solver chooses from.
+"""Greedy placements: from an order of buffers to offsets. The solver chooses among them.
 
-`Part` is a stretch of the schedule through which something is always live, with time reduced to
-sections: one for each distinct start, which is enough, since two intervals are live at once exactly
-where the later of the two starts. Every placement takes a limit that its peak must stay below or
-reach, and gives up as soon as a buffer would go beyond.
+`Part` is a stretch of the schedule during which something is always live. Its time is reduced to
+sections, one per distinct start. That is enough, because two intervals are live at the same time
+exactly if they both are at the later of the two starts. Every placement takes a limit for its peak,
+and returns None as soon as a buffer would exceed it.
 
 `first_fit` and `best_fit` look for a gap among the buffers already placed (Pisarchyk and Lee,
-"Efficient Memory Management for Deep Neural Net Inference", 2020, order by size or by breadth);
-`skyline` never looks below what is placed; `in_time_order` allocates like a run-time allocator that
-knows all lifetimes.
+"Efficient Memory Management for Deep Neural Net Inference", 2020, order by size or by breadth).
+`skyline` never looks below the buffers already placed. `in_time_order` allocates like a run-time
+allocator that knows all live ranges.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from inductor_ext.memory.planner.interval import Interval
 __all__ = ["Part", "best_fit", "first_fit", "in_time_order", "skyline"]
 
 _CROWDED = 512
-"""Neighbours of a buffer, on average, above which a tree finds gaps faster than looking at all."""
+"""Average number of neighbours per buffer above which a tree finds gaps faster than a scan."""
 
 _MOST_PROBES = 200
-"""Stretches for each buffer that the tree looks at before it gives up: many where lifetimes are
-neither short nor nested, so that what is taken does not coalesce."""
+"""Maximum number of stretches per buffer that the tree visits before it gives up. Many visits are
+needed if live ranges are neither short nor nested, because the occupied stretches do not coalesce.
+"""
 
 _PROBE = 3
-"""Neighbours looked at in the time in which the tree looks at one stretch."""
+"""Number of neighbours visited in the time in which the tree visits one stretch."""
 
 _MOST_KEPT = 8_000_000
-"""Neighbours kept in lists, at 8 bytes each; beyond, they are found again each time."""
+"""Maximum number of neighbours cached in lists, at 8 bytes each; others are recomputed."""
 
 
 class Part:
-    """The intervals of one connected stretch of time, sorted, each of some size and lifetime.
+    """The intervals of one connected stretch of time, sorted, each with a size and a live range.
 
     Attributes:
         size: bytes, rounded up to the alignment.
         start, end: the sections [start, end) in which the buffer is live.
-        span: the lifetime in steps of the schedule.
-        load: bytes live in each section.
+        span: length of the live range in steps of the schedule.
+        load: live bytes in each section.
         bound: the highest load.
-        pairs: how many pairs of buffers are live at once.
-        looked: how many neighbours placements have looked at so far, which stands for their time.
+        pairs: number of pairs of buffers that are live at the same time.
+        looked: number of neighbours that placements have visited so far, as a measure of their
+            time.
     """
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
@@ -74,8 +76,8 @@ class Part:
         self._kept = 0
 
     def _sweep(self) -> int:
-        """Keep what is live before every `_stride`-th buffer; return the number of pairs."""
-        # Buffers are sorted by start, so that those which begin during a lifetime are a slice.
+        """Store the buffers live before every `_stride`-th buffer; return the number of pairs."""
+        # Buffers are sorted by start, so those that start during a live range are a slice.
         self._stride = max(1, int(self.count**0.5))
         live: list[int] = []
         pairs = 0
@@ -95,7 +97,7 @@ class Part:
         return pairs
 
     def neighbours(self, index: int) -> list[int]:
-        """The buffers that are live at some time when this one is, itself left out."""
+        """Return the other buffers whose live ranges overlap that of this one."""
         kept = self._neighbours[index]
         if kept is not None:
             return kept
@@ -111,12 +113,12 @@ class Part:
 
     @property
     def crowded(self) -> bool:
-        """Whether a placement should not look at every neighbour of every buffer."""
+        """Whether a placement should avoid visiting every neighbour of every buffer."""
         return 2 * self.pairs > _CROWDED * self.count
 
     def contention(self) -> list[int]:
-        """For each buffer, the highest load while it is live, in bytes."""
-        # A sparse table: the maximum over any stretch is that of two overlapping powers of two.
+        """Return the highest load during the live range of each buffer, in bytes."""
+        # A sparse table: the maximum over any range is that of two overlapping powers of two.
         tables = [self.load]
         width = 1
         while 2 * width <= self.sections:
@@ -131,20 +133,20 @@ class Part:
         return highest
 
     def peak(self, offsets: Sequence[int]) -> int:
-        """The highest end of a buffer, in bytes."""
+        """Return the highest end of a buffer, in bytes."""
         return max(map(int.__add__, offsets, self.size))
 
 
 def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
-    """Place each buffer at the lowest offset that is free throughout its lifetime.
+    """Place each buffer at the lowest offset that is free throughout its live range.
 
     Args:
-        order: all buffers, the first to be placed first.
-        limit: bytes that the peak may reach.
+        order: all buffers, in the order of placement.
+        limit: maximum peak in bytes.
 
     Returns:
-        The offsets in bytes, or None if the limit would be passed, or if it would take very long,
-        which with many neighbours it can.
+        The offsets in bytes. None if the limit would be exceeded, or if the placement would take
+        very long, which is possible with many neighbours.
     """
     if part.crowded:
         return _first_fit_by_tree(part, order, limit)
@@ -172,7 +174,7 @@ def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
 
 
 def best_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
-    """Place each buffer in the smallest gap that takes it, below what is placed if there is one.
+    """Place each buffer in the smallest gap that fits, on top of the others if there is none.
 
     Arguments and result are those of `first_fit`.
     """
@@ -206,9 +208,9 @@ def best_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
 
 
 def skyline(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
-    """Place each buffer on the highest of those placed that it overlaps, gaps below left alone.
+    """Place each buffer on top of all placed buffers that it overlaps in time; ignore gaps below.
 
-    Exact for nested lifetimes, longest first, and the cheapest placement of long lifetimes.
+    Exact for nested live ranges, longest first, and the cheapest placement of long live ranges.
     Arguments and result are those of `first_fit`.
     """
     part.looked += 6 * part.count
@@ -227,22 +229,22 @@ def skyline(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
 
 
 def in_time_order(part: Part, limit: int, longest_on_top: int) -> list[int] | None:
-    """Allocate in the order of starts, free at ends, from both ends of `limit` bytes.
+    """Allocate in order of starts and free at ends, from both ends of `limit` bytes.
 
-    What lives for at most `longest_on_top` steps is placed in the highest gap that takes it and the
-    rest in the lowest, so that what lives long does not leave gaps among what does not.
+    Buffers that live for at most `longest_on_top` steps go into the highest gap that fits, the
+    others into the lowest, so that long-lived buffers do not leave gaps among short-lived ones.
 
     Args:
-        limit: bytes that the peak may reach.
-        longest_on_top: steps of the schedule; 0 for everything at the lowest gap.
+        limit: maximum peak in bytes.
+        longest_on_top: steps of the schedule; 0 places every buffer in the lowest gap.
 
     Returns:
-        The offsets in bytes, or None if a buffer finds no gap.
+        The offsets in bytes, or None if a buffer fits into no gap.
     """
     part.looked += 48 * part.count
     offsets = [0] * part.count
     ending: list[list[int]] = [[] for _ in range(part.sections + 1)]
-    # Ends of what is taken, in pairs: [start, end, start, end, ...], touching ones coalesced.
+    # Bounds of the occupied stretches: [start, end, start, end, ...]; adjacent ones are coalesced.
     taken: list[int] = []
     sizes, alignments = part.size, part.alignment
     section = 0
@@ -280,14 +282,14 @@ def in_time_order(part: Part, limit: int, longest_on_top: int) -> list[int] | No
 
 
 def _occupy(taken: list[int], low: int, high: int) -> None:
-    """Add [low, high) to coalesced stretches, whether or not it meets or overlaps any."""
+    """Add [low, high) to coalesced stretches, whether or not it touches or overlaps any."""
     i, j = bisect.bisect_left(taken, low), bisect.bisect_right(taken, high)
-    # An odd position lies within a stretch or at its end, which the new one then extends.
+    # An odd position is inside a stretch or at its end, which the new stretch then extends.
     taken[i:j] = [low][i & 1 :] + [high][j & 1 :]
 
 
 def _vacate(taken: list[int], low: int, high: int) -> None:
-    """Remove [low, high), all of it within one stretch."""
+    """Remove [low, high), which must be inside one stretch."""
     i = bisect.bisect_right(taken, low)
     start, end = taken[i - 1], taken[i]
     taken[i - 1 : i + 1] = ([start, low] if start < low else []) + (
@@ -296,12 +298,12 @@ def _vacate(taken: list[int], low: int, high: int) -> None:
 
 
 def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
-    """`first_fit` with the taken bytes kept in a segment tree over the sections.
+    """Run `first_fit` with the occupied bytes in a segment tree over the sections.
 
-    A node keeps, as coalesced stretches, what is taken throughout its sections and what is taken in
-    any of them. A buffer is stopped by the first kind in the ancestors of the nodes that make up
-    its lifetime, and by the second in those nodes: a number of lists that is logarithmic in the
-    number of sections, and short lists, since what is packed densely coalesces.
+    Each node stores two lists of coalesced stretches: bytes occupied throughout its sections, and
+    bytes occupied in any of them. A buffer must avoid the first list in the ancestors of the nodes
+    that make up its live range, and the second list in those nodes. The number of lists is
+    logarithmic in the number of sections, and the lists are short because dense packing coalesces.
     """
     probes = 0
     width = 1

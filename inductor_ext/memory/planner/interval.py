@@ -1,12 +1,15 @@
-"""What a static memory plan is: intervals in, offsets out, and what makes offsets right.
+"""The static memory planning problem: intervals, offsets, and the check that offsets are valid.
 
-The problem is dynamic storage allocation with all lifetimes known: every interval is a rectangle
-of fixed position in time and fixed height in bytes, to be moved along the bytes so that no two
-rectangles overlap and the highest end, the peak, is low. It is NP-hard (Garey and Johnson, 1979,
-problem SR2), so a plan comes with the lower bound that tells how far from the best it can be.
+The problem is dynamic storage allocation with all live ranges known in advance. Each interval is a
+rectangle with a fixed position in time and a fixed height in bytes. The planner chooses the offset
+of each rectangle so that no two overlap and the highest end, the peak, is low. The problem is
+NP-hard (Garey and Johnson, 1979, problem SR2), so each plan comes with a lower bound that limits
+how far it can be from the optimum.
 
-Everywhere in the planner an interval's size is rounded up to its alignment, for the load as well
-as for its place, so that the next buffer of the same alignment can follow without a gap.
+The whole planner rounds an interval's size up to its alignment, both for the live bytes and for the
+offsets. The next buffer with the same alignment can then follow without a gap.
+
+Invalid intervals and invalid plans raise errors of `inductor_ext.exc`.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ __all__ = ["Interval", "Placement", "lower_bound", "round_up", "verify"]
 
 
 def round_up(size: int, alignment: int) -> int:
-    """The smallest multiple of `alignment`, a power of two, that is not below `size`."""
+    """Return the smallest multiple of `alignment`, a power of two, that is at least `size`."""
     return (size + alignment - 1) & -alignment
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One storage and its lifetime.
+    """One storage and its live range.
 
-    It is live in `[start, end)`, in steps of the schedule, so that an interval that ends where
-    another starts may give it its place. An interval of no size or no lifetime conflicts with
-    nothing; one of no lifetime need not fit into the arena either, since nobody looks at it.
+    It is live in `[start, end)`, in steps of the schedule, so an interval that starts where another
+    ends may reuse its memory. An interval with zero size or an empty live range conflicts with
+    nothing. One with an empty live range need not fit into the arena either, because nothing
+    accesses it.
 
     Raises:
         exc.BadIntervalError: negative size, end before start, alignment not a power of two.
@@ -42,9 +46,9 @@ class Interval:
     size: int
     """Bytes, before rounding."""
     alignment: int = 1
-    """Bytes; the offset is a multiple of it."""
+    """Bytes. The offset is a multiple of it."""
     name: str = ""
-    """For messages only: it has no influence on the plan."""
+    """Used in messages only. It does not affect the plan."""
 
     def __post_init__(self) -> None:
         if self.size < 0:
@@ -61,33 +65,33 @@ class Interval:
 
     @property
     def rounded_size(self) -> int:
-        """The bytes it takes in an arena: its size rounded up to its alignment."""
+        """Bytes used in an arena: the size rounded up to the alignment."""
         return round_up(self.size, self.alignment)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A verified plan; `offsets[i]` belongs to the i-th interval of the problem."""
+    """A verified plan. `offsets[i]` belongs to the i-th interval of the problem."""
 
     offsets: tuple[int, ...]
     """Bytes from the start of the arena."""
     peak: int
-    """Bytes that the arena needs."""
+    """Size of the arena in bytes."""
     lower_bound: int
-    """Bytes below which no plan can be; see `lower_bound`."""
+    """Bytes. No plan has a lower peak; see `lower_bound`."""
     method: str
-    """What found the plan."""
+    """The algorithm that found the plan."""
     iterations: int
-    """What was spent of the budget, in the unit of `solver.solve`."""
+    """Part of the budget that was used, in the unit of `solver.solve`."""
 
     @property
     def ratio(self) -> float:
-        """Peak over lower bound; 1.0 for an empty problem."""
+        """Peak divided by the lower bound; 1.0 for an empty problem."""
         return self.peak / self.lower_bound if self.lower_bound else 1.0
 
 
 def lower_bound(intervals: Sequence[Interval]) -> int:
-    """The maximum load: over all times, the most bytes of intervals live at once."""
+    """Return the maximum number of bytes that are live at the same time."""
     changes: dict[int, int] = {}
     for interval in intervals:
         size = interval.rounded_size
@@ -110,16 +114,16 @@ def _label(intervals: Sequence[Interval], index: int) -> str:
 def verify(
     intervals: Sequence[Interval], offsets: Sequence[int], arena_size: int | None = None
 ) -> None:
-    """Check that a plan is right, by a sweep over time that keeps the live buffers by offset.
+    """Check that a plan is valid, by sweeping over time with the live buffers sorted by offset.
 
     Args:
         intervals: the problem.
-        offsets: bytes, one for each interval.
-        arena_size: bytes; None for an arena without an end.
+        offsets: bytes, one per interval.
+        arena_size: bytes; None for an unlimited arena.
 
     Raises:
         exc.PlanError: the number of offsets is wrong; an offset is negative or misaligned; a buffer
-            reaches beyond the arena; two buffers that are live at once share bytes.
+            extends beyond the arena; two buffers that are live at the same time overlap.
     """
     if len(offsets) != len(intervals):
         raise exc.PlanError(why=f"{len(offsets)} offsets are given for {len(intervals)} buffers")
@@ -138,7 +142,7 @@ def verify(
         if why:
             raise exc.PlanError(why=f"the offset {offset} of {_label(intervals, index)} is {why}")
         if size and interval.start < interval.end:
-            # At the same time, ends come before starts.
+            # At the same time, ends sort before starts.
             events.append((interval.end, 0, index))
             events.append((interval.start, 1, index))
     events.sort()

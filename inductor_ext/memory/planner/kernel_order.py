@@ -1,22 +1,23 @@
-"""In which order to run kernels so that the fewest bytes are alive at once.
+"""Searches for an order of kernels with a lower peak of live bytes (pure).
 
-Pure: kernels are steps 0, 1, ...; a buffer has a size, the step that makes it and those that read
-it. At a step its outputs are allocated while its inputs are alive; what nobody reads later is freed
-after it. Any topological order is right, and the peak is the highest of the steps' loads. Finding
-the lowest peak is NP-complete (Sethi, "Complete register allocation problems", SIAM J. Comput.
-4(3), 1975), so `find_order` improves a given order and never returns a worse one:
+Kernels are steps 0, 1, ...; a buffer has a size, a producer step and consumer steps. A step
+allocates its outputs while its inputs are live; buffers with no later consumer are freed after it.
+Every topological order is valid, and the peak is the highest load of a step. Finding the lowest
+peak is NP-complete (Sethi, "Complete register allocation problems", SIAM J. Comput. 4(3), 1975), so
+`find_order` improves a given order and never returns a worse one:
 
-1. Windows around the peak are reordered by dynamic programming over the sets of steps done so far,
-   under the ceiling of the present peak; the idea of both is from Ahn et al., "Ordering Chaos:
+1. Windows around the peak are reordered by dynamic programming over the sets of steps already run,
+   with the current peak as the ceiling. Both ideas are from Ahn et al., "Ordering Chaos:
    Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices", MLSys 2020. Only
-   the best states of each size are kept, so that a window may be long.
-2. A buffer that is only carried over the peak is consumed before it or made after it, with
-   everything that has to move along.
-3. List schedules, forwards from the inputs and backwards from the outputs, are other places to
-   start from.
+   the best states of each size are kept, so that windows can be long.
+2. A buffer that is live across the peak but not used there is consumed before the peak or produced
+   after it, together with all steps that must move along.
+3. List schedules, forwards from the inputs and backwards from the outputs, are further starting
+   points.
 
-It stops at the lower bound or when its effort, which is counted in elementary operations and not in
-time, is spent: the same problem gives the same order on every machine.
+The search stops at the lower bound or when its effort is spent. Effort is counted in elementary
+operations and not in time, so the same problem gives the same order on every machine. An invalid
+order raises exc.OrderError.
 """
 
 from __future__ import annotations
@@ -30,65 +31,66 @@ from inductor_ext import exc
 __all__ = ["EFFORT", "Buffer", "OrderProblem", "Ordering", "Profile", "find_order", "profile"]
 
 EFFORT = 450
-"""Elementary operations that a search may spend on each step of the problem, below 1 us each."""
+"""Elementary operations that a search may spend per step of the problem, each below 1 us."""
 
 _WINDOWS = ((12, 48), (24, 48), (48, 24), (96, 12), (192, 6))
-"""Steps in a window and states kept of each size, in the order in which they are tried."""
+"""Steps in a window and number of states kept per size, in the order in which they are tried."""
 
 _CLOSURE = 256
-"""Steps that are moved at once at the most."""
+"""Maximum number of steps that are moved together."""
 
 _CARRIED = 12
-"""Buffers carried over one peak that are tried to be moved away, the largest first."""
+"""Number of buffers live across one peak that the search tries to move away, largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory that is allocated at one step and freed after the last that reads it."""
+    """Memory that is allocated at one step and freed after its last consumer."""
 
     size: int
     """Bytes."""
     producer: int | None
-    """The step that makes it; None for an input of the graph that is freed on the way."""
+    """The step that allocates it; None for a graph input that is freed during the schedule."""
     consumers: tuple[int, ...]
-    """The steps that read it, each once. Without any it lives during its producer only."""
+    """The steps that read it, each listed once. Without consumers it is live during its producer
+    only."""
     kept: bool = False
     """Never freed: an output of the graph."""
     takes_over: tuple[int, ...] = ()
-    """Buffers of the same size that its producer reads, one of which becomes this one in place if
-    its last use is there: the load of the step then counts both once."""
+    """Buffers of the same size that its producer reads. If the last use of one of them is there,
+    its memory is reused in place, and the load of the step counts both buffers once."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderProblem:
-    """Steps 0 to `steps` - 1, what they allocate and what must come before what."""
+    """Steps 0 to `steps` - 1, their buffers and their dependencies."""
 
     steps: int
     buffers: tuple[Buffer, ...]
     edges: tuple[tuple[int, int], ...] = ()
-    """(earlier, later), beyond those from producers to consumers."""
+    """(earlier, later), in addition to those from producers to consumers."""
     batched: frozenset[int] = frozenset()
-    """Steps that, next to each other, are launched as one. No order with more batches than the
-    given one is returned."""
+    """Steps that are launched as one if they are adjacent. The search returns no order with more
+    batches than the given one."""
     batch_frees_late: bool = False
-    """Whether what dies inside a batch is freed after its last step only."""
+    """Whether memory that becomes free inside a batch is freed only after the batch's last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What an order costs."""
+    """The cost of an order."""
 
     peak: int
     """Bytes: the highest load."""
     loads: tuple[int, ...]
-    """Bytes alive while each position's step runs, its inputs and outputs included."""
+    """Live bytes while the step at each position runs, including its inputs and outputs."""
     batches: int
-    """Runs of batched steps."""
+    """Number of runs of adjacent batched steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """An order that is right and no worse than the given one."""
+    """A valid order that is no worse than the given one."""
 
     order: tuple[int, ...]
     peak: int
@@ -96,13 +98,13 @@ class Ordering:
     peak_before: int
     """Bytes, of the given order."""
     lower_bound: int
-    """Bytes below which no order comes."""
+    """Bytes. No order has a lower peak."""
     operations: int
-    """What the search has spent."""
+    """Elementary operations that the search has spent."""
 
 
 def profile(problem: OrderProblem, order: Sequence[int]) -> Profile:
-    """The loads of `order`.
+    """Compute the loads of `order`.
 
     Raises:
         exc.OrderError: the order is not a permutation of the steps, or an edge points backwards.
@@ -119,10 +121,10 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
     Args:
         problem: steps, buffers and edges.
         start: a topological order of all steps.
-        effort: elementary operations for each step; 0 for none, which returns `start`.
+        effort: elementary operations per step; 0 for no search, which returns `start`.
 
     Raises:
-        exc.OrderError: `start` is not a topological order, as is always so if the edges form a
+        exc.OrderError: `start` is not a topological order, which is always so if the edges form a
             cycle.
     """
     graph = _Graph(problem)
@@ -160,7 +162,7 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
 
 
 class _Budget:
-    """Elementary operations that may still be spent."""
+    """Elementary operations that are left to spend."""
 
     __slots__ = ("left",)
 
@@ -169,7 +171,7 @@ class _Budget:
 
 
 class _Graph:
-    """The problem with everything looked up by step."""
+    """The problem, indexed by step."""
 
     def __init__(self, problem: OrderProblem) -> None:
         steps = problem.steps
@@ -177,9 +179,9 @@ class _Graph:
         self.buffers = problem.buffers
         self.allocates = [0] * steps
         self.scratch = [0] * steps  # freed at the step that allocates it
-        self.entered = 0  # bytes alive before the first step
-        self.uses: list[list[int]] = [[] for _ in range(steps)]  # buffers freed some time
-        self.reads: list[list[int]] = [[] for _ in range(steps)]  # buffers, with those kept
+        self.entered = 0  # bytes live before the first step
+        self.uses: list[list[int]] = [[] for _ in range(steps)]  # buffers that are freed eventually
+        self.reads: list[list[int]] = [[] for _ in range(steps)]  # buffers, including kept ones
         self.outputs: list[list[int]] = [[] for _ in range(steps)]
         self.in_place: list[list[tuple[int, ...]]] = [[] for _ in range(steps)]
         self.sizes = [buffer.size for buffer in problem.buffers]
@@ -226,7 +228,7 @@ class _Graph:
 
 
 class _State:
-    """An order with its loads, which follow when a part of it is changed."""
+    """An order and its loads, which are updated when a part of the order changes."""
 
     def __init__(self, graph: _Graph, order: Sequence[int]) -> None:
         steps = graph.steps
@@ -235,8 +237,8 @@ class _State:
         self.position = [0] * steps
         self.last = [-1] * len(graph.buffers)  # position of the last use
         self.loads = [0] * steps
-        self.alive = [0] * steps  # bytes alive before the step, less those whose freeing waits
-        self.waiting = [0] * steps  # bytes whose freeing waits for the end of the batch before
+        self.alive = [0] * steps  # bytes live before the step, without those whose free is deferred
+        self.waiting = [0] * steps  # bytes whose free is deferred to the end of the previous batch
         for index, step in enumerate(self.order):
             self.position[step] = index
             for buffer in graph.uses[step]:
@@ -252,7 +254,8 @@ class _State:
         return _batches(self.graph, self.order, 0, len(self.order))
 
     def _sweep(self, begin: int, end: int) -> int:
-        """Renew loads from `begin` on until `end` and the end of a batch; return where it ended."""
+        """Recompute loads from `begin` to `end` and on to the end of a batch; return the stop
+        index."""
         graph = self.graph
         order, last, loads = self.order, self.last, self.loads
         alive, waiting = self.alive[begin], self.waiting[begin]
@@ -263,7 +266,7 @@ class _State:
             runs_on = late and batched[step]
             self.alive[index], self.waiting[index] = alive, waiting
             if index >= end and not runs_on:
-                break  # what is alive here depends on the steps before, not on their order
+                break  # live bytes here depend on which steps ran before, not on their order
             if late and not runs_on:
                 waiting = 0
             dies = graph.scratch[step]
@@ -279,7 +282,8 @@ class _State:
         return index
 
     def _saved(self, step: int, index: int) -> int:
-        """Bytes that `step` at position `index` does not allocate since it works in place."""
+        """Return the bytes that `step` at position `index` does not allocate because it runs in
+        place."""
         taken: list[int] = []
         for candidates in self.graph.in_place[step]:
             for buffer in candidates:
@@ -289,7 +293,7 @@ class _State:
         return sum(self.graph.sizes[buffer] for buffer in taken)
 
     def replace(self, begin: int, part: Sequence[int]) -> int:
-        """Put `part`, a permutation of what stands there, at `begin`; return where loads end."""
+        """Replace the steps at `begin` by a permutation of them; return where the new loads end."""
         graph = self.graph
         self.order[begin : begin + len(part)] = part
         touched: dict[int, None] = {}
@@ -298,7 +302,7 @@ class _State:
             touched.update(dict.fromkeys(graph.uses[step]))
         end = begin + len(part)
         for buffer in touched:
-            # A last use beyond the part stays where it is.
+            # A last use after the part keeps its position.
             if self.last[buffer] < end:
                 self.last[buffer] = max(
                     self.position[step] for step in graph.buffers[buffer].consumers
@@ -307,7 +311,7 @@ class _State:
 
 
 def _batches(graph: _Graph, order: Sequence[int], begin: int, end: int) -> int:
-    """Batches that begin in a part of an order."""
+    """Count the batches that begin in a part of an order."""
     batched = graph.batched
     count = 0
     inside = begin > 0 and batched[order[begin - 1]]
@@ -318,11 +322,8 @@ def _batches(graph: _Graph, order: Sequence[int], begin: int, end: int) -> int:
     return count
 
 
-# --- improving one order ------------------------------------------------------------------------
-
-
 def _improve(state: _State, bound: int, limit: int, budget: _Budget, share: int) -> None:
-    """Lower the peak of `state` until `bound`, as long as `share` of the budget lasts."""
+    """Lower the peak of `state` down to `bound`, until `share` of the budget is spent."""
     floor = budget.left - share
     while budget.left > floor:
         peak = state.peak()
@@ -341,8 +342,8 @@ def _improve(state: _State, bound: int, limit: int, budget: _Budget, share: int)
 def _accept(
     state: _State, begin: int, part: Sequence[int], peak: int, limit: int, budget: _Budget
 ) -> bool:
-    """Put `part` at `begin` if fewer steps there reach `peak`, none passes it, and batches do not
-    grow beyond `limit`."""
+    """Put `part` at `begin` if fewer steps then reach `peak`, no step exceeds it, and the number of
+    batches does not grow beyond `limit`."""
     graph = state.graph
     end = begin + len(part)
     before = state.order[begin:end]
@@ -373,7 +374,7 @@ def _reorder_window(
     steps = state.graph.steps
     tried: set[tuple[int, int]] = set()
     for length, width in windows:
-        # The peak in the middle, near the end, near the start.
+        # Position of the peak in the window: the middle, near the end, near the start.
         for before in (length // 2, length * 5 // 6, length // 6):
             begin = max(min(at - before, steps - length), 0)
             end = min(begin + length, steps)
@@ -391,17 +392,18 @@ def _reorder_window(
 
 
 _Entry = tuple[int, int, int, int, int, int, int]
-"""Peak, waiting, batches, alive, ready steps (a bit each), state before, step taken."""
+"""Peak, deferred frees, batches, live bytes, ready steps (one bit each), previous state, step
+taken."""
 
 
 def _best_part(
     state: _State, begin: int, end: int, ceiling: int, width: int, budget: _Budget
 ) -> list[int] | None:
-    """The steps of a window in an order whose loads stay below `ceiling`; None if none was found.
+    """Return the steps of a window in an order with loads below `ceiling`; None if none was found.
 
-    A state is the set of the window's steps done so far, as bits, doubled, plus 1 if a batch is
-    open. What is alive depends on that alone, but for what waits in an open batch, where the state
-    that waits for less is taken for better.
+    The key of a state is the set of the window's steps already run, as bits, times 2, plus 1 if a
+    batch is open. The live bytes depend only on that set, except for deferred frees in an open
+    batch; there, the state with fewer deferred bytes is considered better.
     """
     graph = state.graph
     window = state.order[begin:end]
@@ -410,7 +412,7 @@ def _best_part(
     allocates = [graph.allocates[step] for step in window]
     scratch = [graph.scratch[step] for step in window]
     batched = [int(graph.batched[step]) for step in window]
-    masks: dict[int, int] = {}  # of buffers that die in the window: who uses them there
+    masks: dict[int, int] = {}  # per buffer freed in the window: the steps that use it there
     for index, step in enumerate(window):
         for buffer in graph.uses[step]:
             if state.last[buffer] < end:
@@ -447,7 +449,7 @@ def _best_part(
         spent = 0
         for key, (peak, waits, batches, alive, choices, _, _) in layers[-1].items():
             done = key >> 1
-            found: list[tuple[int, int, int, int]] = []  # step, load, bytes dying, saved
+            found: list[tuple[int, int, int, int]] = []  # step, load, bytes freed, saved
             rest = choices
             while rest:
                 bit = rest & -rest
@@ -474,7 +476,8 @@ def _best_part(
                 if load >= ceiling:
                     continue
                 if load <= peak and allocates[index] <= dies and not has_batches:
-                    # It costs nothing and gives memory back: no order is better without it here.
+                    # It fits under the peak and frees at least what it allocates: always run it
+                    # first.
                     found = [(index, load, dies, saved)]
                     break
                 found.append((index, load, dies, saved))
@@ -514,7 +517,7 @@ def _best_part(
 
 
 def _rank(item: tuple[int, _Entry]) -> tuple[int, int, int, int]:
-    """States of which little is alive come first."""
+    """Sort key: states with few live bytes first."""
     key, (peak, waits, batches, alive, _, _, _) = item
     return (alive + waits, peak, batches, key)
 
@@ -522,7 +525,7 @@ def _rank(item: tuple[int, _Entry]) -> tuple[int, int, int, int]:
 def _move_carried(
     state: _State, at: int, peak: int, limit: int, budget: _Budget, floor: int
 ) -> bool:
-    """Consume a buffer that is carried over position `at` before it, or make it after it."""
+    """Consume a buffer that is live across position `at` before it, or produce it after it."""
     graph = state.graph
     position, last = state.position, state.last
     here = state.order[at]
@@ -567,7 +570,7 @@ def _closure(
     within: Callable[[int], bool],
     budget: _Budget,
 ) -> set[int]:
-    """What is reached from `seeds` without leaving `within`; empty if that is too much."""
+    """Return the steps reachable from `seeds` inside `within`; empty if more than `_CLOSURE`."""
     reached = set(seeds)
     stack = list(seeds)
     while stack:
@@ -581,16 +584,13 @@ def _closure(
     return reached
 
 
-# --- other orders to start from -----------------------------------------------------------------
-
-
 def _forwards(graph: _Graph, depth_first: bool) -> list[int]:
-    """From the inputs: what changes the bytes alive for the best comes first.
+    """Schedule from the inputs, lowest change of the live bytes first.
 
-    Among steps that need memory `depth_first` prefers the one that became ready last.
+    Among steps that increase the live bytes, `depth_first` prefers the one that became ready last.
     """
     left = [len(buffer.consumers) for buffer in graph.buffers]
-    names = [sum(buffer.consumers) for buffer in graph.buffers]  # of those left, summed
+    names = [sum(buffer.consumers) for buffer in graph.buffers]  # sum of the remaining consumers
     change = [
         graph.allocates[step]
         - graph.scratch[step]
@@ -621,7 +621,7 @@ def _forwards(graph: _Graph, depth_first: bool) -> list[int]:
 
 
 def _backwards(graph: _Graph, depth_first: bool) -> list[int]:
-    """From the outputs, in reverse: there a step frees its outputs and makes its inputs alive."""
+    """Schedule from the outputs, in reverse: a step frees its outputs and makes its inputs live."""
     alive = [buffer.kept for buffer in graph.buffers]
     change = [
         sum(graph.sizes[buffer] for buffer in graph.uses[step])
@@ -654,9 +654,9 @@ def _backwards(graph: _Graph, depth_first: bool) -> list[int]:
 
 
 class _Queue:
-    """Ready steps. The same step may be pushed again when its change of the bytes alive falls.
+    """A queue of ready steps. A step may be pushed again when its change of the live bytes falls.
 
-    Where there are batches, the kind of the step taken last is taken again while there is any.
+    If there are batches, steps of the same kind as the last one are taken as long as there are any.
     """
 
     def __init__(self, graph: _Graph, change: list[int], depth_first: bool) -> None:
@@ -694,15 +694,12 @@ class _Queue:
         raise StopIteration
 
 
-# --- the lower bound ----------------------------------------------------------------------------
-
-
 def _lower_bound(graph: _Graph, state: _State, effort: int) -> int:
-    """Bytes that are alive at once in every order.
+    """Return bytes that are live at the same time in every order.
 
-    While a step runs, its inputs and outputs are alive, and so is every buffer made before it and
-    used after it in any order. Looked at are the steps with the most memory of their own, as many
-    as `effort` allows.
+    While a step runs, its inputs and outputs are live, and so is every buffer that is produced
+    before it and used after it in every order. Only the steps with the most memory of their own are
+    examined, as many as `effort` allows.
     """
     steps = graph.steps
     if not steps:
@@ -722,7 +719,7 @@ def _lower_bound(graph: _Graph, state: _State, effort: int) -> int:
     bound = max(bound, graph.entered + min(graph.allocates[s] - saved[s] for s in sources))
     bound = max(bound, sum(buffer.size for buffer in graph.buffers if buffer.kept))
 
-    before = [0] * steps  # bits of the step and all that must precede it
+    before = [0] * steps  # bits of the step and all steps that must precede it
     for step in state.order:
         bits = 1 << step
         for earlier in graph.predecessors[step]:

@@ -1,16 +1,17 @@
-"""Search for a plan below the best one known: by ejection, and by enumeration.
+"""Searches for a plan with a lower peak than the best known one: by ejection and by enumeration.
 
-`Ejection` aims at a peak. What the plan at hand has above it is taken out and put back, one buffer
-at a time, at the offset where the buffers in the way weigh least; those are taken out in turn. A
-buffer grows heavier each time it is in the way, so that the search does not go round in circles
-(the breakout method of Morris, AAAI 1993; for packing, the guided local search of Faroe, Pisinger
-and Zachariasen, INFORMS J. Computing 2003). Once nothing is left outside, the peak is lowered.
+`Ejection` aims at a target peak. Buffers of the current plan that end above it are removed and
+placed again, one at a time, at the offset where the conflicting buffers have the lowest weight;
+those are removed in turn. A buffer's weight grows each time it conflicts, so that the search does
+not cycle (the breakout method of Morris, AAAI 1993; for packing, the guided local search of Faroe,
+Pisinger and Zachariasen, INFORMS J. Computing 2003). Once every buffer is placed, the target is
+lowered.
 
-`canonical` enumerates canonical plans, in which every buffer rests on the ground or on another,
-by rising offset, and leaves out what a bound or dominance excludes (Moffitt, "MiniMalloc", ASPLOS
-2023).
+`canonical` enumerates canonical plans, in which every buffer is at offset 0 or rests on another
+buffer, by ascending offset. It skips what a bound or dominance excludes (Moffitt, "MiniMalloc",
+ASPLOS 2023).
 
-Both count work, never time, and draw from a generator of their own: the same problem, seed and
+Both budgets count work, never time, and the random generator is private: the same problem, seed and
 budget give the same plan on every machine.
 """
 
@@ -26,13 +27,13 @@ from inductor_ext.memory.planner.greedy import Part, first_fit
 __all__ = ["SCAN", "Ejection", "canonical"]
 
 SCAN = 6
-"""Neighbours that a placement looks at in the time of one that a search looks at."""
+"""Neighbours that a placement visits in the time in which a search visits one."""
 
 _MOVE = 24
-"""Work of a move beside its neighbours, in neighbours looked at."""
+"""Work of a move apart from its neighbours, in visited neighbours."""
 
 _HEAVIEST = 1 << 20
-"""Weight of the buffer with the largest area when the search begins."""
+"""Initial weight of the buffer with the largest area."""
 
 _PLACED = 1 << 100
 """An offset above all others."""
@@ -44,8 +45,8 @@ class Ejection:
     Attributes:
         offsets: the best plan so far.
         peak: its peak, in bytes.
-        moves: buffers placed so far.
-        work: neighbours looked at so far, and a constant for each move.
+        moves: number of buffers placed so far.
+        work: number of neighbours visited so far, plus a constant per move.
     """
 
     def __init__(self, part: Part, offsets: list[int], seed: int) -> None:
@@ -57,13 +58,13 @@ class Ejection:
         self._random = (2 * seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         areas = [size * span for size, span in zip(part.size, part.span, strict=True)]
         largest = max(areas)
-        # How hard it is to find another place for a buffer lies between indifference and its area;
-        # of the powers of the area the fourth root is the best on the public instances.
+        # The difficulty of placing a buffer again is between a constant and its area. Of the powers
+        # of the area, the fourth root works best on the public instances.
         self._base = [1 + isqrt(isqrt(_HEAVIEST**4 * area // largest)) for area in areas]
         self._weight = self._base[:]
 
     def _below(self, bound: int) -> int:
-        """A number in [0, bound): Knuth's MMIX generator, whose high bits are good."""
+        """Return a number in [0, bound) from Knuth's MMIX generator, whose high bits are good."""
         self._random = (self._random * 6364136223846793005 + 1442695040888963407) & (2**64 - 1)
         return (self._random >> 33) * bound >> 31
 
@@ -140,7 +141,7 @@ class Ejection:
                         weights[j] += base[j] // 5
         self.offsets = places
         if not part.crowded:
-            # Let everything fall, which often lowers the peak further.
+            # Compact all buffers downwards, which often lowers the peak further.
             order = sorted(range(part.count), key=places.__getitem__)
             self.offsets = first_fit(part, order, target) or places
             self.work += 2 * part.pairs // SCAN
@@ -151,12 +152,12 @@ class Ejection:
 def canonical(
     part: Part, order: Sequence[int], target: int, work: int | None
 ) -> tuple[list[int] | None, int]:
-    """Look depth-first for a plan whose peak is at most `target`.
+    """Search depth-first for a plan with a peak of at most `target`.
 
     Args:
-        order: all buffers; of those that would rest at the same offset the first is tried first.
+        order: all buffers; among those that would get the same offset, the first is tried first.
         target: bytes.
-        work: the most that is spent before giving up; None for a proof that there is none.
+        work: maximum work before giving up; None to search until none is proven to exist.
 
     Returns:
         The offsets in bytes, or None; and the work done, in the unit of `Ejection`.
@@ -171,15 +172,15 @@ def canonical(
     path: list[int] = []
 
     def candidates(lows: list[int], last: int) -> Iterator[int]:
-        # A buffer that would start where another still outside could already have ended is
-        # dominated: the other would fall below it.
+        # A buffer is dominated if another unplaced one could already end at or below its start: the
+        # other one would drop below it.
         lowest_end = min(map(int.__add__, lows, sizes))
         found = [index for index in order if last <= lows[index] < lowest_end]
         found.sort(key=lows.__getitem__)
         return iter(found)
 
-    # Of each depth: the least offset that each buffer outside can have (beyond every offset once
-    # it is placed), the skyline, the bytes outside in each section, what to try, the last offset.
+    # Per depth: the lowest possible offset of each unplaced buffer (`_PLACED` once it is placed),
+    # the skyline, the unplaced bytes in each section, the candidates, the last offset.
     lows, skyline, outside = [0] * count, [0] * part.sections, part.load
     stack = [(lows, skyline, outside, candidates(lows, 0), 0)]
     while stack:
@@ -202,7 +203,7 @@ def canonical(
             next_outside[start:end] = [load - size for load in here]
             next_skyline = skyline[:]
             next_skyline[start:end] = [top] * (end - start)
-            # What is outside will lie above the skyline, and not below the last offset.
+            # Unplaced buffers go above the skyline, and not below the last offset.
             if offset > last and any(
                 load and load + (height if height > offset else offset) > target
                 for height, load in zip(next_skyline, next_outside, strict=True)
@@ -226,7 +227,7 @@ def canonical(
 
 
 def _raise(part: Part, index: int, lows: list[int], top: int, target: int) -> bool:
-    """Lift the neighbours of a placed buffer to its top; False if one no longer fits."""
+    """Raise the neighbours of a placed buffer to its top; return False if one no longer fits."""
     sizes, alignments = part.size, part.alignment
     for j in part.neighbours(index):
         if lows[j] < top:

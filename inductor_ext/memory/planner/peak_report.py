@@ -1,12 +1,12 @@
-"""What a planned function holds at its peak: who is alive there, and the table that says so (pure).
+"""Reports what is live at the peak of a planned function, as a table (pure).
 
-A plan takes memory from the allocator in two ways: an arena is held as a whole from its first
-member to its last, and a storage outside of arenas for its own life. What is held at a step is the
-sum of both; the peak is its maximum, taken for each device on its own since devices do not share
-memory. At the peak the members of an arena rarely fill it, so that a table of the storages alive
-there needs one row more for each arena, "unused", to sum to the peak.
+A plan takes memory from the allocator in two ways. An arena is live as a whole from the start of
+its first member to the end of its last; a storage outside of arenas is live for its own live range.
+The memory in use at a step is the sum of both. The peak is its maximum, computed per device because
+devices do not share memory. At the peak the members rarely fill their arena, so the table has one
+extra row per arena, "unused", to make the rows sum to the peak.
 
-The table is part of the error that a `memory_budget` raises and of `inductor_ext.memory_report`.
+The table is part of the error that `memory_budget` raises and of `inductor_ext.memory_report`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MODULE_WIDTH = 40
 
 @dataclasses.dataclass(frozen=True)
 class PeakRow:
-    """Memory that is held at the peak: a storage, or what no storage uses of an arena."""
+    """Memory in use at the peak: a storage, or the unused rest of an arena."""
 
     name: str
     bytes: int
     kind: str
-    """A storage's kind; "unused" for the rest of an arena."""
+    """The kind of the storage; "unused" for the rest of an arena."""
     device: str
     operator: str
     module: str
@@ -50,7 +50,7 @@ class PeakRow:
 
 
 def human_bytes(count: int) -> str:
-    """A number of bytes with the largest binary unit that leaves at least 1: "1.50 MiB"."""
+    """Format bytes with the largest binary unit that leaves at least 1: "1.50 MiB"."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024:
@@ -60,12 +60,12 @@ def human_bytes(count: int) -> str:
 
 
 def devices(record: MemoryPlanRecord) -> tuple[str, ...]:
-    """The devices on which the plan holds memory, in the order of their first storage."""
+    """Return the devices on which the plan uses memory, in the order of their first storage."""
     return tuple(dict.fromkeys(part.device for part in _parts(record)))
 
 
 def steps(record: MemoryPlanRecord) -> int:
-    """Length of the schedule; never shorter than what is alive in it."""
+    """Return the length of the schedule, which covers every live range in it."""
     return max(record.steps, 1, *(part.end for part in _parts(record)))
 
 
@@ -74,7 +74,7 @@ def _parts(record: MemoryPlanRecord) -> tuple[PlannedStorage | PlannedArena, ...
 
 
 def _profile(spans: Iterable[tuple[int, int, int]], length: int) -> list[int]:
-    """Bytes at each step of spans (bytes, start, end)."""
+    """Return the bytes at each step for spans (bytes, start, end)."""
     change = [0] * (length + 1)
     for size, start, end in spans:
         if start < end:
@@ -84,14 +84,14 @@ def _profile(spans: Iterable[tuple[int, int, int]], length: int) -> list[int]:
 
 
 def alive(record: MemoryPlanRecord, device: str) -> list[int]:
-    """Bytes of the storages alive on `device` at each step."""
+    """Return the bytes of the storages that are live on `device` at each step."""
     return _profile(
         ((s.bytes, s.start, s.end) for s in record.storages if s.device == device), steps(record)
     )
 
 
 def held(record: MemoryPlanRecord, device: str) -> list[int]:
-    """Bytes held from `device`'s allocator at each step: arenas, and storages outside of them."""
+    """Return the bytes allocated on `device` at each step: arenas, and storages outside of them."""
     spans = [
         (arena.bytes, arena.start, arena.end) for arena in record.arenas if arena.device == device
     ]
@@ -104,13 +104,13 @@ def held(record: MemoryPlanRecord, device: str) -> list[int]:
 
 
 def peak_step(record: MemoryPlanRecord, device: str) -> int:
-    """The first step at which most is held on `device`."""
+    """Return the first step at which the most memory is allocated on `device`."""
     profile = held(record, device)
     return profile.index(max(profile))
 
 
 def peak_rows(record: MemoryPlanRecord, device: str) -> list[PeakRow]:
-    """What is held on `device` at its peak, the largest first; sums to the peak."""
+    """Return the memory in use on `device` at its peak, largest first. The rows sum to the peak."""
     step = peak_step(record, device)
     rows = [
         PeakRow(s.name, s.bytes, s.kind, s.device, s.operator, s.module, s.start, s.end)
@@ -132,11 +132,11 @@ def _members(storages: Sequence[PlannedStorage], arena: int, step: int) -> Itera
 
 
 def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = None) -> str:
-    """The largest holdings at the peak, one line each, as text.
+    """Format the largest rows at the peak as text, one line per row.
 
     Args:
         record: the plan.
-        top: how many rows to show for a device; the rest is one row, "others".
+        top: how many rows to show per device; the rest is one row, "others".
         device: the only device to show; None for all, one table after the other.
     """
     tables = [_table(record, top, each) for each in devices(record) if device in (None, each)]
@@ -146,7 +146,7 @@ def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = Non
 def peak_cells(
     record: MemoryPlanRecord, device: str, top: int
 ) -> tuple[str, list[tuple[str, ...]]]:
-    """Title and cells of the table of one device: heads, rows, sum."""
+    """Return title and cells of the table of one device: header, rows, total."""
     rows = peak_rows(record, device)
     total = sum(row.bytes for row in rows)
     title = f"Held on {device} at the peak, step {peak_step(record, device)} of {steps(record)}:"
@@ -196,5 +196,5 @@ def _clip_end(text: str, width: int) -> str:
 
 
 def _clip_start(text: str, width: int) -> str:
-    # The end of a module path tells it from its siblings.
+    # The end of a module path distinguishes it from its siblings.
     return text if len(text) <= width else "..." + text[3 - width :]

@@ -1,16 +1,16 @@
-"""Which storages of a schedule go into arenas, and which take over another's memory (pure).
+"""Decides which storages of a schedule are placed in arenas and which reuse memory (pure).
 
-A schedule is a sequence of steps, of which some allocate and some free. The most bytes alive at any
-step, with every storage gone as soon as it is not used any more, is the schedule's lower bound: no
-way of allocating needs less. What saves allocator calls keeps memory longer than that: an arena is
-as large as its members' peak for the whole of its life, and a storage that is handed on to a later
-one is kept in between. `decide` does either only where the lower bound is kept, and so needs no
-more than any other way, for as few allocator calls as it can find. It never fails: in the worst
-case every storage is allocated and freed on its own.
+A schedule is a sequence of steps, some of which allocate and some of which free. If every storage
+is freed right after its last use, the maximum number of live bytes is the schedule's lower bound:
+no allocation strategy needs less. Saving allocator calls extends lifetimes beyond that. An arena
+occupies its peak size for its whole life, and a storage that a later one reuses stays live in
+between. `decide` does either only where the peak stays at the lower bound, so its result needs no
+more memory than any other strategy, with as few allocator calls as it can find. It never fails: in
+the worst case every storage is allocated and freed on its own.
 
-All sizes are bytes as the allocator counts them (rounded up to its granularity), at the hint. Sizes
-that depend on symbols may be given at further samples of these: what is chosen then keeps the lower
-bound at every one of them.
+All sizes are in bytes as the allocator counts them (rounded up to its granularity), at the size
+hint. Sizes that depend on symbols can also be given at further samples of the symbols; the decision
+then keeps the lower bound at every sample.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ __all__ = ["Decision", "Storage", "count_calls", "decide", "load"]
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Memory that one or more buffers use one after the other.
+    """Memory that one or more buffers use, one after the other.
 
-    It is alive in [start, end).
+    It is live in [start, end).
     """
 
     size: int
     start: int
     end: int
     device: str
-    """What has a memory of its own; peaks of different devices are never offset."""
+    """Identifies one memory. Peaks of different devices are never offset against each other."""
     counted: bool = True
-    """Whether the generated code asks the allocator for it, as opposed to a kernel or a caller."""
+    """Whether the generated code allocates it, as opposed to a kernel or a caller."""
     request: _arenas.Request | None = None
-    """What to ask for in an arena; None where it cannot be placed in one."""
+    """The arena request; None if it cannot be placed in an arena."""
     group: Hashable = None
-    """Only storages of one group may share an arena."""
+    """Only storages of the same group can share an arena."""
     leaves: Hashable = None
-    """What it leaves to a later storage when it ends; None: nothing that could be used."""
+    """Reuse key that it offers to a later storage when it ends; None: it cannot be reused."""
     wants: Hashable = None
-    """It can take over the memory of an earlier storage that leaves an equal value; None: none."""
+    """Reuse key that it accepts from an earlier storage; None: it cannot reuse memory."""
     more: tuple[int, ...] = ()
     """Sizes at the further samples."""
 
     def at(self, sample: int) -> int:
-        """The size at a sample; 0 is the hint."""
+        """Return the size at a sample; sample 0 is the size hint."""
         return self.more[sample - 1] if sample else self.size
 
 
@@ -60,20 +60,20 @@ Plan = Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What `decide` found."""
+    """The result of `decide`."""
 
     arenas: tuple[_arenas.Arena, ...]
-    """Their members' requests are those of the storages."""
+    """The requests of their members are those of the storages."""
     taken_over: Mapping[int, int]
-    """Index of a storage -> index of the storage whose memory it takes over."""
+    """Index of a storage -> index of the storage whose memory it reuses."""
     peaks: tuple[dict[str, int], ...]
-    """Bytes by device, under each assumption about what is held."""
+    """Peak bytes by device, under each assumption about external live memory."""
     calls: int
     """Allocator calls of the generated code."""
 
 
 def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) -> list[int]:
-    """Bytes alive on `device` at each of the `steps`, at a sample of the sizes."""
+    """Return the live bytes on `device` at each of the `steps`, at a sample of the sizes."""
     change = [0] * (steps + 1)
     for storage in storages:
         if storage.device == device and storage.start < storage.end:
@@ -87,7 +87,7 @@ def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) 
 
 
 def count_calls(storages: Iterable[Storage]) -> int:
-    """Allocator calls of the generated code when each storage is allocated on its own."""
+    """Return the number of allocator calls if each storage is allocated on its own."""
     return sum(storage.counted for storage in storages)
 
 
@@ -100,17 +100,18 @@ def _limit(profile: Sequence[int], rigid: Collection[int]) -> list[int]:
 
 @dataclasses.dataclass
 class _Room:
-    """What is alive under one assumption about the callers, at one sample, and how much may be."""
+    """Live bytes and their limit, under one assumption about the callers and at one sample."""
 
     sample: int
     profile: list[int]
     limit: list[int]
-    """By step."""
+    """Limit in bytes at each step."""
 
     def scarcest(self, start: int, own: Sequence[int]) -> tuple[int, int]:
-        """Bytes that may be held throughout instead of `own[i]` at each step start + i.
+        """Return the largest constant allocation that can replace `own`, and the limiting step.
 
-        With the first step at which no more may.
+        `own[i]` are the bytes at step start + i; the allocation spans the same steps. The second
+        value is the first step at which nothing larger fits under the limit.
         """
         return min(
             (self.limit[step] - self.profile[step] + mine, step)
@@ -134,20 +135,22 @@ def decide(
     force: bool = False,
     smallest: int = 0,
 ) -> Decision:
-    """Choose arenas and takeovers that keep the schedule's lower bound.
+    """Choose arenas and memory reuse that keep the schedule's lower bound.
 
     Args:
-        storages: of one schedule.
-        steps: its length.
-        plan: places requests of one group in arenas (`arenas.plan_arenas` with its arguments).
-        sizes: an arena's bytes at the further samples.
-        held: by device, what callers may keep alive besides, one profile of bytes a step for each
-            assumption; every assumption's own lower bound is kept. None: nothing.
-        rigid: steps at which kernels may need memory that nobody knows of: nothing is held there
-            longer than it is used, so that they find as much room as without a plan.
+        storages: storages of one schedule.
+        steps: number of steps of the schedule.
+        plan: places requests of one group in arenas (`arenas.plan_arenas` with its arguments
+            bound).
+        sizes: returns an arena's bytes at the further samples.
+        held: by device, further memory that callers may keep live, as one profile of bytes per step
+            for each assumption. The lower bound of every assumption is kept. None: nothing.
+        rigid: steps with unbounded workspace, at which kernels may need an unknown amount of
+            memory. No storage stays live there beyond its use, so the kernels have as much headroom
+            as without a plan.
         place: False for no arenas.
-        force: place every storage that can be, whatever it does to the peak.
-        smallest: storages of fewer bytes are not placed, unless forced.
+        force: place every storage that can be placed, regardless of the peak.
+        smallest: storages with fewer bytes are not placed, unless `force` is set.
     """
     held = held or {}
     devices = dict.fromkeys([*(storage.device for storage in storages), *held])
@@ -184,7 +187,7 @@ def decide(
         device: [room for room in found if room.sample == 0] for device, found in rooms.items()
     }
     peaks = tuple(
-        # A device with fewer profiles has the same one under the further assumptions.
+        # A device with fewer profiles has the same profile under the further assumptions.
         {
             device: max(found[min(number, len(found) - 1)].profile, default=0)
             for device, found in at_hint.items()
@@ -197,7 +200,7 @@ def decide(
 def _own(
     storages: Sequence[Storage], inside: Iterable[int], arena: _arenas.Arena, sample: int
 ) -> list[int]:
-    """Bytes of the arena's members alive at each step of its life, outside of an arena."""
+    """Return the live bytes of the arena's members at each step of its life, if not in an arena."""
     shifted = [
         dataclasses.replace(
             storages[i], start=storages[i].start - arena.start, end=storages[i].end - arena.start
@@ -215,9 +218,9 @@ def _fit(
     sizes: Callable[[_arenas.Arena], Sequence[int]],
     force: bool,
 ) -> Iterator[tuple[_arenas.Arena, list[int]]]:
-    """Yield arenas of one group's storages, each with its members; all keep the limit.
+    """Yield arenas of one group's storages, each with its members, that all keep the limit.
 
-    `rooms` has to be brought up to date with an arena before the next one is asked for.
+    The caller must update `rooms` with each arena before it requests the next one.
     """
     pending = [indices]
     attempts = 0
@@ -235,7 +238,7 @@ def _fit(
             elif len(inside) > 1:
                 at = (arena.peak_hint, *sizes(arena))
                 own = [_own(storages, inside, arena, sample) for sample in range(len(at))]
-                # The worst violation is what the storages are divided by.
+                # Divide the storages at the worst violation.
                 allowed, step, sample = max(
                     (
                         (left, step, room.sample)
@@ -251,7 +254,7 @@ def _fit(
 
 
 _ATTEMPTS = 64
-"""Sets of storages of one group that are tried before the rest is left outside of arenas."""
+"""Maximum number of sets of storages of one group to try. The rest is not placed in arenas."""
 
 
 def _split(
@@ -262,12 +265,12 @@ def _split(
     at: int,
     allowed: int,
 ) -> list[list[int]]:
-    """Smaller sets to try, the first one last, where one arena of all does not keep the limit.
+    """Return smaller sets to try, the first one last, after one arena for all exceeds the limit.
 
-    A whole arena may be of `allowed` bytes, since room is scarce at step `at`. If that holds a good
-    part of the storages, those that do not find room, and are gone where it is scarce, are set
-    apart: their own arena, which ends earlier, leaves room for what comes then. Otherwise the time
-    is split there, and what is alive then left outside.
+    An arena for all may have `allowed` bytes, limited by the headroom at step `at`. If `allowed` is
+    at least half of the load, storages are evicted that do not fit and that are preferably not live
+    at `at`. They get their own arena, which can end earlier and then leaves headroom at `at`.
+    Otherwise time is split at `at`, and the storages that are live there are not placed.
     """
     if 2 * allowed >= max(own):
         kept, apart = _evict(storages, inside, sample, at, allowed)
@@ -281,9 +284,9 @@ def _split(
 def _evict(
     storages: Sequence[Storage], inside: list[int], sample: int, at: int, allowed: int
 ) -> tuple[list[int], list[int]]:
-    """Set storages apart until the others need no more than `allowed` bytes at any step.
+    """Evict storages until the others need at most `allowed` bytes at every step.
 
-    Those alive at step `at` are kept as long as there is a choice.
+    Storages that are live at step `at` are evicted last.
     """
     alive: dict[int, None] = {}
     used = 0
@@ -318,7 +321,7 @@ def _take_over(
     members: set[int],
     rooms: Mapping[str, Sequence[_Room]],
 ) -> dict[int, int]:
-    """Let storages outside of arenas take over what earlier ones leave, where the limit is kept."""
+    """Let storages outside of arenas reuse the memory of earlier ones where the limit is kept."""
     free: dict[Hashable, list[int]] = {}
     taken: dict[int, int] = {}
     outside = [index for index in range(len(storages)) if index not in members]
@@ -344,7 +347,7 @@ def _take_over(
             for room in device_rooms
             for held, limit in zip(room.profile[gap], room.limit[gap], strict=True)
         ):
-            # Those that ended earlier have a longer gap, which holds this one.
+            # Storages that ended earlier have a longer gap, which includes this one.
             continue
         for room in device_rooms:
             room.profile[gap] = [held + storage.at(room.sample) for held in room.profile[gap]]

@@ -1,12 +1,14 @@
-"""The solver: a verified plan for a list of intervals, within a budget of work.
+"""The solver: finds a verified plan for a list of intervals within a work budget.
 
-Buffers of the same lifetime and alignment are stacked into one, and the schedule is split where
-nothing is live; every part starts at offset 0. For each part a portfolio of greedy placements is
-tried, cheapest first, then the search of `search`, until the part's peak is no higher than the
-highest load of the whole problem, which no plan can beat, or the budget is spent.
+Buffers with the same live range and alignment are merged into one. The schedule is split where
+nothing is live, and each part starts at offset 0. For each part the solver tries a portfolio of
+greedy placements, cheapest first, and then the search of `local_search`. It stops when the part's
+peak is at most the lower bound of the whole problem, which no plan can beat, or when the budget is
+spent.
 
-The plan depends on the multiset of intervals, the budget and the seed alone: not on the order in
-which intervals of different times and sizes are given, on names, on time or on the machine.
+The plan depends only on the multiset of intervals, the budget and the seed. It does not depend on
+the order in which intervals with different live ranges and sizes are given, on names, on time or on
+the machine.
 """
 
 from __future__ import annotations
@@ -21,33 +23,34 @@ from inductor_ext.memory.planner.local_search import SCAN, Ejection, canonical
 __all__ = ["DEFAULT_ITERATIONS", "solve"]
 
 DEFAULT_ITERATIONS = 120
-"""Some 0.1 ms of one core for each buffer, where the plan stays above the lower bound."""
+"""About 0.1 ms of one core per buffer, if the plan does not reach the lower bound."""
 
 _EXACT = 8
-"""Parts of up to so many buffers are solved exactly, whatever the budget."""
+"""Parts with at most this many buffers are solved exactly, regardless of the budget."""
 
 _ENUMERABLE = 1000
-"""Buffers up to which a canonical enumeration is worth a try: each step costs in proportion."""
+"""Maximum number of buffers for canonical enumeration. The cost of a step is proportional to it."""
 
 _ALWAYS = 3
-"""Placements of the portfolio that are tried whatever the budget."""
+"""Number of placements of the portfolio that are tried regardless of the budget."""
 
 
 def solve(
     intervals: Sequence[Interval], *, iterations: int = DEFAULT_ITERATIONS, seed: int = 0
 ) -> Placement:
-    """Plan a problem.
+    """Solve a planning problem.
 
     Args:
-        intervals: the storages; those of no size or no lifetime are put at offset 0.
-        iterations: the budget. In one iteration the solver looks at as many neighbours of buffers
-            (others that are live at the same time) as the part of the problem at hand has buffers,
-            so that with a constant budget the time grows in proportion to the number of buffers,
-            however many of them are live at once. The first placements are tried with any budget.
-        seed: of the search; plans of different seeds are equally good on average.
+        intervals: the storages. Those with zero size or an empty live range get offset 0.
+        iterations: the budget. In one iteration the solver visits as many neighbours of buffers
+            (buffers that are live at the same time) as the current part of the problem has buffers.
+            With a constant budget the time is therefore proportional to the number of buffers, no
+            matter how many of them are live at the same time. The first placements are tried with
+            any budget.
+        seed: seed of the search. On average, all seeds give equally good plans.
 
     Returns:
-        A plan that has been verified.
+        A verified plan.
     """
     bound = lower_bound(intervals)
     indices = [
@@ -55,14 +58,14 @@ def solve(
         for index, interval in enumerate(intervals)
         if interval.size and interval.start < interval.end
     ]
-    # In one order for all orders of the input, so that these cannot tell in the result.
+    # Sort, so that the result does not depend on the order of the input.
     indices.sort(key=lambda i: _key(intervals[i]))
     offsets = [0] * len(intervals)
     parts = [_PartSolver([intervals[i] for i in part], part) for part in _split(intervals, indices)]
     parts.sort(key=lambda part: -part.bound)
     peak, work, method = bound, 0, "empty"
     for part in parts:
-        # What is below the peak of another part need not be lowered further.
+        # A part need not go below the peak of another part.
         part.solve(peak, iterations, seed)
         work += -(-part.work // part.count)
         if part.peak > peak or method == "empty":
@@ -74,12 +77,12 @@ def solve(
 
 
 def _key(interval: Interval) -> tuple[int, int, int, int]:
-    # Within one lifetime by falling alignment, so that equal ones are neighbours.
+    # Within one live range by descending alignment, so that equal alignments are adjacent.
     return interval.start, interval.end, -interval.alignment, -interval.size
 
 
 def _split(intervals: Sequence[Interval], indices: Sequence[int]) -> Iterator[list[int]]:
-    """Groups of sorted intervals between which nothing is live."""
+    """Yield groups of sorted intervals such that nothing is live between groups."""
     group: list[int] = []
     end = 0
     for index in indices:
@@ -94,10 +97,10 @@ def _split(intervals: Sequence[Interval], indices: Sequence[int]) -> Iterator[li
 
 
 def _merge(intervals: Sequence[Interval]) -> tuple[list[Interval], list[tuple[int, int]]]:
-    """Stack sorted intervals of equal lifetime and alignment.
+    """Merge sorted intervals with equal live range and alignment into blocks.
 
     Returns:
-        The blocks; and for each interval its block and its offset in it.
+        The blocks, and for each interval its block and its offset in the block.
     """
     blocks: list[Interval] = []
     homes = []
@@ -118,7 +121,7 @@ def _merge(intervals: Sequence[Interval]) -> tuple[list[Interval], list[tuple[in
 
 
 class _PartSolver:
-    """One part: the best plan so far and what it has cost."""
+    """One part of the problem: the best plan so far and the work spent on it."""
 
     def __init__(self, intervals: list[Interval], indices: list[int]) -> None:
         self.indices = indices
@@ -126,8 +129,9 @@ class _PartSolver:
         self.bound = lower_bound(intervals)
         self.work = 0
         self._intervals = intervals
-        # One above the other by falling alignment, so that no padding comes between: the plan that
-        # every other must beat, and the only one without padding where alignments are mixed.
+        # Stack the buffers by descending alignment, so that no padding is needed between them. This
+        # is the baseline plan, and the only one guaranteed to have no padding with mixed
+        # alignments.
         self.method = "stack"
         self.peak = 0
         self.offsets = [0] * self.count
@@ -164,7 +168,7 @@ class _PartSolver:
                     return
 
     def _enumerate(self, part: Part, goal: int, budget: int | None) -> None:
-        """Lower the peak by canonical plans, to the optimum if there is no budget."""
+        """Lower the peak by canonical plans; to the optimum if there is no budget."""
         contention = part.contention()
         areas = [size * span for size, span in zip(part.size, part.span, strict=True)]
         orders = [
@@ -187,8 +191,8 @@ class _PartSolver:
                 self.method = "canonical"
 
     def _search(self, part: Part, goal: int, budget: int, seed: int) -> None:
-        # Short attempts first, though long enough to place a hundred buffers, and then longer ones:
-        # each begins at the best plan with all weights forgotten.
+        # Start with short attempts, long enough to place a hundred buffers, and double the length.
+        # Each attempt starts from the best plan with all weights reset.
         length = 16 * part.count + 256 * part.pairs // part.count
         attempt = 0
         while self.work < budget and self.peak > goal:
@@ -208,7 +212,7 @@ _Place = Callable[[int], "list[int] | None"]
 
 
 def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, _Place]]:
-    """Name and function of each placement; the function takes the highest peak of use."""
+    """Yield name and function of each placement. The function takes the maximum allowed peak."""
     contention = part.contention()
     size, span = part.size, part.span
     area = [bytes_ * steps for bytes_, steps in zip(size, span, strict=True)]
@@ -227,7 +231,7 @@ def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, _Place]]:
         return lambda limit: place(part, orders[order], limit)
 
     def two_ended(longest_on_top: int) -> _Place:
-        # Its gap lies in the middle, so that it is of use at the goal alone.
+        # The gap of this placement is in the middle, so it is only useful if it reaches `goal`.
         return lambda limit: greedy.in_time_order(part, goal, longest_on_top)
 
     yield "skyline by lifetime", ordered(greedy.skyline, "lifetime")

@@ -1,20 +1,21 @@
-"""Plans for sizes that are expressions: one stacking order, offsets that hold for every size.
+"""Plans for symbolic sizes: one stacking order, with offsets that hold for every size.
 
-For sizes that are not numbers a plan cannot be a list of offsets found by a search. It is an order:
-of two buffers that are live at once, one lies below the other, always. A buffer then starts at the
-aligned maximum end of those below it, which is right for every size that is not negative, and how
-high the stack grows is a longest path. That only the *reduced* lower neighbours have to be looked
-at, those not already below another one, is what keeps the expressions small (transitive reduction:
-Aho, Garey and Ullman, 1972).
+With symbolic sizes a plan cannot be a list of offsets found by a search. It is an order: of any two
+buffers that are live at the same time, one is always below the other. A buffer starts at the
+aligned maximum end of the buffers below it, which is valid for all non-negative sizes, and the
+height of the stack is a longest path. Only the *reduced* lower neighbours must be considered, those
+not already below another one, which keeps the expressions small (transitive reduction: Aho, Garey
+and Ullman, 1972).
 
-`choose` finds the order: among the placements that the solver finds for the hinted sizes and for
-scaled ones, and among those of a first fit that looks at all of these sizes at once, it takes the
-order whose worst ratio of peak to lower bound is the lowest. `Algebra` writes the expressions and
-keeps them short. `Replanner` serves where no order is good for all sizes: it plans at run time,
-once for each tuple of sizes. `Program` evaluates many expressions at many values of their symbols.
+`choose` finds the order. Its candidates are the solver's placements for the hinted sizes and for
+scaled ones, and the placements of a first fit that considers all of these sizes at once. It takes
+the order with the lowest worst-case ratio of peak to lower bound. `Algebra` builds the expressions
+and keeps them short. `Replanner` is for arenas where no order is good for all sizes: it plans at
+run time, once per tuple of sizes. `Program` evaluates many expressions at many values of their
+symbols.
 
-Pure: sympy is all it knows of symbols, and what rounds up and what takes a maximum can be replaced
-by functions that a code printer knows.
+Pure: it knows symbols only through sympy. The functions that round up and take a maximum can be
+replaced by ones that a code printer supports.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ __all__ = [
 ]
 
 MakeMax = Callable[[Sequence[sympy.Expr]], sympy.Expr]
-"""The maximum of two or more expressions."""
+"""Builds the maximum of two or more expressions."""
 
 MakeAlign = Callable[[sympy.Expr, int], sympy.Expr]
-"""An expression in bytes, rounded up to a multiple of a power of two."""
+"""Builds an expression in bytes, rounded up to a multiple of a power of two."""
 
 
 class Align(sympy.Function):  # type: ignore[misc]
@@ -71,21 +72,21 @@ class Align(sympy.Function):  # type: ignore[misc]
 
 
 def make_max(arguments: Sequence[sympy.Expr]) -> sympy.Expr:
-    """sympy.Max as it is written: its own simplification compares all pairs by their assumptions,
-    which costs milliseconds, and `Algebra` has dropped what can be dropped."""
+    """Return an unevaluated sympy.Max. sympy's own simplification compares all pairs by their
+    assumptions, which costs milliseconds, and `Algebra` has already dropped redundant arguments."""
     return sympy.Max(*arguments, evaluate=False)
 
 
 def make_align(value: sympy.Expr, alignment: int) -> sympy.Expr:
-    """`Align`."""
+    """Return `Align` of the arguments."""
     return Align(value, alignment)
 
 
 class Program:
-    """Evaluates expressions at integer values of their symbols, each common part once.
+    """Evaluates expressions at integer values of their symbols; common subexpressions only once.
 
     Args:
-        expressions: what to evaluate; a plain integer is an expression, too.
+        expressions: the expressions or integers to evaluate.
         definitions: symbols that stand for expressions, each in terms of earlier ones.
     """
 
@@ -95,7 +96,7 @@ class Program:
         definitions: Iterable[tuple[sympy.Symbol, sympy.Expr]] = (),
     ) -> None:
         self.symbols: dict[sympy.Symbol, int] = {}
-        """The symbols that need a value, and where it is stored."""
+        """The symbols that need a value, and the index at which it is stored."""
         self._places: dict[sympy.Basic, int] = {}
         self._constants: list[Any] = []
         self._steps: list[tuple[int, Callable[..., Any], tuple[int, ...]]] = []
@@ -104,11 +105,11 @@ class Program:
         self._results = [self._compile(sympy.sympify(e)) for e in expressions]
 
     def __call__(self, values: Mapping[sympy.Symbol, int]) -> list[int]:
-        """The values of the expressions.
+        """Return the values of the expressions.
 
         Raises:
-            ValueError: an expression has no integer value there: a division by zero or with a
-                remainder, or a symbol without a value.
+            ValueError: an expression has no integer value: a division by zero or with a remainder,
+                or a symbol without a value.
         """
         store = list(self._constants)
         try:
@@ -140,7 +141,7 @@ class Program:
             if function is not None:
                 arguments = tuple(self._compile(argument) for argument in expression.args)
             else:
-                # Conditions and the like are not made of numbers: replaced as a whole.
+                # Conditions and the like are not numeric: substitute into the whole expression.
                 symbols = sorted(expression.free_symbols, key=str)
                 function = functools.partial(_replace, expression, symbols)
                 arguments = tuple(self._compile(symbol) for symbol in symbols)
@@ -205,11 +206,11 @@ def _replace(expression: sympy.Basic, symbols: Sequence[sympy.Symbol], *values: 
 
 
 _TRIALS = 6
-"""At how many values of the atoms a claim is tried before a proof is looked for."""
+"""Number of random values of the atoms at which a claim is tested before a proof is attempted."""
 
 
 class _Atom:
-    """What a `_Sum` is made of: something that is not negative, known by its identity."""
+    """An element of a `_Sum`: a non-negative expression, compared by identity."""
 
     __slots__ = ("expression", "leaves", "multiple", "nodes", "number", "options", "values")
 
@@ -227,14 +228,14 @@ class _Atom:
         self.values = values
         """Its value in each trial."""
         self.multiple = multiple
-        """A power of two that divides it, whatever the symbols are."""
+        """A power of two that divides it, for all values of the symbols."""
         self.nodes = nodes
-        """How long it is when it is printed."""
+        """Its length when printed."""
         self.options = options
-        """For a maximum, what it is the maximum of; for a rounded value, the value alone. It is
-        not below any of them."""
+        """The arguments of a maximum; the unrounded value of a rounded value. The atom is never
+        less than any of them."""
         self.leaves = 0 if options else 1 << number
-        """The numbers of the atoms without options that it is made of, as bits."""
+        """The numbers of the atoms without options that it consists of, as bits."""
         for option in options:
             self.leaves |= _leaves(option.terms)
 
@@ -243,7 +244,7 @@ _NOTHING = (0,) * _TRIALS
 
 
 class _Sum:
-    """A sum of atoms, each with a positive integer factor."""
+    """A sum of atoms, each with a positive integer coefficient."""
 
     __slots__ = ("_key", "terms", "values")
 
@@ -266,12 +267,12 @@ class _Sum:
 
     @property
     def multiple(self) -> int:
-        """A power of two that divides it; 0, which every power of two divides, for nothing."""
+        """A power of two that divides it; 0, which every power of two divides, for an empty sum."""
         return min((_power_of_two(a.multiple * c) for a, c in self.terms.items()), default=0)
 
     @property
     def nodes(self) -> int:
-        """How long it is when it is printed."""
+        """Its length when printed."""
         return sum(atom.nodes + 1 for atom in self.terms)
 
     def divisible(self, alignment: int) -> bool:
@@ -300,24 +301,24 @@ def _plus(a: _Sum, b: _Sum) -> _Sum:
 
 
 def _minus(a: _Sum, part: Mapping[_Atom, int]) -> _Sum:
-    """The sum without a part of it."""
+    """Return the sum without a part of it."""
     terms = {atom: factor - part.get(atom, 0) for atom, factor in a.terms.items()}
     return _Sum({atom: factor for atom, factor in terms.items() if factor})
 
 
 _PROOF_STEPS = 32
-"""How many replacements a proof that one sum is never below another may take."""
+"""Maximum number of replacements in a proof that one sum is never less than another."""
 
 
 def _never_below(a: _Sum, b: _Sum, budget: list[int]) -> bool:
-    """Whether a proof that a >= b, for all values of the atoms, is found within the budget.
+    """Whether a >= b, for all values of the atoms, can be proven within the budget.
 
-    A claim that fails in a trial is not looked at any further.
+    A claim that fails in a trial is rejected without a proof.
 
-    Atoms are not negative, so it is enough that no factor of b is above its factor in a. Where that
-    fails, a maximum or a rounded value in a may give way to something that it is not below, a
-    maximum in b has to be covered option by option, and a rounded value in b is covered by one in a
-    of a value that is not below.
+    Atoms are non-negative, so it suffices that no coefficient of b is greater than its coefficient
+    in a. Otherwise, a maximum or a rounded value in a can be replaced by something that is not
+    greater, a maximum in b must be covered option by option, and a rounded value in b is covered by
+    a rounded value in a whose unrounded value is never less.
     """
     if not all(map(operator.ge, a.values, b.values)):
         return False
@@ -358,26 +359,26 @@ def _never_below(a: _Sum, b: _Sum, budget: list[int]) -> bool:
 
 
 class Algebra:
-    """Builds the expressions of one arena's offsets, short and with common parts shared.
+    """Builds the expressions of one arena's offsets, short and with shared subexpressions.
 
-    Sums are flattened; equal sums are one object; a maximum loses the arguments that are provably
-    never the largest, and what all its arguments have in common is taken out of it; what is visibly
-    a multiple of the alignment is not rounded. A maximum that would print longer than `NODES` is
-    given a name, a symbol in `definitions`, so that no expression grows with the depth of the
-    stack.
+    Sums are flattened, and equal sums are one object. A maximum loses arguments that are provably
+    never the largest, and terms common to all its arguments are moved out of it. A value that is
+    visibly a multiple of the alignment is not rounded. A maximum that would print longer than
+    `NODES` gets a name, a symbol in `definitions`, so that no expression grows with the depth of
+    the stack.
 
     Args:
-        sizes: all sizes there are, in bytes. That they are not negative is what proofs rest on.
-        make_max: takes the maximum of expressions.
-        make_align: rounds an expression up.
-        prefix: of the names in `definitions`.
+        sizes: all sizes, in bytes. Proofs rely on them being non-negative.
+        make_max: builds the maximum of expressions.
+        make_align: builds a rounded-up expression.
+        prefix: prefix of the names in `definitions`.
     """
 
     NODES = 40
-    """The length, in operands, from which on a maximum is given a name."""
+    """Length, in operands, above which a maximum gets a name."""
 
     TERMS = 16
-    """A size that has more terms when it is multiplied out is left as it is."""
+    """A size that has more terms than this when expanded is not expanded."""
 
     def __init__(
         self,
@@ -387,19 +388,20 @@ class Algebra:
         prefix: str = "arena",
     ) -> None:
         self.definitions: list[tuple[sympy.Symbol, sympy.Expr]] = []
-        """Symbols and what they stand for, in terms of the sizes' symbols and earlier ones."""
+        """Symbols and their values, in terms of the sizes' symbols and earlier definitions."""
         self._make_max = make_max
         self._make_align = make_align
         self._prefix = prefix
         self._atoms: dict[object, _Atom] = {}
         self._expressions: dict[_Key, sympy.Expr] = {}
         self._ends: dict[frozenset[_Key], _Sum] = {}
-        # Magnitudes far apart, so that a trial refutes most of what is wrong.
+        # Values of very different magnitude, so that a trial refutes most false claims.
         self._trials = random.Random(0)
         self._one = self._atoms[sympy.S.One] = _Atom(sympy.S.One, 0, (1,) * _TRIALS)
         self._sizes: dict[sympy.Expr, _Sum] = {}
         expressions = [e for e in dict.fromkeys(map(sympy.sympify, sizes)) if not e.is_Integer]
-        # A size of one term, such as 4*u0, says that u0 is not negative where sympy does not.
+        # A size with one term, such as 4*u0, implies that u0 is non-negative, even if sympy does
+        # not know.
         self._nonnegative = {
             monomial
             for factor, monomial in (e.as_coeff_Mul() for e in expressions)
@@ -408,7 +410,7 @@ class Algebra:
         self.zero = _Sum({})
 
     def size(self, expression: sympy.Expr | int, alignment: int) -> _Sum:
-        """A size, rounded up to its alignment."""
+        """Return a size, rounded up to its alignment."""
         if isinstance(expression, int) or expression.is_Integer:
             value = round_up(int(expression), alignment)
             return _Sum({self._one: value}) if value else self.zero
@@ -417,7 +419,7 @@ class Algebra:
         return self.align(self._sizes[expression], alignment)
 
     def align(self, value: _Sum, alignment: int) -> _Sum:
-        """The value rounded up, its visible multiples left outside."""
+        """Return the value rounded up; terms that are visible multiples are not rounded."""
         if value.divisible(alignment):
             return value
         terms: dict[_Atom, int] = {}
@@ -441,7 +443,7 @@ class Algebra:
         return _Sum(terms)
 
     def maximum(self, values: Sequence[_Sum]) -> _Sum:
-        """The maximum of values; 0 for none."""
+        """Return the maximum of values; 0 for none."""
         distinct = {value.key: value for value in values}
         key = frozenset(distinct)
         if key not in self._ends:
@@ -449,7 +451,7 @@ class Algebra:
         return self._ends[key]
 
     def expression(self, value: _Sum) -> sympy.Expr:
-        """What the sum is to sympy; the same object for an equal sum."""
+        """Return the sum as a sympy expression; the same object for an equal sum."""
         found = self._expressions.get(value.key)
         if found is None:
             terms = sorted(value.terms.items(), key=lambda term: term[0].number)
@@ -463,7 +465,7 @@ class Algebra:
         sizes: Sequence[sympy.Expr | int],
         alignments: Sequence[int],
     ) -> tuple[list[sympy.Expr], sympy.Expr]:
-        """Each buffer's offset and the arena's size, in bytes, for buffers of sizes in bytes."""
+        """Return each buffer's offset and the arena's size, in bytes, for sizes in bytes."""
         offsets = [self.zero] * len(sizes)
         ends = [self.zero] * len(sizes)
         for index in stacking.order:
@@ -475,7 +477,7 @@ class Algebra:
         return [self.expression(offset) for offset in offsets], self.expression(top)
 
     def used(self, expressions: Iterable[sympy.Expr]) -> list[sympy.Symbol]:
-        """The names that expressions depend on, in the order of `definitions`."""
+        """Return the names that expressions depend on, in the order of `definitions`."""
         needed = {symbol for expression in expressions for symbol in expression.free_symbols}
         names = []
         for symbol, expression in reversed(self.definitions):
@@ -502,7 +504,7 @@ class Algebra:
         return self._atoms[key]
 
     def _polynomial(self, expression: sympy.Expr) -> _Sum:
-        """A size as a sum of atoms; as a whole an atom where its terms might be negative."""
+        """Return a size as a sum of atoms, or as one atom if its terms might be negative."""
         expanded = sympy.expand(expression) if expression.has(sympy.Add) else expression
         parts = [term.as_coeff_Mul() for term in sympy.Add.make_args(expanded)]
         if len(parts) <= self.TERMS and all(
@@ -547,8 +549,8 @@ class Algebra:
         return _Sum({atom: 1})
 
     def _flat(self, values: list[_Sum]) -> list[_Sum]:
-        """The arguments of a maximum, with sums that contain a maximum multiplied out where that
-        does not make the whole longer: parts of them are often never the largest."""
+        """Return the arguments of a maximum, with sums that contain a maximum expanded if the
+        result is not longer. Some of the expanded arguments are often never the largest."""
         flat: dict[object, _Sum] = {}
         for value in values:
             inner = [atom for atom in value.terms if len(atom.options) > 1 and atom.nodes > 1]
@@ -569,7 +571,8 @@ def _length(values: Sequence[_Sum]) -> int:
 
 
 def _undominated(values: list[_Sum]) -> list[_Sum]:
-    """Without those that another one is never below; of equal ones the first stays."""
+    """Return the values without those that another one is never less than; keep the first of
+    equals."""
     kept: list[_Sum] = []
     for value in values:
         if any(_never_below(other, value, [_PROOF_STEPS]) for other in kept):
@@ -581,19 +584,19 @@ def _undominated(values: list[_Sum]) -> list[_Sum]:
 
 @dataclass(frozen=True)
 class Stacking:
-    """Which buffer lies below which, for all buffers of one arena.
+    """The order in which all buffers of one arena are stacked.
 
-    Of two buffers that are live at once the one that comes first in `order` is below, directly or
-    through a chain of `below`.
+    Of two buffers that are live at the same time, the one that comes first in `order` is below the
+    other, directly or through a chain of `below`.
     """
 
     order: tuple[int, ...]
-    """The buffers from the bottom to the top."""
+    """The buffers from bottom to top."""
     below: tuple[tuple[int, ...], ...]
-    """For each buffer its reduced lower neighbours."""
+    """The reduced lower neighbours of each buffer."""
 
     def offsets(self, sizes: Sequence[int], alignments: Sequence[int]) -> tuple[list[int], int]:
-        """Offsets and the arena's size in bytes.
+        """Return the offsets and the arena's size, in bytes.
 
         Args:
             sizes: bytes, rounded up to `alignments`.
@@ -612,7 +615,7 @@ class Stacking:
         return offsets, max(ends, default=0)
 
     def unordered(self, lifetimes: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-        """Two buffers that are live at once and that no chain of `below` orders.
+        """Return two buffers that are live at the same time and not ordered by a chain of `below`.
 
         None, if there are none, proves that no two buffers overlap for any sizes.
         """
@@ -630,7 +633,7 @@ class Stacking:
 
 
 def _live_at_once(lifetimes: Sequence[tuple[int, int]]) -> list[int]:
-    """For each lifetime the set, as bits, of the others that share a step with it."""
+    """Return, for each live range, the set (as bits) of the others that overlap it."""
     started: dict[int, int] = {}
     ended: dict[int, int] = {}
     for index, (start, end) in enumerate(lifetimes):
@@ -652,7 +655,7 @@ def _live_at_once(lifetimes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def stacking(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -> Stacking:
-    """The reduced lower neighbours that an order from the bottom to the top gives.
+    """Compute the reduced lower neighbours for an order from bottom to top.
 
     Args:
         lifetimes: `[start, end)` of each buffer.
@@ -677,22 +680,22 @@ def stacking(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -> Stac
 
 
 _SCALES = (Fraction(1), Fraction(1, 4), Fraction(4))
-"""Of the hints, at which an order is judged: of all together and of each alone."""
+"""Scalings of the hints at which an order is evaluated: of all hints together and of each alone."""
 
 _FAR = (Fraction(1, 10), Fraction(16))
-"""Of all hints together, too."""
+"""Further scalings, of all hints together only."""
 
 _ALONE = 6
-"""How many symbols are scaled alone, those first that most buffers depend on: with the joint
-scalings an order is judged at 5 + 2 * 6 samples at most."""
+"""Number of symbols that are scaled alone, those first that most buffers depend on. With the joint
+scalings, an order is evaluated at no more than 5 + 2 * 6 samples."""
 
 
 def samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
-    """The values of the symbols at which an order is judged: first the hints, then all of them
-    scaled, then one at a time.
+    """Return the values of the symbols at which an order is evaluated: the hints, then all hints
+    scaled, then one hint scaled at a time.
 
     Args:
-        hints: values, those symbols first that matter most.
+        hints: values, most important symbols first.
     """
 
     def scaled(value: int, scale: Fraction) -> int:
@@ -707,7 +710,7 @@ def samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
 
 @dataclass(frozen=True)
 class Choice:
-    """An order and how good it is at each of the samples that it was chosen by."""
+    """An order, with its peak and lower bound at each sample used to choose it."""
 
     stacking: Stacking
     peaks: tuple[int, ...]
@@ -724,7 +727,7 @@ class Choice:
 
 
 class _Chooser:
-    """The best order so far; see `choose`."""
+    """Evaluates orders and keeps the best one; see `choose`."""
 
     def __init__(
         self,
@@ -742,7 +745,7 @@ class _Chooser:
             for column in columns
         )
         self.live = _live_at_once(lifetimes)
-        # A buffer that is empty at a sample has to have its place all the same.
+        # A buffer that is empty at a sample still needs a position in the order.
         self.needs = [
             [max(column[index], alignment) for column in columns]
             for index, alignment in enumerate(alignments)
@@ -750,11 +753,12 @@ class _Chooser:
         self.best: tuple[tuple[float, int, int], Choice] | None = None
 
     def judge(self, order: Sequence[int]) -> tuple[tuple[float, int, int], Choice]:
-        """How good an order is, the lower, the better; it is kept if it is the best so far."""
+        """Evaluate an order (lower is better); keep it if it is the best so far."""
         found = stacking(self.lifetimes, order)
         peaks = tuple(found.offsets(column, self.alignments)[1] for column in self.columns)
         choice = Choice(found, peaks, self.lower_bounds)
-        # Ratios that nobody can tell apart do not decide; then the hint does, then brevity.
+        # Ignore negligible differences of the ratio; then compare the peak at the hint, then the
+        # length.
         value = (round(choice.worst_ratio, 4), peaks[0], sum(map(len, found.below)))
         if self.best is None or value < self.best[0]:
             self.best = value, choice
@@ -766,22 +770,22 @@ class _Chooser:
 
     @property
     def good(self) -> bool:
-        """Whether a search for a better order would be worth less than its time."""
+        """Whether the possible gain does not justify the time of a further search."""
         if self.best is None:
             return False
         (ratio, peak, _), _ = self.best
         return ratio <= _GOOD and peak == self.lower_bounds[0]
 
     def order_of(self, offsets: Sequence[int]) -> list[int]:
-        """The order of a placement of sizes that are not 0; of several orders with the same
-        meaning the one by start."""
+        """Return the order of a placement of nonzero sizes. Of several equivalent orders, it is the
+        one sorted by start."""
         return sorted(range(len(offsets)), key=lambda i: (offsets[i], self.lifetimes[i], i))
 
     def fit(self, sequence: Sequence[int]) -> list[int]:
-        """First fit at all samples at once.
+        """Run first fit at all samples at once.
 
-        In the given sequence a buffer goes to the lowest place between two of those live with it
-        that is wide enough at every sample.
+        In the given sequence, each buffer is placed in the lowest gap between buffers live at the
+        same time that is wide enough at every sample.
         """
         nothing = [0] * len(self.columns)
         offsets = [nothing] * len(self.lifetimes)
@@ -808,7 +812,7 @@ class _Chooser:
         return self.order_of([offset[0] for offset in offsets])
 
     def critical(self, choice: Choice) -> list[int]:
-        """Buffers of a chain that makes an order's peak at its worst sample."""
+        """Return the buffers of a chain that determines an order's peak at its worst sample."""
         ratios = [p / b if b else 1.0 for p, b in zip(choice.peaks, self.lower_bounds, strict=True)]
         column = self.columns[ratios.index(max(ratios))]
         offsets, _ = choice.stacking.offsets(column, self.alignments)
@@ -820,20 +824,20 @@ class _Chooser:
 
 
 _SOLVED = 9
-"""At how many samples the solver is asked, at most."""
+"""Maximum number of samples at which the solver is called."""
 
 _SOLVED_BUFFERS = 2000
-"""How many buffers the solver is given at all samples together, at most, but for the first three
+"""Maximum number of buffers the solver gets at all samples together, not counting the first three
 samples: large problems are solved at these only."""
 
 _GOOD = 1.005
-"""The worst ratio at which the search ends, if the hint's is 1."""
+"""Worst ratio at which the search ends, if the ratio at the hint is 1."""
 
 _FITS = 200
-"""First fits at all samples at once, at most."""
+"""Maximum number of first fits at all samples at once."""
 
 _FIT_WORK = 1_000_000
-"""What they may cost together, in buffers squared: about half a second."""
+"""Maximum cost of them together, in buffers squared: about half a second."""
 
 
 def choose(
@@ -844,20 +848,21 @@ def choose(
     iterations: int = solver.DEFAULT_ITERATIONS,
     seed: int = 0,
 ) -> Choice:
-    """The order of buffers whose worst ratio over several samples of their sizes is the lowest.
+    """Choose the order of buffers with the lowest worst-case ratio over several samples of their
+    sizes.
 
-    Candidates are the solver's placements at single samples and a first fit at all of them at once,
-    in several sequences; then a search that moves critical buffers in the sequence. All ends as
-    soon as an order reaches the lower bound at every sample, the search where it is next to it; its
-    budget is counted, never timed.
+    Candidates are the solver's placements at single samples and a first fit at all samples at once,
+    in several sequences; then a search moves critical buffers in the sequence. Everything ends as
+    soon as an order reaches the lower bound at every sample; the search already ends close to it.
+    Its budget is counted, never timed.
 
     Args:
         lifetimes: `[start, end)` of each buffer.
-        columns: for each sample the size of each buffer in bytes, rounded up to its alignment; the
-            first is the hint.
+        columns: for each sample, the size of each buffer in bytes, rounded up to its alignment; the
+            first sample is the hint.
         alignments: bytes, powers of two.
-        iterations: of the solver, for each sample.
-        seed: of the searches.
+        iterations: iterations of the solver, per sample.
+        seed: seed of the searches.
     """
     chooser = _Chooser(lifetimes, columns, alignments)
     count = len(lifetimes)
@@ -875,7 +880,7 @@ def choose(
 
 
 def _refine(chooser: _Chooser, generator: random.Random) -> Choice:
-    """Search among first fits at all samples at once, in sequences derived from the best one."""
+    """Search among first fits at all samples at once, with sequences derived from the best one."""
     assert chooser.best is not None
     count = len(chooser.lifetimes)
     fits = min(_FITS, _FIT_WORK // count**2)
@@ -914,26 +919,25 @@ def _refine(chooser: _Chooser, generator: random.Random) -> Choice:
 
 
 _REMEMBERED = 256
-"""How many tuples of sizes a `Replanner` remembers."""
+"""Number of tuples of sizes whose plans a `Replanner` caches."""
 
 
 @dataclass(frozen=True)
 class Replanner:
-    """Plans an arena at run time, once for each tuple of sizes.
+    """Plans an arena at run time, once per tuple of sizes.
 
-    Its `repr` is the expression that builds it again, so that generated code can hold it. It may be
-    called from several threads. A plan that is remembered costs a look-up; of the others, those not
-    asked for the longest are forgotten.
+    Its `repr` is an expression that recreates it, so that generated code can contain it. It is
+    thread-safe. A cached plan costs one look-up; the least recently used plans are evicted.
 
     Args:
-        starts: the first step of each buffer's life.
+        starts: the first step of each buffer's live range.
         ends: the first step after it.
         alignments: bytes, a power of two for each buffer.
-        which: for each buffer the place of its size in the tuple that the replanner is called with,
-            so that the caller has to evaluate each distinct size only once.
-        order: the buffers from the bottom to the top of a stack that serves most sizes, where one
-            is known: no plan needs more than this order does.
-        iterations: of the solver.
+        which: for each buffer, the index of its size in the tuple that the replanner is called
+            with, so that the caller evaluates each distinct size only once.
+        order: the buffers from bottom to top of a stack that suits most sizes, if one is known: no
+            plan needs more memory than this order.
+        iterations: iterations of the solver.
     """
 
     starts: tuple[int, ...]
@@ -945,7 +949,7 @@ class Replanner:
     plan: Callable[[tuple[int, ...]], tuple[int, tuple[int, ...]]] = field(
         init=False, repr=False, compare=False
     )
-    """The same as calling it, without the cost of a method."""
+    """The same as calling the object, without the cost of a method call."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", functools.lru_cache(_REMEMBERED)(self._solve))
@@ -954,7 +958,7 @@ class Replanner:
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __call__(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The arena's size and each buffer's offset, in bytes; verified.
+        """Return the arena's size and each buffer's offset, in bytes; verified.
 
         Raises:
             exc.BadIntervalError: a size is negative.

@@ -1,11 +1,14 @@
-"""GEMMs as CUTLASS kernels: own sources on CUTLASS's headers, built by nvcc.
+"""CUTLASS GEMM kernels: the extension's own sources on CUTLASS's headers, built with nvcc.
 
-`headers` finds CUTLASS on this machine. `alignment` says how wide a tensor can be accessed.
-`config` is what a kernel is compiled for, with its name in CUTLASS's scheme; `constraints` says
-which kernel may run which problem, and `ranking` which are worth building. `epilogue` renders what
-is done to accumulators, `source` a kernel's whole source, `build` has nvcc build it once for all
-processes of a machine, and `launch` calls it.
+- `config`: what a kernel is compiled for, and its name in CUTLASS's scheme
+- `constraints`: which kernel may run which problem; `alignment`: vector width of a tensor
+- `cost_model`: which kernels are worth building
+- `evt`: epilogues as CUTLASS visitor trees; `source`: the whole CUDA source of a kernel
+- `find_headers`: finds CUTLASS; `nvcc_build`: builds a source once per machine;
+  `background_build`: the same in a background process
+- `launch`: arguments of a launch; `runtime`: launches from generated code;
+  `aot_link`: links kernels into AOT-compiled models
 
-All of it is pure: neither torch nor Inductor is imported, and of the nvidia-cutlass package only
-the headers are used, none of its Python modules.
+Only `runtime` and `Epilogue.evaluate` import torch, and nothing here imports Inductor. Of the
+nvidia-cutlass package only the headers are used, none of its Python modules.
 """

@@ -1,7 +1,7 @@
-"""How many neighbouring elements of a tensor every access can take at once.
+"""The widest vector access, in elements, that a tensor's sizes, strides and address allow.
 
-`alignment` is for numbers, `of_layout` for an Inductor layout, whose sizes may be symbols: what it
-answers then holds for all sizes, and no guard is added.
+`alignment` takes static sizes, `of_layout` an Inductor layout with possibly symbolic ones: its
+result then holds for all values of the symbols, and no guard is added.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["alignment", "of_layout"]
 def alignment(
     dtype: str, sizes: Sequence[int], strides: Sequence[int], offset: int = 0, base: int = 16
 ) -> int:
-    """The largest alignment that a tensor allows.
+    """Return the largest alignment of a tensor.
 
-    It divides the size of the contiguous dimension (CUTLASS counts that one in vectors), every
-    other stride that is used, and the address. Strides of dimensions of size 1 are not used.
+    It divides the size of the contiguous dimension (which CUTLASS requires to be whole vectors),
+    all other strides, and the address. Strides of dimensions of size 1 are ignored.
 
     Args:
-        dtype: of an element, as torch names it.
+        dtype: torch's name of the element type.
         sizes: of each dimension.
-        strides: elements, of each dimension.
-        offset: elements from the start of the storage.
-        base: bytes, a power of two, that divide the address of the storage.
+        strides: of each dimension, in elements.
+        offset: storage offset, in elements.
+        base: alignment of the storage's address: bytes, a power of two.
 
     Returns:
-        Elements: a power of two, of 16 bytes at most; 1 where no dimension is contiguous.
+        Elements: a power of two, at most 16 bytes; 1 if no dimension is contiguous.
 
     Raises:
         exc.BadGemmError: an unknown dtype.
@@ -39,21 +39,21 @@ def alignment(
     used = [axis for axis, size in enumerate(sizes) if size != 1]
     inner = next((axis for axis in used if strides[axis] == 1), None)
     if inner is None:
-        # One element, or a column of them, with nothing beside any.
+        # A single element, or no dimension of stride 1.
         return 1
     outer = [strides[axis] for axis in used if axis != inner]
     return aligned(dtype, sizes[inner], offset, *outer, base=base)
 
 
 def of_layout(layout: Any, base: int = 16) -> int:
-    """The largest alignment that an Inductor layout allows, whatever values its symbols take.
+    """Return the largest alignment of an Inductor layout that holds for all values of its symbols.
 
     Args:
-        layout: has `dtype`, `size`, `stride` and `offset`, each a number or a sympy expression.
-        base: bytes, a power of two, that divide the address of the storage.
+        layout: has `dtype`, and `size`, `stride` and `offset` as numbers or sympy expressions.
+        base: alignment of the storage's address: bytes, a power of two.
 
     Returns:
-        As `alignment` does.
+        See `alignment`.
     """
     return alignment(
         str(layout.dtype).removeprefix("torch."),
@@ -65,10 +65,9 @@ def of_layout(layout: Any, base: int = 16) -> int:
 
 
 def _divisor(value: Any) -> int:
-    """A number as it is; of an expression, the largest number that divides all of its values.
+    """Return a number itself, and for an expression the largest known divisor of all its values.
 
-    Of one that may have any value it is a number that allows nothing, but is not the 1 of a size or
-    a stride.
+    If that is 1 or unknown, return `_UNKNOWN`.
     """
     if isinstance(value, int) or value.is_number:
         return int(value)
@@ -81,4 +80,5 @@ def _divisor(value: Any) -> int:
 
 
 _UNKNOWN = 3
-"""Odd, and not 1."""
+"""Stands for an expression without known divisor: odd, so that it allows an alignment of 1 only,
+but not 1, which as a size or stride has a special meaning."""

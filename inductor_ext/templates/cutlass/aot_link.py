@@ -1,8 +1,8 @@
-"""CUTLASS kernels in a model that is compiled ahead of time: what it is linked with.
+"""Link CUTLASS kernels into AOT-compiled models.
 
-Objects of kernels have CUDA's runtime inside, and two global symbols, which are the same in all:
-`link` gives those of each kernel names of their own. So a model needs neither nvcc nor CUTLASS
-where it is loaded, and its kernels' runtime does not meet the one that torch has loaded.
+The object of a kernel contains the static CUDA runtime and has two global symbols, the same for all
+kernels; `link` renames them per kernel. So loading a model needs neither nvcc nor CUTLASS, and the
+kernels' CUDA runtime does not conflict with the one that torch has loaded.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ __all__ = ["kernels_of", "link", "symbol"]
 
 
 def kernels_of(wrapper: Any) -> dict[Source, str]:
-    """The kernels that a wrapper's code calls, and what it calls them; to read and to add to."""
+    """Return a wrapper's mutable dict of kernels to the names that its code uses for them."""
     found: dict[Source, str] = vars(wrapper).setdefault("inductor_ext_cutlass", {})
     return found
 
 
 def symbol(source: Source) -> str:
-    """What the names of a kernel's functions begin with where it is linked with others."""
+    """Return the prefix of a kernel's function names in a linked model."""
     return f"cutlass_{nvcc_build.key(source)[:32]}"
 
 
 def link(source: Source, store: artifact_store.Store, output: str) -> None:
-    """Make an object of a kernel, for a model to be linked with.
+    """Write the object of a kernel, for linking into a model; build the kernel if necessary.
 
     Args:
         source: of the kernel.
-        store: where it lies.
+        store: of built kernels.
         output: path of the object.
 
     Raises:
-        exc.MissingToolchainError, exc.KernelBuildError: see `build.built`; or objcopy fails.
+        exc.MissingToolchainError, exc.KernelBuildError: see `nvcc_build.built`; or objcopy fails.
     """
     renamed = (
         f"--redefine-sym={name}={symbol(source)}_{short}" for short, name in FUNCTIONS.items()

@@ -1,8 +1,8 @@
-"""Building CUTLASS kernels while the process that wants them goes on.
+"""Build CUTLASS kernels in a background process.
 
-`build_later` starts a process of its own, which lives on when this one ends and may be killed at
-any moment: it then ends the compilers that it has started, and the store (`build`) holds nothing
-half done. It runs with low priority. A kernel that any such process has taken on is left to it.
+`build_later` starts a low-priority process, which outlives this one. It may be killed at any time:
+on SIGTERM it kills its compilers, and the store (`nvcc_build`) never contains a partial entry. A
+kernel that one background process has claimed is not built by another.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ __all__ = ["build_later"]
 _NICE = 10
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Those that were running when they were last looked at; a look is what lets the system forget
-one that has ended."""
+"""Background processes that were running at the last poll. Polling reaps those that have ended."""
 
 
 def build_later(
@@ -37,18 +36,19 @@ def build_later(
     store: artifact_store.Store,
     toolchain: nvcc_build.Toolchain | None = None,
 ) -> list[Source]:
-    """Have kernels built by a process in the background.
+    """Build kernels in a background process.
 
     Args:
         sources: of the kernels.
-        store: where what is built is kept.
-        toolchain: by default that of this machine.
+        store: of built kernels.
+        toolchain: by default this machine's.
 
     Returns:
-        Those that are not in the store yet, nor the error that there is instead.
+        The kernels of which the store has neither a build nor a cached build error yet.
 
     Raises:
-        exc.MissingToolchainError: see `build.Toolchain.find`; not where all are there.
+        exc.MissingToolchainError: see `nvcc_build.Toolchain.find`; not if all kernels are in the
+            store.
     """
     missing = [
         each for each in dict.fromkeys(sources) if not nvcc_build.is_built(each, store, toolchain)
@@ -81,7 +81,7 @@ def _start(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path)},
-        # A Ctrl-C is not for it.
+        # Ctrl-C in the terminal must not reach it.
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -91,18 +91,18 @@ def _start(
 
 
 def _claim(source: Source) -> str:
-    """Whose lock says that somebody is going to build a kernel; it ends with his process."""
+    """Return the key whose lock claims a kernel; the lock is released when its process ends."""
     return hashlib.sha256(f"to be built: {nvcc_build.key(source)}".encode()).hexdigest()
 
 
 def _is_claimed(source: Source, store: artifact_store.Store) -> bool:
-    """Whether a kernel is taken on, or can be by nobody, as nothing can be written to the store."""
+    """Whether a kernel is claimed, or cannot be claimed because the store is not writable."""
     with store.try_lock(_claim(source)) as held:
         return not held
 
 
 def _main() -> None:
-    # By the time that it is killed, nobody is there to end compilers.
+    # The parent may be gone by the time this process is killed, so it kills its compilers itself.
     signal.signal(signal.SIGTERM, lambda *_: nvcc_build.end_compilers())
     os.nice(_NICE)
     request = json.load(sys.stdin)

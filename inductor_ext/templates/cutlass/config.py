@@ -1,13 +1,13 @@
-"""A CUTLASS kernel: `CutlassConfig`, and its name in CUTLASS's own scheme.
+"""Configuration of a CUTLASS kernel (`CutlassConfig`), and its name in CUTLASS's scheme.
 
-A configuration is what a kernel is compiled for, and how it is launched (splits, swizzle, order of
-tiles), which costs no compile: `compiled` tells which share a binary. The allowlist and denylist of
-Inductor's CUTLASS settings are matched on its name, by `Filter`. It knows nothing of legality: see
-`constraints`.
+A configuration has compile-time parameters and launch parameters (split-K, swizzle, raster order).
+Configurations with equal `compiled` share a binary. `Filter` applies Inductor's settings
+`cutlass_op_allowlist_regex` and `cutlass_op_denylist_regex` to kernel names. Legality is checked by
+`constraints`, not here.
 
-There are two families. That of capability 9.0 loads and stores by TMA, with warps specialised for
-it (CUTLASS 3.x). The other one is of capability 8.0, by cp.async (CUTLASS 2.x), and is built for
-what is newer as well, where TMA refuses an alignment.
+There are two families. Kernels for sm_90 load and store by TMA and are warp-specialized (CUTLASS
+3.x). Kernels for sm_80 and newer use cp.async (CUTLASS 2.x); on newer devices they serve operands
+whose alignment TMA does not support.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Mainloop = Literal[
     "warpspecialized_pingpong",
     "warpspecialized_cooperative",
 ]
-"""How loading and multiplying are divided among warps. `multistage`: all do both, by cp.async.
-`warpspecialized`: one group of four loads by TMA, one multiplies; `_pingpong`: two multiply a tile
-each, in turn; `_cooperative`: two multiply one tile together."""
+"""How loads and MMAs are divided among warps. `multistage`: all warps do both, with cp.async.
+`warpspecialized`: one warpgroup loads by TMA, one does MMAs; `_pingpong`: two consumer warpgroups
+alternate on a tile each; `_cooperative`: two consumer warpgroups share one tile."""
 
 SHORT_NAMES: Mapping[str, str] = types.MappingProxyType(
     {
@@ -60,7 +60,7 @@ SHORT_NAMES: Mapping[str, str] = types.MappingProxyType(
         "void": "void",
     }
 )
-"""CUTLASS's names of dtypes, of those that its kernels take here."""
+"""CUTLASS's short names of the supported dtypes."""
 
 _WARPS: Mapping[tuple[int, int], tuple[int, int]] = types.MappingProxyType(
     {
@@ -74,61 +74,63 @@ _WARPS: Mapping[tuple[int, int], tuple[int, int]] = types.MappingProxyType(
         (64, 64): (2, 2),
     }
 )
-"""Warps along M and N for a tile, where all warps do the same, as CUTLASS's generator has it."""
+"""Warps along M and N for each multistage tile (M, N), as in CUTLASS's generator."""
 
 
 @dataclass(frozen=True)
 class CutlassConfig:
-    """One CUTLASS kernel and how it is launched, as the kernel sees it: with `swap`, its A is the
-    problem's b, transposed, and M and N are exchanged.
+    """A CUTLASS kernel and its launch parameters, in the kernel's terms.
+
+    With `swap`, the kernel computes the transposed problem: its A is the problem's b, transposed,
+    and M and N are exchanged.
 
     Raises:
         exc.BadGemmError: an unknown dtype, layout or schedule; a number below 1.
     """
 
     arch: int
-    """80 for capability 8.0 and newer by cp.async, 89 for the same with 8-bit floats, 90 for TMA
-    and warp specialisation."""
+    """80 for cp.async kernels (sm_80 and newer), 89 for the same with fp8, 90 for TMA and warp
+    specialization."""
     mainloop: Mainloop
     tile: tuple[int, int, int]
-    """M, N and K that a CTA has at once."""
+    """CTA tile along M, N and K."""
     a: str
     b: str
     d: str
     """Dtype of the output."""
     c: str = "void"
-    """Dtype of the matrix that the epilogue reads, `void` for none."""
+    """Dtype of matrix C that the epilogue reads; `void` for none."""
     accumulator: str = "float32"
     layouts: str = "tnt"
-    """Of A, B and D: `t` where elements of a row are neighbours, `n` for those of a column."""
+    """Of A, B and D: `t` for row-major, `n` for column-major."""
     alignments: tuple[int, int, int] = (8, 8, 8)
-    """Elements, of A, B and D."""
+    """Of A, B and D, in elements."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    """CTAs that share loads, along M, N and K."""
+    """CTAs of a cluster, which share loads, along M, N and K."""
     stages: int = 0
-    """Of the pipeline; 0 for as many as fit, which is of capability 9.0 only."""
+    """Pipeline stages; 0 for as many as fit (sm_90 only)."""
     epilogue: Literal["tma", "direct"] = "tma"
-    """By TMA from shared memory, or by each thread."""
+    """`tma`: store by TMA from shared memory; `direct`: each thread stores its elements."""
     scheduler: Literal["persistent", "stream_k"] = "persistent"
-    """`stream_k` divides all steps along K of all tiles evenly among the SMs."""
+    """`stream_k` divides the K iterations of all tiles evenly among the SMs."""
     grouped: bool = False
     fast_accumulation: bool = False
-    """Whether 8-bit floats are summed up in the tensor cores' own precision."""
+    """Whether fp8 products are accumulated in the tensor cores' reduced precision."""
     tf32: bool = False
     """Whether float32 is rounded to tf32."""
     swap: bool = False
     target: int = 0
-    """Capability of the devices that it is built for, as in 86 for 8.6; 0 becomes `arch`."""
+    """Compute capability that the kernel is built for, such as 86 for 8.6; 0 becomes `arch`."""
     flags: tuple[str, ...] = ()
     """Further arguments of nvcc."""
     split_k: int = 1
-    """CTAs that divide K of a tile; costs no compile."""
+    """CTAs that divide K of a tile; a launch parameter."""
     swizzle: int = 1
-    """Tiles side by side that are walked as one, at most; costs no compile."""
+    """Maximum threadblock swizzle, in tiles; a launch parameter."""
     raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
-    """In which order tiles are walked; costs no compile."""
+    """Raster order of the tiles; a launch parameter."""
     group: int | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """Elements along K that share a scale of A, which has B's dtype; None where it has none."""
+    """Elements along K that share a scale of A; the scales have B's dtype. None for no scales."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", self.target or self.arch)
@@ -156,37 +158,38 @@ class CutlassConfig:
             check(field, getattr(self, field) >= 1, "1 or more")
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes; `from_json` reads it."""
+        """Return a JSON-serializable value that `from_json` reads."""
         value: dict[str, Any] = plain(self)
         return value
 
     @classmethod
     def from_json(cls, value: object) -> CutlassConfig:
-        """What `to_json` has written.
+        """Return the configuration that `to_json` wrote.
 
         Raises:
-            exc.BadGemmError: something is missing, unknown, of a wrong type or no configuration.
+            exc.BadGemmError: a field is missing, unknown or of a wrong type, or the value is not a
+                valid configuration.
         """
         return read(cls, value, "CUTLASS configuration")
 
     @property
     def compiled(self) -> CutlassConfig:
-        """What is compiled: the same without what only a launch decides."""
+        """The configuration with default launch parameters; equal for all that share a binary."""
         return dataclasses.replace(self, split_k=1, swizzle=1, raster="heuristic")
 
     @property
     def architecture(self) -> str:
-        """nvcc's, as in "90a", whose code runs on 9.0 alone."""
+        """nvcc's architecture, such as "90a" (whose code runs on capability 9.0 only)."""
         return "90a" if self.arch == 90 else str(self.target)
 
     @property
     def template(self) -> str:
-        """As of `GemmConfig`: what people are told of it in a word."""
+        """The name shown in reports, as `GemmConfig.template`."""
         return "cutlass"
 
     @property
     def name(self) -> str:
-        """As CUTLASS's own library names such a kernel; the same for all that share a binary."""
+        """The kernel's name in CUTLASS's library scheme; independent of launch parameters."""
         if self.arch < 90:
             return self._name_2x
         dtypes = (self.a, self.b, self.accumulator, self.c, self.d)
@@ -230,22 +233,24 @@ class CutlassConfig:
 
     @property
     def instruction(self) -> tuple[int, int, int]:
-        """M, N and K of one mma.sync (PTX ISA, 256 bits of A along K; the wider dtype's)."""
+        """M, N and K of one mma.sync (PTX ISA): K is 256 bits of the wider operand dtype."""
         return (16, 8, 256 // max(DTYPE_BITS[self.a], DTYPE_BITS[self.b]))
 
     @property
     def has_workspace(self) -> bool:
-        """Whether a launch needs memory beside its operands: for the sums of parts of K, for what
-        groups are made known by, or for scales in the order in which TMA loads them.
+        """Whether a launch may need a workspace.
+
+        It holds the partial sums of stream-K, the problem descriptions of groups, or scales
+        transposed for TMA.
         """
         return self.grouped or self.scheduler == "stream_k" or self.group is not None
 
     @property
     def warps(self) -> tuple[int, int]:
-        """Warps along M and N that multiply a tile.
+        """MMA warps along M and N of a tile.
 
         Raises:
-            KeyError: a tile that CUTLASS 2.x does not divide among warps.
+            KeyError: `_WARPS` has no warp layout for this multistage tile.
         """
         if self.arch < 90:
             return _WARPS[self.tile[:2]]
@@ -262,10 +267,10 @@ class CutlassConfig:
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers that hold the accumulators of a thread that multiplies.
+        """32-bit accumulator registers of an MMA thread.
 
-        Sums of 8-bit floats in the tensor cores' own precision are added up, every few steps, to
-        others in float32.
+        fp8 without fast accumulation needs twice as many: every few steps the tensor cores'
+        accumulators are added to a second set in float32.
         """
         along_m, along_n = self.warps
         sums = 2 if {self.a, self.b} <= FP8 and not self.fast_accumulation else 1
@@ -273,9 +278,7 @@ class CutlassConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of shared memory of one stage of the pipeline: a tile of A with its scales, one of
-        B, barriers.
-        """
+        """Bytes of shared memory of a pipeline stage: A tile, its scales, B tile and barriers."""
         m, n, k = self.tile
         tiles = size_of(m * k, self.a) + size_of(n * k, self.b)
         tiles += size_of(m, self.b) if self.group else 0
@@ -283,7 +286,7 @@ class CutlassConfig:
 
     @property
     def epilogue_tile(self) -> tuple[int, int]:
-        """Rows and columns that are in shared memory at once on their way out by TMA."""
+        """Rows and columns of the epilogue subtile that is staged in shared memory for TMA."""
         m, n = self.tile[:2]
         if self.mainloop == "warpspecialized_cooperative":
             return min(128, m), min(32, n)
@@ -292,10 +295,10 @@ class CutlassConfig:
 
     @property
     def epilogue_bytes(self) -> int:
-        """Bytes of shared memory of the epilogue, besides rows that are broadcast.
+        """Bytes of shared memory of the epilogue, without broadcast rows.
 
-        The output has two such tiles; the matrix that is read four, which are reused for the output
-        where elements are of one size (of more than 8 bits).
+        D is staged in two subtiles, C in four. D reuses C's if both have the same element size (of
+        more than 8 bits).
         """
         if self.epilogue == "direct":
             return 0
@@ -311,20 +314,20 @@ class CutlassConfig:
         return loaded * size_of(rows * columns, self.c) + stored * out
 
     def pipeline(self, shared_memory: int, extra: int = 0) -> int:
-        """Stages of the pipeline: those asked for, or as many as fit.
+        """Return the number of pipeline stages: `stages`, or as many as fit.
 
         Args:
             shared_memory: bytes that a CTA may have.
-            extra: bytes that something else takes.
+            extra: further bytes of shared memory that the kernel uses.
         """
         if self.stages:
             return self.stages
-        # A kilobyte for barriers, the scheduler's state and what alignment costs.
+        # 1 KiB for barriers, the scheduler's state and alignment padding.
         left = shared_memory - self.epilogue_bytes - extra - 1024
         return max(0, left // self.stage_bytes)
 
     def operand_dtypes(self, problem: GemmProblem) -> tuple[str, str]:
-        """The problem's a and b in the kernel's order."""
+        """Return the dtypes of the problem's operands in the kernel's order."""
         pair = (problem.a.dtype, problem.b.dtype)
         return (pair[1], pair[0]) if self.swap else pair
 
@@ -334,18 +337,18 @@ _LITERALS = typing.get_type_hints(CutlassConfig)
 
 @dataclass(frozen=True)
 class Filter:
-    """The kernels that a user lets in, by regular expressions that are searched for in a name."""
+    """The user's allowlist and denylist of kernel names, as regular expressions (`re.search`)."""
 
     allow: str | None = None
-    """None or an empty one for all."""
+    """None or empty allows all kernels."""
     deny: str | None = None
-    """None or an empty one for none."""
+    """None or empty denies none."""
 
     def __post_init__(self) -> None:
-        """Check both.
+        """Validate both patterns.
 
         Raises:
-            exc.BadOptionError: one is no regular expression.
+            exc.BadOptionError: a pattern is not a regular expression.
         """
         for option, pattern in (
             ("cutlass_op_allowlist_regex", self.allow),
@@ -363,7 +366,7 @@ class Filter:
                 ) from None
 
     def passes(self, name: str) -> bool:
-        """Whether a kernel of that name is let in."""
+        """Whether a kernel with that name may be used."""
         if self.allow and not re.search(self.allow, name):
             return False
         return not (self.deny and re.search(self.deny, name))

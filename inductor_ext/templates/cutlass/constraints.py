@@ -1,7 +1,8 @@
-"""Which CUTLASS kernel may run which problem on which device.
+"""Constraints on which CUTLASS kernel can run which GEMM problem on which device.
 
-Each condition is stated once, as a check with its reason in words; candidates, ranking and tests
-ask the same ones. `why_not` gives every reason, `legal` only the answer.
+Each constraint is stated once, as a check that returns None or the reason why it is violated.
+Candidate generation, the cost model and tests share them. `legal` is the predicate; `why_not`
+returns all reasons. Nothing here raises for an unsupported combination.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Check = Callable[[GemmProblem, CutlassConfig, Device], "str | None"]
 _CHECKS: list[Check] = []
 
 _MOST_CLUSTER = 8
-"""CTAs of a cluster that every device of capability 9.0 can have (CUDA C++ programming guide)."""
+"""Maximum portable cluster size, in CTAs, on capability 9.0 (CUDA C++ programming guide)."""
 
 
 def _constraint(check: Check) -> Check:
@@ -40,9 +41,9 @@ def _constraint(check: Check) -> Check:
 
 
 def layouts(problem: GemmProblem, swap: bool) -> str | None:
-    """The layouts of a kernel's A, B and D for a problem; None if an operand has neither.
+    """Return `CutlassConfig.layouts` for a problem; None if an operand has no contiguous dimension.
 
-    With `swap`, what is a row is a column to the kernel.
+    With `swap` the kernel computes the transposed problem, which exchanges `t` and `n`.
     """
     names = {"row": "t", "column": "n"}
     if "strided" in (problem.a.layout, problem.b.layout):
@@ -55,18 +56,19 @@ def layouts(problem: GemmProblem, swap: bool) -> str | None:
 
 
 def alignments(problem: GemmProblem, swap: bool) -> tuple[int, int, int]:
-    """Elements that a kernel can take at once of its A, B and D: what addresses and strides allow,
-    and whole vectors along the contiguous dimension, as CUTLASS checks them.
+    """Return the largest alignments, in elements, of a kernel's A, B and D.
+
+    They divide addresses, strides and the size of the contiguous dimension, as CUTLASS checks them.
     """
     a = _whole(problem.a, problem.m, problem.k)
     b = _whole(problem.b, problem.k, problem.n)
-    # The output is ours: contiguous, at the start of a storage.
+    # The output is allocated for this kernel: contiguous, with storage offset 0.
     d = aligned(problem.stored, problem.columns)
     return (b, a, d) if swap else (a, b, d)
 
 
 def group(problem: GemmProblem) -> int | None:
-    """Elements along K that share a scale of b; None where there are no such groups."""
+    """Return the number of elements along K that share a scale of b; None without such groups."""
     return problem.prologue.group or None if problem.prologue is not None else None
 
 
@@ -77,7 +79,7 @@ def _whole(operand: Operand, rows: int, columns: int) -> int:
 
 @_constraint
 def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """One product of two factors, as the operation is."""
+    """Check that the operation is a single matmul that the kernel supports."""
     if problem.parts:
         return "CUTLASS kernels take one factor b"
     if problem.epilogue.reductions:
@@ -102,8 +104,10 @@ def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device
 
 @_constraint
 def _check_device(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """The device runs binary code of that architecture: that of 9.0 (sm_90a) on 9.0 alone, other on
-    what is as new, of the same generation (CUDA C++ programming guide, binary compatibility).
+    """Check that the device can run the kernel's binary.
+
+    sm_90a code runs on capability 9.0 only; other code on the same major version with at least the
+    same minor version (CUDA C++ programming guide, binary compatibility).
     """
     major, minor = device.capability
     same = major == config.target // 10 and minor >= config.target % 10
@@ -114,7 +118,7 @@ def _check_device(problem: GemmProblem, config: CutlassConfig, device: Device) -
 
 @_constraint
 def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """The dtypes are the problem's, and there are tensor cores for them."""
+    """Check that the dtypes are the problem's and that the device has tensor cores for them."""
     if (config.a, config.b) != config.operand_dtypes(problem):
         return f"the kernel multiplies {config.a} and {config.b}"
     if (config.d, config.accumulator) != (problem.stored, problem.accumulator):
@@ -146,7 +150,10 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
 
 @_constraint
 def _check_layouts(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """Layouts are the problem's; only 16-bit elements are multiplied with K strided."""
+    """Check that the layouts are the problem's and supported for the dtypes.
+
+    Operands need K contiguous unless they have 16 bits, or 16 bits and more below arch 90.
+    """
     found = layouts(problem, config.swap)
     if found is None:
         return "an operand has no contiguous dimension"
@@ -161,8 +168,9 @@ def _check_layouts(problem: GemmProblem, config: CutlassConfig, device: Device) 
 
 @_constraint
 def _check_alignment(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """Operands are as aligned as the kernel takes for granted: to 16 bytes for TMA, to 4 bytes
-    for cp.async, or more.
+    """Check that the operands have the alignment that the kernel assumes.
+
+    The minimum is 16 bytes for TMA and 4 bytes for cp.async.
     """
     found = alignments(problem, config.swap)
     for operand, needed, there in zip("ABD", config.alignments, found, strict=True):
@@ -180,7 +188,7 @@ def _check_alignment(problem: GemmProblem, config: CutlassConfig, device: Device
 
 @_constraint
 def _check_schedule(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """The family has that schedule, epilogue, scheduler and cluster."""
+    """Check that the kernel family supports the schedule, epilogue, scheduler and cluster."""
     if config.arch < 90:
         if config.mainloop != "multistage" or config.epilogue != "direct":
             return "kernels for capability 8.0 are multistage, and every thread stores"
@@ -208,8 +216,9 @@ def _check_schedule(problem: GemmProblem, config: CutlassConfig, device: Device)
 
 @_constraint
 def _check_tile(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """The tile is whole instructions of all that multiply it: 64 rows of wgmma for each group of
-    four warps, 32 bytes along K.
+    """Check that the tile is a multiple of the MMA instructions of all warps.
+
+    A wgmma takes 64 rows per warpgroup and 32 bytes along K.
     """
     m, n, k = config.tile
     if config.arch < 90:
@@ -238,11 +247,11 @@ def _check_tile(problem: GemmProblem, config: CutlassConfig, device: Device) -> 
 
 @_constraint
 def _check_registers(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """Accumulators fit into registers beside what else a thread needs, so that nothing spills."""
+    """Check that the accumulators leave enough registers for a thread not to spill."""
     try:
         needed = config.accumulator_registers
     except KeyError:
-        return None  # No such tile, which another check says.
+        return None  # `_check_tile` rejects this tile.
     if needed > MOST_ACCUMULATORS:
         return f"{needed} registers a thread hold accumulators; beyond {MOST_ACCUMULATORS} spills"
     return None
@@ -250,7 +259,7 @@ def _check_registers(problem: GemmProblem, config: CutlassConfig, device: Device
 
 @_constraint
 def _check_shared_memory(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """Two stages or more and what the epilogue holds fit into a CTA's shared memory."""
+    """Check that at least two pipeline stages and the epilogue fit into a CTA's shared memory."""
     stages = config.pipeline(device.shared_memory, broadcast_bytes(problem, config))
     if stages < 2:
         return f"{stages} stages of the pipeline fit, and 2 are the least"
@@ -261,8 +270,9 @@ def _check_shared_memory(problem: GemmProblem, config: CutlassConfig, device: De
 
 
 def broadcast_bytes(problem: GemmProblem, config: CutlassConfig) -> int:
-    """Bytes of shared memory of rows that the epilogue broadcasts (to the kernel, with `swap`,
-    those are the problem's columns).
+    """Return the bytes of shared memory of rows that the epilogue broadcasts.
+
+    With `swap` the kernel's rows are the problem's columns.
     """
     rows = "column" if config.swap else "row"
     inputs = (each for each in problem.epilogue.inputs if each.broadcast == rows)
@@ -271,7 +281,7 @@ def broadcast_bytes(problem: GemmProblem, config: CutlassConfig) -> int:
 
 @_constraint
 def _check_epilogue(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """What the epilogue reads has dtypes that CUTLASS has; nothing gates."""
+    """Check that the epilogue is not gated and reads only what CUTLASS supports."""
     if problem.epilogue.gated:
         return "a tile of one product does not gate another"
     for each in problem.epilogue.inputs:
@@ -287,7 +297,10 @@ def _check_epilogue(problem: GemmProblem, config: CutlassConfig, device: Device)
 
 @_constraint
 def _check_split_k(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
-    """Splits are stream-K's, which adds them up in one order; each has work."""
+    """Check that split-K is allowed, uses the stream-K scheduler, and that every split has work.
+
+    The stream-K scheduler adds up splits in a fixed order.
+    """
     if not problem.allows_split_k and (config.split_k > 1 or config.scheduler == "stream_k"):
         return "torch.backends.cuda.matmul does not allow the sum along K to be split"
     if config.split_k == 1:
@@ -301,7 +314,7 @@ def _check_split_k(problem: GemmProblem, config: CutlassConfig, device: Device) 
 
 
 def why_not(problem: GemmProblem, config: CutlassConfig, device: Device) -> list[str]:
-    """Why a kernel cannot run a problem on a device: every reason; none if it can."""
+    """Return all reasons why a kernel cannot run a problem on a device; empty if it can."""
     reasons = (check(problem, config, device) for check in _CHECKS)
     return [reason for reason in reasons if reason is not None]
 

@@ -1,10 +1,10 @@
-"""Which CUTLASS kernels are worth building for a problem: candidates, and what they are predicted
-to take by the model of all templates (`templates.triton.cost_model`).
+"""Cost model and candidates of CUTLASS kernels: which are worth building for a problem.
 
-A build takes a minute, so that two are built by default, and those must be the right ones. Kernels
-for capability 8.0 are launched as Triton's of the same family are, and are predicted as those. For
-those of capability 9.0 the model's parts are put together otherwise: CTAs of a cluster share loads,
-stream-K has no waves, and pingpong hides the epilogue of one tile behind the other's products.
+A build takes a minute, so only two kernels are built by default (`rank`), and the model has to pick
+the right ones. It shares its constants and terms with the Triton templates'
+(`templates.triton.cost_model`). sm_80 kernels are predicted like the Triton template of the same
+family. For sm_90 kernels the terms are combined differently: the CTAs of a cluster share loads,
+stream-K has no wave quantization, and pingpong overlaps one tile's epilogue with the other's MMAs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TILES_2X = (
     (256, 64, (4,)),
     (64, 64, (5, 10)),
 )
-"""Rows, columns and stages, which CUTLASS's own generator has for capability 8.0."""
+"""Tile M, tile N and stages, as in CUTLASS's own generator for sm_80."""
 
 _PINGPONG = ((64, 128), (64, 256), (128, 128), (64, 64), (128, 64))
 _COOPERATIVE = ((128, 256), (256, 128), (128, 128), (128, 64), (256, 64))
@@ -57,24 +57,24 @@ _MORE_TILES = {
     "warpspecialized_cooperative": ((128, 32), (128, 96), (128, 192), (256, 32), (256, 96)),
 }
 _MORE_CLUSTERS = ((2, 2, 1), (4, 1, 1), (1, 4, 1))
-"""What an exhaustive search has besides."""
+"""Additional clusters (and `_MORE_TILES`: tiles) of an exhaustive search."""
 
 _SKINNY = ((128, 16), (128, 32), (128, 64))
-"""With operands exchanged, where the problem has few rows: they are along the kernel's N."""
+"""Tiles for small M with swapped operands, where the problem's M is the kernel's N."""
 
 _STREAM_K_WASTE = 0.05
-"""Share of the last wave's idle SMs in all the work from which on stream-K is worth a candidate."""
+"""Minimum fraction of SM time that the last wave leaves idle for stream-K to be a candidate."""
 
 
 def candidates(problem: GemmProblem, device: Device, level: int = 0) -> Iterator[CutlassConfig]:
-    """The legal kernels that make sense for a problem; each once.
+    """Yield the legal kernels to consider for a problem, without duplicates.
 
-    The order says nothing; it is the same in every process.
+    The order carries no meaning, but is the same in every process.
 
     Args:
-        problem: what is to be computed.
-        device: where.
-        level: above 0 for all tiles and clusters.
+        problem: the GEMM.
+        device: to run on.
+        level: above 0 for an exhaustive search over tiles and clusters.
     """
     seen: set[CutlassConfig] = set()
     for config in _proposals(problem, device, level):
@@ -98,7 +98,7 @@ def _stores_by_tma(problem: GemmProblem) -> bool:
 
 
 def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
-    """A configuration with all that follows from the problem; None where there is none."""
+    """Return a configuration with all fields that the problem determines; None if unsupported."""
     found = layouts(problem, swap)
     dtypes = (problem.a.dtype, problem.b.dtype)
     a, b = reversed(dtypes) if swap else dtypes
@@ -134,8 +134,8 @@ def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[C
         base = _base(problem, swap)
         if base is None:
             return
-        # 128 bytes of the wider operand, which is one row of swizzled shared memory; a narrower one
-        # has 64 or 32 bytes, and still is a row.
+        # 128 bytes of the wider operand, one row of 128-byte swizzled shared memory. The narrower
+        # operand has 64 or 32 bytes, which still is a swizzle row.
         depth = 1024 // max(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
         names: tuple[tuple[Mainloop, tuple[tuple[int, int], ...]], ...] = (
             ("warpspecialized_pingpong", _PINGPONG + (_SKINNY if swap else ())),
@@ -156,15 +156,15 @@ def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[C
 def _launches(
     problem: GemmProblem, config: CutlassConfig, device: Device
 ) -> Iterator[CutlassConfig]:
-    """With and without stream-K, and with the swizzle and the order of tiles that fit the sizes."""
+    """Yield `config` with a swizzle and raster order for the sizes, and a stream-K variant."""
     along_m, along_n = _tiles(problem, dataclasses.replace(config, swizzle=1))
     raster: Literal["along_m", "along_n"] = "along_m" if along_m <= along_n else "along_n"
-    # A wave that is about square reads least, of a and b together.
+    # A wave of about square shape loads the fewest bytes of A and B.
     side = min(along_m, along_n, math.isqrt(device.sms))
     swizzles = [each for each in (8, 4, 2, 1) if each <= side]
     shapes = [dataclasses.replace(config, swizzle=each, raster=raster) for each in swizzles]
     units = [_units(problem, each) for each in shapes]
-    # Of those that make no more waves; what swizzles round up is computed like any other tile.
+    # Take the largest swizzle with the fewest waves: tiles padded by the swizzle cost time too.
     waves = [ceiling(each, device.sms) for each in units]
     yield shapes[waves.index(min(waves))]
     if config.mainloop != "warpspecialized_cooperative":
@@ -175,14 +175,16 @@ def _launches(
 
 
 def _sizes(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
-    """M and N as the kernel sees them."""
+    """Return M and N in the kernel's terms."""
     sizes = (problem.rows, problem.width)
     return (sizes[1], sizes[0]) if config.swap else sizes
 
 
 def _tiles(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
-    """Tiles along M and N, as CUTLASS's schedulers count them: in whole clusters, and as many of
-    these as a swizzle takes together. It takes no more than there are tiles for.
+    """Return the tiles along M and N as CUTLASS's tile schedulers count them.
+
+    They are rounded up to whole clusters times the swizzle, which CUTLASS reduces if there are few
+    tiles.
     """
     m, n = (
         ceiling(size, tile)
@@ -200,7 +202,7 @@ def _tiles(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
 
 
 def _units(problem: GemmProblem, config: CutlassConfig) -> int:
-    """Tiles of all outputs."""
+    """Return the number of tiles of all output matrices."""
     copies = problem.batch if problem.operation == "grouped" else problem.outputs
     return math.prod(_tiles(problem, config)) * copies
 
@@ -222,7 +224,7 @@ def _multistage(problem: GemmProblem, device: Device, level: int) -> Iterator[Cu
                     arch=arch,
                     target=target,
                     mainloop="multistage",
-                    # Threads read matrices themselves.
+                    # The epilogue visitors load matrices; there is no C operand.
                     c="void",
                     epilogue="direct",
                     tile=(m, n, depth),
@@ -237,9 +239,10 @@ def predict(
     device: Device,
     constants: cost_model.Constants = cost_model.DEFAULT,
 ) -> float:
-    """The microseconds of one launch, with operands in DRAM; infinite without tensor cores for it.
+    """Return the predicted microseconds of a launch with operands in DRAM.
 
-    Legality is not looked at: see `constraints.why_not`.
+    The result is infinite if the device has no tensor cores for the problem. Legality is not
+    checked; see `constraints.why_not`.
     """
     like = _like(problem, config, device)
     if config.arch < 90:
@@ -248,7 +251,7 @@ def predict(
 
 
 def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmConfig:
-    """What the model knows that is most like it, in the problem's axes."""
+    """Return the most similar Triton configuration, in the problem's axes, for the shared model."""
     m, n, k = config.tile
     stages = max(2, config.pipeline(device.shared_memory, broadcast_bytes(problem, config)))
     if config.arch < 90:
@@ -287,12 +290,12 @@ def _predict(
     reduction = 0.0
     if config.scheduler == "stream_k" and config.split_k == 1:
         per_sm = max(units / device.sms, 2 / steps)
-        # What is left of the last wave is summed up through memory: each SM has part of a tile.
+        # Partial tiles of the last wave are reduced through memory: each SM has one.
         partial = 2 * 4 * config.tile[0] * config.tile[1]
         reduction = partial / c.l2_rate * 1e6 + c.fused_gap
     elif config.split_k > 1:
         reduction = cost_model._reduction(case, like, c)
-    # Two groups of warps have a tile each where they take turns.
+    # Pingpong: two consumer warpgroups alternate, with a tile each.
     turns = 2 if config.mainloop == "warpspecialized_pingpong" and per_sm > 1 else 1
     compute = per_sm * steps * cost_model._step(case, like, c, turns)
     epilogue = cost_model._epilogue(case, like, c)
@@ -323,20 +326,19 @@ def rank(
     *,
     tma_only: bool = False,
 ) -> list[tuple[CutlassConfig, float]]:
-    """The kernels worth building, with their predicted microseconds, fastest first.
+    """Return the kernels worth building and their predicted microseconds, fastest first.
 
-    No two of them have the same schedule, or else the same tile, unless nothing else is left:
-    whether warps take turns (pingpong) or work on one tile (cooperative) makes 4 % for some sizes
-    on an H200, which the model cannot tell.
+    Kernels with different schedules are preferred, then those with different tiles: on an H200
+    pingpong and cooperative differ by 4% for some sizes, which the model cannot resolve.
 
     Args:
-        problem: what is to be computed.
-        device: where.
-        limit: how many at most.
-        only: those that a user lets in.
-        level: as of `candidates`.
+        problem: the GEMM.
+        device: to run on.
+        limit: maximum number of kernels.
+        only: the user's allowlist and denylist.
+        level: see `candidates`.
         constants: of the model.
-        tma_only: whether kernels that store otherwise than by TMA are left out.
+        tma_only: whether to exclude kernels that do not store by TMA.
     """
     found = [
         (config, predict(problem, config, device, constants))
@@ -344,7 +346,7 @@ def rank(
         if (only is None or only.passes(config.name)) and (not tma_only or config.epilogue == "tma")
     ]
     found = [each for each in found if not math.isinf(each[1])]
-    # Ties go by name, so that every process chooses the same.
+    # Break ties by name, so that every process selects the same kernels.
     found.sort(key=lambda each: (each[1], each[0].name))
     chosen: list[tuple[CutlassConfig, float]] = []
     for kind in (_schedule, _tile, _itself):

@@ -1,14 +1,14 @@
-"""What CUTLASS kernels do to accumulators before they store them: expressions, rendered as C++.
+"""Epilogues of CUTLASS kernels: an expression graph, rendered as an epilogue visitor tree (EVT).
 
-An epilogue is a graph of pointwise operations on the accumulator, tensors that are broadcast,
-constants, and scalars known at launch only (alpha, a division by a size), with one or more outputs.
-It becomes a tree of CUTLASS's visitors with one computing node for each output: CUTLASS's nodes
-load, broadcast and store, and the whole expression is one function of ours, in which what is used
-twice is computed once. That compiles in no more time for a long chain than for a short one.
+An epilogue is a graph of pointwise operations on the accumulator, broadcast tensors, constants, and
+scalars that are known only at launch (alpha, a division by a size), with one or more outputs. It is
+rendered as a CUTLASS EVT with one compute node per output: CUTLASS's nodes load, broadcast and
+store, and one generated functor evaluates the whole expression, with common subexpressions computed
+once. So a long epilogue takes no longer to compile than a short one.
 
-Operations are named as Inductor's `ops` are, so that a handler of those needs no table. They run in
-float32, and follow torch where NaN meets a comparison. What cannot be expressed is refused with its
-reason (`NotExpressible`).
+Operations have the names of Inductor's `ops`, so that an ops handler needs no mapping. They are
+computed in float32, and comparisons treat NaN as torch does. `NotExpressible` is raised, with the
+reason, for what CUTLASS or this module does not support.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CPP_TYPES: Mapping[str, str] = types.MappingProxyType(
         "void": "void",
     }
 )
-"""CUTLASS's element types."""
+"""C++ element types of dtypes."""
 
 OPERATIONS: Mapping[str, str] = types.MappingProxyType(
     {
@@ -83,7 +83,7 @@ OPERATIONS: Mapping[str, str] = types.MappingProxyType(
         "erf": "erff({0})",
         "tanh": "tanhf({0})",
         "sigmoid": "1.0f / (1.0f + expf(-{0}))",
-        # fmaxf and fminf would drop a NaN, which torch keeps.
+        # fmaxf and fminf ignore NaN; torch propagates it.
         "relu": "{0} < 0.0f ? 0.0f : {0}",
         "maximum": "{0} > {1} || isnan({0}) ? {0} : {1}",
         "minimum": "{0} < {1} || isnan({0}) ? {0} : {1}",
@@ -94,80 +94,78 @@ OPERATIONS: Mapping[str, str] = types.MappingProxyType(
         "where": "{0} != 0.0f ? {1} : {2}",
     }
 )
-"""Operations and what they are in C++, of float32 operands. Comparisons give 1 or 0."""
+"""C++ expressions of the operations, for float32 operands. Comparisons return 1 or 0."""
 
 
 class NotExpressible(Exception):
-    """An epilogue that CUTLASS's visitors or this module cannot express; says why."""
+    """An epilogue that CUTLASS's visitors or this module cannot express, with the reason."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that an epilogue reads or writes, in the problem's axes."""
+    """A tensor that an epilogue reads or writes, in the axes of the problem."""
 
     dtype: str
     broadcast: Literal["matrix", "row", "column", "scalar", "group"] = "matrix"
-    """`matrix`: [M, N], with elements of a row side by side; `row`: one row for all, [N];
-    `column`: [M, 1]; `scalar`. All but a scalar may differ among the matrices of a batch.
-    `group`: scales of groups of b along K, [N, groups], with those of a column side by side; the
-    main loop reads them, and no value does."""
+    """`matrix`: [M, N], row-major; `row`: [N], broadcast along M; `column`: [M, 1], broadcast along
+    N; `scalar`. All but a scalar may have a batch dimension.
+    `group`: scales of groups of b along K, [N, groups], with a column's scales contiguous. These
+    are read by the mainloop, not by the expression."""
     alignment: int = 1
-    """Elements that the address of a row, and of every row of a matrix, is a multiple of."""
+    """Alignment of each row's address, in elements."""
 
     @property
     def behind(self) -> EpilogueInput | None:
-        """What a problem's epilogue says of it; None for scales of groups, which are no part of
-        one.
-        """
+        """The tensor as an input of a problem's epilogue; None for group scales, which are not."""
         return None if self.broadcast == "group" else EpilogueInput(self.dtype, self.broadcast)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A value: made by `ACCUMULATOR`, `read`, `constant`, `parameter`, `apply` and `cast`."""
+    """A value: `ACCUMULATOR`, or created by `read`, `constant`, `parameter`, `apply` or `cast`."""
 
     operation: str
     arguments: tuple[Node, ...] = ()
     index: int = 0
-    """Of a tensor or a parameter."""
+    """Index of the tensor or parameter, if the node is one."""
     value: float = 0.0
-    """Of a constant."""
+    """Value of the constant, if the node is one."""
     dtype: str = ""
-    """That a cast rounds to."""
+    """Dtype that the node rounds to, if it is a cast."""
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:
-        """Known, so that a value that is used many times is not walked through each time."""
+        """Cached, so that a value with many uses is not traversed once per use."""
         return hash((self.operation, self.arguments, self.index, self.value, self.dtype))
 
 
 ACCUMULATOR = Node("accumulator")
-"""The product, in the accumulator's dtype, converted to float32."""
+"""The accumulator, converted to float32."""
 
 
 def read(index: int) -> Node:
-    """An element of a tensor of `Epilogue.inputs`."""
+    """Return an element of the tensor `Epilogue.inputs[index]`."""
     return Node("read", index=index)
 
 
 def constant(value: float) -> Node:
-    """A number that is part of the kernel: for those that are the same for all sizes."""
+    """Return a constant that is compiled into the kernel, and so must not depend on sizes."""
     return Node("constant", value=float(value))
 
 
 def parameter(index: int) -> Node:
-    """A number that a launch gives: alpha, or one that depends on a size."""
+    """Return a scalar that is a launch argument: alpha, or one that depends on a size."""
     return Node("parameter", index=index)
 
 
 def apply(operation: str, *arguments: Node) -> Node:
-    """An operation of `OPERATIONS`.
+    """Return the result of an operation of `OPERATIONS`.
 
     Raises:
-        NotExpressible: there is no such operation, or not of so many operands.
+        NotExpressible: there is no such operation, or it has a different number of operands.
     """
     template = OPERATIONS.get(operation)
     if template is None:
@@ -179,10 +177,10 @@ def apply(operation: str, *arguments: Node) -> Node:
 
 
 def cast(value: Node, dtype: str) -> Node:
-    """A value rounded to a dtype, and computed with in float32 further on.
+    """Return a value rounded to a dtype; further operations on it are in float32.
 
     Raises:
-        NotExpressible: rounding to this dtype is not as torch does it.
+        NotExpressible: rounding to this dtype would not match torch.
     """
     if dtype == "float32":
         return value
@@ -192,24 +190,24 @@ def cast(value: Node, dtype: str) -> Node:
 
 
 def clamp(value: Node, least: float | None, most: float | None) -> Node:
-    """As torch.clamp: a NaN stays."""
+    """Return torch.clamp of a value, which propagates NaN."""
     if least is not None:
         value = apply("maximum", value, constant(least))
     return value if most is None else apply("minimum", value, constant(most))
 
 
 def relu6(value: Node) -> Node:
-    """As torch.nn.functional.relu6."""
+    """Return torch.nn.functional.relu6 of a value."""
     return clamp(value, 0.0, 6.0)
 
 
 def silu(value: Node) -> Node:
-    """As torch.nn.functional.silu."""
+    """Return torch.nn.functional.silu of a value."""
     return apply("mul", value, apply("sigmoid", value))
 
 
 def gelu(value: Node, approximate: Literal["none", "tanh"] = "none") -> Node:
-    """As torch.nn.functional.gelu."""
+    """Return torch.nn.functional.gelu of a value."""
     half = apply("mul", value, constant(0.5))
     if approximate == "none":
         inner = apply("erf", apply("mul", value, constant(math.sqrt(0.5))))
@@ -222,52 +220,54 @@ def gelu(value: Node, approximate: Literal["none", "tanh"] = "none") -> Node:
 
 @dataclass(frozen=True)
 class Packed:
-    """What the numbers of a b of 4 bits are; two that are neighbours along K share a byte."""
+    """Encoding of a 4-bit b, in which two elements adjacent along K share a byte."""
 
     high_first: bool = False
-    """Whether the first of the two is in the upper half."""
+    """Whether the first element of a byte is in its high nibble."""
     zero: int = 0
-    """What is subtracted from all of them."""
+    """Zero point that is subtracted from all elements."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """All outputs of a kernel, and what they are computed from."""
+    """The outputs of a kernel and the expressions that compute them."""
 
     outputs: tuple[tuple[str, Node], ...]
-    """Dtype and value of each; the first is the product's own."""
+    """Dtype and value of each output; the first is the GEMM's D, the others are auxiliary."""
     inputs: tuple[Tensor, ...] = ()
     alignment: int = 8
-    """Elements that the address of every row of the other outputs is a multiple of."""
+    """Alignment of each row's address in the auxiliary outputs, in elements."""
     packed: Packed | None = None
-    """How b's numbers are made of bytes, where they have 4 bits."""
+    """Encoding of b, if it is 4-bit."""
 
     @property
     def scales(self) -> int | None:
-        """Index of the input that has the scales of groups."""
+        """Index of the input with the group scales; None without such."""
         kinds = (each.broadcast == "group" for each in self.inputs)
         return next((index for index, found in enumerate(kinds) if found), None)
 
     @property
     def parameters(self) -> int:
-        """Numbers that a launch gives."""
+        """Number of scalars that are launch arguments."""
         indices = (node.index for node in self.nodes() if node.operation == "parameter")
         return max(indices, default=-1) + 1
 
     @property
     def operations(self) -> int:
-        """Operations on an element, of what is computed once each time."""
+        """Number of operations per element, without casts, with common subexpressions counted
+        once.
+        """
         return sum(bool(node.arguments) and node.operation != "cast" for node in self.nodes())
 
     def nodes(self) -> Iterator[Node]:
-        """All values, each once, after those that it is computed from."""
+        """Yield all values once, in topological order (operands first)."""
         seen: set[Node] = set()
         for _, value in self.outputs:
             yield from _walk(value, seen)
 
     @functools.cached_property
     def text(self) -> str:
-        """One line that equal epilogues share and others do not; `parse` reads it."""
+        """Canonical one-line JSON text, equal for equal epilogues only; `parse` reads it."""
         places = {node: place for place, node in enumerate(self.nodes())}
         told: dict[str, Any] = {
             "alignment": self.alignment,
@@ -281,10 +281,10 @@ class Epilogue:
 
     @classmethod
     def parse(cls, text: str) -> Epilogue:
-        """What `text` tells of.
+        """Return the epilogue of a `text`.
 
         Raises:
-            NotExpressible: it is no such text.
+            NotExpressible: the text is not a valid epilogue.
         """
         try:
             told = json.loads(text)
@@ -307,14 +307,16 @@ class Epilogue:
         known: Mapping[Node, Any] | None = None,
         exact: bool = False,
     ) -> list[Any]:
-        """The outputs as torch computes them. In a graph it is read again as the same epilogue.
+        """Compute the outputs with torch ops.
+
+        If the result is traced to a graph, the matcher recognizes it as the same epilogue again.
 
         Args:
             accumulator: a tensor [M, N] or [batch, M, N].
             inputs: tensors that broadcast to it.
-            parameters: numbers.
-            known: values that are not to be computed, as tensors of any dtype.
-            exact: compute in float64, and round nothing; else in float32 but for the last step.
+            parameters: the launch scalars.
+            known: precomputed values, as tensors of any dtype.
+            exact: compute in float64 without rounding; otherwise in float32 until the output cast.
         """
         import torch
 
@@ -333,7 +335,8 @@ class Epilogue:
                 return node.value if constant else parameters[node.index]
             name = node.operation
             if name in ("add", "sub") and _is_scaled_input(node.arguments[1]):
-                # A product of its own would not be computed behind the accumulator.
+                # A separate multiplication of an input would not be matched as part of the
+                # epilogue, so it goes into `alpha`.
                 first, (second, by) = node.arguments[0], node.arguments[1].arguments
                 return getattr(torch, name)(value(first), value(second), alpha=value(by))
             operands = [value(each) for each in node.arguments]
@@ -352,7 +355,7 @@ class Epilogue:
         given = {ACCUMULATOR: accumulator, **(known or {})}
         stored = []
         for dtype, node in self.outputs:
-            # What is stored as it is given is rounded once, and large integers stay what they are.
+            # Store given values without a detour through float32: rounds once, keeps large ints.
             result = given[node] if node in given else value(node)
             stored.append(result.to(wide if exact else getattr(torch, dtype)))
         return stored
@@ -370,7 +373,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _step(node: Node, places: Mapping[Node, int]) -> list[Any]:
-    """A value as JSON has it: its operation and what that takes."""
+    """Return a value in JSON form: its operation and arguments."""
     if node.arguments:
         rest: list[Any] = [places[each] for each in node.arguments]
         return [node.operation, *rest, *([node.dtype] if node.operation == "cast" else [])]
@@ -380,7 +383,7 @@ def _step(node: Node, places: Mapping[Node, int]) -> list[Any]:
 
 
 def _value(operation: str, rest: list[Any], before: list[Node]) -> Node:
-    """The way back from `_step`."""
+    """Return the value of a JSON form; the inverse of `_step`."""
     if operation == "accumulator":
         return ACCUMULATOR
     if operation == "constant":
@@ -393,12 +396,12 @@ def _value(operation: str, rest: list[Any], before: list[Node]) -> Node:
 
 
 def identity(dtype: str) -> Epilogue:
-    """The product alone."""
+    """Return the epilogue that stores the accumulator in a dtype."""
     return Epilogue(((dtype, ACCUMULATOR),))
 
 
 def _walk(node: Node, seen: set[Node]) -> Iterator[Node]:
-    """A value and all it is computed from, operands first, each once."""
+    """Yield a value and all that it depends on once, operands first."""
     if node in seen:
         return
     seen.add(node)
@@ -409,26 +412,26 @@ def _walk(node: Node, seen: set[Node]) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """An epilogue in C++."""
+    """An epilogue as C++ text."""
 
     definitions: str
-    """Of functions and types; the last is `Fusion`, the tree of visitors."""
+    """Functors and types; the last is `Fusion`, the visitor tree."""
     arguments: str
-    """The expression of `Fusion`'s arguments, from `call`."""
+    """Expression of `Fusion`'s arguments, in terms of `call`."""
     source: int | None = None
-    """Index of the input that the kernel reads as its own matrix C."""
+    """Index of the input that the kernel reads as matrix C."""
     access: int = 1
-    """Elements that a thread reads and writes of all rows at once, for capability 8.0."""
+    """Vector width, in elements, of a thread's epilogue accesses; for sm_80."""
 
 
 def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
-    """The tree of visitors of an epilogue for a kernel.
+    """Render the visitor tree of an epilogue for a kernel.
 
-    The types `Tile` and, for capability 8.0, `ThreadMap` have to be there. Tensors of a call are a,
-    b and the first output, then the inputs, then the other outputs.
+    The text uses the type `Tile` and, for sm_80, `ThreadMap`, which must be defined before it. The
+    tensors of a call are a, b, the first output, the inputs, and the other outputs.
 
     Raises:
-        NotExpressible: the kernel cannot have that epilogue.
+        NotExpressible: the kernel does not support the epilogue.
     """
     reason = obstacle(epilogue, config.accumulator, config.grouped)
     if reason is None and epilogue.outputs[0][0] != config.d:
@@ -442,12 +445,12 @@ def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
 
 
 def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = False) -> str | None:
-    """Why no kernel can have an epilogue, if so.
+    """Return the reason why no kernel supports an epilogue; None if kernels do.
 
     Args:
-        epilogue: what is stored.
-        accumulator: dtype of the accumulators.
-        grouped: whether of a grouped product.
+        epilogue: to check.
+        accumulator: dtype of the accumulator.
+        grouped: whether it is the epilogue of a grouped GEMM.
     """
     for dtype, _ in epilogue.outputs:
         if dtype not in CPP_TYPES or dtype == "uint8":
@@ -469,7 +472,7 @@ def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = F
 
 
 class _Family(abc.ABC):
-    """The visitors of one generation of kernels."""
+    """The EVT node types of one kernel family (sm_90 or sm_80)."""
 
     namespace: str
     compute: str
@@ -482,13 +485,13 @@ class _Family(abc.ABC):
         self.config = config
 
     def broadcast(self, tensor: Tensor) -> str:
-        """As the kernel sees it, whose operands may be exchanged."""
+        """Return a tensor's broadcast in the kernel's axes, which `swap` exchanges."""
         if self.config.swap and tensor.broadcast in ("row", "column"):
             return "row" if tensor.broadcast == "column" else "column"
         return tensor.broadcast
 
     def strides(self, tensor: Tensor) -> str:
-        """The type of strides along M, N and the batch."""
+        """Return the CuTe stride type along M, N and the batch."""
         if tensor.broadcast == "matrix":
             inner = "_1, int64_t" if self.config.swap else "int64_t, _1"
             return f"Stride<{inner}, int64_t>"
@@ -505,11 +508,11 @@ class _Family(abc.ABC):
 
     @abc.abstractmethod
     def load(self, tensor: Tensor) -> str:
-        """The type that reads a tensor."""
+        """Return the type of the node that loads a tensor."""
 
     @abc.abstractmethod
     def store(self, dtype: str) -> str:
-        """The type that stores a value of a tree."""
+        """Return the type of the node that stores an output."""
 
 
 class _Specialized(_Family):
@@ -562,7 +565,7 @@ class _Multistage(_Family):
 
 
 class _Renderer:
-    """The text of one epilogue."""
+    """Renders the C++ text of one epilogue."""
 
     def __init__(self, epilogue: Epilogue, config: CutlassConfig, family: _Family) -> None:
         self.epilogue = epilogue
@@ -573,7 +576,7 @@ class _Renderer:
         self.source = self._source()
 
     def _source(self) -> int | None:
-        """The input that is read as C, with the kernel's own loads."""
+        """Return the index of the input that the kernel loads as C; None if it has no C."""
         if not self.family.loads_c or self.config.c == "void":
             return None
         vector = 128 // DTYPE_BITS[self.config.c]
@@ -623,13 +626,13 @@ class _Renderer:
         return Rendered("\n".join(self.lines), arguments, self.source, self._access())
 
     def _access(self) -> int:
-        """All tensors are accessed in vectors of as many elements, of 16 bytes at most."""
+        """Return the vector width in elements, at most 16 bytes, common to all tensors."""
         inputs = [each for each in self.epilogue.inputs if each.broadcast in ("matrix", "row")]
         alike = [(each.dtype, each.alignment) for each in inputs]
         alike += [(dtype, self.epilogue.alignment) for dtype, _ in self.epilogue.outputs[1:]]
         access = self.config.alignments[2]
         for dtype, alignment in alike:
-            # Wider ones are accessed by 16 bytes more than once.
+            # A wider dtype takes several 16-byte accesses per vector.
             if alignment % min(access, 128 // DTYPE_BITS[dtype]):
                 access = math.gcd(access, alignment)
         return access
@@ -642,7 +645,7 @@ class _Renderer:
         values: list[str],
         stores: list[tuple[str, str]],
     ) -> tuple[str, str]:
-        """All outputs as one graph: leaves, then each other output, at last the first one."""
+        """Return the type and arguments of a DAG: leaves, auxiliary outputs, the first output."""
         whole = f"seq<{', '.join(map(str, range(len(leaves))))}>"
         nodes, edges, arguments = list(leaves), ["seq<>"] * len(leaves), list(values)
         named = {int(name.removeprefix("Store")): name for name, _ in stores}
@@ -673,7 +676,7 @@ class _Renderer:
         )
 
     def _leaf(self, node: Node) -> None:
-        """A type for what is not computed, and its arguments."""
+        """Define the type and the arguments of a leaf: accumulator, scalar or loaded tensor."""
         prefix = self.family.namespace
         name = f"Leaf{len(self.leaves)}"
         arguments = "{}"
@@ -703,7 +706,7 @@ class _Renderer:
         self.leaves[node] = (name, arguments)
 
     def _function(self, index: int, value: Node, element: str) -> None:
-        """The function that computes an output from all leaves."""
+        """Define the functor that computes an output from all leaves."""
         names = {node: f"x{place}" for place, node in enumerate(self.leaves)}
         parameters = ", ".join(f"Fragment const& {name}" for name in names.values())
         body = []
@@ -738,7 +741,7 @@ class _Renderer:
 
 
 def _literal(value: float) -> str:
-    """A float32 number in C++, exactly."""
+    """Return the C++ literal of a number, exact in float32."""
     try:
         (rounded,) = struct.unpack("f", struct.pack("f", value))
     except OverflowError:

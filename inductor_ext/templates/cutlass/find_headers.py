@@ -1,7 +1,7 @@
-"""Where CUTLASS's headers are, and of which release they are.
+"""Find CUTLASS's headers and their version.
 
-They come from the nvidia-cutlass package, which is found and not imported, or from a checkout.
-What is missing is an error that names it and the command that installs it.
+They come from the nvidia-cutlass package, which is located but not imported, or from a checkout. If
+they are missing or too old, the error says so and names the command that installs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inductor_ext.toolchain import components
 __all__ = ["LOWEST", "Headers", "find"]
 
 LOWEST = (4, 2, 0)
-"""The oldest release that has all that the sources use."""
+"""The oldest CUTLASS release that has everything the sources use."""
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class Headers:
     """CUTLASS's headers on this machine."""
 
     root: pathlib.Path
-    """Absolute; what nvcc gets is its folder `include`."""
+    """Absolute path of the folder that contains `include`."""
     version: tuple[int, int, int]
 
     @property
     def include(self) -> pathlib.Path:
-        """The folder that nvcc gets; CUTLASS's utilities for hosts are not needed."""
+        """The include folder for nvcc. CUTLASS's host utilities (tools/util) are not needed."""
         return self.root / "include"
 
     @property
     def release(self) -> str:
-        """As in "4.2.0"."""
+        """The version as text, such as "4.2.0"."""
         return ".".join(map(str, self.version))
 
 
 def find(cutlass_dir: str | os.PathLike[str] | None = None) -> Headers:
-    """The headers.
+    """Return CUTLASS's headers on this machine.
 
     Args:
-        cutlass_dir: a checkout of CUTLASS; None for where Inductor's setting of that name, the
-            variable TORCHINDUCTOR_CUTLASS_DIR or the package nvidia-cutlass has them.
+        cutlass_dir: a checkout of CUTLASS; None to use Inductor's setting of that name, the
+            variable TORCHINDUCTOR_CUTLASS_DIR or the package nvidia-cutlass.
 
     Raises:
-        exc.MissingToolchainError: there are none, or they are too old.
+        exc.MissingToolchainError: they are not found, or too old.
     """
     if cutlass_dir is None:
         part = components.probe("cutlass")

@@ -1,8 +1,9 @@
-"""Launching CUTLASS kernels that have been built, through the two functions of their sources.
+"""Launch built CUTLASS kernels through the two C functions of their sources.
 
-`geometry` says what a launch is told of sizes and strides, which may be expressions; `packing` how
-that lies in memory. `load` gives a `Kernel` in this process, and `call` its arguments for tensors:
-torch's, of which only sizes, strides and addresses are asked, so that torch is not imported here.
+`geometry` computes the sizes and strides of a launch, which may be symbolic; `packing` describes
+the memory layout of its arguments. `load` returns a `Kernel` in this process, and `call` packs its
+arguments from torch tensors. Only their sizes, strides and addresses are used, so this module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _FORMATS = {"int32_t": "i", "int64_t": "q", "float": "f"}
-"""Of `struct`; everything else is an address."""
+"""`struct` format characters of C types; every other type is a pointer."""
 
 
 def _format(fields: tuple[tuple[str, str], ...]) -> str:
@@ -46,45 +47,44 @@ def _format(fields: tuple[tuple[str, str], ...]) -> str:
 
 
 OPERANDS_AT = struct.calcsize(f"@{_format(CALL_FIELDS)}")
-"""Bytes from a call's structure on where its operands begin in `packing`."""
+"""Offset of the operands in `packing`, in bytes from the start of the `Call` struct."""
 
 OPERAND_BYTES = struct.calcsize(f"@{_format(TENSOR_FIELDS)}")
 
 
 def packing(operands: int, scalars: int) -> struct.Struct:
-    """How a call, its operands and its scalars lie behind each other: all fields, in their order.
+    """Return the layout of a `Call` struct, its operands and its scalars in one block of memory.
 
-    The call's last two are the addresses of the first operand and of the first scalar.
+    The last two fields of the `Call` are the addresses of the first operand and the first scalar.
     """
     operand = _format(TENSOR_FIELDS)
     return struct.Struct(f"@{_format(CALL_FIELDS)}{operand * operands}{'f' * scalars}")
 
 
 Shape = tuple[Sequence[Any], Sequence[Any]]
-"""A tensor's sizes and strides: numbers, or expressions that can be computed with."""
+"""A tensor's sizes and strides: numbers or symbolic expressions."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a launch is told of sizes and strides."""
+    """The sizes and strides of a launch."""
 
     sizes: tuple[Any, Any, Any, Any]
-    """M, N and K as the kernel sees them, and matrices or groups."""
+    """M, N and K in the kernel's order, and the number of matrices or groups."""
     strides: tuple[tuple[Any, Any], ...]
-    """Of each operand, in the call's order: elements from row to row (or from column to column)
-    and from matrix to matrix."""
+    """Leading stride and batch stride of each operand, in elements, in the call's order."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a launch."""
+    """The packed arguments of a launch."""
 
     memory: Any
-    """As `packing` has it."""
+    """A ctypes buffer with the layout of `packing`."""
 
     @property
     def address(self) -> int:
-        """Of the structure."""
+        """Address of the `Call` struct."""
         return ctypes.addressof(self.memory)
 
 
@@ -97,7 +97,7 @@ def ordered(
     outputs: Sequence[Any] = (),
     ends: Any = None,
 ) -> list[Any]:
-    """Operands in the order in which a call has them; arguments are as of `call`."""
+    """Return the operands in the call's order; see `call` for the arguments."""
     factors = [b, a] if config.swap else [a, b]
     return [*factors, out, *(() if ends is None else (ends,)), *inputs, *outputs]
 
@@ -111,11 +111,11 @@ def geometry(
     outputs: Sequence[Shape] = (),
     ends: Shape | None = None,
 ) -> Geometry:
-    """Sizes and strides of a launch; arguments are as of `call`, but of each only the shape."""
+    """Return the sizes and strides of a launch; the arguments are the shapes of those of `call`."""
     m, k = a[0][-2:]
     n = b[0][-1]
     batch = b[0][0] if ends is not None else out[0][0] if len(out[0]) == 3 else 1
-    # With operands exchanged, the kernel's A is b's transpose, and its B a's.
+    # With `swap`, the kernel's A is b transposed, and its B is a transposed.
     rows_of_a, rows_of_b = config.layouts[0] == "t", config.layouts[1] == "t"
     if config.swap:
         rows_of_a, rows_of_b = not rows_of_b, not rows_of_a
@@ -124,7 +124,7 @@ def geometry(
         sizes = (m, n, k, batch)
     stride, batch_stride = _factor(b, rows_of_b)
     if config.a in INT4:
-        # Two elements in a byte, as which tensors have them.
+        # The tensor has bytes with two elements each; the kernel counts elements.
         stride, batch_stride = 2 * stride, 2 * batch_stride
     strides = ordered(
         config,
@@ -139,7 +139,7 @@ def geometry(
 
 
 def settled(config: CutlassConfig) -> tuple[int, int, int]:
-    """The fields of a call that a configuration decides: swizzle, order of tiles, splits."""
+    """Return the fields of a call that the configuration determines: swizzle, raster, splits."""
     return config.swizzle, RASTER[config.raster], config.split_k
 
 
@@ -155,19 +155,19 @@ def call(
     scalars: Sequence[float] = (),
     sms: int = 0,
 ) -> Call:
-    """The arguments of a launch for tensors.
+    """Pack the arguments of a launch on tensors.
 
     Args:
-        config: of the kernel, with what a launch decides: splits, swizzle, order of tiles.
-        a: [M, K] or [batch, M, K]; of a grouped product, all rows, [M, K].
-        b: [K, N] or [batch, K, N]; of a grouped product, [groups, K, N]; of 4 bits, [K / 2, N].
-        out: [M, N] or [batch, M, N], with elements of a row side by side.
-        inputs: the epilogue's, in its order: [M, N], [1, N] or [N], [M, 1], one element; or with
-            the batch in front; scales of groups, [N, groups].
-        outputs: the epilogue's others.
-        ends: of a grouped product, the row after each group's last, int32 [groups].
-        scalars: the epilogue's parameters.
-        sms: multiprocessors of the device; 0 for asking it.
+        config: of the kernel, with the launch parameters: splits, swizzle, raster order.
+        a: [M, K] or [batch, M, K]; [M, K] with the rows of all groups for a grouped GEMM.
+        b: [K, N] or [batch, K, N]; [groups, K, N] for a grouped GEMM; [K / 2, N] if b is 4-bit.
+        out: [M, N] or [batch, M, N], row-major.
+        inputs: of the epilogue, in its order: [M, N], [1, N] or [N], [M, 1], or one element, each
+            optionally with a leading batch dimension; group scales are [N, groups].
+        outputs: the epilogue's outputs other than `out`.
+        ends: end offsets of the groups of a grouped GEMM (exclusive), int32 [groups].
+        scalars: parameters of the epilogue.
+        sms: number of SMs of the device; 0 to query it.
     """
 
     def shape(tensor: Any) -> Shape:
@@ -196,10 +196,10 @@ def call(
 
 
 def _factor(tensor: Shape, rows: bool) -> tuple[Any, Any]:
-    """Elements from row to row, or from column to column if rows are not what lies side by side,
-    and from matrix to matrix.
+    """Return leading stride and batch stride of operand A or B, in elements.
 
-    What only has one row has some stride that TMA takes, which its own need not be.
+    The leading stride is between rows if `rows`, else between columns. For a single row (or column)
+    it is one that TMA accepts, as the tensor's own is arbitrary and may not be.
     """
     sizes, strides = tensor
     count, inner = sizes[-2:] if rows else (sizes[-1], sizes[-2])
@@ -210,7 +210,7 @@ def _factor(tensor: Shape, rows: bool) -> tuple[Any, Any]:
 
 
 _TMA_ELEMENTS = 16
-"""Of 8 bits and more, of which so many are a stride that TMA takes."""
+"""A multiple of this many elements, of 8 bits or more, is a stride that TMA accepts (16 bytes)."""
 
 
 def _matrix(tensor: Shape) -> tuple[Any, Any]:
@@ -225,9 +225,9 @@ def _of_batch(tensor: Shape) -> Any:
 
 
 def functions(library: ctypes.CDLL) -> tuple[Any, Any]:
-    """The two functions of a kernel, which take addresses: of the workspace's size and of running.
+    """Return a kernel's two C functions, workspace size and run, which take addresses.
 
-    See `source` for what they give.
+    See `source` for their results.
     """
     size, run = library.inductor_ext_workspace_size, library.inductor_ext_run
     size.restype, size.argtypes = ctypes.c_int64, [ctypes.c_void_p]
@@ -236,38 +236,38 @@ def functions(library: ctypes.CDLL) -> tuple[Any, Any]:
 
 
 def reason(error: int) -> str:
-    """What an error of `Kernel.run` is, in words."""
+    """Return the message for an error code of `Kernel.run`."""
     if error > CUDA_ERRORS:
         return f"CUDA's error is {error - CUDA_ERRORS}"
     return f"CUTLASS's status is {error}"
 
 
 CUDA_ERRORS = 1000
-"""What is added to CUDA's own code in an error."""
+"""Offset that is added to CUDA error codes."""
 
 
 class Kernel:
-    """A kernel in this process."""
+    """A kernel that is loaded in this process."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.name = name
         self._size, self._run = functions(library)
 
     def workspace_size(self, arguments: Call) -> int | None:
-        """Bytes of the workspace of a launch; None if the kernel cannot run it."""
+        """Return the bytes of a launch's workspace; None if the kernel cannot run the launch."""
         size = int(self._size(arguments.address))
         return None if size < 0 else size
 
     def run(self, arguments: Call, workspace: int, stream: int) -> int:
-        """Launch.
+        """Launch the kernel.
 
         Args:
-            arguments: made by `call`.
-            workspace: address of memory of the device, of `workspace_size` bytes.
-            stream: CUDA's handle.
+            arguments: from `call`.
+            workspace: address of `workspace_size` bytes of device memory.
+            stream: CUDA stream handle.
 
         Returns:
-            0, or an error as `source` describes.
+            0, or an error code as described in `source`.
         """
         return int(self._run(arguments.address, workspace, stream))
 
@@ -278,10 +278,10 @@ def load(
     toolchain: nvcc_build.Toolchain | None = None,
     limit: int | None = None,
 ) -> Kernel:
-    """A kernel in this process, built if it has not been.
+    """Load a kernel into this process; build it if necessary.
 
     Raises:
-        exc.MissingToolchainError, exc.KernelBuildError: see `build.built`.
+        exc.MissingToolchainError, exc.KernelBuildError: see `nvcc_build.built`.
     """
     with nvcc_build.built(source, store, toolchain, "library", limit) as file:
         return Kernel(ctypes.CDLL(str(file)), source.name)

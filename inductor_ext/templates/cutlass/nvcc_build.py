@@ -1,29 +1,29 @@
-"""Building CUTLASS kernels with nvcc, once for each source on a machine.
+"""Build CUTLASS kernels with nvcc, once per source and machine.
 
-What is built lies in a store that processes share (`artifact_store.Store`), by a key of the source
-and the flags: a build that is killed leaves nothing that is found, and the store removes what it
-left and keeps to its size. No compiler is needed for what is there, whichever one built it. Two
-processes that want the same kernel build it once. At most as many builds run at a time, in all
-processes together, as there are cores and memory for. An error of nvcc is raised with the kernel's
-name and nvcc's words, and kept for that nvcc and that release of CUTLASS, so that it does not cost
-a minute again.
+Results are in a store that all processes share (`artifact_store.Store`), keyed by source and flags.
+A cached kernel needs no compiler, and is used whichever nvcc built it. Processes that request the
+same kernel build it once, and the number of concurrent builds in all processes is limited by cores
+and memory (`jobs`). A killed build leaves no entry; the store cleans up after it and enforces its
+size limit. A compile error is raised with the kernel's name and nvcc's message, and cached for that
+nvcc version and CUTLASS release, so that it does not cost a minute again. The settings
+`artifact_cache_dir` and `artifact_cache_size` determine the store of a compile (`runtime.store`).
 
-A source's two halves (`source`) are compiled side by side, by an nvcc each, and then linked to a
-shared object and to an object that other programs can be linked with, both with CUDA's runtime in
-them.
+The two halves of a source (`source`) are compiled in parallel, by one nvcc each, then linked to a
+shared object and to a relocatable object for linking into other programs. Both contain the static
+CUDA runtime.
 
-Seconds of CPU for the two halves, with nvcc 13.0 and CUTLASS 4.2.0 [measured on an AMD EPYC]; the
-first is what one waits for if there are cores for both:
+CPU seconds of the two halves, with nvcc 13.0 and CUTLASS 4.2.0 [measured on an AMD EPYC]; the
+device half is the wall time if there are cores for both:
 
 | kernel | device | host |
 | --- | --- | --- |
-| capability 8.0, bfloat16, addmm with a row of biases | 10 | 8 |
-| capability 9.0, bfloat16, pingpong | 22 | 11 |
-| capability 9.0, bfloat16, stream-K cooperative | 30 | 15 |
-| capability 9.0, int8 weights times bfloat16 | 36 | 18 |
+| sm_80, bfloat16, addmm with a row bias | 10 | 8 |
+| sm_90, bfloat16, pingpong | 22 | 11 |
+| sm_90, bfloat16, stream-K cooperative | 30 | 15 |
+| sm_90, int8 weights times bfloat16 | 36 | 18 |
 
-Most of the device's half is spent on instantiating templates, in cicc's front end: parsing the
-headers is 4, optimisation 3, ptxas less than 1. So optimisation levels make little difference.
+Template instantiation in cicc's front end dominates the device half: parsing the headers takes 4 s,
+optimization 3 s, ptxas less than 1 s. So optimization levels make little difference.
 """
 
 from __future__ import annotations
@@ -69,51 +69,51 @@ __all__ = [
 ]
 
 Kind = Literal["library", "cubin"]
-"""A shared object with the two functions of a source, or the device's code alone."""
+"""`library`: a shared object with the two functions of a source; `cubin`: device code only."""
 
 FILES: Mapping[str, str] = types.MappingProxyType({"library": "kernel.so", "cubin": "kernel.cubin"})
-"""Names in an entry of the store."""
+"""File name of each kind in a store entry."""
 
 OBJECT = "kernel.o"
-"""Beside the shared object what it was linked of, for those who link it into something else: it
-needs libstdc++, libdl, librt and libpthread, and its only global symbols are the two functions."""
+"""Relocatable object next to the shared object, for linking into other programs. It needs
+libstdc++, libdl, librt and libpthread; its only global symbols are the two functions."""
 
 DETAILS = "kernel.json"
-"""Of an entry: name, architecture, releases of nvcc and CUTLASS, and the seconds that it took."""
+"""Metadata file of an entry: name, architecture, nvcc and CUTLASS versions, build seconds."""
 
 Half = Literal["device", "host"]
 
 _FAILURE = "failure.txt"
 
 _FORMAT = 1
-"""Of entries; part of their keys."""
+"""Format version of store entries; part of their keys."""
 
 _JOB_BYTES = 5 << 30
-"""Memory that one build takes at most, with both halves at a time [measured: 3.8 and 1.2 GB]."""
+"""Upper bound of one build's memory, with both halves in parallel [measured: 3.8 and 1.2 GB]."""
 
 _POLL = 0.05
-"""Seconds between two looks for a free place to build."""
+"""Seconds between two attempts to acquire a build slot."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What kernels are built with."""
+    """The programs and libraries that kernels are built with."""
 
     nvcc: str
-    """The program's path."""
+    """Path of nvcc."""
     version: str
     headers: find_headers.Headers
     cxx: str
-    """The C++ compiler that links; a path."""
+    """Path of the C++ compiler, which links."""
     runtime: pathlib.Path
-    """CUDA's runtime as a static library."""
+    """Path of the static CUDA runtime, libcudart_static.a."""
 
     @classmethod
     def find(cls, cutlass_dir: str | None = None) -> Toolchain:
-        """That of this machine.
+        """Return the toolchain of this machine.
 
         Args:
-            cutlass_dir: as of `headers.find`.
+            cutlass_dir: see `find_headers.find`.
 
         Raises:
             exc.MissingToolchainError: there is no nvcc, no C++ compiler for it, or no CUTLASS.
@@ -127,21 +127,22 @@ class Toolchain:
         return cls(nvcc.path, nvcc.version or "", known, cxx.path, _runtime(nvcc.path))
 
     def link(self, source: Source, folder: pathlib.Path, scratch: pathlib.Path) -> None:
-        """Make an object and a shared object of both halves.
+        """Link both halves to a relocatable object and a shared object.
 
         Args:
             source: of the kernel.
-            folder: where they go.
-            scratch: where the halves are, and what is not needed afterwards.
+            folder: output folder.
+            scratch: folder with the compiled halves, also for temporary files.
 
         Raises:
-            exc.KernelBuildError: a program fails.
+            exc.KernelBuildError: a linker command fails.
         """
         cubin, host = scratch / FILES["cubin"], scratch / "host.o"
         (scratch / "cubin.s").write_text(_EMBEDDED.format(file=cubin))
         kept = [f"--keep-global-symbol=inductor_ext_{each}" for each in ("workspace_size", "run")]
-        # Symbols of the runtime become local ones, as each kernel has its own. Groups of sections
-        # would be taken for those of the same name in other objects.
+        # Each kernel has its own CUDA runtime, so make the runtime's symbols local. Resolve COMDAT
+        # section groups here: the linker would otherwise merge them with equally named groups of
+        # other objects.
         relocatable = [self.cxx, "-r", "-nostdlib", "-Wl,--force-group-allocation"]
         whole = [host, scratch / "cubin.o", self.runtime]
         library = ["-shared", "-o", folder / FILES["library"], folder / OBJECT]
@@ -169,10 +170,10 @@ inductor_ext_cubin:
 
 @functools.cache
 def _runtime(nvcc: str) -> pathlib.Path:
-    """CUDA's static runtime, of which nvcc alone knows where it is.
+    """Return the path of the static CUDA runtime, from the library folders that nvcc uses.
 
     Raises:
-        exc.MissingToolchainError: it is not there.
+        exc.MissingToolchainError: it is not in any of them.
     """
     told = subprocess.run(
         [nvcc, "--dryrun", "-shared", "-o", "x.so", "x.o"],
@@ -194,7 +195,7 @@ def _runtime(nvcc: str) -> pathlib.Path:
 
 
 def _flags(source: Source, half: Half) -> list[str]:
-    """nvcc's arguments, but for the paths."""
+    """Return nvcc's arguments, without paths."""
     target = source.architecture
     found = [
         "-std=c++17",
@@ -202,7 +203,7 @@ def _flags(source: Source, half: Half) -> list[str]:
         "-DNDEBUG",
         f"-gencode=arch=compute_{target},code=sm_{target}",
         "--expt-relaxed-constexpr",
-        # CUTLASS has annotations on functions that need none.
+        # CUTLASS annotates defaulted functions, which nvcc warns about.
         "-diag-suppress=20012",
     ]
     first = source.text.partition("\n")[0]
@@ -218,10 +219,10 @@ def _halves(kind: Kind) -> tuple[Half, ...]:
 
 
 def key(source: Source, kind: Kind = "library") -> str:
-    """Of a kernel in a store: hexadecimal, and the same for all that do the same.
+    """Return the key of a kernel in the store: a hex digest of source, flags and machine type.
 
-    Neither nvcc's release nor CUTLASS's is part of it: what either has built is used where there is
-    another one, or none.
+    The nvcc and CUTLASS versions are not part of it, so that a cached kernel is used with any other
+    toolchain, or without one.
     """
     told = [str(_FORMAT), platform.machine(), source.name, source.text]
     for half in _halves(kind):
@@ -238,17 +239,17 @@ def _digest(told: Sequence[str]) -> str:
 
 
 def jobs(limit: int | None = None) -> int:
-    """How many builds may run at a time: as many as there are cores and memory for, at least 1.
+    """Return the maximum number of concurrent builds, from cores and memory; at least 1.
 
     Args:
-        limit: at most so many.
+        limit: upper bound; None for no other than cores and memory.
     """
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, _memory() // _JOB_BYTES, limit or cores))
 
 
 def _memory() -> int:
-    """Bytes of memory of the machine, or of the container that this is."""
+    """Return the bytes of memory of the machine, or the limit of the container (cgroup)."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):
         text = pathlib.Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
@@ -257,7 +258,7 @@ def _memory() -> int:
 
 
 def _free_bytes() -> int:
-    """Bytes of memory that a new process can have."""
+    """Return the bytes of memory that are available to a new process."""
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -267,9 +268,10 @@ def _free_bytes() -> int:
 
 @contextlib.contextmanager
 def _slot(store: artifact_store.Store, limit: int | None) -> Iterator[None]:
-    """Wait for one of the places to build, which all processes with this store share.
+    """Hold a build slot; wait for one of those that all processes with this store share.
 
-    It ends with the process that holds it. Without a folder that can be written to, nobody waits.
+    A slot is a file lock, so it is released when its process dies. Slots are not enforced if the
+    store's folder is not writable.
     """
     import filelock
 
@@ -282,7 +284,7 @@ def _slot(store: artifact_store.Store, limit: int | None) -> Iterator[None]:
             return
         while True:
             for place in range(jobs(limit)):
-                # One build runs in any case, others where nobody else has the memory.
+                # The first slot is unconditional; others need enough available memory.
                 if place and _free_bytes() < _JOB_BYTES:
                     break
                 lock = filelock.FileLock(folder / f"{place}.lock")
@@ -299,7 +301,7 @@ def is_built(
     toolchain: Toolchain | None = None,
     kind: Kind = "library",
 ) -> bool:
-    """Whether a kernel is in the store; with a toolchain, also whether its error is."""
+    """Whether a kernel is in the store, or, with a toolchain, a cached build error of it."""
     with store.get(key(source, kind)) as folder:
         if folder is not None or toolchain is None:
             return folder is not None
@@ -315,18 +317,20 @@ def built(
     kind: Kind = "library",
     limit: int | None = None,
 ) -> Iterator[pathlib.Path]:
-    """Yield the file of a kernel, built if it is not in the store. Nobody removes it meanwhile.
+    """Yield the path of a kernel's file, built if it is not in the store.
+
+    The store does not evict it before the context exits.
 
     Args:
         source: of the kernel.
-        store: where what is built is kept.
-        toolchain: by default that of this machine, which need not have one for what is there.
-        kind: what is built.
-        limit: builds at a time, at most.
+        store: of built kernels.
+        toolchain: by default this machine's; only needed to build.
+        kind: of file.
+        limit: maximum number of concurrent builds.
 
     Raises:
         exc.MissingToolchainError: see `Toolchain.find`.
-        exc.KernelBuildError: nvcc refuses the source, or was killed.
+        exc.KernelBuildError: nvcc rejects the source, or was killed.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(store.get(key(source, kind)))
@@ -335,7 +339,7 @@ def built(
             made = _make(source, store, toolchain, kind, limit)
             folder = stack.enter_context(store.get(key(source, kind)))
             if folder is None:
-                # A store that cannot be written to holds nothing.
+                # The store is not writable.
                 folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 for name, content in made.items():
                     (folder / name).write_bytes(content)
@@ -349,7 +353,7 @@ def build(
     kind: Kind = "library",
     limit: int | None = None,
 ) -> None:
-    """Have a kernel in the store; as `built`, for those who do not need it now."""
+    """Build a kernel into the store unless it is there; see `built` for arguments and errors."""
     with built(source, store, toolchain, kind, limit):
         pass
 
@@ -361,13 +365,13 @@ def build_all(
     kind: Kind = "library",
     limit: int | None = None,
 ) -> dict[str, exc.KernelBuildError]:
-    """Have kernels in the store, built side by side.
+    """Build kernels into the store in parallel, unless they are there; see `built`.
 
     Returns:
-        The errors of those that cannot be built, by name.
+        The errors of the kernels that failed to build, by name.
 
     Raises:
-        exc.MissingToolchainError: see `Toolchain.find`; not where all are there.
+        exc.MissingToolchainError: see `Toolchain.find`; not if all kernels are in the store.
     """
     missing = [each for each in sources if not is_built(each, store, kind=kind)]
     if not missing:
@@ -381,7 +385,7 @@ def build_all(
             return source.name, error
         return None
 
-    # Threads only wait: `_slot` keeps the number of builds.
+    # These threads only wait for nvcc; `_slot` limits the number of builds.
     with concurrent.futures.ThreadPoolExecutor(max(1, min(len(missing), 64))) as pool:
         return dict(filter(None, pool.map(one, missing)))
 
@@ -389,7 +393,9 @@ def build_all(
 def _make(
     source: Source, store: artifact_store.Store, toolchain: Toolchain, kind: Kind, limit: int | None
 ) -> dict[str, bytes]:
-    """Build into the store, unless another process just has; the files.
+    """Build a kernel into the store and return its files by name.
+
+    Returns no files if another process has built the kernel meanwhile.
 
     Raises:
         exc.KernelBuildError: see `built`.
@@ -424,17 +430,17 @@ def _make(
 
 
 class _Refused(Exception):
-    """What nvcc says against a source."""
+    """nvcc rejected a source; the message is nvcc's errors."""
 
 
 def _build(
     source: Source, toolchain: Toolchain, kind: Kind, folder: pathlib.Path, scratch: pathlib.Path
 ) -> None:
-    """Fill an entry, in which the source is already.
+    """Build a kernel into an entry's folder, which contains the source.
 
     Raises:
-        _Refused: nvcc refuses the source.
-        exc.KernelBuildError: it was killed, or failed for a reason that is not the source's.
+        _Refused: nvcc rejects the source.
+        exc.KernelBuildError: nvcc was killed, or failed for a reason other than the source.
     """
     with contextlib.ExitStack() as stack:
         halves = {}
@@ -447,7 +453,7 @@ def _build(
                 str(scratch / (FILES["cubin"] if half == "device" else "host.o")),
                 str(folder / "kernel.cu"),
             ]
-            # Each has its own folder for nvcc's files, and is gone with it.
+            # Each nvcc has its own folder for temporary files, removed with `scratch`.
             place = scratch / half
             place.mkdir()
             halves[half] = stack.enter_context(_process(command, place, "log"))
@@ -456,7 +462,7 @@ def _build(
                 said = (scratch / half / "log").read_text("utf-8", "replace")
                 complaints = [line for line in said.splitlines() if re.search(r"\berror\b", line)]
                 if not complaints or _KILLED.search(said):
-                    # Out of memory or disk: another time it may work.
+                    # Out of memory or disk: not cached as an error, as a retry may succeed.
                     raise _error(source, f"nvcc exits with {process.returncode}: {_last(said)}")
                 text = "\n".join(complaints[:_COMPLAINTS])
                 raise _Refused(text.replace(f"{folder}{os.sep}", ""))
@@ -474,14 +480,14 @@ def _last(said: str) -> str:
 def _process(
     command: Sequence[str], scratch: pathlib.Path, log: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program with all that it starts, which is ended when this is left.
+    """Run a program; on exit from the context, kill it and all its child processes.
 
     Args:
         command: the program and its arguments.
-        scratch: for its temporary files.
-        log: the file in there for what it says.
+        scratch: folder for its temporary files.
+        log: file name in `scratch` for its output.
     """
-    # Who ends all of them waits until one that has begun is known.
+    # `end_compilers` takes this lock, so it cannot miss a process that has just been started.
     with open(scratch / log, "wb") as output, _starting:
         process = subprocess.Popen(
             command,
@@ -489,7 +495,7 @@ def _process(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"},
-            # nvcc starts programs, which a session of its own lets us end with it.
+            # nvcc starts child processes; a separate session allows killing the whole group.
             start_new_session=True,
         )
         _running.add(process.pid)
@@ -503,10 +509,10 @@ def _process(
 
 
 _running: set[int] = set()
-"""Groups of processes that this one has started."""
+"""Process groups that this process has started."""
 
 _starting = threading.RLock()
-"""Held from before one is started until it is among them."""
+"""Held while a process is started, until it is in `_running`."""
 
 
 def _kill(group: int) -> None:
@@ -515,7 +521,7 @@ def _kill(group: int) -> None:
 
 
 def end_compilers() -> NoReturn:
-    """End this process at once, with the compilers that any of its threads has started."""
+    """Kill the compilers that all threads have started, and exit this process immediately."""
     _starting.acquire()
     for group in tuple(_running):
         _kill(group)

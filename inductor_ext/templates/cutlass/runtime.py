@@ -1,11 +1,12 @@
-"""CUTLASS kernels in generated code, which gets them by `load` and launches them by a call.
+"""Run-time support of generated code: `load` returns a CUTLASS kernel as a callable `Launcher`.
 
-The code holds a kernel's source. What was built of it lies in the store of this machine (`store`).
-Where that is gone, as on another machine that shares Inductor's cache, nvcc builds it again; where
-that cannot be, `exc.MissingKernelError` says what to do. A launch fills memory of its own, so that
-threads may launch side by side.
+The generated code contains the kernel's source; the built kernel is in this machine's store
+(`store`; settings `artifact_cache_dir`, `artifact_cache_size`). If it is missing, for example on
+another machine that shares Inductor's cache, nvcc rebuilds it; if that is not possible,
+`exc.MissingKernelError` says what to do. Each launch packs its arguments into new memory, so
+threads may launch concurrently.
 
-Light: it imports torch, and nothing of Inductor.
+The import is light: torch, but not Inductor.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from inductor_ext.templates.cutlass.source import Source
 __all__ = ["Launcher", "address", "load", "store"]
 
 Head = tuple[int, int, int, int, int, int, int, int]
-"""A call's fields before the addresses."""
+"""The fields of `Call` before the addresses."""
 
 
 class Launcher:
-    """A kernel in this process, for calls with as many operands and scalars."""
+    """A loaded kernel, for launches with a given number of operands and scalars."""
 
     def __init__(self, library: ctypes.CDLL, name: str, operands: int, scalars: int) -> None:
         self.name = name
@@ -45,45 +46,46 @@ class Launcher:
         return memory
 
     def __call__(self, stream: int, workspace: int, head: Head, *rest: float) -> None:
-        """Launch.
+        """Launch the kernel.
 
         Args:
-            stream: CUDA's handle.
-            workspace: address of memory of the device, of `workspace_size` bytes; 0 for none.
-            head: the call's fields before the addresses.
-            rest: of each operand address, stride and stride of the batch, in elements; scalars.
+            stream: CUDA stream handle.
+            workspace: address of `workspace_size` bytes of device memory; 0 for none.
+            head: the fields of `Call` before the addresses.
+            rest: address, leading stride and batch stride of each operand (strides in elements),
+                then the scalars.
 
         Raises:
-            exc.KernelLaunchError: the kernel or CUDA refuses it.
+            exc.KernelLaunchError: the kernel or CUDA returns an error.
         """
         error = self._run(self._filled(head, rest), workspace, stream)
         if error:
             raise exc.KernelLaunchError(kernel=self.name, why=launch.reason(error))
 
     def with_workspace(self, stream: int, device: str, head: Head, *rest: float) -> None:
-        """Launch with a workspace from torch's allocator, of the size that the kernel asks for.
+        """Launch the kernel with a workspace of the required size from torch's allocator.
 
         Args:
-            stream: CUDA's handle of the current stream.
-            device: as of torch.device.
-            head, rest: as of a call.
+            stream: handle of the current CUDA stream.
+            device: argument of torch.device.
+            head, rest: see `__call__`.
 
         Raises:
-            exc.KernelLaunchError: as of a call.
+            exc.KernelLaunchError: see `__call__`.
         """
         size = self.workspace_size(head, *rest)
         memory = torch.empty(size, dtype=torch.uint8, device=device)
-        # Who gets the memory next uses it behind this launch, in the same stream.
+        # Freed right after the launch: the allocator reuses it on the same stream, in order.
         self(stream, memory.data_ptr(), head, *rest)
 
     def workspace_size(self, head: Head, *rest: float) -> int:
-        """Bytes of the workspace of a launch.
+        """Return the bytes of a launch's workspace.
 
         Args:
-            head, rest: as of a call; of addresses only the alignment counts.
+            head, rest: see `__call__`; only the alignment of the addresses matters.
 
         Raises:
-            exc.KernelLaunchError: the kernel cannot run it.
+            exc.KernelLaunchError: the kernel cannot run the launch.
         """
         size: int = self._size(self._filled(head, rest))
         if size < 0:
@@ -92,10 +94,10 @@ class Launcher:
 
 
 def store(values: settings.Settings | None = None) -> artifact_store.Store:
-    """The store of kernels; nothing is made or touched by asking for it.
+    """Return the store of built kernels, without creating or touching files.
 
     Args:
-        values: by default those of the compile under way in this thread, else what holds now.
+        values: by default those of the current compile in this thread, else the current config.
     """
     if values is None:
         values = getattr(_compat.peek_choices(), "settings", None)
@@ -111,22 +113,22 @@ def store(values: settings.Settings | None = None) -> artifact_store.Store:
 
 
 _libraries: dict[str, ctypes.CDLL] = {}
-"""By the kernels' keys; they stay in the process."""
+"""Loaded libraries by kernel key; never unloaded."""
 
 _lock = threading.Lock()
 
 
 def load(name: str, architecture: str, text: str, *, operands: int, scalars: int) -> Launcher:
-    """A kernel in this process, from the store or built now.
+    """Load a kernel into this process, from the store or built now.
 
     Args:
         name, architecture, text: of its `Source`.
-        operands: of a call.
-        scalars: of a call.
+        operands: number of operands of a launch.
+        scalars: number of scalars of a launch.
 
     Raises:
-        exc.MissingKernelError: it is not there, and cannot be built on this machine.
-        exc.KernelBuildError: nvcc does not build it.
+        exc.MissingKernelError: it is not in the store, and cannot be built on this machine.
+        exc.KernelBuildError: nvcc fails to build it.
     """
     source = Source(name, text, architecture)
     key = nvcc_build.key(source)
@@ -144,13 +146,13 @@ def load(name: str, architecture: str, text: str, *, operands: int, scalars: int
 
 
 def address(key: str, function: str) -> int:
-    """Of a function of a kernel that this process has loaded, for generated C++.
+    """Return the address of a function of a loaded kernel, for generated C++.
 
     Args:
-        key: the kernel's, of `build.key`.
-        function: its name.
+        key: `nvcc_build.key` of the kernel.
+        function: name of the function.
 
     Raises:
-        KeyError: no such kernel has been loaded.
+        KeyError: the kernel has not been loaded.
     """
     return ctypes.cast(getattr(_libraries[key], function), ctypes.c_void_p).value or 0

@@ -1,30 +1,29 @@
-"""CUDA sources of CUTLASS kernels.
+"""CUDA source of a CUTLASS kernel, from its configuration and epilogue.
 
-One source serves every problem of its class: sizes, strides, scalars, the number of splits, swizzle
-and the order of tiles are arguments of a launch. Class and kernel are what is compiled: dtypes,
-layouts, alignments, tile, cluster, schedule and the epilogue's expression.
+Sizes, strides, scalars, split count, swizzle and raster order are launch arguments. Dtypes,
+layouts, alignments, tile, cluster, schedule and the epilogue's expression are compiled in.
 
-A source has two halves, which are compiled apart at the same time (`build`): with the macro
-INDUCTOR_EXT_DEVICE it is the device's code alone, and without it the host's, which finds the other
-one as the bytes `inductor_ext_cubin`. The host's half defines two functions in C, which are the
-same for all kernels:
+A source has a device half and a host half, which `nvcc_build` compiles in parallel: the macro
+INDUCTOR_EXT_DEVICE selects the device code; the host code embeds the compiled device code as the
+bytes `inductor_ext_cubin`. The host half defines two C functions, the same for all kernels:
 
     int64_t inductor_ext_workspace_size(Call const* call);
     int32_t inductor_ext_run(Call const* call, void* workspace, cudaStream_t stream);
 
-The first gives bytes, or -1 where the kernel cannot run the call (an alignment, say). The second
-launches, and gives 0 or an error: what `cutlassGetStatusString` names, or 1000 and CUDA's own code.
-`Call` is described by `CALL_FIELDS`. Its tensors are a, b and the output, in the kernel's order (b,
-a and the output where operands are exchanged), then the epilogue's inputs, then its other outputs;
-of a grouped product, a, b, the output and the ends of the groups (int32).
+The first returns bytes, or -1 if the kernel cannot run the call (for example, because of an
+alignment). The second launches, and returns 0 or an error: a `cutlass::Status` (see
+`cutlassGetStatusString`), or 1000 plus a CUDA error code. `CALL_FIELDS` describes `Call`. Its
+tensors are, in the kernel's order: a, b, the output (b, a, the output with swapped operands), the
+epilogue's inputs, the epilogue's other outputs. For a grouped GEMM they are a, b, the output and
+the end offsets of the groups (int32).
 
-A of 4 bits passes through registers, as any A does that is narrower than B. CUTLASS's conversions
-take the lower half of a byte first, and know of no zero: ours are of either order. Where groups
-along K are scaled, TMA loads scales with those of a column of the problem apart, and models hold
-them side by side: a kernel before the other one transposes them, into the workspace.
+A 4-bit A passes through registers, as does any A that is narrower than B. CUTLASS's conversions
+expect the low nibble first and have no zero point; the conversions here support both nibble orders
+and a zero point. With group scales along K, TMA needs the scales as [groups, N], but models store
+them as [N, groups]: a separate kernel transposes them into the workspace before each launch.
 
-Includes are few: what other devices have, CUTLASS's own launchers and its utilities for hosts are
-left out, as far as CUTLASS lets one.
+To save compile time the source includes as little as CUTLASS allows: no code for other
+architectures, none of CUTLASS's launchers (device adapters) and no host utilities.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = ["CALL_FIELDS", "FUNCTIONS", "RASTER", "TENSOR_FIELDS", "Source", "sou
 FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
     {"workspace_size": "inductor_ext_workspace_size", "run": "inductor_ext_run"}
 )
-"""Names of a source's functions."""
+"""Names of the two C functions of a source."""
 
 CALL_FIELDS = (
     ("int32_t", "m"),
@@ -64,38 +63,38 @@ CALL_FIELDS = (
     ("Operand const*", "tensors"),
     ("float const*", "scalars"),
 )
-"""Types and names of a call's fields, in order. Sizes are as the kernel sees them; `batch` counts
-matrices or groups; `sms` are those of the device, 0 for asking it."""
+"""C types and names of the fields of `Call`, in order. Sizes are in the kernel's order; `batch` is
+the number of matrices or groups; `sms` is the number of SMs of the device, 0 to query it."""
 
 TENSOR_FIELDS = (("void*", "data"), ("int64_t", "stride"), ("int64_t", "batch"))
-"""Of a tensor: its address, elements from row to row (or column to column), and from matrix to
-matrix."""
+"""C types and names of the fields of `Operand`: address, leading stride (between rows, or between
+columns if column-major) and batch stride, in elements."""
 
 RASTER: Mapping[str, int] = types.MappingProxyType({"heuristic": 0, "along_m": 1, "along_n": 2})
-"""A call's `raster` by name."""
+"""Values of `Call.raster` by name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's source."""
+    """The source of a kernel."""
 
     name: str
-    """The kernel's, as profilers show it: in CUTLASS's scheme, and 8 digits that tell its epilogue
-    and architecture from others."""
+    """Kernel name, as shown by profilers: CUTLASS's name and 8 hex digits of a hash of architecture
+    and source, which distinguishes epilogues."""
     text: str
     architecture: str
-    """nvcc's, as in "90a"."""
+    """nvcc's architecture, such as "90a"."""
 
 
 def source(config: CutlassConfig, epilogue: Epilogue) -> Source:
-    """The source of a kernel.
+    """Return the source of a kernel.
 
     Args:
-        config: what only a launch decides makes no difference.
-        epilogue: what is stored.
+        config: its launch parameters are ignored.
+        epilogue: of the kernel.
 
     Raises:
-        epilogue.NotExpressible: the kernel cannot have that epilogue.
+        evt.NotExpressible: the kernel does not support the epilogue.
     """
     config = config.compiled
     packed = epilogue.packed
@@ -119,7 +118,7 @@ def source(config: CutlassConfig, epilogue: Epilogue) -> Source:
 
 
 FLAGS = "// nvcc: "
-"""What the first line of a source begins with that has further arguments of nvcc."""
+"""Prefix of a source's first line if that lists further nvcc arguments."""
 
 _NAME = "@NAME@"
 
@@ -270,7 +269,7 @@ extern "C" __attribute__((visibility("default"))) int32_t inductor_ext_run(
 """
 
 _HALVES = "#if defined(INDUCTOR_EXT_DEVICE) || !defined(__CUDA_ARCH__)\n"
-"""What follows is left out of the host's half while nvcc looks at it for the device."""
+"""Guard that excludes the rest from nvcc's device pass over the host half."""
 
 _DEVICE_3X = """
 }  // namespace @NAME@_code
@@ -307,7 +306,7 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 _NAMED = frozenset({1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256})
-"""Numbers that CuTe has a type by name of."""
+"""Numbers for which CuTe defines a named type, such as `_64`."""
 
 _STRIDES = """
 template <class Strides>
@@ -327,7 +326,7 @@ Strides strides(Operand const& tensor) {
 
 
 def _collectives(config: CutlassConfig, rendered: Rendered, problem: str) -> str:
-    """Tile, epilogue, main loop and kernel of capability 9.0, by CUTLASS's builders."""
+    """Return the C++ types of an sm_90 kernel: tile, collective epilogue and mainloop, kernel."""
     grouped = "PtrArray" if config.grouped else ""
     pointer = "*" if config.grouped else ""
     schedule = {
@@ -338,7 +337,8 @@ def _collectives(config: CutlassConfig, rendered: Rendered, problem: str) -> str
     fast = "FP8FastAccum" if config.fast_accumulation else ""
     stored = schedule
     if not config.grouped:
-        # Those of plain kernels are named for who stores: one group of warps, or two together.
+        # Epilogue schedules of non-grouped kernels have no pingpong variant: one warpgroup stores,
+        # or two cooperate.
         stored = schedule.removesuffix("Pingpong")
     scheduler = "StreamKScheduler" if config.scheduler == "stream_k" else "PersistentScheduler"
     if config.grouped:
@@ -393,7 +393,7 @@ _RASTER = """
 
 
 def _includes(config: CutlassConfig) -> str:
-    """Of the collectives of capability 9.0 alone; CUTLASS's builders include those of all."""
+    """Return the includes of the sm_90 collectives only; CUTLASS's builder includes all of them."""
     array = "array_" if config.grouped else ""
     files = [
         "cutlass.h",
@@ -409,7 +409,7 @@ def _includes(config: CutlassConfig) -> str:
         ]
     files.append("gemm/collective/builders/sm90_gmma_builder.inl")
     if config.mainloop == "warpspecialized":
-        # What it needs is nowhere else.
+        # Only this header has all that this kernel needs.
         files.append("gemm/kernel/gemm_universal.hpp")
     else:
         files.append("gemm/kernel/gemm_universal_decl.h")
@@ -448,13 +448,13 @@ struct LayoutAwareConvertImpl<uint4b_t, @TYPE@, cute::Layout<cute::_8>, cute::La
 
 
 def _conversion(config: CutlassConfig, packed: Packed) -> str:
-    """C++ that converts numbers of 4 bits."""
+    """Return the C++ specialization that converts 4-bit elements to B's dtype."""
     exponent, pair = {
         "bfloat16": ("43", "__nv_bfloat162"),
         "float16": ("64", "__half2"),
     }[config.b]
     signed = config.a == "int4"
-    # Two's complement with its highest bit inverted is 8 more.
+    # Inverting the sign bit of a two's complement int4 adds 8.
     offset = f"{exponent}{packed.zero + (8 if signed else 0):02x}"
     halves = ("upper", "lower") if packed.high_first else ("lower", "upper")
     return _filled(
@@ -470,14 +470,14 @@ def _conversion(config: CutlassConfig, packed: Packed) -> str:
 
 
 def _filled(text: str, **values: str) -> str:
-    """A text with values in the places that have their names between two @."""
+    """Replace each `@NAME@` in a text by the value of that name."""
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
 
 
 def _element(dtype: str) -> str:
-    """CUTLASS's type of a factor's elements. What signs they have, `_conversion` knows."""
+    """Return CUTLASS's element type of an operand; `_conversion` handles the sign of int4."""
     return "cutlass::uint4b_t" if dtype in INT4 else CPP_TYPES[dtype]
 
 
@@ -491,8 +491,8 @@ struct Scales {
   int64_t pitch;
 };
 """
-"""[columns, groups] that are to be [groups, columns]; strides from column to column before and from
-group to group after."""
+"""Parameters of the transpose of scales from [columns, groups] to [groups, columns]: `stride` is
+between columns of the source, `pitch` between groups of the result."""
 
 _TRANSPOSE = """
 extern "C" __global__ void @NAME@_scales(__grid_constant__ @NAME@_code::Scales const given) {
@@ -613,8 +613,10 @@ typename Kernel::Arguments arguments(Call const& call{parameter}) {{
 
 
 def _grouped(config: CutlassConfig, rendered: Rendered) -> str:
-    """Sizes and addresses of groups are made on the device, of the ends of groups that are there:
-    the host waits for nothing.
+    """Return the source of a grouped GEMM.
+
+    A setup kernel computes the groups' sizes and addresses from their end offsets on the device, so
+    that the host does not synchronize.
     """
     a, b, d = (CPP_TYPES[each] for each in (config.a, config.b, config.d))
     problem = "cutlass::gemm::GroupProblemShape<Shape<int, int, int>>"

@@ -1,7 +1,8 @@
-"""The templates, what each can do, and `GemmConfig`: one instance of one of them.
+"""The Triton templates, their capabilities, and `GemmConfig`, one instance of a template.
 
-Axes are those of the problem, out[M, N] = a[M, K] @ b[K, N], also where a kernel exchanges its
-operands. A configuration knows nothing of legality: see `constraints`.
+Axes are those of the problem, out[M, N] = a[M, K] @ b[K, N], also for kernels that swap the
+operands. A configuration is not checked for legality here; see `constraints`. Register and shared
+memory sizes are estimates that constraints and cost model share.
 """
 
 from __future__ import annotations
@@ -43,45 +44,47 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Template:
-    """What a kernel family can do, whatever its configuration."""
+    """Capabilities of a kernel family, independent of the configuration."""
 
     operations: frozenset[str]
     prologues: frozenset[str] = frozenset()
-    """Kinds of `Prologue`."""
+    """Supported values of `Prologue.kind`."""
     capability: tuple[int, int] = (8, 0)
-    """The lowest compute capability."""
+    """Minimum compute capability."""
     tma: Literal["always", "optional", "never"] = "never"
     persistent: bool = False
-    """Whether as many CTAs as SMs take one tile after the other."""
+    """Whether the kernel is persistent: one CTA per SM loops over tiles."""
     flatten: bool = False
-    """Whether its loops over tiles and over K can be one."""
+    """Whether the loops over tiles and over K can be flattened into one."""
     split_k: bool = False
     swap: bool = False
     parts: bool = False
-    """Whether several factors b can share a."""
+    """Whether several fused weights can share a."""
     pdl: bool = False
-    """Whether it can be a programmatic dependent launch."""
+    """Whether programmatic dependent launch is supported."""
     row_maxima: bool = False
-    """Whether its tiles can give the largest elements of their rows."""
+    """Whether the epilogue can compute the row max or row amax of each tile."""
     tensor_cores: bool = True
     direct: bool = False
-    """Whether what the tensor cores multiply goes from memory straight to registers. The warps of a
-    CTA have the same tile then, and divide its K."""
+    """Whether tensor core operands are loaded from global memory straight into registers. All warps
+    of a CTA then compute the same tile and divide its K."""
     stationary: bool = False
-    """Whether all that a CTA multiplies of a stays in registers, while it walks along N."""
+    """Whether the CTA's part of a stays in registers while the CTA loops over N."""
     atomics: bool = False
-    """Whether splits of K are added up in the order in which they happen to finish. Ours write
-    their sums side by side, and a second step adds those up in one order."""
+    """Whether split-K accumulates with atomics, in nondeterministic order. The extension's
+    templates write partial accumulators to a workspace, and a second step reduces them in a fixed
+    order."""
     fused_reduction: bool = False
-    """Whether that second step needs no launch of its own, if a configuration asks for it."""
+    """Whether that second step can run in the same launch, if the configuration asks for it."""
     stream_k: bool = False
-    """Whether CTAs can share tiles of the last rounds, so that all of them end together."""
+    """Whether CTAs can share the tiles of the last rounds (stream-K), so that all CTAs finish
+    together."""
     tma_store: bool = False
     """Whether tiles can be stored by TMA."""
 
     @property
     def staged(self) -> bool:
-        """Whether operands wait in shared memory to be multiplied."""
+        """Whether operands are staged in shared memory."""
         return self.tensor_cores and not self.direct
 
 
@@ -134,7 +137,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             tma="always",
             persistent=True,
             parts=True,
-            # Stored by TMA, long products come out wrong with Triton 3.6.
+            # With a TMA store, long matmuls give wrong results with Triton 3.6.
         ),
         "bmm_persistent": Template(
             BATCHED,
@@ -183,13 +186,13 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
     }
 )
-"""The templates by name; where two are predicted to be equal, the first is preferred.
+"""The templates by name; if two are predicted to be equal, the first is preferred.
 
-`splitk`, for skinny products, with one split as well; `gemv`, without tensor cores, for up to 8
-rows; `cp_async`, for capability 8 and for what TMA refuses; `persistent_tma` (flattened or not) and
-its warp-specialised twin; `bmm_persistent`; `grouped`; `mixed`, which dequantises b on the way;
-`direct`, which does so for up to 8 rows; and `stationary`, for up to 16 and a long K.
-"""
+`splitk`: skinny GEMMs, also with a single split; `gemv`: up to 8 rows, without tensor cores;
+`cp_async`: capability 8 and operands that TMA cannot load; `persistent_tma` (flattened or not) and
+its warp-specialized variant `persistent_tma_ws`; `bmm_persistent`; `grouped`; `mixed`: dequantizes
+b in the prologue; `direct`: the same for up to 8 rows, without shared memory; `stationary`: the
+same for up to 16 rows and a long K."""
 
 TemplateName = Literal[
     "splitk",
@@ -206,18 +209,20 @@ TemplateName = Literal[
 
 
 CHUNK_BYTES = 64
-"""Of a column of b, what a warp of a direct kernel loads at once, 16 bytes a lane."""
+"""Bytes of a column of b that a warp of a `direct` kernel loads at once, 16 bytes per lane."""
 
 STRIP = 16
-"""Columns that a CTA of a stationary kernel multiplies at a time, as tensor cores take them."""
+"""Columns that a CTA of a `stationary` kernel multiplies at a time: one side of an mma
+instruction."""
 
 
 _PIECE_BYTES = 128
-"""Of a thread, when a tile of 16-bit elements changes its layout: what Triton 3.6 and 3.7 take at
-most, as compiled for capability 9.0."""
+"""Maximum scratch bytes per thread for a layout conversion of a tile of 16-bit elements, as Triton
+3.6 and 3.7 compile it for capability 9.0."""
 
 _BARRIER_BYTES = 1024
-"""At most, of the pipelines that Triton 3.6 and 3.7 compile, warp-specialised ones included."""
+"""Maximum bytes of the barriers of the pipelines that Triton 3.6 and 3.7 compile, including
+warp-specialized ones."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,7 @@ class GemmConfig:
     """One instance of a template.
 
     Raises:
-        exc.BadGemmError: an unknown template, a number below 1.
+        exc.BadGemmError: an unknown template, a value below 1.
     """
 
     template: TemplateName
@@ -233,33 +238,35 @@ class GemmConfig:
     block_n: int
     block_k: int
     stages: int
-    """Tiles of a and b in shared memory at once."""
+    """Pipeline depth: tiles of a and b in shared memory at the same time."""
     warps: int
-    """Of a warp-specialised kernel, of the group that it is launched with; see `consumer_warps`."""
+    """num_warps of the launch; for the warps that multiply in a warp-specialized kernel see
+    `consumer_warps`."""
     group_m: int = 8
-    """Tiles along M that are walked before the next step along N, so that they share b in L2."""
+    """Swizzle: tiles along M that are visited before the next step along N, so that they share b in
+    L2."""
     split_k: int = 1
-    """CTAs that divide K of one tile among them."""
+    """Number of CTAs that split the K of one tile."""
     one_launch: bool = False
-    """Whether that of them which is done last adds up their sums, and no second kernel."""
+    """Fused split-K: the last CTA of a tile reduces the splits, instead of a second kernel."""
     stream_k: bool = False
-    """Whether CTAs share tiles of the last rounds of a persistent kernel, two a tile at most, so
-    that all have as many steps along K (stream-K, Osama et al. 2023)."""
+    """Whether CTAs share tiles of the last rounds of a persistent kernel, at most two CTAs per
+    tile, so that all CTAs have equally many steps along K (stream-K, Osama et al. 2023)."""
     swap: bool = False
-    """Whether the tensor cores see b as their first operand, so that N is the long side there."""
+    """Whether b is the first operand of the tensor cores, so that N is the M of the instruction."""
     tma: bool = False
     tma_store: bool = False
-    """Whether tiles are stored by TMA as well, from shared memory, while the CTA goes on; where
-    what Inductor stores behind an epilogue cannot be, threads do it."""
+    """Whether tiles are also stored by TMA, asynchronously from shared memory. Stores of the
+    epilogue that TMA cannot do are done by threads."""
     warp_specialize: bool = False
     flatten: bool = False
-    """Whether the loops over tiles and over K are one, pipelined across tiles."""
+    """Whether the loops over tiles and over K are flattened into one, pipelined across tiles."""
     pdl: bool = False
     index64: bool = False
     """Whether addresses are computed with 64-bit indices."""
     realign: Literal["copy"] | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """`copy`: factors whose rows, or columns, do not all begin at multiples of 16 bytes are copied
-    to where they do, by kernels before this one (`GemmProblem.realigned`)."""
+    """`copy`: kernels before this one copy operands whose rows, or columns, are not all 16-byte
+    aligned to an aligned layout (`GemmProblem.realigned`)."""
 
     def __post_init__(self) -> None:
         require(
@@ -282,21 +289,22 @@ class GemmConfig:
             require(value >= 1, "configuration", name, value, "1 or more")
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes; `from_json` reads it."""
+        """Return a value for `json.dumps`; `from_json` reads it."""
         value: dict[str, Any] = plain(self)
         return value
 
     @classmethod
     def from_json(cls, value: object) -> GemmConfig:
-        """What `to_json` has written.
+        """Return the configuration that `to_json` wrote.
 
         Raises:
-            exc.BadGemmError: something is missing, unknown, of a wrong type or no configuration.
+            exc.BadGemmError: a key is missing or unknown, a type is wrong, or the configuration is
+                invalid.
         """
         return read(cls, value, "configuration")
 
     def of_kernel(self, problem: GemmProblem) -> tuple[GemmProblem, GemmConfig]:
-        """What the kernel itself is made for: a problem and a configuration without copies."""
+        """Return problem and configuration of the GEMM kernel itself, after `realign`'s copies."""
         if self.realign is None:
             return problem, self
         return problem.realigned, dataclasses.replace(self, realign=None)
@@ -312,20 +320,23 @@ class GemmConfig:
         return self.block_m if self.swap else self.block_n
 
     def product_m(self, problem: GemmProblem) -> int:
-        """Rows of one product as the tensor cores see it: a gate and what it gates are two, of half
-        the tile's columns each.
+        """Return the rows of one matmul as the tensor cores see it.
+
+        Gate and up projection are two matmuls with half of the tile's columns each.
         """
         return self.mma_m // 2 if self.swap and problem.epilogue.gated else self.mma_m
 
     def joins(self, problem: GemmProblem) -> bool:
-        """Whether a gate and what it gates are one product: TMA loads a tile of both factors at
-        once, wherever they lie, and side by side along N if K is contiguous in them.
+        """Whether gate and up projection are computed by one matmul.
+
+        TMA loads a tile of both weights at once, wherever they are in memory. They are adjacent
+        along N if K is contiguous in both.
         """
         joined = self.tma and not self.swap and problem.b.layout == "column"
         return problem.epilogue.gated and joined
 
     def product_n(self, problem: GemmProblem) -> int:
-        """Columns of one product as the tensor cores see it."""
+        """Return the columns of one matmul as the tensor cores see it."""
         halved = problem.epilogue.gated and not self.swap and not self.joins(problem)
         return self.mma_n // 2 if halved else self.mma_n
 
@@ -333,18 +344,19 @@ class GemmConfig:
     def consumer_warps(self) -> int:
         """Warps that hold accumulators.
 
-        Triton makes three groups of four of a warp-specialised kernel: one loads, two multiply.
+        For a warp-specialized kernel Triton creates three groups of four warps: one loads, two
+        multiply.
         """
         return 8 if self.warp_specialize else self.warps
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
+        """Threads per CTA."""
         return 32 * (self.consumer_warps + 4 if self.warp_specialize else self.warps)
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers of a thread that hold accumulators."""
+        """32-bit registers per thread that hold accumulators."""
         sums = self.block_m * self.columns_at_once
         if not TEMPLATES[self.template].tensor_cores:
             sums *= self.block_k
@@ -354,14 +366,16 @@ class GemmConfig:
 
     @property
     def columns_at_once(self) -> int:
-        """Columns of a tile that have accumulators at the same time."""
+        """Columns of a tile whose accumulators are live at the same time."""
         return STRIP if TEMPLATES[self.template].stationary else self.block_n
 
     @property
     def registers(self) -> int:
-        """An estimate of the 32-bit registers of a thread: accumulators, and 64 for the rest; in a
-        direct kernel also a step's elements of a, in 16 bits, and of b, in 8; fewer for the rest
-        where nothing is loaded but b.
+        """Estimated 32-bit registers per thread.
+
+        Accumulators plus 64 for everything else. `direct` kernels also hold one step's elements of
+        a (16-bit) and of b (8-bit). `stationary` kernels need fewer than 64, since their loop loads
+        only b.
         """
         template = TEMPLATES[self.template]
         operands = 0
@@ -373,20 +387,24 @@ class GemmConfig:
 
     @property
     def cta_registers(self) -> int:
-        """An estimate of the 32-bit registers of a CTA; threads that only load give theirs away."""
+        """Estimated 32-bit registers per CTA; producer warps release most of theirs."""
         consumers = 32 * self.consumer_warps
         return consumers * self.registers + (self.threads - consumers) * 24
 
     def stage_bytes(self, problem: GemmProblem) -> int:
-        """Bytes of shared memory of one stage: a tile of a and one of b, and what groups share."""
+        """Return the shared memory of one stage in bytes: a tile of a, one of b, and group
+        scales.
+        """
         if not TEMPLATES[self.template].staged:
             return 0
         a = size_of(self.block_m * self.block_k, problem.a.dtype)
         return a + size_of(self.block_n * self.block_k, problem.b.dtype) + self._shared(problem)
 
     def _shared(self, problem: GemmProblem) -> int:
-        """Bytes of the scales and zero points of a tile's groups, in copies of 4 bytes or more, of
-        which each thread may have one of every factor.
+        """Return the bytes of the scales and zero points of a tile's groups.
+
+        They are copied in units of 4 bytes or more, and each thread copies at least one unit per
+        weight.
         """
         prologue = problem.prologue
         if prologue is None or prologue.scales != "group":
@@ -397,21 +415,23 @@ class GemmConfig:
         return copied * (2 if prologue.zero_points else 1)
 
     def extra_bytes(self, problem: GemmProblem) -> int:
-        """Bytes of shared memory besides the stages.
+        """Return the bytes of shared memory in addition to the stages.
 
-        A tile on its way out, whose layout changes there: in place of the stages, unless those of
-        the next tile are being loaded; in pieces if elements have 16 bits or fewer; whole and
-        beside everything else for TMA to store it. Barriers, for TMA. And an operand that a
-        prologue has changed in registers, unless it is the first of the tensor cores' operands, the
-        only one that they read from registers.
+        - The output tile, whose layout is converted in shared memory. It reuses the memory of the
+          stages, unless those of the next tile are being loaded (`flatten`, `warp_specialize`). It
+          is converted in pieces if elements have 16 bits or fewer. For a TMA store it is a whole
+          tile with memory of its own.
+        - Barriers, for TMA.
+        - An operand that a prologue has changed in registers, unless it is the first operand of the
+          tensor cores, the only one that wgmma reads from registers.
         """
         template = TEMPLATES[self.template]
         if template.direct:
-            # Sums of all warps, of one product after the other.
+            # Accumulators of all warps; those of gate and up are exchanged one after the other.
             products = 2 if problem.epilogue.gated and not template.stationary else 1
             return self.warps * self.block_m * self.columns_at_once // products * 4
         prologue = problem.prologue
-        # Of the loop before the one over tiles, whose stages are in the same place.
+        # Stages of the statistics loop, which runs first and uses the same memory.
         first = 0
         if prologue is not None and prologue.standardizes:
             depth = statistics_depth(problem, self)
@@ -429,12 +449,12 @@ class GemmConfig:
         if not self.flatten and not self.warp_specialize:
             extra = max(0, extra - room)
         if self.tma_store:
-            # It may be under way while the next tile is multiplied.
+            # The store may still be in flight while the next tile is multiplied.
             tile = size_of(self.block_m * columns, problem.kernel_stores)
             extra = extra + tile if sums or problem.epilogue.inputs else tile
         if self.tma:
             extra += _BARRIER_BYTES
-        # Fewer rows or warps are multiplied by mma.sync, which reads both from registers.
+        # With fewer rows or warps mma.sync is used, which reads both operands from registers.
         warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
         if prologue is None:
             return extra
@@ -452,43 +472,49 @@ class GemmConfig:
         return max(extra, first - room)
 
     def chunks(self, problem: GemmProblem) -> int:
-        """Loads of each column of b in a step of a warp of a direct kernel; 0 for less than one."""
+        """Return the loads per column of b in one step of a warp of a `direct` kernel; 0 for less
+        than one.
+        """
         return size_of(self.block_k // self.warps, problem.b.dtype) // CHUNK_BYTES
 
     def gathers(self, problem: GemmProblem) -> bool:
-        """Whether threads load elements of a or b one by one into registers, and pipelines have
-        nothing on the way: cp.async copies 4 bytes or more.
+        """Whether threads load elements of a or b one by one into registers, without a pipeline,
+        because cp.async copies at least 4 bytes.
         """
         narrow = min(problem.a.vector_bytes, problem.b.vector_bytes) < 4
         return narrow and not self.tma and TEMPLATES[self.template].staged
 
     def gathered(self, problem: GemmProblem) -> int:
-        """Elements of a step along K that a thread loads one by one."""
+        """Return the elements that a thread loads one by one in a step along K."""
         elements = (self.block_m + self.block_n) * self.block_k
         return ceiling(elements, self.threads) if self.gathers(problem) else 0
 
     def shared_memory(self, problem: GemmProblem) -> int:
-        """Bytes of shared memory of a CTA: the stages, and `extra_bytes`."""
+        """Return the shared memory of a CTA in bytes: the stages, and `extra_bytes`."""
         stages = 1 if self.gathers(problem) else self.stages
         return stages * self.stage_bytes(problem) + self.extra_bytes(problem)
 
     def tiles(self, problem: GemmProblem) -> int:
-        """Tiles of all outputs; no tile reaches over the border of two parts or matrices."""
+        """Return the number of tiles of all outputs; no tile crosses the border of two parts or
+        matrices.
+        """
         along_m = ceiling(problem.rows, self.block_m)
         return problem.batch * along_m * tiles_along_n(problem, self.block_n)
 
     def units(self, problem: GemmProblem) -> int:
-        """Pieces of work: tiles times splits of K."""
+        """Return the number of work units: tiles times splits of K."""
         return self.tiles(problem) * self.split_k
 
     def ctas(self, problem: GemmProblem, device: Device) -> int:
-        """CTAs of the launch."""
+        """Return the number of CTAs of the launch."""
         units = self.units(problem)
         return min(units, device.sms) if TEMPLATES[self.template].persistent else units
 
     def occupancy(self, problem: GemmProblem, device: Device) -> int:
-        """CTAs that an SM holds at once, by shared memory (1 KiB of each is the driver's),
-        registers and threads; at least 1. A persistent kernel launches no more than one.
+        """Return the CTAs that fit on an SM, at least 1.
+
+        Limits are shared memory (the driver reserves 1 KiB per CTA), registers and threads.
+        Persistent kernels launch at most one CTA per SM.
         """
         if TEMPLATES[self.template].persistent:
             return 1
@@ -497,32 +523,33 @@ class GemmConfig:
         return max(1, min(by_memory, by_registers, 2048 // self.threads, 32))
 
     def k_steps(self, problem: GemmProblem) -> int:
-        """Steps along K of the unit that has most."""
+        """Return the maximum number of steps along K of any work unit."""
         return ceiling(ceiling(problem.depth, self.block_k), self.split_k)
 
 
 STATISTICS_STAGES = 3
-"""Of the loop that finds mean and deviation of rows: it does little but wait for memory."""
+"""Stages of the loop that computes mean and deviation of rows; it is bound by memory latency."""
 
 
 def statistics_depth(problem: GemmProblem, config: GemmConfig) -> int:
-    """Columns of a tile of rows whose mean and deviation are looked for: 32 elements a thread."""
+    """Return the columns of a tile of the statistics loop: 32 elements per thread."""
     depth = max(16, 32 * config.threads // config.block_m)
     return min(depth, next_power_of_two(problem.k))
 
 
 def tiles_along_n(problem: GemmProblem, block_n: int) -> int:
-    """Tiles of `block_n` columns; where parts gate each other, a tile has half of it of each."""
+    """Return the number of tiles along N; for gate and up a tile of `block_n` holds half of
+    each.
+    """
     if problem.epilogue.gated or not problem.parts:
         return ceiling(problem.width, block_n)
     return sum(ceiling(part, block_n) for part in problem.parts)
 
 
 def warpgroup_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
-    """Whether a tile runs on the instructions of four warps (wgmma, tcgen05) and not on mma.sync.
+    """Whether a tile runs on warpgroup instructions (wgmma, tcgen05) instead of mma.sync.
 
-    PTX ISA, wgmma: 64 rows for each group of four warps; K has to be contiguous for all dtypes but
-    the 16-bit ones.
+    PTX ISA, wgmma: 64 rows per group of four warps; K must be contiguous except for 16-bit dtypes.
     """
     return (
         device.capability[0] in (9, 10)

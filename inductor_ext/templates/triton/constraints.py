@@ -1,8 +1,8 @@
-"""Which configuration may run which problem on which device.
+"""Constraints: which configuration can run which problem on which device.
 
-Each condition is stated once, here, with the templates that it concerns and the reason in words;
-the pruner, the ranking and the tests ask the same ones. `why_not` gives every reason, `legal` only
-the answer.
+Each constraint is stated once, here, with the templates that it applies to and a readable reason.
+The search space, `templates.kernels.legal` and the tests use the same checks. `why_not` returns all
+reasons, `legal` only whether there is none.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Constraint:
 
     name: str
     meaning: str
-    """In words."""
+    """Description: the docstring of the check."""
     templates: frozenset[str]
-    """Those that it concerns."""
+    """Names of the templates that it applies to."""
     check: Check
-    """None if the condition holds, else the reason why it does not, in words."""
+    """Returns None if the condition holds, else the reason why it does not."""
 
 
 _constraints: dict[str, Constraint] = {}
@@ -50,7 +50,7 @@ CONSTRAINTS: Mapping[str, Constraint] = types.MappingProxyType(_constraints)
 
 
 def _constraint(*templates: str) -> Callable[[Check], Check]:
-    """Register a check under its own name, for some templates or for all."""
+    """Register a check under its own name, for the given templates or for all."""
 
     def register(check: Check) -> Check:
         name = check.__name__.removeprefix("_check_")
@@ -68,7 +68,7 @@ _PERSISTENT_TMA = ("persistent_tma", "persistent_tma_ws")
 
 @_constraint()
 def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """The template covers the operation, its prologue and its parts."""
+    """The template supports the operation, its prologue and its fused weights."""
     template = TEMPLATES[config.template]
     if problem.operation not in template.operations:
         return f"{config.template} does not cover {problem.operation}"
@@ -87,7 +87,7 @@ def _words(kind: str) -> str:
 
 @_constraint()
 def _check_capability(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """The device has the template's instructions."""
+    """The device has the instructions that the template needs."""
     needed = TEMPLATES[config.template].capability
     for feature, asked in (("TMA", config.tma), ("dependent launch", config.pdl)):
         if asked and device.capability < (9, 0):
@@ -106,7 +106,7 @@ def _dotted(device: Device) -> str:
 
 @_constraint()
 def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """The template multiplies these dtypes, and the device has the tensor cores for it."""
+    """The template supports these dtypes, and the device has tensor cores for them."""
     a, b = problem.a.dtype, problem.b.dtype
     if problem.operation == "mixed":
         if a not in HALF or b not in ("int8", "uint8", "int4", "uint4", *FP8):
@@ -134,7 +134,7 @@ def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> st
 
 @_constraint()
 def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """The template has the options that the configuration asks for."""
+    """The template supports the options that the configuration sets."""
     template = TEMPLATES[config.template]
     if config.warp_specialize != (config.template == "persistent_tma_ws"):
         return "persistent_tma_ws is warp-specialised, and no other template is"
@@ -158,8 +158,8 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
 def _check_warp_specialization(
     problem: GemmProblem, config: GemmConfig, device: Device
 ) -> str | None:
-    """Triton specialises warps only with 4 warps and without a flattened loop, which the template
-    does not have; else it keeps silent.
+    """Triton specializes warps only with 4 warps and without a flattened loop, which the template
+    does not have; otherwise it silently compiles the kernel without warp specialization.
     """
     if config.warps != 4:
         return f"warps are specialised only with 4 warps, and there are {config.warps}"
@@ -167,19 +167,20 @@ def _check_warp_specialization(
 
 
 _MOST: Mapping[str, int] = types.MappingProxyType({"warps": 16, "stages": 16, "group_m": 1024})
-"""What no kernel is better with more of. Triton unrolls the beginning of a pipeline, and takes
-minutes for hundreds of stages; numbers of tiles of a larger group may leave 32 bits."""
+"""Upper limits that no useful kernel exceeds. Triton unrolls the prologue of a pipeline and takes
+minutes for hundreds of stages; the number of tiles of a larger group may overflow 32 bits."""
 
 
 @_constraint()
 def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Sizes of tiles and numbers of warps are powers of two (tl.arange; Triton's num_warps), and
-    numbers are such as a table that is right has.
+    """Tile sizes and warp counts are powers of two (tl.arange; Triton's num_warps), and values are
+    within the limits that any valid table respects.
     """
     stationary = TEMPLATES[config.template].stationary
     for name in ("block_m", "block_n", "block_k", "warps"):
         value = getattr(config, name)
-        # A stationary kernel walks along N.
+        # A stationary kernel loops over strips along N, so its block_n is any multiple of the
+        # strip.
         if value & (value - 1) and not (stationary and name == "block_n"):
             return f"{name} is {value}, which is no power of two"
     for name, most in _MOST.items():
@@ -190,8 +191,9 @@ def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> s
 
 @_constraint(*_STAGED)
 def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """tl.dot takes tiles of 16 and more along M, N and K, of 32 along K if a or b has 8 bits or
-    fewer; a TMA box has at most 256 elements a side, and beyond that, or 512 along K, nothing fits.
+    """tl.dot takes tiles of at least 16 along M, N and K, and 32 along K if a or b has 8 bits or
+    fewer. A side has at most 256 elements, the limit of a TMA box; 512 along K without TMA. Larger
+    tiles do not fit anyway.
     """
     least_k = least_block_k(problem)
     for name, value, least in (
@@ -208,7 +210,7 @@ def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str 
 
 
 def least_block_k(problem: GemmProblem) -> int:
-    """The smallest tile along K for tensor cores."""
+    """Return the smallest block_k that tensor cores support."""
     return 32 if min(DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]) <= 8 else 16
 
 
@@ -228,7 +230,7 @@ def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) 
 
 @_constraint(*_TENSOR_CORES)
 def _check_shared_memory(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """A CTA's shared memory is no more than a block may opt in to."""
+    """The CTA's shared memory does not exceed the opt-in limit per block."""
     needed = config.shared_memory(problem)
     if needed > device.shared_memory:
         return f"needs {needed} bytes of shared memory, and a block may have {device.shared_memory}"
@@ -236,20 +238,21 @@ def _check_shared_memory(problem: GemmProblem, config: GemmConfig, device: Devic
 
 
 MOST_ACCUMULATORS = 128
-"""Registers of a thread, half of the 255 that it can have: operands, addresses and the epilogue
-need the others, and what does not fit is spilled."""
+"""Accumulator registers per thread: half of the 255 available. Operands, addresses and the epilogue
+need the rest; beyond that registers spill."""
 
 
 MOST_GATHERED = 176
-"""Accumulators of a thread and elements that it loads one by one, with their addresses. With 192
-and more of them kernels of 16 to 999 rows took 3 to 70 times as long as others on an H200."""
+"""Limit on the accumulators of a thread plus the elements that it loads one by one, which need an
+address each. At 192 and above, kernels with M of 16 to 999 took 3 to 70 times as long as others on
+an H200."""
 
 
 @_constraint(*_TENSOR_CORES)
 def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Accumulators fit into registers beside what else a thread needs, so that nothing spills.
-    Where operands pass through registers as well, those are as many again: without tensor cores,
-    and where elements are loaded one by one, of which too many are spilled, too.
+    """Accumulators and all else that a thread needs fit into registers without spilling. Where
+    operands pass through registers as well, they need as many again, so the limit is halved:
+    without tensor cores, and where elements are loaded one by one. The latter are limited, too.
     """
     needed, gathered = config.accumulator_registers, config.gathered(problem)
     most = MOST_ACCUMULATORS
@@ -272,7 +275,9 @@ def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -
 
 @_constraint("persistent_tma", "persistent_tma_ws", "splitk", "bmm_persistent", "grouped")
 def _check_tma_alignment(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """What TMA loads has a contiguous dimension; address and strides are multiples of 16 bytes."""
+    """Operands that TMA loads have a contiguous dimension; addresses and strides are multiples of
+    16 bytes.
+    """
     return problem.tma_obstacle if config.tma else None
 
 
@@ -281,7 +286,7 @@ _NO_SPLIT_K = "torch.backends.cuda.matmul does not allow the sum along K to be s
 
 @_constraint()
 def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Every split has work, and the sum does not depend on chance if results must not."""
+    """Every split has work, and the reduction order is fixed if results must be deterministic."""
     template = TEMPLATES[config.template]
     if config.one_launch and not template.fused_reduction:
         return f"{config.template} adds up no splits"
@@ -305,7 +310,7 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
 
 @_constraint()
 def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """What TMA stores has rows of multiples of 16 bytes, of one factor, as the tile has them."""
+    """TMA stores rows that are multiples of 16 bytes, of a single weight, in the tile's layout."""
     if not config.tma_store:
         return None
     if not TEMPLATES[config.template].tma_store:
@@ -321,7 +326,7 @@ def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -
 
 @_constraint()
 def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """CTAs share tiles by the sums of one product, in a loop over tiles that is its own."""
+    """CTAs can share tiles of a single matmul if the loop over tiles is not flattened."""
     if not config.stream_k:
         return None
     if not TEMPLATES[config.template].stream_k:
@@ -337,7 +342,7 @@ def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) ->
 
 @_constraint(*(name for name in _TENSOR_CORES if name != "persistent_tma_ws"))
 def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """A loop along K has as many steps as stages, or no more than the two of any pipeline."""
+    """A loop along K has at least as many steps as stages; 2 stages are always allowed."""
     steps = config.k_steps(problem)
     if config.stages > max(2, steps) and not config.flatten:
         return f"{config.stages} stages are more than the {steps} steps along K"
@@ -346,7 +351,7 @@ def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) ->
 
 @_constraint()
 def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """No tile is so large that half of it or more would be padding, beyond the smallest tile."""
+    """A tile is not so large that half of it or more is padding, except for the smallest tile."""
     cores = TEMPLATES[config.template].tensor_cores
     least = 16 if cores else 1
     least_m = least_n = least
@@ -370,8 +375,8 @@ def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> 
 
 @_constraint("gemv")
 def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Up to 8 rows, all in one tile; what a thread holds at once stays in registers; b in 8 bits
-    has at most a scale for a column.
+    """M is at most 8, in one tile; what a thread holds at once stays in registers; 8-bit b has at
+    most one scale per column.
     """
     prologue = problem.prologue
     if prologue is not None and (prologue.scales == "group" or prologue.zero_points):
@@ -395,8 +400,8 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
 
 @_constraint("direct", "stationary")
 def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Lanes load 16 bytes of a column of b at a time, whole steps of K only, and no more than one
-    group that shares a scale.
+    """Lanes load 16 bytes of a column of b at a time, in whole steps of K, and a load does not
+    cross the border of a scale group.
     """
     a, b, prologue = problem.a, problem.b, problem.prologue
     if b.dtype not in ("int8", "uint8", "int4", "uint4"):
@@ -417,7 +422,7 @@ def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> st
 
 @_constraint("direct")
 def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Up to 8 rows, by tiles of 16 to 64 columns; a step is one or two loads of each warp."""
+    """M is at most 8, in tiles of 16 to 64 columns; a step is one or two loads per warp."""
     columns = config.block_n // (2 if problem.epilogue.gated else 1)
     if problem.rows > 8 or config.block_m != 8 or columns not in (16, 32, 64):
         return (
@@ -430,18 +435,18 @@ def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> s
 
 
 MOST_STATIONARY = 64
-"""Registers of a thread that hold elements of a, half of the 128 with which an SM has two CTAs of 8
-warps: a strip of b takes 32 of 8 bits, its sums 8."""
+"""Registers per thread that hold elements of a: half of the 128 at which two CTAs of 8 warps fit on
+an SM. A strip of 8-bit b takes 32, its accumulators 8."""
 
 MOST_SUMS = 32
-"""Registers of a thread that hold sums when those of all parts of K are added up, for all columns
-of a CTA at once. With more, this last step would have more registers than the rest, or spill."""
+"""Accumulator registers per thread in the final split-K reduction, which covers all columns of a
+CTA at once. With more, this step would need more registers than the main loop, or spill."""
 
 
 @_constraint("stationary")
 def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Up to 16 rows, of which registers hold what a CTA multiplies: it has one step of K, and
-    others the rest. Their sums are added up in the same launch.
+    """M is at most 16, and the CTA's part of a fits in registers. Each CTA has a single step along
+    K; the splits of K are reduced in the same launch.
     """
     if problem.rows > config.block_m or config.block_m not in (8, 16):
         return (
@@ -474,8 +479,8 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
 
 @_constraint()
 def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Squares of rows, summed up beside the product, are a tile of accumulators of its own. Before
-    they are all known elements are not small, and float16 does not hold them times a weight.
+    """The squares of rows are accumulated next to the matmul, in an accumulator tile of their own.
+    a is multiplied by the norm's weight before it is normalized, which may overflow float16.
     """
     if problem.prologue is None or not problem.prologue.normalizes:
         return None
@@ -490,7 +495,7 @@ def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Devic
 
 @_constraint("gemv", "mixed")
 def _check_scale_groups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """A tile along K is a whole number of the groups that share a scale, or the other way round."""
+    """block_k is a multiple of the group size of the scales, or the other way round."""
     if problem.prologue is None or not problem.prologue.group:
         return None
     group, block = problem.prologue.group, config.block_k
@@ -501,8 +506,9 @@ def _check_scale_groups(problem: GemmProblem, config: GemmConfig, device: Device
 
 @_constraint("gemv", "mixed")
 def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """What is applied to b itself is the same for all tiles, whose rows run along K; neighbours
-    along K that share a byte are multiplied by words of two neighbours of a.
+    """Scales or zero points that are applied to b itself require that K runs along the rows of its
+    tile; 4-bit pairs, adjacent along K, are multiplied by 32-bit words of two adjacent elements of
+    a.
     """
     prologue = problem.prologue
     if prologue is None:
@@ -524,7 +530,7 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
 
 @_constraint()
 def _check_reductions(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Of whole rows of one output each tile gives the largest element, when its sum is complete."""
+    """Each tile computes the row amax of a single output, from complete accumulators."""
     if not problem.epilogue.reductions:
         return None
     template = TEMPLATES[config.template]
@@ -551,7 +557,7 @@ def _check_index(problem: GemmProblem, config: GemmConfig, device: Device) -> st
 
 @_constraint()
 def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """What is copied to be aligned are the factors of a product alone, where they are not."""
+    """Only unaligned operands of a plain matmul, with nothing fused into them, are copied."""
     if config.realign is None:
         return None
     if problem.operation not in ("mm", "addmm", "bmm", "baddbmm"):
@@ -569,7 +575,7 @@ def _checks(template: str) -> tuple[Check, ...]:
 
 
 def why_not(problem: GemmProblem, config: GemmConfig, device: Device) -> list[str]:
-    """Why a configuration cannot run a problem on a device: every reason; none if it can."""
+    """Return all reasons why a configuration cannot run a problem on a device; empty if it can."""
     return list(_reasons(problem, config, device))
 
 

@@ -1,21 +1,22 @@
-"""Which configurations of which templates are worth measuring, by a model of the device.
+"""Analytical cost model: which configurations of which templates are worth benchmarking.
 
-`predict` gives the microseconds of one configuration, in parts; `rank` puts the whole space of a
-problem in order and keeps a few that differ. Everything that the model does not know from the
-problem, the configuration and the device is one of the `Constants`, so that measurements can
-correct it (`fit`). The model is there to order: what it keeps is measured against ATen anyway.
+`predict` returns the predicted microseconds of one configuration, with a breakdown; `rank` sorts a
+problem's search space and selects a few diverse configurations. All parameters that do not follow
+from the problem, the configuration or the device are in `Constants`, which `fit` adjusts to
+measurements. The model only has to order configurations: those it selects are benchmarked against
+ATen anyway.
 
-Two timelines run side by side, and the longer one counts most:
+Two timelines overlap, and the longer one dominates:
 
-- SMs: tiles in whole rounds (a wave that is half full takes as long as a full one), steps along K
-  at the rate of the tensor cores for that tile, the latency that a pipeline needs to fill, and what
-  is left visible of the epilogue;
-- memory: bytes of DRAM after reuse in L2 at the bandwidth, as far as enough loads are in flight
-  (Little's law), and bytes through L2 at the rate of one SM.
+- SMs: tiles in whole waves (a half-full wave takes as long as a full one), steps along K at the
+  tensor core rate for that tile, the latency to fill the pipeline, and the part of the epilogue
+  that is not hidden;
+- memory: DRAM bytes after reuse in L2 at the DRAM bandwidth, as far as enough loads are in flight
+  (Little's law), and bytes from L2 at the rate of one SM.
 
-Launch, the second step of split-K and what kernels behind do with maxima of rows come on top. No
-prediction is below the problem's roofline, and none grows with the bandwidth, with the number of
-SMs of one kind, or with a shorter K of the same alignment.
+Launch overhead, the split-K reduction and the kernels that consume the row amax are added. No
+prediction is below the problem's roofline, and none increases with the bandwidth, with the number
+of SMs of one kind, or with a shorter K of the same alignment.
 """
 
 from __future__ import annotations
@@ -53,87 +54,95 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Constants:
-    """What only measurements can tell.
+    """Model parameters that only measurements can determine.
 
     The defaults are fitted to 2213 kernels of 30 problems on an H200, with torch 2.11 and Triton
-    3.6.0: bfloat16, 1 to 4096 rows, plain, gated, normalised, of several parts and batched. Those
-    say nothing of `convert`, `standardize`, `specialized`, `gap` and `fused_gap`, which were set by
-    hand; `rows` was set by those of 16x4096x4095 and 64x4097x4095. `beside` and `lonely` are fitted
-    to 64 kernels of 1 and 16 rows with int8 weights on an H100 and an H200, `store_descriptor` and
-    `async_store` to the differences within 47 pairs of kernels with and without such stores there.
-    `changed` was fitted when it still stood for all kernels whose threads load.
+    3.6.0: bfloat16, M from 1 to 4096; plain, gated, normalized, with fused weights, and batched.
+    These do not determine `convert`, `standardize`, `specialized`, `gap` and `fused_gap`, which
+    were set by hand; `rows` was set from 16x4096x4095 and 64x4097x4095. `beside` and `lonely` are
+    fitted to 64 kernels with M of 1 and 16 and int8 weights on an H100 and an H200;
+    `store_descriptor` and `async_store` to the differences within 47 pairs of kernels with and
+    without TMA stores on the same GPUs. `changed` was fitted when it still applied to all kernels
+    whose threads load.
     """
 
     latency: float = 0.774
-    """Microseconds from asking for a tile to having it, under load."""
+    """Microseconds from requesting a tile to having it, under load."""
     direct: float = 0.275
-    """The same of loads into registers, which no pipeline has asked for before."""
+    """The same for loads into registers, without prefetching."""
     start: float = 1.22
-    """Microseconds until the first CTAs have begun and the last ones ended, where they fill shared
-    memory first."""
+    """Microseconds until the first CTAs have started plus until the last ones have ended, for
+    kernels that first fill shared memory."""
     descriptors: float = 0.38
-    """More microseconds of that where TMA loads: its descriptors are made and fetched."""
+    """Additional microseconds of `start` with TMA loads: descriptors are created and fetched."""
     store_descriptor: float = 1.5
-    """More microseconds where TMA stores: one more descriptor, and the last store is waited for."""
+    """Additional microseconds with TMA stores: one more descriptor, and waiting for the last
+    store."""
     refill: float = 0.0302
-    """Microseconds from the end of a CTA to the first load of its successor."""
+    """Microseconds from the end of a CTA to the first load of the next CTA on its SM."""
     stream: float = 1.0
-    """Share of the DRAM's bandwidth that tiles reach, beside long copies."""
+    """Fraction of the DRAM bandwidth of long copies that tiled loads reach."""
     sharpness: float = 3.26
-    """How little a shorter time slows down what runs beside it: the exponent of a p-norm."""
+    """How little a shorter timeline slows down the one that overlaps it: the exponent of a
+    p-norm."""
     l2_rate: float = 154e9
-    """Bytes/s that one SM gets from L2, or writes to it."""
+    """L2 bandwidth of one SM for reads or writes, bytes/s."""
     sums_rate: float = 12.9e9
-    """Bytes/s of one SM's share of adding up splits, which begins and ends with a kernel."""
+    """Bandwidth per SM, bytes/s, of the separate split-K reduction kernel, including its ramp-up
+    and ramp-down."""
     held: float = 0.318
-    """Share of a stage that instructions of warpgroups, which run on while the next is waited for,
-    keep from being loaded."""
+    """Fraction of a stage that is not available for loads because asynchronous warpgroup
+    instructions, which run on while the next stage is awaited, still read it."""
     edge: float = 8.51
-    """Columns by which a tile is more expensive for warpgroups than its area: they read both
-    operands from shared memory, and the less of b a row of a is multiplied by, the more of it."""
+    """Extra columns that a tile costs with warpgroup instructions. These read operands from shared
+    memory, and the fewer columns of b each row of a is multiplied by, the more they read per
+    FLOP."""
     warps: float = 0.0275
-    """Warps' worth of multiplications that an SM loses to waiting and issuing."""
+    """Throughput that an SM loses to stalls and issue, in units of one warp."""
     changed: float = 0.857
-    """Share of the rate of warpgroup instructions where threads change an operand before. That
-    they load operands costs nothing, since addresses within a tile stay while scalars walk."""
+    """Fraction of the warpgroup instruction rate if threads modify an operand first. Loading
+    operands by threads costs nothing, since offsets within a tile are constant and only scalars
+    advance."""
     old_mma: float = 0.474
-    """mma.sync over warpgroup instructions, on devices that have both."""
+    """Rate of mma.sync relative to warpgroup instructions, on devices with both."""
     fma: float = 1.0
-    """Share of the float32 rate that loops without tensor cores reach."""
+    """Fraction of the float32 rate that loops without tensor cores reach."""
     convert: float = 3.0
-    """Operations to dequantise one element."""
+    """Operations to dequantize one element."""
     normalize: float = 0.57
-    """Operations to normalise one element; tensor cores sum up the squares."""
+    """Operations to normalize one element; tensor cores accumulate the squares."""
     handed: float = 25.1
-    """More of them for each time that warps repeat the squares of others, as all of them wait."""
+    """Additional operations each time that warps compute the squares of other warps again, since
+    all of them wait."""
     beside: float = 8.55
-    """Operations to normalise one element where b is dequantised beside it."""
+    """Operations to normalize one element in a kernel that also dequantizes b."""
     lonely: float = 12.5
-    """Warps' worth of these that an SM loses to waiting and issuing."""
+    """Throughput of these operations that an SM loses to stalls and issue, in units of one warp."""
     standardize: float = 5.0
-    """Operations to add an element to its row's mean and deviation, and as many to standardise it;
-    each warp repeats the latter for the rows that it multiplies."""
+    """Operations per element to accumulate mean and deviation of its row, and the same number to
+    standardize it; each warp repeats the latter for the rows that it multiplies."""
     folding: float = 0.1
-    """Microseconds to add up what the threads of a CTA have of one element of the output, without
+    """Microseconds per output element to reduce the partial results of a CTA's threads, without
     tensor cores."""
     gather: float = 14.0
-    """Operations to load an element on its own, where copies are too narrow for cp.async."""
+    """Operations to load one element individually, if copies are too narrow for cp.async."""
     rows: float = 0.02
-    """Microseconds that a step waits longer for each row of a tile that a warp loads so."""
+    """Additional latency of a step in microseconds per row of a tile that a warp loads this way."""
     narrow: float = 0.244
-    """How loads of less than 16 bytes slow down: the exponent of their width over 16."""
+    """Slowdown of loads narrower than 16 bytes: the exponent of their width over 16."""
     specialized: float = 0.5
-    """Share of the epilogue that is visible where a group of warps of its own loads."""
+    """Fraction of the epilogue that is not hidden if a separate warp group loads."""
     async_store: float = 0.4
-    """Share of the epilogue that is visible where TMA stores."""
+    """Fraction of the epilogue that is not hidden with TMA stores."""
     l2_share: float = 0.419
-    """Share of L2 that keeps one operand while the other streams through."""
+    """Fraction of L2 that retains one operand while the other streams through."""
     gap: float = 2.0
-    """Microseconds between two kernels, one of which waits for the other."""
+    """Microseconds between two dependent kernels."""
     dependent_gap: float = 0.791
-    """The same where the second is a programmatic dependent launch."""
+    """The same if the second kernel is a programmatic dependent launch."""
     fused_gap: float = 0.5
-    """From a tile's last sums to the CTA that knows of it, where that adds up the splits."""
+    """Microseconds from the last partial accumulator of a tile to the CTA that reduces the splits
+    seeing it."""
 
 
 DEFAULT = Constants()
@@ -148,28 +157,28 @@ _SHARES = (
     "l2_share",
     "held",
 )
-"""Constants that are shares, at most 1."""
+"""Constants that are fractions, at most 1."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Microseconds of one configuration, in parts that overlap except where said."""
+    """Predicted microseconds of one configuration; the components overlap except where noted."""
 
     compute: float
-    """Steps along K on the busiest SM, and filling its pipelines again after the first time."""
+    """Steps along K on the busiest SM, including refilling its pipelines after the first wave."""
     memory: float
-    """DRAM and L2."""
+    """DRAM and L2 traffic."""
     epilogue: float
-    """What is visible of epilogues; follows `compute`."""
+    """Part of the epilogues that is not hidden; follows `compute`."""
     reduction: float
-    """Adding up the splits of K, or what is done with maxima of rows; follows everything."""
+    """Split-K reduction, or the kernels that consume the row amax; follows everything else."""
     launch: float
-    """Launch, start and the first loads; precedes everything."""
+    """Launch overhead, start and the first loads; precedes everything else."""
     total: float
 
 
 class _Case:
-    """What is the same for all configurations of a problem on a device."""
+    """Values that are the same for all configurations of a problem on a device."""
 
     def __init__(self, problem: GemmProblem, device: Device) -> None:
         self.problem = problem
@@ -200,18 +209,17 @@ class _Case:
         if problem.quantized:
             scaled = problem.m * problem.columns
             self.rest_bytes += scaled * (self.out_bits - DTYPE_BITS[problem.stored]) // 8
-        # A maximum is one of absolute values.
+        # Two operations per reduction: abs and max.
         self.pointwise = problem.epilogue.pointwise + 2 * problem.epilogue.reductions
         prologue = problem.prologue
         self.converts_a = prologue is not None and prologue.normalizes
         self.converts_b = prologue is not None and prologue.dequantizes
         self.standardizes = prologue is not None and prologue.standardizes
-        # cp.async moves 4 bytes or more.
         self.columns_share = problem.columns / problem.n
 
 
 def _waste(operand: Operand) -> float:
-    """Bytes moved for each one used: memory is read in sectors of 32 bytes."""
+    """Return the bytes moved per byte used: memory is read in 32-byte sectors."""
     if operand.layout != "strided":
         return 1.0
     return max(1.0, min(256 / DTYPE_BITS[operand.dtype], *operand.strides))
@@ -225,15 +233,16 @@ def _case(problem: GemmProblem, device: Device) -> _Case:
 def predict(
     problem: GemmProblem, config: GemmConfig, device: Device, constants: Constants = DEFAULT
 ) -> Prediction:
-    """The microseconds of one launch, with operands in DRAM; infinite without tensor cores for it.
+    """Return the predicted time of one launch in microseconds, with operands in DRAM.
 
-    Legality is not looked at: see `constraints.why_not`.
+    Infinite if the device has no tensor cores for the dtypes. Legality is not checked: see
+    `constraints.why_not`.
     """
     return _predicted(_case(problem, device), config, constants)
 
 
 def _predicted(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
-    """Of a configuration with the copies before its kernel."""
+    """Return the prediction of a configuration, including the copies of `realign`."""
     if config.realign is None:
         return _predict(case, config, c)
     problem, own = config.of_kernel(case.problem)
@@ -259,7 +268,8 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     rounds = -(-units // (device.sms * occupancy))
     resident = min(occupancy, most)
 
-    # A loop over all tiles fills its pipeline once, others again for each round of CTAs.
+    # A flattened or warp-specialized loop fills its pipeline once, other kernels in each wave of
+    # CTAs.
     refills = 0 if config.flatten or config.warp_specialize else rounds - 1
     compute = per_sm * steps * _step(case, config, c, resident) + refills * (c.refill + c.latency)
     epilogue = per_sm / resident * _epilogue(case, config, c)
@@ -288,22 +298,25 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     busy = compute + epilogue
     together = _blend((busy, memory), c)
     if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
-        # While a CTA multiplies nothing is loaded, but by others of its SM.
+        # Without prefetching, a CTA's loads do not overlap its multiplications, but other CTAs of
+        # the SM do.
         together += (busy + memory - together) / occupancy
-    # What is infinite stays so: the difference above is no number then.
+    # Keep infinity: the difference above would be NaN.
     total = math.inf if math.isinf(busy) else launch + together + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
 
 
 def _statistics(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
-    """Microseconds of the first pass over the rows of the tiles that an SM has at once."""
+    """Return the microseconds of the first pass over the rows of the tiles resident on an SM."""
     elements = resident * config.block_m * case.problem.k
     moved = elements * case.a_bits / 8 / c.l2_rate
     return c.latency + (moved + elements * c.standardize / (case.fma_rate / 2)) * 1e6
 
 
 def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
-    """Microseconds of one step along K, on an SM that has `resident` CTAs in turn."""
+    """Return the microseconds of one step along K of one CTA, on an SM shared by `resident`
+    CTAs.
+    """
     if not case.rate:
         return math.inf
     m, n, k = config.block_m, config.block_n, config.block_k
@@ -317,16 +330,16 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
         operations += m * k * (c.normalize + c.handed * max(0.0, repeated))
     if case.standardizes:
         alone = not tensor_cores or warpgroup_mma(case.problem, config, case.device)
-        # Warps stand side by side along N, each with 16 rows or more.
+        # Warps are arranged along N, each with at least 16 rows.
         operations += m * k * c.standardize * (1.0 if alone else max(1.0, 16 * warps / m))
     if not tensor_cores:
-        operations += (m + n) * k  # Which are widened to float32.
+        operations += (m + n) * k  # Conversion to float32.
     elif config.gathers(case.problem):
         operations += (m + n) * k * c.gather
-    # An operation on one element is half of a multiply-add.
+    # The FLOP rate counts a multiply-add as two operations.
     others = operations / (case.fma_rate / 2)
     if TEMPLATES[config.template].stationary:
-        # The warps' sums of each strip are written to shared memory, and read.
+        # The warps' accumulators of each strip are exchanged through shared memory.
         others += 2 * warps * m * n * 4 / c.l2_rate
     if not tensor_cores:
         return (2 * m * n * k / (case.fma_rate * c.fma) + others) * 1e6
@@ -340,9 +353,9 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
         if case.problem.prologue is not None:
             multiplied /= c.changed
     else:
-        # A gate and what it gates are two products.
+        # Gate and up projection are two matmuls.
         products = 2 if case.problem.epilogue.gated else 1
-        # Those of a direct kernel have the same tile.
+        # The warps of a direct kernel compute the same tile.
         side_by_side = 1 if TEMPLATES[config.template].direct else warps
         multiplied = max(m * n, products * side_by_side * _WARP_TILE) / old_rate
     if case.converts_a:
@@ -351,12 +364,12 @@ def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float
 
 
 _WARP_TILE = 16 * 8
-"""Elements of the least that a warp multiplies with mma.sync. Where a product has no more for each
-of its warps, they repeat one another."""
+"""Minimum tile of a warp with mma.sync, in elements. If a matmul has fewer elements per warp, warps
+compute the same elements redundantly."""
 
 
 def _epilogue(case: _Case, config: GemmConfig, c: Constants) -> float:
-    """Microseconds from the last step along K of a tile to its end, alone on an SM."""
+    """Return the microseconds from a tile's last step along K to its end, if alone on an SM."""
     alone = not TEMPLATES[config.template].tensor_cores
     folded = config.block_m * config.block_n * c.folding if alone else 0.0
     if config.split_k > 1:
@@ -365,7 +378,7 @@ def _epilogue(case: _Case, config: GemmConfig, c: Constants) -> float:
 
 
 def _stored(case: _Case, config: GemmConfig, c: Constants) -> float:
-    """Microseconds of what follows the sums of a tile, until it is stored."""
+    """Return the microseconds of a tile's epilogue and store."""
     elements = int(config.block_m * config.block_n * case.columns_share)
     stored = elements * case.out_bits / 8 / _width(case.store_bytes, c)
     moved = (stored + elements * case.matrix_bytes) / c.l2_rate
@@ -373,25 +386,24 @@ def _stored(case: _Case, config: GemmConfig, c: Constants) -> float:
 
 
 def _width(bytes_a_thread: float, c: Constants) -> float:
-    """Share of the rate of 16-byte accesses that narrower ones reach."""
+    """Return the fraction of the rate of 16-byte accesses that narrower accesses reach."""
     return float(math.pow(bytes_a_thread / 16, c.narrow))
 
 
 def _memory(
     case: _Case, config: GemmConfig, c: Constants, occupancy: int, resident: int, sm_steps: float
 ) -> float:
-    """Microseconds of the memory's timeline.
+    """Return the microseconds of the memory timeline.
 
-    Three rates bound it, and the lowest is not reached where another is near: that of DRAM; that
-    at which an SM gets bytes from L2; and, by Little's law, the bytes that the CTAs of an SM have
-    asked for over the latency.
+    Three limits are blended with a p-norm: DRAM bandwidth; L2 bandwidth of one SM; and, by Little's
+    law, the bytes in flight of an SM's CTAs over the latency.
 
     Args:
         case: the problem and the device.
         config: the configuration.
         c: the constants.
-        occupancy: CTAs that an SM holds at once.
-        resident: those of them that there are.
+        occupancy: CTAs that fit on an SM.
+        resident: CTAs that are actually resident.
         sm_steps: steps along K of all CTAs of an SM.
     """
     width = 1.0 if config.tma else _width(case.load_bytes, c)
@@ -411,9 +423,9 @@ def _memory(
 
 
 def _blend(times: tuple[float, ...], c: Constants) -> float:
-    """Microseconds of what runs side by side: the longest, and somewhat more where others are near.
+    """Return the p-norm of overlapping times in microseconds.
 
-    It is a p-norm of them.
+    This is the longest time, or somewhat more if others are close to it.
     """
     longest = max(times)
     if math.isinf(longest):
@@ -423,7 +435,7 @@ def _blend(times: tuple[float, ...], c: Constants) -> float:
 
 
 def _ahead(case: _Case, config: GemmConfig, c: Constants) -> float:
-    """Stages that are being loaded while one is multiplied."""
+    """Return the number of stages that are being loaded while one is multiplied."""
     if TEMPLATES[config.template].direct:
         return 1.0
     if config.gathers(case.problem):
@@ -433,11 +445,11 @@ def _ahead(case: _Case, config: GemmConfig, c: Constants) -> float:
 
 
 def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -> float:
-    """Bytes of DRAM, after what L2 keeps.
+    """Return the DRAM traffic in bytes after reuse in L2.
 
-    Tiles are walked in groups of `group_m` rows of tiles. All tiles at work share what they read at
-    the same time. A group reads its rows of a again for each further set of columns, and each group
-    reads b again, as far as L2 does not keep them.
+    Tiles are visited in groups of `group_m` rows of tiles. All concurrent tiles share what they
+    read. A group reads its rows of a again for each further set of columns, and each group reads b
+    again, unless L2 retains them.
     """
     problem, device = case.problem, case.device
     kept = c.l2_share * device.l2
@@ -451,7 +463,8 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
     sweeps = min(-(-along_m // group), max(1.0, along_m * along_n * config.split_k / slots))
     b_again = (sweeps - 1) * max(0.0, 1 - kept / matrix)
     if config.stream_k:
-        # Its shares begin anywhere along K: CTAs of one row or column of tiles do not meet.
+        # Stream-K work starts at arbitrary positions along K, so CTAs of one row or column of tiles
+        # do not read the same data at the same time.
         missed = max(0.0, 1 - kept / (problem.a_bytes + problem.b_bytes))
         a_again = max(a_again, missed * (along_n - 1))
         b_again = max(b_again, missed * (along_m - 1))
@@ -461,9 +474,9 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
 
 
 def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
-    """Microseconds of the second step of split-K: it reads the float32 sums of all splits.
+    """Return the microseconds of the split-K reduction, which reads the accumulators of all splits.
 
-    In the same launch a CTA does it for its whole tile, and what follows.
+    If fused into the same launch, one CTA reduces a whole tile and runs its epilogue.
     """
     problem, device = case.problem, case.device
     if config.one_launch:
@@ -479,19 +492,22 @@ def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
 
 
 def _exchange(config: GemmConfig, c: Constants) -> float:
-    """Microseconds of a CTA to write its sums of one tile, and to add another's to those of one."""
+    """Return the microseconds for a CTA to write the accumulators of one tile and to add another
+    CTA's accumulators to those of one tile.
+    """
     moved = 2 * config.block_m * config.block_n * 4 / c.l2_rate * 1e6
     return moved + 2 * c.fused_gap + c.latency
 
 
 _SUMS_AT_ONCE = 128
-"""Sums of splits that a thread asks for before it waits."""
+"""Partial accumulators that a thread requests before it waits for them."""
 
 
 def _rows(case: _Case, config: GemmConfig, c: Constants) -> float:
-    """Microseconds behind a kernel whose tiles give maxima of rows: one kernel makes one of those
-    of all tiles of a row; if rows are scaled by them, another reads the output, from L2 as far as
-    that keeps it.
+    """Return the microseconds after a kernel whose tiles compute the row amax.
+
+    One kernel reduces the values of all tiles of a row. If rows are quantized, another kernel reads
+    the output, from L2 as far as L2 retains it.
     """
     problem, device = case.problem, case.device
     maxima = tiles_along_n(problem, config.block_n) * problem.m * 4
@@ -506,7 +522,7 @@ def _rows(case: _Case, config: GemmConfig, c: Constants) -> float:
 
 
 _WORTH = 1.5
-"""Beyond so many times the best prediction a configuration is not worth measuring."""
+"""A configuration predicted to take longer than this multiple of the best is not benchmarked."""
 
 
 def rank(
@@ -516,24 +532,24 @@ def rank(
     per_template: int | None = None,
     constants: Constants = DEFAULT,
 ) -> list[tuple[GemmConfig, Prediction]]:
-    """The configurations worth measuring, fastest by prediction first.
+    """Return the configurations worth benchmarking, fastest by prediction first.
 
-    Of those of one template and tile that the model cannot tell apart one is kept, and none that is
-    predicted to take half as long again as the first. The list is not filled by one idea: of
-    `limit` places what differs in its number of stages gets one, what the model knows nothing of by
-    measurements half, a tile's shape two thirds, and a template all but one, unless nothing else is
-    left. What takes seconds to compile is left out where another kernel of its tile is predicted to
-    do as well.
+    Of configurations with the same template, tile and prediction, only the first is kept, and none
+    predicted to take more than 1.5 times as long as the best. The selection is kept diverse: of
+    `limit` places, configurations that differ only in the number of stages get one, those with
+    features that the model was not fitted to half, a tile shape two thirds, and a template all but
+    one, unless there are no others. Configurations that take seconds to compile are dropped if
+    another kernel with the same tile is predicted to be as fast.
 
-    Warp-specialised kernels are not among them: what Triton 3.6.0 made of each that was measured
-    gave NaN. `candidates` has them.
+    Warp-specialized kernels are excluded: all those measured with Triton 3.6.0 returned NaN.
+    `candidates` includes them.
 
     Args:
-        problem: what is to be computed.
-        device: where.
-        limit: how many at most.
-        per_template: how many of one template at most.
-        constants: of the model.
+        problem: the GEMM.
+        device: the GPU.
+        limit: maximum number of configurations.
+        per_template: maximum number of configurations per template.
+        constants: model parameters.
     """
     case = _Case(problem, device)
     found = [
@@ -548,17 +564,17 @@ def rank(
     worth = _quickly_built(problem, worth)
     counts: dict[object, int] = {}
     chosen: list[int] = []
-    # All bounds first; then the least important one is dropped, and the next.
+    # Apply all limits first; then relax them one by one, the least important first.
     for bounds in range(4, -1, -1):
         for index, (config, prediction) in enumerate(worth):
             if len(chosen) == limit or math.isinf(prediction.total):
                 break
             if index in chosen:
                 continue
-            # Of what the model knows nothing by measurements.
+            # Features that the model was not fitted to.
             new = config.one_launch or config.stream_k or config.tma_store or config.realign
             shares: list[tuple[object, int]] = [
-                # Whether a pipeline is deeper by one stage is the least that there is to try.
+                # The number of stages is the least important difference.
                 (dataclasses.replace(config, stages=1), 1),
                 (("template", config.template), max(1, limit - 1)),
                 ((config.block_m, config.block_n), limit - limit // 3),
@@ -576,19 +592,19 @@ def rank(
 
 
 def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = DEFAULT) -> bool:
-    """Whether kernels of a problem gain, by prediction, from what they do to operands on the way.
+    """Whether fusing a problem's prologue is predicted to be faster than a separate pass.
 
-    Each tile does it again, and the more of them share an operand, the less a pass that does it
-    once for all takes beside the product. True where there is nothing to be done.
+    Every tile repeats the prologue, so the more tiles share an operand, the cheaper is a separate
+    pass that does it once. True if there is no prologue.
 
-    There is no allowance for the model's error: of 13 norms before 64 to 256 rows on an H100,
-    predicted at 0.98 to 1.40 of the product and a pass, only two took less than these, by 4 and
-    5 %, and one as much (`gemm-prologues`).
+    There is no allowance for the model's error: of 13 norms before GEMMs with M of 64 to 256 on an
+    H100, whose fused kernels were predicted at 0.98 to 1.40 times the GEMM plus a pass, only two
+    were faster than these, by 4 and 5 %, and one as fast (`gemm-prologues`).
 
     Args:
-        problem: what is to be computed.
-        device: where.
-        constants: of the model.
+        problem: the GEMM.
+        device: the GPU.
+        constants: model parameters.
     """
     if problem.prologue is None:
         return True
@@ -602,8 +618,8 @@ def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = D
 
 
 def apart(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
-    """What is left of a problem where a norm, or dequantising, is a pass by itself, and the bytes
-    that the pass moves.
+    """Yield the problem without its norm, or without its dequantization, and the bytes that a
+    separate pass moves.
     """
     prologue = problem.prologue
     if prologue is None:
@@ -624,7 +640,7 @@ def apart(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
 def _distinct(
     found: Iterable[tuple[GemmConfig, Prediction]],
 ) -> Iterator[tuple[GemmConfig, Prediction]]:
-    """The first of those of one template and tile that are predicted to take the same time."""
+    """Yield the first of the configurations with the same template, tile and predicted time."""
     seen: set[object] = set()
     for config, prediction in found:
         told = (config.template, config.block_m, config.block_n, config.swap, config.realign)
@@ -637,8 +653,8 @@ def _distinct(
 def _quickly_built(
     problem: GemmProblem, found: Sequence[tuple[GemmConfig, Prediction]]
 ) -> list[tuple[GemmConfig, Prediction]]:
-    """All but those that ptxas unrolls for seconds where another kernel of the same tile, which it
-    does not, takes no more than 1 % longer.
+    """Drop configurations that ptxas unrolls for seconds if another kernel with the same tile,
+    which it does not unroll, takes at most 1 % longer.
     """
     slow = [_unrolled(problem, config) for config, _ in found]
     quick = {
@@ -655,13 +671,14 @@ def _quickly_built(
 
 
 def _unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
-    """Whether ptxas takes most of a second, or several, to unroll a kernel's loop over K.
+    """Whether ptxas takes about a second, or several, to unroll a kernel's loop over K.
 
-    It does so for up to some 23 turns of 64 elements, or 32 of small tiles, where threads load, not
-    TMA, and takes seconds in proportion to instructions along K times the registers that hold
-    accumulators: 1.4, 1.9, 2.9 and 3.5 s for bfloat16 tiles of 128x256 and K of 768, 1024, 1280 and
-    1408, and 0.3 s for 2048, not unrolled; 0.9 and 2.8 s for 128x128 and K of 1280 and 2048 (Triton
-    3.6.0, one core of an EPYC). Shares of split-K have bounds that it cannot know.
+    It unrolls up to about 23 iterations of 64 elements, or 32 for small tiles, if threads and not
+    TMA load. Compile time is proportional to the number of instructions along K times the registers
+    that hold accumulators: 1.4, 1.9, 2.9 and 3.5 s for bfloat16 tiles of 128x256 and K of 768,
+    1024, 1280 and 1408, and 0.3 s for 2048, which is not unrolled; 0.9 and 2.8 s for 128x128 and K
+    of 1280 and 2048 (Triton 3.6.0, one core of an EPYC). The loop bounds of split-K are not known
+    at compile time.
     """
     along_k = problem.k * DTYPE_BITS[problem.a.dtype] // _INSTRUCTION_BITS
     unrolled = not config.tma and config.split_k == 1 and along_k <= 128
@@ -669,12 +686,12 @@ def _unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
 
 
 _INSTRUCTION_BITS = 256
-"""Of a row of a that one instruction multiplies (PTX ISA, wgmma)."""
+"""Bits of a row of a that one instruction multiplies (PTX ISA, wgmma)."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one configuration took on a device."""
+    """The measured time of one configuration on a device."""
 
     problem: GemmProblem
     config: GemmConfig
@@ -683,10 +700,10 @@ class Measurement:
 
 
 def error(measurements: Iterable[Measurement], constants: Constants) -> float:
-    """The mean square of log(predicted / measured).
+    """Return the weighted mean square of log(predicted / measured).
 
-    Every problem counts the same, and in it what is slow counts less: by the square of the fastest
-    over the measured time.
+    Every problem has the same weight. Within a problem slow configurations have less weight: the
+    square of the fastest over the measured time.
     """
     return sum(each**2 for each in _residuals(_weighted(measurements), constants))
 
@@ -696,7 +713,7 @@ _Weighted = list[tuple[_Case, GemmConfig, float, float]]
 
 
 def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
-    """Measurements with weights, of which the sum is 1."""
+    """Return measurements with weights that sum to 1."""
     groups: dict[tuple[GemmProblem, Device], list[Measurement]] = {}
     for each in measurements:
         groups.setdefault((each.problem, each.device), []).append(each)
@@ -710,7 +727,7 @@ def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
 
 
 def _residuals(measurements: _Weighted, constants: Constants) -> list[float]:
-    """Of which the sum of squares is `error`."""
+    """Return the weighted residuals; their sum of squares is `error`."""
     return [
         math.sqrt(weight) * math.log(_predicted(case, config, constants).total / microseconds)
         for case, config, microseconds, weight in measurements
@@ -718,8 +735,8 @@ def _residuals(measurements: _Weighted, constants: Constants) -> list[float]:
 
 
 _PULL = 1e-5
-"""Mean square error that it is worth to leave a constant within a factor e of where it began, so
-that those of which measurements say nothing stay there."""
+"""Regularization: the increase of the mean square error that is accepted to keep a constant within
+a factor e of its start, so that constants which the measurements do not determine do not move."""
 
 
 def fit(
@@ -728,17 +745,17 @@ def fit(
     rounds: int = 30,
     names: Sequence[str] | None = None,
 ) -> Constants:
-    """Constants that predict measurements better, by least squares.
+    """Return constants that fit the measurements better, by least squares.
 
-    It is the method of Levenberg and Marquardt, on the logarithms of the constants: a step where
-    the predictions are taken for linear, the shorter the less it has been trusted.
+    Levenberg-Marquardt on the logarithms of the constants: each step linearizes the predictions,
+    and the damping shortens it the less the previous steps succeeded.
 
     Args:
         measurements: one or more; many of different templates, tiles and sizes.
-        constants: where to begin.
-        rounds: steps at most; each predicts every measurement once for each constant, and a few
-            times more.
-        names: of the constants to change; None for all.
+        constants: the starting point.
+        rounds: maximum number of steps; each predicts every measurement once for each constant, and
+            a few times more.
+        names: the constants to change; None for all.
 
     Returns:
         Constants whose `error` is no higher than that of `constants`.
@@ -766,7 +783,7 @@ def fit(
     for _ in range(rounds):
         columns = []
         for name in names:
-            # Downwards, where a share cannot be larger.
+            # Step down, since a fraction cannot exceed 1.
             near = dataclasses.replace(best, **{name: getattr(best, name) * math.exp(-_STEP)})
             columns.append((found - residuals(near)) / _STEP)
         slopes = torch.stack(columns, 1)
@@ -786,13 +803,13 @@ def fit(
 
 
 _STEP = 1e-3
-"""Of a logarithm, to see what a constant changes."""
+"""Finite difference of a logarithm, for the derivatives."""
 
 _LONGEST = 0.7
-"""That a logarithm is changed by at once; beyond a factor of two nothing is linear."""
+"""Maximum change of a logarithm per step; the model is not linear beyond a factor of two."""
 
 _MOST_DAMPING = 1e6
-"""Steps are too short then to be worth it."""
+"""Stop above this damping: the steps are too short to matter."""
 
 
 def _bounded(name: str, value: float) -> float:

@@ -1,4 +1,10 @@
-"""Choices of Inductor from problems and configurations: the one module here that knows it."""
+"""Creates Inductor's `TritonTemplateCaller` choices from problems and configurations.
+
+The kernel classes extend Inductor's template kernels by workspaces for split-K and stream-K, TMA
+stores, function names that do not depend on the graph, and prebuilt launchers. `choice` returns
+None if Inductor cannot generate a kernel as the configuration says, and warns once if its code for
+stores is not the expected code.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +44,7 @@ _KERNELS: Mapping[str, ModuleType] = {
     "persistent_tma_ws": persistent_tma,
     "bmm_persistent": persistent_tma,
 }
-"""The module of the kernel of each template, where it does not load by TMA if that is optional."""
+"""The kernel module of each template; for templates with optional TMA, the one without TMA."""
 
 
 def choice(
@@ -50,25 +56,25 @@ def choice(
     options: Mapping[str, Any],
     **rest: Any,
 ) -> Any:
-    """The choice (`TritonTemplateCaller`) that computes a problem by a configuration.
+    """Return the choice (`TritonTemplateCaller`) that computes a problem with a configuration.
 
     Args:
-        problem: sizes are those of a hint where they are symbolic; with several factors, a prologue
-            or a gate only M may be, with groups only what they divide.
+        problem: sizes are size hints where they are symbolic. With fused weights, a prologue or a
+            gate only M may be symbolic; with groups only the dimension that they divide.
         config: legal for the problem.
-        inputs: IR nodes: what `rest` says of prefixes; a; every factor b; what a prologue reads;
-            biases of a gate and of what it gates, or none;
-            of a grouped product a; b; where groups end, int32; of fp8, scales of a and of b; with
-            `ABSOLUTE` last an array [tiles along N, M] in float32, which is written.
-        layout: of the output, [M, columns] or [batch, M, columns]; [split_k * M, columns] in
-            float32 where K is split and another kernel adds up.
-        options: constants that the problem does not tell: the activation, an epsilon; `ABSOLUTE`,
-            if tiles give the largest elements of their rows: whether those are absolute values.
-        rest: what `TritonTemplate.generate` takes besides (prefix_args, epilogue_fn).
+        inputs: IR nodes: prefix args (see `rest`); a; every weight b; what a prologue reads; the
+            biases of gate and up projection, or none. For a grouped GEMM a; b; the int32 end
+            offsets of the groups; for fp8, the scales of a and of b. With `ABSOLUTE`, last an
+            output array [tiles along N, M] in float32 for the row amax.
+        layout: layout of the output, [M, columns] or [batch, M, columns]; [split_k * M, columns] in
+            float32 if K is split and another kernel reduces the splits.
+        options: constants that do not follow from the problem: the activation, an epsilon;
+            `ABSOLUTE`, if tiles compute row maxima: whether those are of absolute values.
+        rest: further arguments of `TritonTemplate.generate` (prefix_args, epilogue_fn).
 
     Returns:
-        None if Inductor cannot make one, or only one that stores otherwise than the configuration
-        says.
+        None if Inductor cannot generate the kernel, or only one that does not store as the
+            configuration says.
     """
     if config.tma_store and not _has_aligned_rows(layout):
         return None
@@ -87,7 +93,7 @@ def choice(
         return None
     for size, names in ((n, ("TILES_N",)), (k, ("K", "SHARE"))):
         if _is_unknown(size):
-            # The kernel computes what it is not told.
+            # The kernel computes these values if they are not given as constants.
             constants = {name: value for name, value in constants.items() if name not in names}
     found = _template(kernel).generate(
         input_nodes=tuple(inputs),
@@ -110,7 +116,7 @@ def choice(
 
 
 def _has_aligned_rows(layout: Any) -> bool:
-    """Whether rows of an output are known to be multiples of 16 bytes, as TMA asks for."""
+    """Whether the rows of an output are known to be multiples of 16 bytes, as TMA requires."""
     from torch._inductor.virtualized import V
 
     row = layout.size[-1] * layout.dtype.itemsize
@@ -118,16 +124,16 @@ def _has_aligned_rows(layout: Any) -> bool:
 
 
 def _stores_by_tma(choice: Any) -> bool:
-    """Whether the code of a choice has a store by TMA, which `_by_tma` writes into it.
+    """Whether a choice's code has a TMA store, which `Kernel._by_tma` inserts.
 
-    The file is read because Inductor keeps generated code and does not render it again.
+    The file is read because Inductor caches generated code and does not render it again.
     """
     with open(choice.bmreq.module_path) as file:
         return _TMA_STORE in file.read()
 
 
 def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str, Any]:
-    """Constants that depend on what is static in the graph at hand."""
+    """Return constants that depend on which sizes and strides are static in the current graph."""
     from torch._inductor.virtualized import V
 
     sizes = V.graph.sizevars
@@ -136,12 +142,12 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
     multiple_of, equal = sizes.statically_known_multiple_of, sizes.statically_known_equals
 
     def batched(operand: Any) -> bool:
-        """Whether there are several matrices, and not the same one each time."""
+        """Whether the operand has a batch of more than one matrix with a non-zero batch stride."""
         if len(operand.get_size()) == 2 or equal(operand.get_size()[0], 1):
             return False
         return not equal(operand.get_stride()[0], 0)
 
-    # The stride of a dimension of size 1 is whatever the tensor happens to have.
+    # The tensor's stride of a dimension of size 1 is arbitrary.
     one = equal(k if problem.a.layout == "column" else m, 1)
     facts = {
         "PERSISTENT": TEMPLATES[config.template].persistent,
@@ -163,14 +169,14 @@ def _is_unknown(size: Any) -> bool:
 
 
 def _tiles(batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[..., Any]) -> Any:
-    """Tiles of all matrices; of an N that is known, also of several factors."""
+    """Return the number of tiles of all matrices; for a static N, of all fused weights."""
     along_n = meta["TILES_N"] if "TILES_N" in meta else cdiv(n, meta["COLUMNS"])
     return batch * cdiv(m, meta["BLOCK_M"]) * along_n
 
 
 @functools.cache
 def _kernel_type(template: str) -> Any:
-    """Inductor's kernels of a template, with memory of their own where splits are added up."""
+    """Return the Inductor kernel class for a template, with workspaces for split-K and stream-K."""
     from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
     from torch._inductor.select_algorithm import PartialRender, TritonTemplateKernel
     from torch._inductor.utils import Placeholder, get_num_sms
@@ -178,17 +184,17 @@ def _kernel_type(template: str) -> Any:
     from torch.utils._sympy.functions import CeilDiv
 
     class Render(PartialRender):
-        """Code that is compiled once.
+        """Kernel code normalized so that it is compiled only once.
 
-        It has the blanks and line ends that it will have in a module: Inductor has a kernel
-        compiled as soon as its code is known, and finds what came of it by that text when it loads
-        the module. And its function has a name of its own: Inductor's tell where in a graph a
-        kernel stands, and the same function of another name Triton compiles anew. Inductor finds it
-        by its name all the same.
+        Its blank lines and whitespace are those that the code will have in a module: Inductor
+        starts compiling a kernel as soon as its code is known, and looks up the result by the
+        code's text when it loads the module. The function is renamed: Inductor's names depend on
+        the kernel's position in a graph, and Triton compiles the same function again under another
+        name. An alias with Inductor's name keeps the function accessible.
         """
 
         function: str
-        """The name of its own."""
+        """The graph-independent function name."""
 
         @property
         def code(self) -> str:
@@ -222,7 +228,7 @@ def _kernel_type(template: str) -> Any:
                     count=sympy.sympify(count),
                     zero_mode=WorkspaceZeroMode.from_bool(zeros),
                     device=self.output_node.get_device(),
-                    # Inductor knows both prefixes.
+                    # Inductor handles both prefixes.
                     outer_name=WorkspaceArg.unique_name(prefix),
                     inner_name=name,
                     dtype=dtype,
@@ -239,10 +245,11 @@ def _kernel_type(template: str) -> Any:
             return render
 
         def jit_lines(self) -> str:
-            """Inductor's decorators; for one rank's code to run on all, without a device index.
+            """Return Inductor's decorators, without a device index if one rank compiles for all
+            ranks.
 
-            Inductor leaves the index out of kernels that are not templates: the launcher then loads
-            the kernel on the current device.
+            Inductor omits the index for kernels that are not templates: the launcher then loads the
+            kernel on the current device.
             """
             stock: Any = super()
             lines: str = stock.jit_lines()
@@ -256,7 +263,8 @@ def _kernel_type(template: str) -> Any:
         def store_output(self, *args: Any, **kwargs: Any) -> Any:
             meta = self.meta
             if meta.get("RESCALED"):
-                # Of integers as well: Inductor would round them to what they are multiplied as.
+                # Rescaled values are float32, also with int32 accumulators; Inductor would round
+                # them to ACC_TYPE.
                 self.meta = {**meta, "ACC_TYPE": "tl.float32"}
             found = super().store_output(*args, **kwargs)
             self.meta = meta
@@ -266,9 +274,9 @@ def _kernel_type(template: str) -> Any:
             return found
 
         def _by_tma(self, code: str) -> str:
-            """Stores by TMA in the place of those of whole tiles into the rows of an output.
+            """Replace stores of whole tiles into the rows of an output by TMA stores.
 
-            Triton takes descriptors out of the loop over tiles.
+            Triton hoists the descriptors out of the loop over tiles.
             """
             outputs = {inner: outer for outer, inner in self.args.output_buffers.items()}
             sizes = V.graph.sizevars
@@ -309,7 +317,7 @@ def _kernel_type(template: str) -> Any:
                 else:
                     wrapper.generate_workspace_allocation(each)
             super().call_kernel(name, *args, **kwargs)
-            # By TMA or with dependent launch: Inductor's own launcher takes neither.
+            # Inductor's own launcher supports neither TMA descriptors nor dependent launches.
             kernel: Any = self.triton_meta
             if _in_python() and ("A_ROW" in self.meta or kernel.get("launch_pdl")):
                 launcher_prebuild.prepare(kernel)
@@ -323,17 +331,17 @@ def _kernel_type(template: str) -> Any:
 _WHOLE_TILE = re.compile(
     r"tl\.store\((\w+) \+ \(tl\.broadcast_to\(xindex, \[BLOCK_M, COLUMNS\]\)\), (\w+), mask\)"
 )
-"""Inductor's store of a tile into an output that has the product's sizes, its rows one after the
-other. Inductor writes it in `TritonTemplateKernel.store_output`; `choice` checks that it is found.
-"""
+"""Inductor's store of a tile into a contiguous output with the GEMM's sizes. Inductor writes it in
+`TritonTemplateKernel.store_output`; `choice` checks that it was replaced."""
 
 _TMA_STORE = ".store(["
-"""Of a descriptor, in Triton. No template stores so by itself."""
+"""The method call on a descriptor, in Triton. No template source contains it."""
 
 
 def _in_python() -> bool:
-    """Whether nothing but Python will call kernels, all on one device that is known by now:
-    elsewhere zeros are written for each launch.
+    """Whether only Python code calls the kernels, all on one device that is known at compile time.
+
+    Otherwise the counters are zeroed for each launch.
     """
     from torch._inductor import config
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen

@@ -1,10 +1,11 @@
-"""Launchers of kernels that Inductor leaves to Triton, built while these are compiled.
+"""Builds Triton's C launchers in compile workers, in parallel with kernel compilation.
 
-Inductor launches most kernels by code of its own; not those that begin before the one ahead of them
-ends (programmatic dependent launch), nor those with memory for TMA descriptors that they make. Up
-to version 3.6 Triton has gcc build a C module for the types of such a kernel's arguments, which
-takes 0.3 s for each combination, in the process that loads the kernel, when it is loaded. `prepare`
-has a compile worker do that as soon as the types are known; it is found in Triton's cache then.
+Inductor launches most kernels with a launcher of its own, but leaves two kinds to Triton:
+programmatic dependent launches, and kernels that need memory for TMA descriptors that they create.
+Up to version 3.6 Triton has gcc build a C module for the argument types of such a kernel, which
+takes 0.3 s for each combination, in the process that loads the kernel, at load time. `prepare` has
+a compile worker build the module as soon as the types are known; loading then finds it in Triton's
+cache. Failures are ignored: the launcher is then built at load time.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any
 __all__ = ["build", "prepare"]
 
 _begun: set[tuple[object, ...]] = set()
-"""What compile workers were asked for."""
+"""Launchers already requested from compile workers."""
 
 
 def prepare(kernel: Mapping[str, Any]) -> None:
-    """Have a compile worker build the launcher of a kernel, and do not wait for it.
+    """Have a compile worker build the launcher of a kernel, without waiting for it.
 
-    Where there are no workers, or Triton builds no launchers, nothing happens. What goes wrong is
-    told when the kernel is loaded, which builds the launcher then.
+    Does nothing if there are no workers or if Triton does not build launchers. Errors are ignored
+    here; they appear when the kernel is loaded, which then builds the launcher.
 
     Args:
-        kernel: what Inductor knows of it for Triton (`triton_meta`).
+        kernel: Inductor's description of the kernel for Triton (`triton_meta`).
     """
-    # No compile is to fail for what would have saved time.
+    # This is only an optimization: it must not make a compile fail.
     with contextlib.suppress(Exception):
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
@@ -46,12 +47,12 @@ def prepare(kernel: Mapping[str, Any]) -> None:
 
 
 def build(signature: Mapping[str, str], constants: Mapping[Any, Any], folder: str) -> None:
-    """In a worker: build a launcher, if it is not in Triton's cache.
+    """Build a launcher in a worker, if it is not in Triton's cache.
 
     Args:
         signature: Triton's type of each argument, by name.
-        constants: arguments that are constants, by name or by index.
-        folder: of Triton's cache.
+        constants: constant arguments, by name or by index.
+        folder: Triton's cache directory.
     """
     with contextlib.suppress(Exception):
         import triton
@@ -65,7 +66,7 @@ def build(signature: Mapping[str, str], constants: Mapping[Any, Any], folder: st
 
 
 class _Metadata:
-    """What is known of a kernel that is compiled: nothing that its launcher's code depends on."""
+    """Stand-in for the metadata of a compiled kernel: the launcher's code does not depend on it."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -73,7 +74,7 @@ class _Metadata:
 
 @functools.cache
 def _are_built() -> bool:
-    """Whether launchers are built from a text."""
+    """Whether this Triton builds launchers from C source."""
     from triton.backends.nvidia import driver
 
     return hasattr(driver, "make_launcher")

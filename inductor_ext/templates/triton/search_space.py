@@ -1,8 +1,8 @@
-"""The space of configurations for a problem: what is legal and worth a look, a few hundred at most.
+"""The search space: legal, sensible configurations for a problem, a few hundred at most.
 
-Every template has a generator of what makes sense for the sizes at hand. What it proposes has to
-pass `constraints.legal`, so that no generator repeats a constraint. A problem that no template
-covers has no candidates.
+Every template has a generator of configurations that make sense for the problem's sizes.
+`candidates` filters them with `constraints.legal`, so generators need not repeat constraints. A
+problem that no template supports has no candidates.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _TILES = (
     (64, 128),
     (64, 64),
 )
-"""Tiles for many rows, as the tensor cores see them."""
+"""Tiles for M above `_SKINNY_ROWS`, as the tensor cores see them."""
 
 _SKINNY_ROWS = 64
-"""Rows up to which operands are exchanged: wgmma would fill the rest of its 64 with padding."""
+"""Up to this M operands are swapped: otherwise wgmma would pad M to 64."""
 
 
 def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
-    """The legal configurations that make sense for a problem, of all templates; each once.
+    """Return the legal, sensible configurations of all templates for a problem, without duplicates.
 
-    The order says nothing; it is the same in every process.
+    The order has no meaning; it is the same in every process.
     """
     yield from _of_all_templates(problem, device)
-    # To copy b takes longer than to multiply few rows by it.
+    # For a small M copying b takes longer than the matmul.
     if problem.rows > _SKINNY_ROWS and problem.realigned != problem:
         for config in _of_all_templates(problem.realigned, device):
             copying = dataclasses.replace(config, realign="copy")
@@ -83,7 +83,7 @@ def _of_all_templates(problem: GemmProblem, device: Device) -> Iterator[GemmConf
 def _shape(
     name: TemplateName, problem: GemmProblem, m: int, n: int, k: int, **options: Any
 ) -> GemmConfig:
-    """A configuration of one stage; `m` and `n` are the tensor cores' axes."""
+    """Return a configuration with one stage; `m` and `n` are the tensor cores' axes."""
     if options.get("swap"):
         m, n = n, m
     rows = ceiling(problem.rows, m)
@@ -102,7 +102,7 @@ def _shape(
 def _staged(
     config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
 ) -> Iterator[GemmConfig]:
-    """The `count` deepest pipelines of 2 to `most` stages that fit; one where there is none."""
+    """Yield the `count` deepest pipelines of 2 to `most` stages that fit; nothing if none fits."""
     if config.gathers(problem):
         most = 2
     elif not config.flatten:
@@ -115,8 +115,10 @@ def _staged(
 def _crowded(
     config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
 ) -> Iterator[GemmConfig]:
-    """What `_staged` gives, and for each further CTA that an SM can hold the deepest pipeline with
-    which it does: where K is short, others multiply while one begins or ends.
+    """Yield what `_staged` yields and, for each higher occupancy, the deepest pipeline that reaches
+    it.
+
+    With a short K, a higher occupancy lets other CTAs multiply while one starts or finishes.
     """
     held = 0
     for staged in _staged(config, problem, device, most, most):
@@ -129,33 +131,34 @@ def _crowded(
 def _stored(
     config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
 ) -> Iterator[GemmConfig]:
-    """Pipelines of both ways to store; of that by TMA only the deepest, which is the new one."""
+    """Yield pipelines with both kinds of stores; with TMA stores only the deepest."""
     yield from _staged(config, problem, device, most, count)
     if TEMPLATES[config.template].tma_store and not config.swap:
         yield from _staged(dataclasses.replace(config, tma_store=True), problem, device, most, 1)
 
 
 def _k_blocks(problem: GemmProblem, factors: Iterable[int]) -> list[int]:
-    """Tiles along K: multiples of 128 bytes of a, which is one row of swizzled shared memory."""
+    """Return block_k values: multiples of 128 bytes of a, one row of swizzled shared memory."""
     unit = 1024 // DTYPE_BITS[problem.a.dtype]
     most = max(least_block_k(problem), next_power_of_two(problem.k))
     return sorted({min(unit * factor, most, 256) for factor in factors})
 
 
 def _warps(m: int, n: int, rows: int = 128) -> list[int]:
-    """4 warps where their registers hold the tile; 8 from `rows` rows of wgmma on."""
+    """Return the warp counts whose registers hold the tile: 4, and 8 if `m` is at least `rows`."""
     return [w for w in (4, 8) if m * n <= w * 32 * MOST_ACCUMULATORS and (w == 4 or m >= rows)]
 
 
 Tile = tuple[int, int, bool]
-"""Sides of a tile as the tensor cores see it, and whether operands are exchanged."""
+"""Sides of a tile as the tensor cores see it, and whether operands are swapped."""
 
 
 def _tiles(problem: GemmProblem, device: Device, long: Iterable[int]) -> list[Tile]:
-    """Tiles for the sizes of a problem.
+    """Return tiles for the sizes of a problem.
 
-    For few rows these have one side for all of them, and along N one of `long`; where there are
-    instructions of 64 rows, also exchanged. Elsewhere `_TILES`, cut to a narrow output.
+    For a small M a tile covers all of M, with one of `long` along N, and also with swapped operands
+    if there are warpgroup instructions (64 rows). Otherwise `_TILES`, limited to the width of the
+    output.
     """
     columns = max(problem.parts, default=problem.n) * (2 if problem.epilogue.gated else 1)
     widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(columns))
@@ -203,33 +206,33 @@ def _persistent_tma(
 
 
 _IDLE = 0.04
-"""Share of the time from which on it is worth to have nothing idle in the last round."""
+"""Minimum share of the time that is lost in a partial last round for stream-K to be tried."""
 
 
 def _streams(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
-    """Whether CTAs would have nothing to do in the last of several rounds."""
+    """Whether CTAs would be idle in the last of several rounds."""
     rounds = config.tiles(problem) / device.sms
     return rounds > 1 and math.ceil(rounds) > rounds * (1 + _IDLE)
 
 
 def _flattens(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
-    """Whether one loop over tiles and along K can be worth it.
+    """Whether one flattened loop over tiles and K can be faster.
 
-    Where every CTA has one tile there is nothing to go on to. Two products that gate each other
-    took up to twice as long on an H200: their loop is not pipelined as one.
+    It cannot if every CTA has one tile. Nor if gate and up projection are two matmuls: these took
+    up to twice as long on an H200, since their flattened loop is not pipelined as one.
     """
     one = not problem.epilogue.gated or config.joins(problem)
     return one and config.tiles(problem) > device.sms
 
 
 def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[int]:
-    """1, and those that fill the SMs about once, twice and four times."""
+    """Return split_k values: 1, and those that give about one, two and four CTAs per SM."""
     tiles, steps = config.tiles(problem), ceiling(problem.k, config.block_k)
     found = {1}
     for waves in (1, 2, 4):
         splits = min(waves * device.sms // tiles, steps // 2)
         if splits > 1:
-            # The same number of steps for all, and no split without any.
+            # Distribute the steps evenly, with no empty split.
             found.add(ceiling(steps, ceiling(steps, splits)))
     return sorted(found)
 
@@ -237,8 +240,8 @@ def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[in
 def _divided(
     problem: GemmProblem, config: GemmConfig, device: Device, count: int | None = None
 ) -> Iterator[GemmConfig]:
-    """A configuration with the first `count` numbers of splits, added up by the last CTA or by a
-    second kernel.
+    """Yield a configuration with the first `count` split_k values, with fused and separate
+    reduction.
     """
     for splits in _splits(problem, config, device)[:count]:
         divided = dataclasses.replace(config, split_k=splits)
@@ -248,7 +251,7 @@ def _divided(
 
 
 def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
-    """For few rows, and for a K that is long beside few tiles."""
+    """Yield configurations for a small M, or a long K with few tiles."""
     skinny = problem.rows <= _SKINNY_ROWS
     few = ceiling(problem.rows, 128) * tiles_along_n(problem, 128) < device.sms
     mixed = name == "mixed"
@@ -261,7 +264,7 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     for m, n, swap in _tiles(problem, device, (32, 64, 128)):
         if (m * n > 128 * 128 and not mixed) or (skinny and (mixed or not swap)):
             continue
-        # Of a long K few bytes of a row at a time are far apart in DRAM.
+        # With a long K, consecutive rows are far apart in DRAM, so short row segments are slow.
         for k in _k_blocks(problem, (1, 2, 4) if problem.k >= _LONG else (1, 2)):
             for by_tma in tma:
                 for warps in _warps(m, n)[-1:]:
@@ -273,18 +276,18 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
 
 
 _LONG = 16384
-"""K from which on a step along it may be longer than two rows of swizzled shared memory."""
+"""K from which on block_k may be more than two rows of swizzled shared memory."""
 
 _STEP_BYTES = (4096, 32768)
-"""Of b, in one step along K of a tile with few rows: fewer leave too little on the way, and of
-more than that an SM has not enough stages."""
+"""Minimum and maximum bytes of b per step along K of a skinny tile: fewer bytes leave too few loads
+in flight; with more, too few stages fit on an SM."""
 
 
 def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
-    """Loads by threads into deep tiles: b streams through, and rows are too few to share it.
+    """Yield skinny tiles with a large block_k, loaded by threads: b is streamed and not shared.
 
     On an H200 the best of a wide grid were 16 to 64 columns by 256 to 512 bytes along K, with 2
-    warps, and 128 columns with 4.
+    warps, and 128 columns with 4 warps.
     """
     pdl = device.capability >= (9, 0)
     rows = max(16, next_power_of_two(problem.rows))
@@ -292,7 +295,7 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
     longest = max(least_block_k(problem), next_power_of_two(problem.k))
     widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(problem.n))
     least, most = _STEP_BYTES
-    # Warps stand side by side along N, each with 8 columns or more of each product.
+    # Warps are arranged along N, each with at least 8 columns of each matmul.
     products = 2 if problem.epilogue.gated else 1
     for n in sorted({min(side, widest) for side in (16, 32, 64, 128)}):
         for k in sorted({min(depth, longest) for depth in (64, 128, 256, 512)}):
@@ -314,8 +317,8 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
     rows = next_power_of_two(problem.rows)
     longest = next_power_of_two(problem.k)
     widest = next_power_of_two(max(problem.parts, default=problem.n))
-    # Where a thread's 16 bytes of a row of a are those that it needs for its elements of b, they
-    # need not change places: one load of all threads is a step along K.
+    # If the 16 bytes of a row of a that a thread loads are those that it multiplies by its elements
+    # of b, no layout conversion is needed: a step along K is then one load of all threads.
     vector = 128 // DTYPE_BITS[problem.a.dtype]
     for warps in (1, 2, 4, 8):
         if problem.b.layout == "row":
@@ -328,10 +331,11 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
 
 
 def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
-    """Integers for few rows, where warps have nothing in common but their columns.
+    """Yield configurations for integer b and a small M, in which warps share only their columns.
 
-    Measured on an H200: of 16 rows those that wait for memory are too many, of 16 warps too few fit
-    an SM, and of 64 columns each of few CTAs waits for too much: they took up to 1.4 times as long.
+    Excluded since they took up to 1.4 times as long on an H200: 16 rows (too many warps wait for
+    memory), 16 warps (too few CTAs fit on an SM) and 64 columns (too few CTAs, each of which waits
+    for too much).
     """
     if problem.rows > 8:
         return
@@ -344,11 +348,12 @@ def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
 
 
 def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
-    """Integers for few rows, each warp with 128 or 256 of K.
+    """Yield configurations for integer b and a small M; each warp has 128 or 256 elements of K.
 
-    Every CTA walks as far as there is work for as many as the SMs hold at once, or for a power of
-    two of them on each, as registers are an estimate, but no farther than registers can add up.
-    With half as far, and twice as many CTAs, none was faster on an H200.
+    Every CTA loops over as many strips along N as needed for the grid to fill the SMs once: with
+    the estimated occupancy and, since registers are an estimate, with the largest power of two up
+    to it. The limit is `MOST_SUMS`. Half as many strips with twice as many CTAs was never faster on
+    an H200.
     """
     if problem.rows > 16:
         return
@@ -370,7 +375,7 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
-    """Persistent kernels over many matrices, of equal or unequal numbers of rows."""
+    """Yield persistent configurations for a batch of matrices with equal or different M."""
     if problem.tma_obstacle is not None or device.capability < (9, 0):
         return
     for m, n, swap in _tiles(problem, device, (64, 128)):
@@ -386,7 +391,7 @@ def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterat
 
 def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     if problem.rows <= _SKINNY_ROWS and problem.operation not in BATCHED:
-        return  # splitk has these.
+        return  # Covered by splitk.
     for m, n, swap in _tiles(problem, device, (32, 64, 128)):
         if swap:
             continue

@@ -1,18 +1,18 @@
-"""Counters by which the CTAs of a kernel tell each other what they have done, for generated code.
+"""Global-memory counters with which the CTAs of a kernel synchronize, for generated code.
 
-A kernel finds its counters at 0 and leaves them at 0, so that nothing has to be launched to write
-zeros before it. That asks for counters which no other launch has at the same time:
+A kernel expects its counters to be 0 and resets them to 0, so that no kernel has to be launched to
+zero them first. This requires counters that no concurrent launch uses:
 
-- launches of one stream follow each other, and share what their stream has;
-- what is captured in a CUDA graph may be replayed on any stream, and as long as the graph lives:
-  every launch has counters of its own, which are never handed out again. They are a few hundred
-  bytes.
+- launches on one stream are ordered and share the counters of that stream;
+- a launch captured in a CUDA graph may be replayed on any stream, as long as the graph lives: every
+  such launch gets counters of its own, which are never reused. They are a few hundred bytes.
 
-All are cut from one tensor a device, which is made when generated code is loaded: never from the
-memory of a CUDA graph, to which calls before and during a capture allocate. When it is used up,
-zeros are written again for each launch, which is slower and just as right.
+All counters of a device are slices of one tensor, allocated when generated code is loaded: never
+from the memory pool of a CUDA graph, from which calls before and during a capture allocate. When
+the tensor is used up, new zeroed counters are allocated for each launch, which is slower but also
+correct.
 
-Light: it imports torch, and nothing of Inductor.
+This module imports torch, but not Inductor.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 __all__ = ["CAPACITY", "Counters", "counters"]
 
 CAPACITY = 1 << 20
-"""Counters of a device: 4 MiB."""
+"""Counters per device: 4 MiB."""
 
 _LINE = 32
-"""Counters of 128 bytes: kernels take pointers to be aligned, and share no line of a cache."""
+"""Counters per 128 bytes: kernels assume aligned pointers, and allocations share no cache line."""
 
 _LEAST = 1024
-"""Of a stream at once, so that few kernels ask for more."""
+"""Minimum number of counters allocated to a stream, so that few kernels need more."""
 
 
 class Counters:
@@ -42,12 +42,12 @@ class Counters:
     def __init__(
         self, device: torch.device, current: Callable[[], int | None], capacity: int = CAPACITY
     ) -> None:
-        """Make them; they are 0 once what the current stream has to do is done.
+        """Allocate the counters; they are 0 once the work of the current stream is done.
 
         Args:
-            device: where.
-            current: tells which stream is the current one; None while it is being captured.
-            capacity: how many there are to hand out.
+            device: the GPU.
+            current: returns the current stream; None while it is being captured.
+            capacity: number of counters.
         """
         self._device = device
         self._current = current
@@ -56,7 +56,7 @@ class Counters:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> torch.Tensor:
-        """Counters for the next launch on the current stream, which has to leave them at 0.
+        """Return counters for the next launch on the current stream, which has to leave them at 0.
 
         Returns:
             int32 [count or more], zeros by the time of the launch.
@@ -73,7 +73,7 @@ class Counters:
         return found
 
     def _cut(self, count: int) -> torch.Tensor | None:
-        """Counters that nobody has; None if too few are left."""
+        """Return unused counters; None if too few are left."""
         whole = -(-count // _LINE) * _LINE
         with self._lock:
             if whole > self._free.numel():
@@ -84,21 +84,21 @@ class Counters:
 
 @functools.cache
 def counters(index: int) -> Counters:
-    """The counters of a GPU, which are made when they are first asked for.
+    """Return the counters of a GPU, allocated on first use.
 
     Args:
-        index: of the GPU.
+        index: device index.
     """
     device = torch.device("cuda", index)
-    # A handle, without an object around it: this is called before every launch.
+    # The raw handle, without a stream object: this is called before every launch.
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def current() -> int | None:
         return None if torch.cuda.is_current_stream_capturing() else stream(index)
 
-    # Code is loaded while graphs of fake tensors are compiled.
+    # Generated code may be loaded under a fake tensor mode.
     with _disable_current_modes():
         found = Counters(device, current)
-    # Other streams may come first.
+    # Another stream may use the counters first.
     torch.cuda.current_stream(device).synchronize()
     return found

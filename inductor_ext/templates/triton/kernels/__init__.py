@@ -1,10 +1,9 @@
 """The Triton kernels of the templates.
 
-A module a kernel, each with its `SOURCE`, in the template language of Inductor's `TritonTemplate`,
-and `constants`, which says what a problem and a configuration make of it. Both are plain data:
-`instances` alone knows Inductor.
+Each module holds one kernel: its `SOURCE`, a Jinja template for Inductor's `TritonTemplate`, and
+`constants`, which returns the template's constants for a problem and a configuration. Both are
+plain data: only `inductor_template` imports Inductor.
 
-Kernels are written so that everything that is the same for all tiles is decided when they are
-rendered, and take the sizes and strides of their operands from Inductor, which makes constants of
-what is static.
+Everything that is the same for all tiles is decided when the template is rendered. Kernels take
+sizes and strides of their operands from Inductor, which turns static ones into constants.
 """

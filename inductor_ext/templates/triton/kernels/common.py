@@ -1,4 +1,4 @@
-"""What several kernels have in common: an output's tiles, operands by plain loads, gates."""
+"""Macros and constants that several kernels share: output tiles, operand loads, gates, split-K."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inductor_ext.templates.triton.config import (
 __all__ = ["ACTIVATIONS", "ARGUMENTS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
-"""What can gate. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
+"""Activations of gates. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is
 x sigmoid(2 u), since tanh(u) = 2 sigmoid(2 u) - 1."""
 
 MACROS = r"""
@@ -247,23 +247,23 @@ tl.load({{first}} + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
     {%- endif %}
 {%- endmacro %}
 """
-"""Macros of the template language, for the beginning of a kernel's source.
+"""Jinja macros for the beginning of a kernel's source.
 
-`add_splits` is right by PTX's memory model, with nothing that waits for another CTA, which may not
-have begun:
+`add_splits` is correct under the PTX memory model, and nothing waits for another CTA, which might
+not have started:
 
-- what a thread of a split's CTA has written comes before the barrier of its CTA, and that before
-  the CTA's addition to the counter, which releases all of it to the GPU;
-- additions to one counter follow each other. The one that finds `SPLIT_K - 1` there comes after
-  those of all other splits, and acquires what they released: they are one release sequence, for
+- the writes of a split's threads precede the CTA's barrier, and the barrier precedes the CTA's
+  atomic add to the counter, which releases these writes at GPU scope;
+- atomic adds to one counter are ordered. The one that reads `SPLIT_K - 1` follows those of all
+  other splits and acquires what they released: they form one release sequence, since the
   read-modify-writes in between do not end it;
-- its result goes to all threads of the CTA by shared memory and a barrier, so that their loads come
-  after all those writes. They ask L2 (`.cg`), as the others' multiprocessors wrote it there.
+- its result is passed to all threads of the CTA through shared memory and a barrier, so that their
+  loads follow all those writes. They read from L2 (`.cg`), where the other SMs' writes are visible.
 
-The sums are added in the order of the splits, whichever CTA was last: launches give the same bits.
-That CTA leaves 0 in the counter, where no other of this launch looks again; a later launch begins
-its work after this one has ended (a dependent one waits before it reads or writes anything).
-"""
+The splits are added in a fixed order, whichever CTA is last, so launches are bitwise reproducible.
+The last CTA resets the counter to 0, and no other CTA of this launch reads it again; a later launch
+starts its work after this one has ended (a dependent launch waits before it reads or writes
+anything)."""
 
 ARGUMENTS = r"""
 {%- set factors = [] %}
@@ -279,7 +279,8 @@ ARGUMENTS = r"""
 {%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
 {%- set _ = extra.extend(behind) %}
 """
-"""Names of arguments of kernels with plain loads: `factors`, and what else they read in `extra`."""
+"""Argument names of kernels without TMA loads: the weights in `factors`, other inputs in
+`extra`."""
 
 TMA = r"""
 {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
@@ -329,9 +330,10 @@ tl.dot({{factors | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_T
 
 
 def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """Constants that divide an output into tiles, those of several factors and gates included.
+    """Return the constants that divide an output into tiles, including fused weights and gates.
 
-    Tiles of the factors follow each other along N, and none reaches over a border between two.
+    Tiles of fused weights are numbered consecutively along N, and no tile crosses a border between
+    two weights.
     """
     gated = problem.epilogue.gated
     parts = problem.parts or (problem.n,)
@@ -357,10 +359,10 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
 
 
 def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """Constants of a kernel whose threads load and may change operands on the way.
+    """Return the constants of a kernel whose threads load and may change operands in the prologue.
 
-    Of a static N, whether tiles divide it is decided here; of what may be symbolic `instances`
-    decides.
+    `EVEN_N` is for a static N; `inductor_template` sets the constants of sizes that may be
+    symbolic.
     """
     columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
     prologue = problem.prologue
@@ -380,33 +382,34 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
 
 
 def splits(config: GemmConfig) -> dict[str, Any]:
-    """Constants that divide K among CTAs."""
+    """Return the constants that split K among CTAs."""
     registers = ceiling(config.block_m * config.block_n, config.threads)
     return {
         "SPLIT_K": config.split_k,
         "ONE_LAUNCH": config.one_launch,
-        # Of the sums of splits, as many are on their way to the CTA that adds them up.
+        # Number of splits whose accumulators the reducing CTA loads at once.
         "AT_ONCE": max(1, min(config.split_k, _REGISTERS // registers)),
     }
 
 
 _REGISTERS = 128
-"""Of a thread, half of them: the accumulators' are free when splits are added up."""
+"""Registers per thread for these loads, half of all: those of the accumulators are free by then."""
 
 
 def imprecise(problem: GemmProblem, config: GemmConfig) -> int:
-    """After how many steps of K the tensor cores' sums of fp8, which they keep in fewer bits than
-    float32, are added up in float32; 0 for what is Triton's own: never, where it matters.
+    """Return after how many elements along K fp8 partial sums, which tensor cores keep in less
+    precision than float32, are added in float32; 0 for Triton's default, which is never where it
+    matters.
     """
     precise = problem.a.dtype in FP8 and not problem.fast_accumulation
     return config.block_k if precise else 0
 
 
 def by_tma(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """Constants of a kernel that loads by TMA.
+    """Return the constants of a kernel that loads by TMA.
 
-    A stride of rows that are only one is whatever a tensor happens to have, and TMA asks for a
-    multiple of 16 bytes: there the operand's own is taken.
+    The tensor's stride of a dimension of size 1 is arbitrary, but TMA requires a multiple of 16
+    bytes; `B_LEADING` then replaces it by the stride of `problem.b`.
     """
     return {
         "K": problem.k,

@@ -1,20 +1,20 @@
-"""Products of few rows by an integer b, with all of a that a warp needs in its registers.
+"""Skinny GEMMs with integer b, in which each warp keeps its part of a in registers.
 
-The kernel of the template `stationary`. Of few rows, what `direct` waits for beside b is a: its
-fragments pass the first-level cache once for every 16 columns, which are two or four times the
-bytes of b, and in pieces that the cache reads at a half or a quarter of its rate. Here they are
-loaded once, and stay:
+The kernel of the template `stationary`. With a small M, `direct` is limited by loads of a: its
+fragments pass through L1 once for every 16 columns, which is two or four times the bytes of b, in
+pieces that L1 reads at a half or a quarter of its rate. This kernel loads a once and keeps it:
 
-- a CTA has `WIDTH` columns, up to 16 rows and a part of K, which its warps divide; of its part a
-  warp keeps a's fragments in registers, and walks along N, 16 columns after 16; where one factor
-  gates another, first along that one and then along the other;
-- words of b of the next 16 columns are on their way while these are multiplied, one load taking the
-  place of another as soon as that has been multiplied: nothing is moved, for a move would wait;
-- sums of the warps are added up after each 16 columns;
-- the sums of a part of K go to memory, and the last CTA of `WIDTH` columns adds up those of all
-  parts, scales, gates, and stores.
+- a CTA has `WIDTH` columns, up to 16 rows and a part of K, which its warps divide. A warp keeps a's
+  fragments for its part in registers and loops along N, 16 columns at a time; with gate and up
+  projection, first over the columns of one and then over those of the other;
+- words of b for the next 16 columns are in flight while the current ones are multiplied. Each load
+  overwrites a register as soon as it has been used: there are no moves, since a move would wait for
+  its load;
+- the accumulators of the warps are reduced after each 16 columns;
+- the accumulators of each part of K are written to a workspace. The last CTA of `WIDTH` columns
+  reduces all parts, applies scales and gate, and stores.
 
-How words become tiles, and in which order K stands there, is as in `direct`.
+The layout of b's words in tiles, and the order of K there, are as in `direct`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ SOURCE = (
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel."""
+    """Return the kernel's constants for a problem and a configuration."""
     products = 2 if problem.epilogue.gated else 1
     columns = next_power_of_two(config.block_n // products)
     return {
@@ -165,9 +165,9 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "STRIP": STRIP,
         "WIDTH": config.block_n // products,
         "COLUMNS": columns,
-        # Of all products, those that splits of K write for each row.
+        # Columns of accumulators that a split of K writes for each row.
         "SUMS": columns * products,
-        # Of the sums of splits, which have rows side by side.
+        # Accumulators in the workspace have contiguous rows.
         "SWAP": True,
         "EVEN_N": False,
     }

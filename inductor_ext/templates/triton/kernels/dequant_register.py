@@ -1,25 +1,27 @@
-"""Products of few rows by an integer b, which goes from memory straight to the tensor cores.
+"""Skinny GEMMs with integer b, loaded from global memory straight into tensor core registers.
 
-The kernel of the template `direct`. What holds back a loop that loads tiles into shared memory,
-where b has 4 or 8 bits, is not memory: every step waits for the slowest warp, and bytes that are
-read once go through shared memory twice. Here nothing does, and no warp waits for another:
+The kernel of the template `direct`. With 4-bit or 8-bit b, a loop that stages tiles in shared
+memory is not limited by memory bandwidth: every step waits for the slowest warp, and bytes that are
+used once go through shared memory twice. This kernel avoids shared memory in the loop, and its
+warps do not wait for each other:
 
-- a CTA has `BLOCK_M` rows and `COLUMNS` columns of one output; its warps divide K, each has sums of
-  its own in the batch of a three-dimensional `tl.dot`, and those are added up once, at the end;
-- a lane loads 16 bytes of a column of b at a time. Which k stands where in a product is of no
-  account as long as a and b agree, so that these 16 bytes are the lane's part of four
-  instructions of the tensor cores (k is [4 lanes, 4 instructions, 4 neighbours] in memory and
-  [instructions, lanes, neighbours] in the tile), and a is read in the same order. Layouts are
-  Triton's to choose: dimensions stand in that order (`AXES`) in which the layout of coalesced loads
-  is the one that the product wants, and no element changes its thread;
-- likewise the columns of a lane are neighbours (column g * n + i of lane g stands at i * 8 + g),
-  whose scales are one load;
-- b is the tensor cores' first operand: 16 columns of b by 8 rows of a;
-- what the next step multiplies is loaded before this one is multiplied, as words of 32 bits: single
-  bytes that live through a loop are taken apart and put together in every step;
-- scales of groups along K multiply the sums of a group in float32, not b;
-- rows and columns beyond the last are those of the last, and nobody stores them;
-- several factors b (`PARTS`), gates (`GATED`) and splits of K (`SPLIT_K`) are as in `tile`.
+- a CTA has `BLOCK_M` rows and `COLUMNS` columns of one output. Its warps divide K; each has
+  accumulators of its own in the batch dimension of a three-dimensional `tl.dot`, which are reduced
+  once, at the end;
+- a lane loads 16 bytes of a column of b at a time. The order of k within a dot does not matter as
+  long as a and b agree, so these 16 bytes are the lane's fragments of four mma instructions (k is
+  [4 lanes, 4 instructions, 4 adjacent elements] in memory and [instructions, lanes, adjacent
+  elements] in the tile), and a is read in the same order. Triton chooses the layouts: the
+  dimensions have the order (`AXES`) in which the layout of coalesced loads is the one that the dot
+  needs, so that no element moves between threads;
+- likewise the columns of a lane are adjacent (column g * n + i of lane g is at i * 8 + g), so that
+  their scales are one load;
+- b is the first operand of the tensor cores: 16 columns of b by 8 rows of a;
+- the operands of the next step are loaded before the current step is multiplied, as 32-bit words:
+  single bytes that are live across iterations would be unpacked and packed in every step;
+- scales of groups along K multiply the float32 accumulators of a group, not b;
+- rows and columns beyond the last one are loaded from the last one, and are not stored;
+- fused weights (`PARTS`), gates (`GATED`) and split-K (`SPLIT_K`) work as in `tile`.
 """
 
 from __future__ import annotations
@@ -247,10 +249,10 @@ SOURCE = (
 
 @functools.cache
 def _axes() -> tuple[str, ...]:
-    """Dimensions of what a warp loads, lanes and warps as in a layout of coalesced loads.
+    """Return the dimensions of a warp's loads, in the order of a layout of coalesced loads.
 
-    Threads lie along the contiguous dimension first and then along the others; among these Triton
-    begins with the first one up to version 3.6, and with the last one from 3.7 on.
+    Triton distributes threads along the contiguous dimension first, then along the others: from the
+    first one on up to version 3.6, from the last one on since 3.7.
     """
     others = ("lane_k", "lane", "warp", "rest")
     try:
@@ -262,7 +264,7 @@ def _axes() -> tuple[str, ...]:
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel."""
+    """Return the kernel's constants for a problem and a configuration."""
     return {
         **common.tiling(problem, config),
         **common.loads(problem, config),

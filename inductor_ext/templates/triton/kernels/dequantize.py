@@ -1,23 +1,24 @@
-"""Making floats of integers in registers, for kernels whose factor b is quantised.
+"""Integer to float conversion in registers, for kernels with a quantized b.
 
-Conversions are slow and bit operations are not: an integer put below the exponent of 2^n, where
-the last bit of the mantissa counts 1, is the float 2^n + integer, of which 2^n is subtracted (Kim
-et al. 2022, "Who Says Elephants Can't Run"). bfloat16 has 7 such bits, float16 has 10.
+Conversion instructions are slow and bit operations are not: an integer placed in the low mantissa
+bits of 2^n, where the last bit of the mantissa counts 1, is the float 2^n + integer, from which 2^n
+is subtracted (Kim et al. 2022, "Who Says Elephants Can't Run"). bfloat16 has 7 such bits, float16
+has 10.
 
-Of two 4-bit integers in a byte, which are neighbours along K, each makes a tile of its own, to be
-multiplied by every other column of a. Kernels read a in words of two neighbours, whose halves go
-the same way; so nothing is moved between threads, which is what makes other forms slow.
+Two 4-bit integers in a byte are adjacent along K. Each makes a tile of its own, which is multiplied
+by every other column of a. Kernels read a as words of two adjacent elements and split them the same
+way, so no data moves between threads, which is what makes other methods slow.
 
-`MACROS` stands at the head of a kernel's source. `convert(name)` replaces the tile `name` by one of
-a's dtype, or by `name`_even and `name`_odd; `words(name)` makes such tiles of one of 32-bit words,
-whose bytes are neighbours along K; `shared(target, name, like, words)` makes a tile of what groups
-along K share, of the pointer `name` with the strides of the argument `like`. Tiles are [K, N]. What
-the problem does not tell are options:
+`MACROS` goes at the head of a kernel's source. `convert(name)` replaces the tile `name` by one of
+a's dtype, or by `name`_even and `name`_odd; `words(name)` converts a tile of 32-bit words, whose
+bytes are adjacent along K, to such tiles; `shared(target, name, like, words)` loads the values that
+groups along K share as a tile, from the pointer `name` with the strides of the argument `like`.
+Tiles are [K, N]. Options that do not follow from the problem:
 
 - ZERO: an integer from 0 to 100 that is subtracted from all of b;
 - HIGH_FIRST: whether the upper half of a byte has the smaller k;
-- WIDE: whether zero points and scales of groups are applied in float32, and not in a's dtype;
-- SCALE_WORDS, ZERO_WORDS: how many neighbours along K make a word of 32 bits, if all words are
+- WIDE: whether group zero points and scales are applied in float32 instead of a's dtype;
+- SCALE_WORDS, ZERO_WORDS: how many values adjacent along K make a 32-bit word, if all words are
   aligned; else 1.
 """
 
@@ -200,7 +201,7 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
 
 
 def constants(problem: GemmProblem) -> dict[str, Any]:
-    """What a problem makes of the macros, and their options where nothing else is said."""
+    """Return the macros' constants for a problem, with default options."""
     prologue = problem.prologue
     return {
         "DEQUANTIZE": repr(problem.b.dtype if problem.operation == "mixed" else ""),
@@ -212,6 +213,6 @@ def constants(problem: GemmProblem) -> dict[str, Any]:
         "WIDE": False,
         "SCALE_WORDS": 1,
         "ZERO_WORDS": 1,
-        # Whether bits are operated on by instructions of a GPU, which the interpreter has not.
+        # Whether to use PTX instructions, which the interpreter does not support.
         "BITS": True,
     }

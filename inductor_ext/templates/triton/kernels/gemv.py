@@ -1,14 +1,14 @@
-"""Products of few rows without tensor cores: what counts is to read b once, with wide loads.
+"""Skinny GEMMs without tensor cores: bound by reading b once, with wide loads.
 
-The kernel of the template `gemv`. Its ideas:
+The kernel of the template `gemv`:
 
-- a CTA has `BLOCK_M` rows (up to 8, all of them as a rule) and `COLUMNS` columns of one matrix;
-  its threads lie over tiles of `COLUMNS` x `BLOCK_K` as b lies in memory, and each multiplies the
-  elements that it has loaded by those of every row of a: the products stay in registers, in
-  float32, and are summed up over K among threads once, at the end;
-- several factors b (`PARTS`), gates (`GATED`), rows of a that are normalised (`NORMALIZE`,
-  `STANDARDIZE`), b in fewer bits (`DEQUANTIZE`), splits of K (`SPLIT_K`), maxima of rows and
-  batches are as in `tile`; a normalised row is not rounded before it is multiplied.
+- a CTA computes `BLOCK_M` rows (up to 8, usually all of them) and `COLUMNS` columns of one matrix.
+  Its threads are laid out over tiles of `COLUMNS` x `BLOCK_K` according to the memory layout of b,
+  and each multiplies its elements of b by those of every row of a. Accumulators stay in registers,
+  in float32, and are reduced over K among the threads once, at the end;
+- fused weights (`PARTS`), gates (`GATED`), norms of a (`NORMALIZE`, `STANDARDIZE`), quantized b
+  (`DEQUANTIZE`), split-K (`SPLIT_K`), row amax and batches work as in `tile`; a normalized row is
+  not rounded before it is multiplied.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ SOURCE = (
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel."""
+    """Return the kernel's constants for a problem and a configuration."""
     return {
         **common.tiling(problem, config),
         **common.loads(problem, config),

@@ -1,18 +1,19 @@
-"""Products of groups of different sizes in one launch, loaded by TMA.
+"""Grouped GEMM: groups of different sizes in one launch, loaded by TMA.
 
-The kernel of the template `grouped`, with the semantics of torch._grouped_mm. Offsets say where
-each group ends along the dimension that the groups divide (`DIVIDED`):
+The kernel of the template `grouped`, with the semantics of torch._grouped_mm. Offsets are the ends
+of the groups along the dimension that they divide (`DIVIDED`):
 
-- `m`: rows of a, [M, K], of which each group has some, and a matrix b of its own, [G, K, N];
-- `n`: columns of b, [K, N], beside a matrix of a for each group, [G, M, K];
-- `k`: columns of a and rows of b; the products are a batch, [G, M, N].
+- `m`: rows of a, [M, K]; each group has its own matrix b, [G, K, N];
+- `n`: columns of b, [K, N]; each group has its own matrix a, [G, M, K];
+- `k`: columns of a and rows of b; the outputs are a batch, [G, M, N].
 
-As many CTAs as multiprocessors walk the tiles of all groups. Where sizes decide how many tiles a
-group has, every CTA sums those up for all groups at once, and finds the group of a tile by
-comparing with the sums. A tile may load rows or columns of the next group, and stores none of them.
-Along K, where these would be added, the last step of a group is masked.
+The kernel is persistent: one CTA per SM loops over the tiles of all groups. If group sizes
+determine the number of tiles, every CTA computes the prefix sums of all groups' tiles at once and
+finds the group of a tile by comparing with them. A tile may load rows or columns of the next group,
+but does not store them. If the groups divide K, such elements would be accumulated, so the last
+step of a group is masked.
 
-Scales of fp8 (`SCALED`), for a row of a and a column of b, are factors of the product.
+fp8 scales (`SCALED`), per row of a and per column of b, are applied to the accumulators.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ tl.sum(tl.where(groups == g, {{vector}}, 0), 0)
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel."""
+    """Return the kernel's constants for a problem and a configuration."""
     return {
         **common.tiling(problem, config),
         **common.by_tma(problem, config),

@@ -1,29 +1,31 @@
-"""As many CTAs as multiprocessors, which take one tile after the other, loaded by TMA.
+"""Persistent GEMM with TMA loads: one CTA per SM loops over tiles.
 
 The kernel of the templates `persistent_tma`, `persistent_tma_ws` and `bmm_persistent`, and of
-`splitk` where that loads by TMA. Its ideas:
+`splitk` with TMA loads:
 
-- a CTA walks tiles of all matrices, `tl.num_programs(0)` apart, in groups of `GROUP_M` rows of
-  tiles; the loop over tiles and that over K are one (`FLATTEN`), so that the first loads of a tile
-  are under way while the last one is stored, or other warps load (`WARP_SPECIALIZE`);
-- descriptors are made on the device, one an operand, with its contiguous dimension last; beyond a
-  border they load zeros, so that loads have no masks; a batch is one dimension more, unless all its
-  matrices are one (stride 0);
-- several factors b (`PARTS`) share one launch: a tile takes the descriptor of the factor that it
-  belongs to;
-- instead, the last rounds can be shared (`STREAM_K`): every CTA has as many steps along K, of two
-  tiles and a part of a third at most, and no tile is that of more than two CTAs. Of those, the one
-  that is done first writes its sums to a workspace and counts; the other one reads them, adds them
-  to its own and goes on. What `shared.MACROS` says of `add_splits` holds here, too; and a sum of
-  two is the same in both orders;
-- two factors can gate each other (`GATED`). If K is contiguous in them, one descriptor has both, in
-  whatever order they lie in memory, and a tile of both is one factor of one product (`JOINED`);
-- operands can be exchanged (`SWAP`), tiles can give the largest elements of their rows
-  (`ABSOLUTE`), and K can be divided (`SPLIT_K`), as in `tile`; then a CTA takes one piece of work
-  (`splitk`).
+- a CTA visits tiles of all matrices with a stride of `tl.num_programs(0)`, in groups of `GROUP_M`
+  rows of tiles. The loops over tiles and K can be flattened (`FLATTEN`), so that the first loads of
+  a tile are in flight while the previous tile is stored, or separate warps can load
+  (`WARP_SPECIALIZE`);
+- descriptors are created on the device, one per operand, with the contiguous dimension last. TMA
+  fills out-of-bounds elements with zeros, so loads need no masks. A batch is an additional
+  dimension, unless all its matrices are the same one (stride 0);
+- fused weights (`PARTS`) share one launch: a tile uses the descriptor of the weight that it belongs
+  to;
+- with stream-K (`STREAM_K`) the last rounds are shared: every CTA has equally many steps along K,
+  from at most two tiles and a part of a third, and no tile is shared by more than two CTAs. Of
+  those, the one that finishes first writes its accumulators to a workspace and increments a
+  counter; the other one reads them, adds them to its own and runs the epilogue. The memory-order
+  argument for `add_splits` in `common.MACROS` also applies here, and a sum of two values is the
+  same in both orders;
+- gate and up projection can be fused (`GATED`). If K is contiguous in both weights, one descriptor
+  covers both, whatever their order in memory, and a tile of both is one operand of one matmul
+  (`JOINED`);
+- swapped operands (`SWAP`), row amax (`ABSOLUTE`) and split-K (`SPLIT_K`) work as in `tile`; with
+  split-K a CTA has one work unit (`splitk`).
 
-Sizes are known when it is compiled or when it is launched. Addresses of the output have the index
-type that Inductor chooses; coordinates of TMA have 32 bits.
+Sizes are known at compile time or at launch. Output addresses have the index type that Inductor
+chooses; TMA coordinates have 32 bits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from inductor_ext.templates.triton.kernels import common
 __all__ = ["SOURCE", "constants"]
 
 REACH = 2**36
-"""Units of 16 bytes below which strides of a TMA descriptor are; no less than 1025, see below."""
+"""Upper limit of TMA descriptor strides in units of 16 bytes (exclusive); at least 1025, see
+below."""
 
 SOURCE = (
     common.MACROS
@@ -269,7 +272,7 @@ SOURCE = (
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel."""
+    """Return the kernel's constants for a problem and a configuration."""
     return {
         **common.tiling(problem, config),
         **common.by_tma(problem, config),
@@ -278,7 +281,7 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "FLATTEN": config.flatten,
         "WARP_SPECIALIZE": config.warp_specialize,
         **common.splits(config),
-        # Elements along K of a split, whole steps.
+        # Elements along K per split, a multiple of BLOCK_K.
         "SHARE": config.block_k * config.k_steps(problem),
         "PDL": config.pdl,
         "STREAM_K": config.stream_k,

@@ -1,37 +1,37 @@
-"""A tile of the output for each CTA: loads by threads, a pipelined loop over K, tensor cores.
+"""One output tile per CTA: loads by threads, a pipelined loop over K, tensor cores.
 
-The kernel of the templates `splitk`, `cp_async` and `mixed`. Its ideas:
+The kernel of the templates `splitk`, `cp_async` and `mixed`:
 
-- one CTA, one tile of `BLOCK_M` rows and `COLUMNS` columns of one matrix; CTAs walk the output in
-  groups of `GROUP_M` rows of tiles, which share what they read of b in L2;
-- several factors b (`PARTS`) share one launch: a tile belongs to one of them, and their products
-  lie side by side in the output;
-- two factors can gate each other (`GATED`): a tile has the same columns of both and stores
-  act(gate) * up, each with a bias or without (`BIASED`);
-- rows of a can be normalised on the way (`NORMALIZE`, RMSNorm, Zhang and Sennrich 2019): the norm
-  of a row is a factor of its whole product, so that squares are summed up beside the product (the
-  tensor cores do it: they are the diagonal of a @ a^T), and the product is scaled once; only the
-  weight is multiplied into a before;
-- or they are given the mean 0 and the deviation 1 (`STANDARDIZE`, LayerNorm, Ba et al. 2016): a
-  first pass over the rows finds both, and the second one reads them from L2, standardises them in
-  float32, with weight and bias, and rounds them once, as a kernel of its own would have. To take
-  the mean off the product instead, mean(x) * (w @ B) off (x * w) @ B, would need no first pass; but
-  where a mean is large beside the deviation, what is left of the difference is rounding errors of
-  operands that have 8 or 11 bits;
-- b can be dequantised on the way (`DEQUANTIZE`, see `dequantize`): scales of groups along K are
-  applied to b, those of tensors and columns are factors of the product, too; each factor b has
-  scales and zero points of its own;
-- K can be divided among `SPLIT_K` CTAs, which write float32 sums: one below the other, to be added
-  up by another kernel; or to a workspace, and the CTA that is done last adds them up and goes on
-  (`ONE_LAUNCH`). No order is left to chance;
-- a dependent launch (`PDL`) begins while the kernel before it is at work. It lets the next one
-  begin only when that has ended: Inductor's own dependent launches (`triton.enable_pdl`) read what
-  any but the last kernel wrote without waiting. Nor does doing anything before that pay: on an
-  H200, asking L2 for the first 256 bytes to 8 KiB of each column of b ahead made a chain of
-  products 1 to 40 % slower;
-- tiles can give the largest elements of their rows (`ABSOLUTE`), from which the largest of whole
-  rows are found without reading the output again: float8 is scaled by them;
-- operands can be exchanged (`SWAP`), so that columns are the long side of the tensor cores' tile.
+- each CTA computes one tile of `BLOCK_M` rows and `COLUMNS` columns of one matrix. CTAs visit the
+  output in groups of `GROUP_M` rows of tiles, which share their reads of b in L2;
+- fused weights (`PARTS`) share one launch: a tile belongs to one of them, and their outputs are
+  adjacent along N;
+- gate and up projection can be fused (`GATED`): a tile computes the same columns of both and stores
+  act(gate) * up, each with or without a bias (`BIASED`);
+- RMSNorm of a can be fused (`NORMALIZE`, Zhang and Sennrich 2019): the norm of a row scales the
+  row's whole output, so squares are accumulated next to the matmul (by tensor cores: they are the
+  diagonal of a @ a^T), and the accumulators are scaled once; only the norm's weight is multiplied
+  into a first;
+- LayerNorm of a can be fused (`STANDARDIZE`, Ba et al. 2016): a first pass over the rows computes
+  mean and deviation. The second pass reads the rows from L2, standardizes them in float32, with
+  weight and bias, and rounds them once, as a separate kernel would. Subtracting mean(x) * (w @ B)
+  from (x * w) @ B instead would need no first pass; but if a mean is large relative to the
+  deviation, what is left of the difference is rounding errors of operands with 8 or 11 bits of
+  precision;
+- b can be dequantized (`DEQUANTIZE`, see `dequantize`): scales of groups along K are applied to b,
+  tensor and column scales to the accumulators. Each fused weight has its own scales and zero
+  points;
+- K can be split among `SPLIT_K` CTAs, which write float32 accumulators: either stacked along M in
+  the output, to be reduced by another kernel, or to a workspace, where the CTA that finishes last
+  reduces them and runs the epilogue (`ONE_LAUNCH`). Both have a deterministic order;
+- a programmatic dependent launch (`PDL`) starts while the previous kernel is running. It allows the
+  next kernel to start only after the previous one has ended: Inductor's own dependent launches
+  (`triton.enable_pdl`) read the output of any kernel but the last one without waiting. Doing work
+  before the wait does not pay either: on an H200, prefetching the first 256 bytes to 8 KiB of each
+  column of b into L2 made a chain of GEMMs 1 to 40 % slower;
+- tiles can compute the row amax (`ABSOLUTE`), from which the row amax of the whole output follows
+  without reading the output again: float8 quantization needs it;
+- operands can be swapped (`SWAP`), so that columns are the long side of the tensor cores' tile.
 """
 
 from __future__ import annotations
@@ -250,13 +250,13 @@ SOURCE = (
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
-    """What a problem and a configuration make of the kernel."""
+    """Return the kernel's constants for a problem and a configuration."""
     return {
         **common.tiling(problem, config),
         **common.loads(problem, config),
         **dequantize.constants(problem),
         "THREADS": config.threads,
-        # Triton makes no fp8 of an integer.
+        # Triton does not convert an integer to fp8.
         "ZERO": 0.0 if FP8 & {problem.a.dtype, problem.b.dtype} else 0,
         "IMPRECISE": common.imprecise(problem, config),
     }
