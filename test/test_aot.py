@@ -296,8 +296,8 @@ def test_a_failed_compile_leaves_the_old_package(
 
 KILLED = """
 import os, signal, sys
-from inductor_ext import cache
-with cache.publish(sys.argv[1]) as temporary:
+from inductor_ext.storage import artifact_store
+with artifact_store.publish(sys.argv[1]) as temporary:
     open(temporary, "w").write("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """

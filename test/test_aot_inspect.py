@@ -234,8 +234,8 @@ def test_inspect_refuses_a_signature_that_is_none(
 def test_inspect_and_verify_import_no_torch(package: str) -> None:
     for command in ("inspect", "verify"):
         code = (
-            "import sys; from inductor_ext import cli; "
-            f"assert cli.main([{command!r}, sys.argv[1]]) == 0; assert 'torch' not in sys.modules"
+            "import sys; from inductor_ext.cli.main import main; "
+            f"assert main([{command!r}, sys.argv[1]]) == 0; assert 'torch' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", code, package], check=True, capture_output=True)
 

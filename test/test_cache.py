@@ -372,8 +372,8 @@ def test_one_builds_and_the_others_wait(store: artifact_store.Store) -> None:
 
 WAITER = """
 import sys
-from inductor_ext import cache
-with cache.Store(sys.argv[1], 1000).lock(sys.argv[2]):
+from inductor_ext.storage import artifact_store
+with artifact_store.Store(sys.argv[1], 1000).lock(sys.argv[2]):
     print("locked", flush=True)
     sys.stdin.read()
 """

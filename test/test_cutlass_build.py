@@ -230,7 +230,7 @@ class TestBuild:
 
     def test_a_process_that_is_killed_leaves_nothing_behind(self, machine: Machine) -> None:
         code = f"""
-            from inductor_ext import cache
+            from inductor_ext.storage import artifact_store
             from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build
             from inductor_ext.templates.cutlass.find_headers import Headers
             from inductor_ext.templates.cutlass.source import Source
@@ -239,7 +239,7 @@ class TestBuild:
             headers = Headers(folder, (4, 2, 0))
             toolchain = Toolchain(str(folder / "nvcc"), "13.0.88", headers, "c++", folder)
             text = 'nvcc: echo half >"$out"; sleep 600'
-            store = cache.Store(folder / "store", 1 << 30)
+            store = artifact_store.Store(folder / "store", 1 << 30)
             build(Source("kernel_2", text, "90a"), store, toolchain)
         """
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])

@@ -155,8 +155,8 @@ def test_a_process_may_have_many_files_open() -> None:
 def test_it_ends_with_the_process_that_started_it() -> None:
     parent = (
         "import sys, os, signal\n"
-        "from inductor_ext.autotune import worker\n"
-        "print(worker._worker_of(0)._process.pid, flush=True)\n"
+        "from inductor_ext.autotune import subprocess_runner\n"
+        "print(subprocess_runner._worker_of(0)._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)

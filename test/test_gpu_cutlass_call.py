@@ -280,15 +280,15 @@ import torch
 import torch._functorch.config
 torch._functorch.config.enable_autograd_cache = False
 from torch._dynamo.utils import counters
-from inductor_ext.templates.cutlass import build
+from inductor_ext.templates.cutlass import nvcc_build as build
 from test import test_gpu_cutlass_call as own
-from inductor_ext.autotune import choose
+from inductor_ext.autotune import decide
 builds = []
 stock = build._build
 build._build = lambda *arguments: (builds.append(1), stock(*arguments))
 torch.manual_seed(0)
 given = own.inputs()
-with choose.forced(own.rule):
+with decide.forced(own.rule):
     found = own.compiled(cpp_wrapper=sys.argv[1] == "cpp")(*given)
 own.check(found, given)
 hits = counters["inductor"]["fxgraph_cache_hit"]

@@ -767,11 +767,11 @@ def test_probing_leaves_nothing_behind(tmp_path: Path) -> None:
     program = """
 import json, os, sys
 before = dict(os.environ)
-from inductor_ext import parts
+from inductor_ext.toolchain import components
 assert "torch" not in sys.modules
-parts.probe_all()
-parts.features()
-parts.cuda_devices()
+components.probe_all()
+components.features()
+components.cuda_devices()
 loaded = [name for name in ("torch._inductor", "triton", "cutlass_library") if name in sys.modules]
 changed = sorted(set(before.items()) ^ set(os.environ.items()))
 context = sys.modules["torch"].cuda.is_initialized()
