@@ -63,7 +63,7 @@ def test_counters_are_zeroed_for_each_launch(ahead: bool) -> None:
         for each in ("aoti_torch_zero_(semaphores_", "call_triton_tem_fused_0(arg", ".reset")
     )
     assert zeroed < launched < freed
-    assert "semaphores" not in code.partition("call_triton_tem_fused_0(arg")[2]
+    assert "semaphores.counters" not in code.partition("call_triton_tem_fused_0(arg")[2]
 
 
 _PROGRAM = """

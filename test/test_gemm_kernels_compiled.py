@@ -311,7 +311,7 @@ class TestGolden:
         assert_expected_inline(
             kernel(Case(small, config)),
             """\
-def triton_gemm_persistent_128x64x64(arg_A, arg_B0, out_ptr0):
+def triton_gemm_persistent_tma_128x64x64(arg_A, arg_B0, out_ptr0):
     A = arg_A
     B0 = arg_B0
 
@@ -366,7 +366,7 @@ def triton_gemm_persistent_128x64x64(arg_A, arg_B0, out_ptr0):
         xindex = idx_n + 64*idx_m
         tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
 
-triton_tem_fused_0 = triton_gemm_persistent_128x64x64
+triton_tem_fused_0 = triton_gemm_persistent_tma_128x64x64
 """,
         )
 

@@ -150,10 +150,13 @@ GOOD = entry().to_json()
         ('{"format": 2, "entries": []}', "it is of format 2, and this reads 1"),
         ('{"format": 1, "entries": [1]}', "entry 1"),
         (json.dumps({"format": 1, "entries": [GOOD, {**GOOD, "x": 1}]}), "entry 2"),
-        (json.dumps({"format": 1, "entries": [{**GOOD, "measured": -1}]}), "measured -1"),
+        (json.dumps({"format": 1, "entries": [{**GOOD, "measured": -1}]}), "measured is -1"),
         (json.dumps({"format": 1, "entries": [{**GOOD, "timings": []}]}), "those that were meas"),
-        (json.dumps({"format": 1, "entries": [GOOD]}).replace("90.0", "NaN"), "microseconds nan"),
-        (json.dumps({"format": 1, "entries": [GOOD]}).replace("2048", "0"), "m 0"),
+        (
+            json.dumps({"format": 1, "entries": [GOOD]}).replace("90.0", "NaN"),
+            "microseconds is nan",
+        ),
+        (json.dumps({"format": 1, "entries": [GOOD]}).replace("2048", "0"), "m is 0"),
     ],
 )
 def test_a_table_with_anything_wrong_is_refused(tmp_path: Path, text: str, why: str) -> None:

@@ -33,7 +33,14 @@ from inductor_ext import _compat
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
-_NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist", "*.pt2")
+_MADE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.pt2")
+
+
+def _ignored(folder: str | Path, names: list[str]) -> set[str]:
+    """Names in a folder of the checkout that are not sources."""
+    made_by_builds = {"build", "dist"} if Path(folder) == ROOT else set()
+    return _MADE(str(folder), names) | (made_by_builds & set(names))
+
 
 needs_build_backend = pytest.mark.skipif(
     Version(metadata.version("setuptools")) < Version("77"),
@@ -71,10 +78,9 @@ def names_in_wheel(wheel: Path) -> set[str]:
 
 def source_files(folder: str) -> set[str]:
     """The files below a folder of the checkout, as paths relative to the checkout's root."""
-    ignore = shutil.ignore_patterns(*_NOT_SOURCE)
     found = set()
     for path, folders, files in os.walk(ROOT / folder):
-        ignored = ignore(path, folders + files)
+        ignored = _ignored(path, folders + files)
         folders[:] = [name for name in folders if name not in ignored]
         found |= {Path(path, name) for name in files if name not in ignored}
     return {path.relative_to(ROOT).as_posix() for path in found}
@@ -84,7 +90,7 @@ def source_files(folder: str) -> set[str]:
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An sdist built from a copy of the checkout: a build writes into its source."""
     folder = tmp_path_factory.mktemp("sdist")
-    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*_NOT_SOURCE))
+    shutil.copytree(ROOT, folder / "source", ignore=_ignored)
     return build("sdist", folder / "source", folder / "dist")
 
 
@@ -139,7 +145,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 @needs_build_backend
 def test_the_wheel_of_the_checkout_is_that_of_the_sdist(wheel: Path, tmp_path: Path) -> None:
-    shutil.copytree(ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(*_NOT_SOURCE))
+    shutil.copytree(ROOT, tmp_path / "source", ignore=_ignored)
     direct = build("wheel", tmp_path / "source", tmp_path / "dist")
     assert direct.name == wheel.name
     assert names_in_wheel(direct) == names_in_wheel(wheel)
