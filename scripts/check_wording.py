@@ -4,8 +4,7 @@
     scripts/check_wording.py [FILE ...]
 
 Without files it checks the package, README.md, CONTRIBUTING.md and docs/. Identifiers and strings
-that are values are not read. `make lint` runs it; a line may end in `<!-- wording: ok -->` or
-`# wording: ok` where a word is meant in its plain sense.
+that are values are not read. `make lint` runs it.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ WORDS: dict[str, str] = {
 }
 """Regular expressions of words that stay out, each with what the field says instead."""
 
-_ALLOWED = "wording: ok"
-
-_CODE = re.compile(r"`[^`]*`|\"[\w-]+\"|^ {4,}\w+(?:: |\().*?(?=: |$)|^ {4,}(?:return|if|def) .*$")
-"""What of a line is code: spans of it, literals, names of arguments, indented statements."""
+_CODE = re.compile(r"`[^`]*`|\"[\w-]+\"|^ {4,}\w+: |^ {4,}(?:return|if|def) .*$")
+"""What of a line is code: spans of it, literals, an argument's name, indented statements."""
 
 
 def texts(file: Path) -> Iterator[tuple[int, str]]:
@@ -71,8 +68,6 @@ def findings(file: Path) -> Iterator[str]:
     """Yield one line for each word that should not be there."""
     shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
     for number, line in texts(file):
-        if _ALLOWED in line:
-            continue
         prose = _CODE.sub("", line)
         for pattern, instead in WORDS.items():
             found = re.search(pattern, prose, re.IGNORECASE)
