@@ -54,8 +54,8 @@ class Contender:
 _MAX = {"max_autotune": True, "autotune_num_choices_displayed": 0}
 
 CONTENDERS: Mapping[str, Contender] = {
-    each.name: each
-    for each in (
+    entry.name: entry
+    for entry in (
         Contender("eager", "eager", None),
         Contender("stock", "stock default", "inductor"),
         Contender("stock-max", "stock max-autotune", "inductor", _MAX),
@@ -87,7 +87,7 @@ USUAL = tuple(name for name in CONTENDERS if name != "ours-cutlass")
 
 def chosen(names: Sequence[str]) -> list[Contender]:
     """Return the contenders of these names, in the order in which they have to compile."""
-    return [each for name, each in CONTENDERS.items() if name in names]
+    return [item for name, item in CONTENDERS.items() if name in names]
 
 
 def families(contenders: Sequence[Contender]) -> list[list[Contender]]:
@@ -174,11 +174,13 @@ def tuning() -> Iterator[list[Tuned]]:
     def timed(problems: Iterable[Any], *given: Any, **named: Any) -> Any:
         start = time.perf_counter()
         decisions = tune(problems, *given, **named)
-        measured = {key: each for key, each in decisions.items() if each.origin == "measured"}
+        measured = {
+            key: decision for key, decision in decisions.items() if decision.origin == "measured"
+        }
         spent = time.perf_counter() - start
         for problem, decision in measured.items():
             took = [decision.microseconds(config) for config in (decision.config, None)]
-            own, stock = ("-" if each is None else f"{each:.1f}" for each in took)
+            own, stock = ("-" if item is None else f"{item:.1f}" for item in took)
             words = f"{problem_words(problem)}: {config_words(decision.config)}, {own} us"
             choice = words if decision.config is None else f"{words}, stock {stock}"
             found.append(Tuned(spent / len(measured), choice))

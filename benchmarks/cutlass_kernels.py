@@ -64,7 +64,7 @@ class Case:
 def _case(
     problem: GemmProblem, eager: Callable[..., torch.Tensor], value: Node, *inputs: Tensor
 ) -> Case:
-    told = tuple(filter(None, (each.behind for each in inputs)))
+    told = tuple(filter(None, (inp.behind for inp in inputs)))
     fused = dataclasses.replace(problem, epilogue=Fused(told, len(told)))
     return Case(fused, Epilogue(((problem.out, value),), inputs), eager)
 
@@ -132,7 +132,7 @@ def _tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]
     }
     a = random(problem.a.dtype, problem.m, problem.k)
     b = random(problem.b.dtype, problem.n, problem.k).t()
-    return a, b, [random(each.dtype, *sizes[each.broadcast]) for each in case.epilogue.inputs]
+    return a, b, [random(inp.dtype, *sizes[inp.broadcast]) for inp in case.epilogue.inputs]
 
 
 def _measure(
@@ -145,7 +145,7 @@ def _measure(
     expected = case.eager(a, b, *inputs)
     rows = slice(0, 64)
     # Inputs with one row, and scalars, apply to all rows.
-    kept = [each[rows] if each.shape[0] > 1 else each for each in inputs]
+    kept = [inp[rows] if inp.shape[0] > 1 else inp for inp in inputs]
     accumulator = a[rows].double() @ b.double()
     (exact,) = case.epilogue.evaluate(accumulator, tuple(kept))
     calls: list[Callable[[], object]] = [lambda: case.eager(a, b, *inputs)]
@@ -176,8 +176,8 @@ def _measure(
             calls.append(run)
     with CudaStopwatch(calls, torch.cuda.current_device()) as watch:
         samples = measure(watch, len(calls), budget=2000)
-    for each, sample in zip(timed, samples[1:], strict=True):
-        each["microseconds"] = sample.microseconds
+    for item, sample in zip(timed, samples[1:], strict=True):
+        item["microseconds"] = sample.microseconds
     return {"eager": samples[0].microseconds, "kernels": lines}
 
 
@@ -211,9 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--level", type=int, default=0, help="above 0 for all tiles and clusters")
     parser.add_argument("--out", type=Path, help="where lines of JSON are added")
     parser.add_argument("--build-only", action="store_true")
-    parser.add_argument("--device", choices=[each.name for each in KNOWN], help="to build for")
+    parser.add_argument("--device", choices=[entry.name for entry in KNOWN], help="to build for")
     options = parser.parse_args(arguments)
-    device = next((each for each in KNOWN if each.name == options.device), None)
+    device = next((entry for entry in KNOWN if entry.name == options.device), None)
     if device is None:
         device = Device.described(torch.cuda.get_device_properties(0))
     wanted = {

@@ -216,14 +216,14 @@ def rows(
 
 def _lines(found: Mapping[str, Measured]) -> str:
     lines = []
-    for name, each in found.items():
+    for name, item in found.items():
         shown = ", ".join(
             f"{setting} {measure.summarize(values).median * 1e3:.3f} ms"
-            for setting, values in each.times.items()
+            for setting, values in item.times.items()
         )
-        seconds = f", {each.compile:.1f} s" if each.compile is not None else ""
-        deviation = f", error {each.error:.1e}" if each.error is not None else ""
-        failure = f", {each.failure}" if each.failure else ""
+        seconds = f", {item.compile:.1f} s" if item.compile is not None else ""
+        deviation = f", error {item.error:.1e}" if item.error is not None else ""
+        failure = f", {item.failure}" if item.failure else ""
         lines.append(f"  {name}: {shown}{seconds}{deviation}{failure}")
     return "\n".join(lines)
 
@@ -254,15 +254,15 @@ class _Bench:
         with inductor_config.patch(freezing=self.freezing):
             found = measure_model(model, self.ways, self.device, self.rounds)
         if not self.seconds:
-            for each in found.values():
-                each.compile = None
+            for value in found.values():
+                value.compile = None
         torch._dynamo.reset()
         if self.device == "cuda":
             torch.cuda.empty_cache()
         return slices.Outcome(
             rows(name + ", frozen" * self.freezing, found, floor(model, self.device)),
             f"{name}:\n{_lines(found)}",
-            failed=any(each.failure for each in found.values()),
+            failed=any(value.failure for value in found.values()),
         )
 
 

@@ -88,16 +88,16 @@ def reader(
 def readers(source: torch.Tensor, sms: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Return all configurations of the reader by name, each called once and checked."""
     expected = max(0, int(source.max()))
-    for block, warps, each, stages in itertools.product(BLOCKS, WARPS, PROGRAMS, STAGES):
+    for block, warps, item, stages in itertools.product(BLOCKS, WARPS, PROGRAMS, STAGES):
         blocks = -(-source.numel() // block)
-        if not each and stages > 1:
+        if not item and stages > 1:
             continue
-        programs = min(blocks, each * sms) if each else blocks
+        programs = min(blocks, item * sms) if item else blocks
         call, target = reader(source, block, warps, programs, stages)
         call()
         if int(target.max()) != expected:
-            raise AssertionError(f"{block} numbers, {warps} warps, {each} programs: wrong maximum")
-        grid = f"{each} programs an SM" if each else "a program for each block"
+            raise AssertionError(f"{block} numbers, {warps} warps, {item} programs: wrong maximum")
+        grid = f"{item} programs an SM" if item else "a program for each block"
         yield f"{block} numbers at once, {warps} warps, {grid}, {stages} stages", call
 
 
@@ -141,7 +141,7 @@ def _readings(rounds: int) -> Iterator[results.Row]:
             for call in calls.values():
                 call()
             times = timer.measure(calls, "graph", rounds)
-            samples = {name: measure.summarize(each) for name, each in times.items()}
+            samples = {name: measure.summarize(time) for name, time in times.items()}
             fastest = min(best, key=lambda name: samples[name].median)
             case = f"weights of {bits} bits, {m}x{n}x{k}"
             reading, product = samples[fastest], samples["cublas"]

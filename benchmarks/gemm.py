@@ -219,8 +219,8 @@ def _compile(
         # Inductor with TMA finds in the caches what Inductor without TMA has compiled.
         if way.name != "stock-max-tma":
             measured.compile = found.seconds
-            measured.tuning = max((each.seconds for each in tuned), default=None)
-            measured.choices = tuple(each.choice for each in tuned)
+            measured.tuning = max((item.seconds for item in tuned), default=None)
+            measured.choices = tuple(item.choice for item in tuned)
         if warm:
             measured.again = compiled().seconds
     return found
@@ -235,13 +235,13 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
         bound: microseconds of the roofline.
     """
     made: list[results.Row] = []
-    failures = {name: each.failure for name, each in found.items() if each.failure}
+    failures = {name: item.failure for name, item in found.items() if item.failure}
     stocks = [way for way in contenders.CONTENDERS.values() if way.is_stock]
     for mode in MODES:
         samples = {
-            name: measure.summarize(each.times[mode])
-            for name, each in found.items()
-            if mode in each.times
+            name: measure.summarize(item.times[mode])
+            for name, item in found.items()
+            if mode in item.times
         }
         for name, title in (
             *((way.name, way.title) for way in (*stocks, contenders.CONTENDERS["ours-cutlass"])),
@@ -268,7 +268,7 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
         ("compile, warm", "again", "s"),
         ("error", "error", "1"),
     ):
-        values = {name: getattr(each, attribute) for name, each in found.items()}
+        values = {name: getattr(item, attribute) for name, item in found.items()}
         for way in stocks:
             if values.get(way.name) is not None:
                 made.append(contenders.row(case, f"{metric}, {way.title}", unit, values, way.name))
@@ -312,24 +312,24 @@ class Bench:
             line = f"{case.name}: {type(failure).__name__}: {str(failure)[:500]}"
             return slices.Outcome([], line, failed=True)
         if not self.seconds:
-            for each in found.values():
-                each.compile = each.tuning = each.again = None
+            for value in found.values():
+                value.compile = value.tuning = value.again = None
         if self.timer.device == "cuda":
             torch.cuda.empty_cache()
         return slices.Outcome(
             rows(case.name, found, self.bound(case, self.timer.device)),
             _line(case, found, time.monotonic() - start),
-            failed=any(each.failure for each in found.values()),
+            failed=any(value.failure for value in found.values()),
         )
 
 
 def _line(case: HasProgram, found: Mapping[str, Measured], seconds: float) -> str:
     shown = []
-    for name, each in found.items():
-        values = each.times.get("graph") or each.times.get("call")
+    for name, item in found.items():
+        values = item.times.get("graph") or item.times.get("call")
         text = f"{measure.summarize(values).median:.1f}" if values else "-"
-        compiled = f" ({each.compile:.1f} s)" if each.compile is not None else ""
-        shown.append(f"{name} {text}{compiled}{f' {each.failure}' if each.failure else ''}")
+        compiled = f" ({item.compile:.1f} s)" if item.compile is not None else ""
+        shown.append(f"{name} {text}{compiled}{f' {item.failure}' if item.failure else ''}")
     return f"{case.name}: {', '.join(shown)}; {seconds:.1f} s in all"
 
 

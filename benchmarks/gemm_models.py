@@ -213,7 +213,7 @@ class Model:
             if self.int8:
                 module = quantize_int8(module)
             inputs = tuple(
-                each.bfloat16().to(dtype) if each.is_floating_point() else each for each in inputs
+                inp.bfloat16().to(dtype) if inp.is_floating_point() else inp for inp in inputs
             )
             return module.to(dtype).eval(), inputs
 

@@ -148,8 +148,8 @@ def _prologues() -> Iterator[GemmProblem]:
     ]
     found: dict[GemmProblem, None] = {}
     for m, problems in ((64, norms), (128, norms), (256, norms), (1024, quantised)):
-        for each in problems:
-            fused = dataclasses.replace(each, m=m)
+        for problem in problems:
+            fused = dataclasses.replace(problem, m=m)
             found |= dict.fromkeys((fused, *(left for left, _ in cost_model.apart(fused))))
     yield from found
 
@@ -183,15 +183,15 @@ class Space:
             "device": records.plain(self.device),
             "candidates": self.candidates,
             "stock": self.stock,
-            "rows": [[taken, each.to_json()] for each, taken in self.microseconds.items()],
-            "failed": [[reason, each.to_json()] for each, reason in self.failed.items()],
+            "rows": [[taken, key.to_json()] for key, taken in self.microseconds.items()],
+            "failed": [[reason, key.to_json()] for key, reason in self.failed.items()],
         }
 
     def measurements(self) -> list[cost_model.Measurement]:
         """Return the measurements in the format of the cost model."""
         return [
-            cost_model.Measurement(self.problem, each, self.device, taken)
-            for each, taken in self.microseconds.items()
+            cost_model.Measurement(self.problem, key, self.device, taken)
+            for key, taken in self.microseconds.items()
         ]
 
 
@@ -202,19 +202,19 @@ def read(path: Path) -> list[Space]:
         exc.BadGemmError: the file has another version.
     """
     found = []
-    for each in json.loads(path.read_text())["spaces"]:
-        device = dict(each["device"])
+    for load in json.loads(path.read_text())["spaces"]:
+        device = dict(load["device"])
         device["capability"] = tuple(device["capability"])
         rows, failed = (
-            [(value, GemmConfig.from_json(config)) for value, config in each[name]]
+            [(value, GemmConfig.from_json(config)) for value, config in load[name]]
             for name in ("rows", "failed")
         )
         found.append(
             Space(
-                GemmProblem.from_json(each["problem"]),
+                GemmProblem.from_json(load["problem"]),
                 Device(**device),
-                each["candidates"],
-                each["stock"],
+                load["candidates"],
+                load["stock"],
                 {config: value for value, config in rows},
                 {config: value for value, config in failed},
             )
@@ -234,11 +234,11 @@ def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list
         most: maximum number of candidates; None for all.
     """
     everything = list(search_space.candidates(problem, device))
-    everything.sort(key=lambda each: cost_model.predict(problem, each, device).total)
+    everything.sort(key=lambda x: cost_model.predict(problem, x, device).total)
     if most is None or len(everything) <= most:
         return everything, len(everything)
-    found = [each for each, _ in cost_model.rank(problem, device, tuner.CANDIDATES)][:most]
-    others = [each for each in everything if each not in found]
+    found = [item for item, _ in cost_model.rank(problem, device, tuner.CANDIDATES)][:most]
+    others = [item for item in everything if item not in found]
     head = (most - len(found)) * 2 // 3
     rest, count = others[head:], most - len(found) - head
     spread = [rest[index * len(rest) // count] for index in range(count)]
@@ -260,20 +260,20 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
         The candidates, and the number of all candidates.
     """
     everything = list(search_space.candidates(problem, device))
-    everything.sort(key=lambda each: cost_model.predict(problem, each, device).total)
+    everything.sort(key=lambda x: cost_model.predict(problem, x, device).total)
     kinds: dict[object, list[GemmConfig]] = {}
-    for each in everything:
+    for item in everything:
         # With Triton 3.6, warp-specialized kernels without TMA store omit stores.
-        if each.tma_store or not each.warp_specialize:
-            options = (each.one_launch, each.stream_k, each.tma_store, each.warp_specialize)
-            kinds.setdefault((*options, each.block_k), []).append(each)
+        if item.tma_store or not item.warp_specialize:
+            options = (item.one_launch, item.stream_k, item.tma_store, item.warp_specialize)
+            kinds.setdefault((*options, item.block_k), []).append(item)
     found: dict[GemmConfig, None] = {}
-    for each in itertools.chain.from_iterable(itertools.zip_longest(*kinds.values())):
+    for item in itertools.chain.from_iterable(itertools.zip_longest(*kinds.values())):
         if most is not None and len(found) >= most:
             break
-        if each is not None:
-            found[each] = None
-            twin = dataclasses.replace(each, one_launch=False, stream_k=False, tma_store=False)
+        if item is not None:
+            found[item] = None
+            twin = dataclasses.replace(item, one_launch=False, stream_k=False, tma_store=False)
             if not twin.warp_specialize and legal(problem, twin, device):
                 found[twin] = None
     return list(found), len(everything)
@@ -299,21 +299,21 @@ def measured(
     """
     configs, count = choose(problem, device, most)
     (found,) = candidate_run.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
-    taken = {each.config: each.microseconds for each in found.timings}
+    taken = {timing.config: timing.microseconds for timing in found.timings}
     return Space(
         problem,
         device,
         count,
         taken.pop(None),
         {
-            each: value
-            for each, value in taken.items()
-            if isinstance(each, GemmConfig) and value is not None
+            key: value
+            for key, value in taken.items()
+            if isinstance(key, GemmConfig) and value is not None
         },
         {
-            each.config: each.failure
-            for each in found.timings
-            if isinstance(each.config, GemmConfig) and each.failure
+            timing.config: timing.failure
+            for timing in found.timings
+            if isinstance(timing.config, GemmConfig) and timing.failure
         },
     )
 
@@ -331,10 +331,10 @@ def fitted(
         The constants, and the root mean square of log(predicted / measured), weighted as described
             at `cost_model.error`, for the shipped constants and for these.
     """
-    known = [each for one in spaces for each in one.measurements()]
+    known = [measurement for one in spaces for measurement in one.measurements()]
     found = cost_model.fit(known, names=names)
     before, after = (
-        math.sqrt(cost_model.error(known, each)) for each in (cost_model.DEFAULT, found)
+        math.sqrt(cost_model.error(known, item)) for item in (cost_model.DEFAULT, found)
     )
     return found, before, after
 
@@ -342,7 +342,7 @@ def fitted(
 def found_by_rank(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
     """Return the best time (us) of candidates that tuning would measure; infinite if none."""
     ranked = cost_model.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
-    return min((one.microseconds.get(each, math.inf) for each, _ in ranked), default=math.inf)
+    return min((one.microseconds.get(item, math.inf) for item, _ in ranked), default=math.inf)
 
 
 def share(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
@@ -367,9 +367,9 @@ def report(spaces: Sequence[Space], found: cost_model.Constants) -> Iterator[str
             f"{count:>12}  {one.microseconds[best]:8.1f}  {stock:>8}  {both[0]:6.3f}  "
             f"{both[1]:6.3f}  {problem_words(one.problem)}: {config_words(best)}"
         )
-    for title, each in zip(("shipped", "fitted"), zip(*shares, strict=True), strict=True):
-        near = sum(value >= 0.97 for value in each)
-        yield f"{title}: worst {min(each):.3f}, 0.97 or more in {near} of {len(each)}"
+    for title, item in zip(("shipped", "fitted"), zip(*shares, strict=True), strict=True):
+        near = sum(value >= 0.97 for value in item)
+        yield f"{title}: worst {min(item):.3f}, 0.97 or more in {near} of {len(item)}"
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -413,7 +413,7 @@ def _fit(options: argparse.Namespace) -> int:
     found, before, after = fitted(spaces, options.only)
     print(f"Error {before:.3f}, fitted {after:.3f}")
     for field in dataclasses.fields(found):
-        old, new = (getattr(each, field.name) for each in (cost_model.DEFAULT, found))
+        old, new = (getattr(item, field.name) for item in (cost_model.DEFAULT, found))
         if abs(new / old - 1) > 1e-3:
             print(f"  {field.name}: {old:.4g} -> {new:.4g}")
     print("\n".join(report(spaces, found)))

@@ -169,7 +169,7 @@ def _program(
     """Return a program whose reference is the function with floating-point inputs in float64."""
 
     def reference() -> tuple[Tensor, ...]:
-        wide = (each.double() if each.is_floating_point() else each for each in inputs)
+        wide = (inp.double() if inp.is_floating_point() else inp for inp in inputs)
         return _tuple(function(*wide))
 
     return Program(function, inputs, reference, rivals or {})
@@ -284,7 +284,7 @@ def _scaled(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
     """Return a program for x and weights with per-row and per-column scales after the matmul."""
 
     def reference() -> tuple[Tensor, ...]:
-        wide, wide_weight, rows, columns = (each.double() for each in inputs)
+        wide, wide_weight, rows, columns = (inp.double() for inp in inputs)
         return ((wide @ wide_weight.t()) * rows * columns,)
 
     return Program(function, inputs, reference, {})
@@ -378,7 +378,7 @@ def _several(case: Case, source: _Source) -> Program:
     if weights == "fp8":
 
         def reference() -> tuple[Tensor, ...]:
-            x, x_scales, *rest = (each.double() for each in inputs)
+            x, x_scales, *rest = (inp.double() for inp in inputs)
             pairs = zip(rest[::2], rest[1::2], strict=True)
             return tuple((x @ weight.t()) * x_scales * scales for weight, scales in pairs)
 
@@ -386,7 +386,7 @@ def _several(case: Case, source: _Source) -> Program:
     x, wide = inputs[0], [source.weight(part, case.k) for part in parts]
 
     def bf16() -> Any:
-        found = [F.linear(x, each) for each in wide]
+        found = [F.linear(x, item) for item in wide]
         return F.silu(found[0]) * found[1] if what == "swiglu" else tuple(found)
 
     return _program(function, *inputs, rivals={"bf16": bf16})
@@ -512,13 +512,13 @@ class _Projections(nn.Module):
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(each, False) for each in weights)
-        self.head = math.gcd(128, *(len(each) for each in weights))
+        self.weights = nn.ParameterList(nn.Parameter(weight, False) for weight in weights)
+        self.head = math.gcd(128, *(len(weight) for weight in weights))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         products = (F.linear(x, weight) for weight in self.weights)
-        heads = (each.unflatten(-1, (-1, self.head)) for each in products)
-        return tuple(each.transpose(0, 1).contiguous() for each in heads)
+        heads = (product.unflatten(-1, (-1, self.head)) for product in products)
+        return tuple(head.transpose(0, 1).contiguous() for head in heads)
 
 
 def _qkv_frozen(case: Case, source: _Source) -> Program:

@@ -64,7 +64,7 @@ def numbers(documents: Iterable[results.Document]) -> Numbers:
     found: dict[str, dict[Any, dict[str, float]]] = {
         field.name: defaultdict(dict) for field in dataclasses.fields(Numbers)
     }
-    for document in sorted(documents, key=lambda each: each["date"]):
+    for document in sorted(documents, key=lambda document: document["date"]):
         suite, _, rest = document["suite"].partition("-")
         if suite not in ("gemm", "e2e"):
             continue

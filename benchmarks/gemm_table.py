@@ -63,7 +63,7 @@ def problems(
         for entry in table
         if "+" not in entry.environment.templates and entry.problem not in done
     }
-    return sorted(found, key=lambda each: (each.m * each.n * each.k, each.key))[part - 1 :: parts]
+    return sorted(found, key=lambda x: (x.m * x.n * x.k, x.key))[part - 1 :: parts]
 
 
 def measure(
@@ -103,7 +103,7 @@ def measure(
 def newest(table: Iterable[Entry]) -> list[Entry]:
     """Return the newest measurement of every GEMM on every device, for any versions."""
     found: dict[tuple[GemmProblem, str], Entry] = {}
-    for entry in sorted(table, key=lambda each: (each.measured, each.line)):
+    for entry in sorted(table, key=lambda x: (x.measured, x.line)):
         found[entry.problem, entry.environment.device] = entry
     return list(found.values())
 
@@ -139,7 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [entry for path in options.without for entry in results.read_table(path)]
     part, parts = options.part
     wanted = [
-        each for each in problems(table, part, parts, known) if options.only in problem_words(each)
+        problem
+        for problem in problems(table, part, parts, known)
+        if options.only in problem_words(problem)
     ]
     device = Device.described(torch.cuda.get_device_properties(0))
     measure(wanted, device, inductor_benchmark.cuda_bench, options.out, options.budget_seconds)

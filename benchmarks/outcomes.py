@@ -40,7 +40,7 @@ def read(file: Path) -> dict[str, Outcome]:
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         told = json.loads(line)
         before = found.get(told["test"], told["outcome"])
-        found[told["test"]] = max(before, told["outcome"], key=lambda each: _GRAVITY[each])
+        found[told["test"]] = max(before, told["outcome"], key=lambda x: _GRAVITY[x])
     return found
 
 

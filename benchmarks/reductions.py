@@ -82,7 +82,7 @@ class Case:
         )
 
         def reference() -> tuple[Tensor, ...]:
-            found = function(*(each.double() for each in inputs))
+            found = function(*(inp.double() for inp in inputs))
             return found if isinstance(found, tuple) else (found,)
 
         return Program(function, inputs, reference, {})

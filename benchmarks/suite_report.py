@@ -45,7 +45,7 @@ def rows(found: Mapping[str, outcomes.Outcome], note: str | None = None) -> Iter
     files: dict[str, dict[str, list[str]]] = {}
     for test, what in found.items():
         file, _, name = test.partition("::")
-        files.setdefault(file, {each: [] for each in OUTCOMES})[what].append(name)
+        files.setdefault(file, {item: [] for item in OUTCOMES})[what].append(name)
     for file, tests in sorted(files.items()):
         for name, better in OUTCOMES.items():
             failed = ", ".join(tests[name]) if name == "failed" else None

@@ -97,8 +97,8 @@ def work_on(
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for each in done:
-                taken, result = each.result()
+            for item in done:
+                taken, result = item.result()
                 longest = max(longest, taken)
                 yield result
 

@@ -256,7 +256,7 @@ def _leave_out_constant_results(module: Any) -> None:
     """
     (output,) = module.graph.find_nodes(op="output")
     (results,) = output.args
-    kept = tuple(None if isinstance(each, (float, bool, str)) else each for each in results)
+    kept = tuple(None if isinstance(result, (float, bool, str)) else result for result in results)
     if kept != tuple(results):
         output.args = (kept,)
         module.recompile()

@@ -210,7 +210,7 @@ def _set_matmul_flags(flags: str | None, dtype: str | None) -> None:
     import torch
 
     matmul: Any = torch.backends.cuda.matmul
-    named = {each.lstrip("-"): not each.startswith("-") for each in (flags or "").split(",")}
+    named = {part.lstrip("-"): not part.startswith("-") for part in (flags or "").split(",")}
     for owner, defaults in _MATMUL_FLAGS.items():
         if dtype not in (None, owner):
             continue

@@ -94,10 +94,10 @@ def parse_rows(value: str) -> tuple[int, ...]:
             is allowed.
     """
     allowed = "comma-separated positive integers, such as 1, 16, 2048"
-    numbers = [each.strip() for each in value.split(",")]
-    if not all(each.isdecimal() and int(each) for each in numbers):
+    numbers = [part.strip() for part in value.split(",")]
+    if not all(number.isdecimal() and int(number) for number in numbers):
         raise ValueError(allowed)
-    return tuple(sorted({int(each) for each in numbers}))
+    return tuple(sorted({int(number) for number in numbers}))
 
 
 def _positive(value: int) -> int:

@@ -84,14 +84,14 @@ def compare(old: TorchSource, new: TorchSource, uses: Iterable[Use]) -> list[Fin
             # A chain through something that is gone ends there; others may end there as well.
             first = findings.setdefault((found.severity, found.path), found)
             if first is not found:
-                first.places += [each for each in found.places if each not in first.places]
+                first.places += [place for place in found.places if place not in first.places]
     every = [*findings.values(), *_new_classes(old, new), *_new_names(old, new, patched)]
     for torch in (old, new):
         every += [
-            Finding("unresolved", each, f"not read in {torch.version}") for each in torch.unreadable
+            Finding("unresolved", item, f"not read in {torch.version}") for item in torch.unreadable
         ]
     order = list(SEVERITIES)
-    return sorted(every, key=lambda each: (order.index(each.severity), each.path))
+    return sorted(every, key=lambda x: (order.index(x.severity), x.path))
 
 
 def _compare_use(old: TorchSource, new: TorchSource, use: Use) -> Finding | None:
@@ -129,9 +129,9 @@ def _compare_use(old: TorchSource, new: TorchSource, use: Use) -> Finding | None
 def _change(before: str, after: str) -> str:
     """What differs between two signatures or values, one line for each side."""
     parts = [list(map(_balanced, _PART.split(text))) for text in (before, after)]
-    only = [[each for each in parts[side] if each not in parts[1 - side]] for side in (0, 1)]
+    only = [[part for part in parts[side] if part not in parts[1 - side]] for side in (0, 1)]
     if before and after and len(before) + len(after) > 200 and any(only):
-        before, after = (", ".join(each) for each in only)
+        before, after = (", ".join(item) for item in only)
     return f"\n- {before or 'none'}\n+ {after or 'none'}"
 
 
@@ -167,9 +167,9 @@ def _new_names(old: TorchSource, new: TorchSource, modules: set[str]) -> Iterato
         if before is None or after is None:
             continue
         added = [
-            each
-            for each, bindings in after.scope.names.items()
-            if each not in before.scope.names and not isinstance(bindings[0], str)
+            key
+            for key, bindings in after.scope.names.items()
+            if key not in before.scope.names and not isinstance(bindings[0], str)
         ]
         if added:
             yield Finding("name", name, ", ".join(added))
@@ -197,26 +197,26 @@ def locate(argument: str) -> Path:
             ) from None
         path = Path(asked.stdout.strip())
     candidates = [path, path / "torch", *sorted(path.glob("lib/python3*/site-packages/torch"))]
-    for each in candidates:
-        if (each / "_inductor").is_dir() and (each / "__init__.py").is_file():
-            return each
+    for candidate in candidates:
+        if (candidate / "_inductor").is_dir() and (candidate / "__init__.py").is_file():
+            return candidate
     raise BadTorchError(f"{argument} holds no torch package (a folder torch with torch/_inductor)")
 
 
 def render(findings: Iterable[Finding]) -> str:
     """The findings as text, grouped by what they are."""
     groups: dict[str, list[Finding]] = {}
-    for each in findings:
-        groups.setdefault(each.severity, []).append(each)
+    for finding in findings:
+        groups.setdefault(finding.severity, []).append(finding)
     lines = []
     for severity, title in SEVERITIES.items():
         group = groups.get(severity, [])
         lines += [f"{title} ({len(group)})" if group else f"{title}: none"]
-        for each in group:
-            more = f" and {len(each.places) - 2} more" if len(each.places) > 2 else ""
-            where = f"  [{', '.join(each.places[:2])}{more}]" if each.places else ""
-            first, *rest = each.detail.splitlines() or [""]
-            name = f"{each.path}: {first}" if first else each.path
+        for item in group:
+            more = f" and {len(item.places) - 2} more" if len(item.places) > 2 else ""
+            where = f"  [{', '.join(item.places[:2])}{more}]" if item.places else ""
+            first, *rest = item.detail.splitlines() or [""]
+            name = f"{item.path}: {first}" if first else item.path
             lines += [f"  {name}{where}", *(f"    {line}" for line in rest)]
     return "\n".join(lines)
 
@@ -245,12 +245,12 @@ def main(arguments: list[str] | None = None) -> int:
     gc.disable()  # Millions of syntax nodes, and no garbage among them.
     uses = find_uses(given.package)
     findings = compare(old, new, uses.values())
-    failed = any(each.severity in FAILING for each in findings)
+    failed = any(finding.severity in FAILING for finding in findings)
     if given.json:
         report = {
             "old": old.version,
             "new": new.version,
-            "findings": [dataclasses.asdict(each) for each in findings],
+            "findings": [dataclasses.asdict(finding) for finding in findings],
         }
         print(json.dumps(report, indent=1))
     else:

@@ -130,7 +130,7 @@ class TorchSource:
             base = self.root.joinpath(*name.split(".")[1:])
             candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
             candidates += [base / "__init__.pyi", base.with_name(base.name + ".pyi")]
-            file = next((each for each in candidates if each.is_file()), None)
+            file = next((candidate for candidate in candidates if candidate.is_file()), None)
             if file is None and base.is_dir():
                 self._modules[name] = Module(name, base, Scope())
             else:
@@ -226,9 +226,9 @@ class TorchSource:
         """
         unknown = False
         found: list[Object] = []
-        for each in objects:
+        for obj in objects:
             try:
-                found += self._attribute(each, name)
+                found += self._attribute(obj, name)
             except Unknown:
                 unknown = True
         if not found and unknown:
@@ -380,10 +380,10 @@ class TorchSource:
             kinds = [Builtin("bool")]
         elif isinstance(owner.value, ast.Call):
             called = self._evaluate(owner.module, owner.value.func)
-            kinds = [each for each in called if isinstance(each, Class)]
-            for each in called:
-                if isinstance(each, Function):
-                    kinds += self._evaluate(each.module, each.node.returns)
+            kinds = [item for item in called if isinstance(item, Class)]
+            for item in called:
+                if isinstance(item, Function):
+                    kinds += self._evaluate(item.module, item.node.returns)
         else:
             kinds = self._evaluate(owner.module, owner.value)
         if not kinds:
@@ -424,26 +424,28 @@ class TorchSource:
             constructor: whether the parameters for making an instance of a class matter too.
         """
         texts: set[str] = set()
-        functions = [each for each in objects if isinstance(each, Function)]
-        implementations = [each for each in functions if not _has_decorator(each, "overload")]
-        for each in objects:
-            if isinstance(each, Function) and (each in implementations or not implementations):
-                texts.add(_parameters(each))
-            elif isinstance(each, Class):
-                bases = f"({', '.join(ast.unparse(base) for base in each.node.bases)})"
+        functions = [obj for obj in objects if isinstance(obj, Function)]
+        implementations = [
+            function for function in functions if not _has_decorator(function, "overload")
+        ]
+        for obj in objects:
+            if isinstance(obj, Function) and (obj in implementations or not implementations):
+                texts.add(_parameters(obj))
+            elif isinstance(obj, Class):
+                bases = f"({', '.join(ast.unparse(base) for base in obj.node.bases)})"
                 texts.add(f"bases {bases}")
                 if constructor:
-                    texts.add(f"made by {self._constructor(each)}")
-            elif isinstance(each, Operator):
-                texts.update(each.schemas)
-            elif isinstance(each, Value) and isinstance(each.value, (ast.Name, ast.Attribute)):
-                alias = self._evaluate(each.module, each.value)
+                    texts.add(f"made by {self._constructor(obj)}")
+            elif isinstance(obj, Operator):
+                texts.update(obj.schemas)
+            elif isinstance(obj, Value) and isinstance(obj.value, (ast.Name, ast.Attribute)):
+                alias = self._evaluate(obj.module, obj.value)
                 if all(isinstance(target, (Function, Class)) for target in alias):
                     texts.add(self.signature(alias, constructor))
         return "; ".join(sorted(texts - {""}))
 
     def _constructor(self, owner: Class) -> str:
-        if any("dataclass" in ast.unparse(each) for each in owner.node.decorator_list):
+        if any("dataclass" in ast.unparse(item) for item in owner.node.decorator_list):
             return "(" + ", ".join(self._fields(owner)) + ")"
         try:
             found = self._of_class(owner, "__init__", set())
@@ -456,22 +458,22 @@ class TorchSource:
         for base in owner.node.bases:
             for kind in self._evaluate(owner.module, base):
                 fields.update(self._fields(kind) if isinstance(kind, Class) else {})
-        for each in owner.node.body:
-            if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
-                default = f"={ast.unparse(each.value)}" if each.value else ""
-                fields[ast.unparse(each.target) + default] = None
+        for node in owner.node.body:
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                default = f"={ast.unparse(node.value)}" if node.value else ""
+                fields[ast.unparse(node.target) + default] = None
         return fields
 
     @staticmethod
     def default(objects: Iterable[Object], literal: bool) -> str:
         """The source of a variable's value; only of a literal one with `literal`."""
         texts = set()
-        for each in objects:
-            if not isinstance(each, Value) or each.value is None:
+        for obj in objects:
+            if not isinstance(obj, Value) or obj.value is None:
                 continue
             # Values in stubs are made up, or differ by nature.
-            if not literal or (_is_literal(each.value) and each.module.file.suffix == ".py"):
-                texts.add(ast.unparse(each.value))
+            if not literal or (_is_literal(obj.value) and obj.module.file.suffix == ".py"):
+                texts.add(ast.unparse(obj.value))
         return " or ".join(sorted(texts))
 
 
@@ -516,19 +518,17 @@ def _collect_attributes(
 ) -> None:
     """Enter the attributes that a method gives to its instance."""
     itself = method.args.args[0].arg
-    parameters = {
-        each.arg: each.annotation for each in [*method.args.args, *method.args.kwonlyargs]
-    }
+    parameters = {arg.arg: arg.annotation for arg in [*method.args.args, *method.args.kwonlyargs]}
     for node in ast.walk(method):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
             if annotation is None and isinstance(node.value, ast.Name):
                 annotation = parameters.get(node.value.id)
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                for each in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    if isinstance(each, ast.Attribute) and ast.unparse(each.value) == itself:
-                        value = node.value if each is target else None
-                        scope.names.setdefault(each.attr, [Value(module, value, annotation)])
+                for elt in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(elt, ast.Attribute) and ast.unparse(elt.value) == itself:
+                        value = node.value if elt is target else None
+                        scope.names.setdefault(elt.attr, [Value(module, value, annotation)])
 
 
 def _origin(module: Module, node: ast.ImportFrom) -> str:
@@ -542,7 +542,7 @@ def _origin(module: Module, node: ast.ImportFrom) -> str:
 
 
 def _has_decorator(function: Function, name: str) -> bool:
-    texts = (ast.unparse(each) for each in function.node.decorator_list)
+    texts = (ast.unparse(item) for item in function.node.decorator_list)
     return any(text.rpartition(".")[2].lstrip("_") == name for text in texts)
 
 
@@ -564,10 +564,10 @@ def _parameters(function: Function) -> str:
         return "property"
     arguments = function.node.args
     stripped = ast.arguments(
-        posonlyargs=[ast.arg(each.arg) for each in arguments.posonlyargs],
-        args=[ast.arg(each.arg) for each in arguments.args],
+        posonlyargs=[ast.arg(posonlyarg.arg) for posonlyarg in arguments.posonlyargs],
+        args=[ast.arg(arg.arg) for arg in arguments.args],
         vararg=ast.arg(arguments.vararg.arg) if arguments.vararg else None,
-        kwonlyargs=[ast.arg(each.arg) for each in arguments.kwonlyargs],
+        kwonlyargs=[ast.arg(kwonlyarg.arg) for kwonlyarg in arguments.kwonlyargs],
         kw_defaults=arguments.kw_defaults,
         kwarg=ast.arg(arguments.kwarg.arg) if arguments.kwarg else None,
         defaults=arguments.defaults,

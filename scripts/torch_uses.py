@@ -99,22 +99,22 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Module(self, node: ast.Module) -> None:
         self._bind(node.body)
-        for each in node.body:
-            value = getattr(each, "value", None)
-            if isinstance(each, ast.Assign) and isinstance(value, ast.Constant):
-                self.texts |= {ast.unparse(target): str(value.value) for target in each.targets}
+        for item in node.body:
+            value = getattr(item, "value", None)
+            if isinstance(item, ast.Assign) and isinstance(value, ast.Constant):
+                self.texts |= {ast.unparse(target): str(value.value) for target in item.targets}
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
         outer = self.names, self.weak_names, self.guards
-        for each in getattr(node, "decorator_list", ()):
-            self.visit(each)
+        for item in getattr(node, "decorator_list", ()):
+            self.visit(item)
         self.names, self.weak_names, self.guards = dict(outer[0]), dict(outer[1]), set(outer[2])
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        every += [each for each in (arguments.vararg, arguments.kwarg) if each]
-        annotated = {each.arg: self._instances(each.annotation) for each in every}
-        self.names |= dict.fromkeys((each.arg for each in every), ())
+        every += [item for item in (arguments.vararg, arguments.kwarg) if item]
+        annotated = {item.arg: self._instances(item.annotation) for item in every}
+        self.names |= dict.fromkeys((item.arg for item in every), ())
         self.weak_names |= annotated
         if self.bases and every:
             self.weak_names[every[0].arg] = self.bases
@@ -135,13 +135,13 @@ class _Finder(ast.NodeVisitor):
             for path in paths:
                 self._add(path, base, constructed=True)
         self.own_classes[node.name] = self.bases
-        for each in node.body:
-            defined = each.name if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
-            if isinstance(each, (ast.Assign, ast.AnnAssign)):
-                target = each.targets[0] if isinstance(each, ast.Assign) else each.target
+        for item in node.body:
+            defined = item.name if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
+            if isinstance(item, (ast.Assign, ast.AnnAssign)):
+                target = item.targets[0] if isinstance(item, ast.Assign) else item.target
                 defined = target.id if isinstance(target, ast.Name) else ""
             for base_path in self.bases if defined else ():
-                self._add(f"{base_path}.{defined}", each, weak=True)
+                self._add(f"{base_path}.{defined}", item, weak=True)
         self.generic_visit(node)
         self.bases = outer
 
@@ -174,17 +174,17 @@ class _Finder(ast.NodeVisitor):
         stored = [node.id for node in nodes if isinstance(node, ast.Name) and _stores(node)]
         for name in set(stored):
             self.names[name] = ()
-        for node in sorted(assigned, key=lambda each: each.lineno):
+        for node in sorted(assigned, key=lambda node: node.lineno):
             target, value = node.targets[0], node.value
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = list(zip(target.elts, value.elts, strict=False))
             else:
                 pairs = [(target, value)]
-            for each, source in pairs:
-                if isinstance(each, ast.Name) and stored.count(each.id) == 1:
-                    self.names[each.id] = self._paths(source)
-                if isinstance(each, ast.Name) and _is_guard(source, self.guards):
-                    self.guards.add(each.id)
+            for pair, source in pairs:
+                if isinstance(pair, ast.Name) and stored.count(pair.id) == 1:
+                    self.names[pair.id] = self._paths(source)
+                if isinstance(pair, ast.Name) and _is_guard(source, self.guards):
+                    self.guards.add(pair.id)
         for node in nodes:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
                 subject, kinds = node.args
@@ -230,8 +230,8 @@ class _Finder(ast.NodeVisitor):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         parts = [
-            str(each.value) if isinstance(each, ast.Constant) else self._constant(each)
-            for each in node.values
+            str(value.value) if isinstance(value, ast.Constant) else self._constant(value)
+            for value in node.values
         ]
         if None not in parts:
             self._text("".join(map(str, parts)), node)
@@ -245,9 +245,9 @@ class _Finder(ast.NodeVisitor):
     def _text(self, text: str, node: ast.AST) -> None:
         alternatives = text.split("|")
         if all(map(_PATH.fullmatch, alternatives)):
-            for each in alternatives:
+            for alternative in alternatives:
                 # A text names what is replaced or relied on, as in the table of hooks.
-                path, guarded = each.replace(":", "."), len(alternatives) > 1
+                path, guarded = alternative.replace(":", "."), len(alternatives) > 1
                 self._add(path, node, weak=True, guarded=guarded, patched=True)
         elif _NAME.fullmatch(text) and ("." in text or "_" in text):
             for config in CONFIGS:
@@ -272,12 +272,12 @@ class _Finder(ast.NodeVisitor):
 
     def _visit_hook(self, node: ast.Call) -> None:
         """A declaration in the table of hooks: one of several targets has to exist."""
-        keywords = {each.arg: each.value for each in node.keywords}
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
         limited = bool({"since", "until"} & set(keywords))
-        for index, each in enumerate([*node.args, *keywords.values()]):
-            target = index == 2 if index < len(node.args) else each is keywords.get("targets")
-            several = isinstance(each, ast.Tuple) and len(each.elts) > 1
-            self._visit_guarded([each], limited or (target and several))
+        for index, arg in enumerate([*node.args, *keywords.values()]):
+            target = index == 2 if index < len(node.args) else arg is keywords.get("targets")
+            several = isinstance(arg, ast.Tuple) and len(arg.elts) > 1
+            self._visit_guarded([arg], limited or (target and several))
 
     def _named(self, function: str, owner: ast.expr, name: ast.expr, optional: bool) -> None:
         """A call in which a name follows upon what has it, as in `getattr` and `patch.object`."""
@@ -304,8 +304,8 @@ class _Finder(ast.NodeVisitor):
 
     def _visit_guarded(self, nodes: Iterable[ast.AST], guarded: bool) -> None:
         outer, self.guarded = self.guarded, self.guarded or guarded
-        for each in nodes:
-            self.visit(each)
+        for node in nodes:
+            self.visit(node)
         self.guarded = outer
 
     def visit_If(self, node: ast.If) -> None:
@@ -318,18 +318,18 @@ class _Finder(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         guarded = False
-        for each in node.values:
-            self._visit_guarded([each], guarded)
-            guarded = guarded or _is_guard(each, self.guards)
+        for value in node.values:
+            self._visit_guarded([value], guarded)
+            guarded = guarded or _is_guard(value, self.guards)
 
     def visit_Try(self, node: ast.Try) -> None:
-        caught = " ".join(ast.unparse(each.type) for each in node.handlers if each.type)
+        caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
         names = set(re.findall(r"\w+", caught))
         self._visit_guarded(node.body, not names.isdisjoint(_MISSING_NAME))
         self._visit_guarded([*node.handlers, *node.orelse, *node.finalbody], False)
 
     def visit_With(self, node: ast.With) -> None:
-        text = " ".join(ast.unparse(each.context_expr) for each in node.items)
+        text = " ".join(ast.unparse(item.context_expr) for item in node.items)
         suppressed = "suppress(" in text and not _MISSING_NAME.isdisjoint(re.findall(r"\w+", text))
         self._visit_guarded(node.items, False)
         self._visit_guarded(node.body, suppressed)
@@ -354,12 +354,12 @@ def _own_nodes(body: Iterable[ast.AST]) -> Iterable[ast.AST]:
 def _is_guard(node: ast.AST, guards: set[str]) -> bool:
     """Whether an expression asks if something has an attribute, or uses the answer."""
     return any(
-        (isinstance(each, ast.Call) and ast.unparse(each.func) == "hasattr")
+        (isinstance(item, ast.Call) and ast.unparse(item.func) == "hasattr")
         or (
-            isinstance(each, ast.Call)
-            and ast.unparse(each.func) == "getattr"
-            and len(each.args) == 3
+            isinstance(item, ast.Call)
+            and ast.unparse(item.func) == "getattr"
+            and len(item.args) == 3
         )
-        or (isinstance(each, ast.Name) and each.id in guards)
-        for each in ast.walk(node)
+        or (isinstance(item, ast.Name) and item.id in guards)
+        for item in ast.walk(node)
     )

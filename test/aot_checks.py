@@ -52,8 +52,8 @@ class Library:
         if compiler is None:
             pytest.skip("no C++ compiler")
         units = []
-        for number, each in enumerate(signatures):
-            text = input_checks.render(each)
+        for number, signature in enumerate(signatures):
+            text = input_checks.render(signature)
             units.append(text.replace("namespace inductor_ext {", _namespace(number), 1) + "}\n")
         entries = ", ".join(f"inductor_ext::m{i}::check_inputs" for i in range(len(units)))
         source = folder / "checks_of_models.cpp"
@@ -150,11 +150,11 @@ def accepts(signature: Signature, tensors: Sequence[torch.Tensor | None]) -> boo
     if len(tensors) != len(inputs) or any(tensor is None for tensor in tensors):
         return False
     pairs = [
-        (each, tensor) for each, tensor in zip(inputs, tensors, strict=True) if tensor is not None
+        (inp, tensor) for inp, tensor in zip(inputs, tensors, strict=True) if tensor is not None
     ]
-    for each, tensor in pairs:
-        rank = len(each.shape) if isinstance(each, TensorInput) else 0
-        dtype = each.dtype if isinstance(each, TensorInput) else "int64"
+    for item, tensor in pairs:
+        rank = len(item.shape) if isinstance(item, TensorInput) else 0
+        dtype = item.dtype if isinstance(item, TensorInput) else "int64"
         if tensor.layout != torch.strided or tensor.dtype != getattr(torch, dtype):
             return False
         if tensor.device.type != "cpu" or tensor.dim() != rank:
@@ -163,14 +163,14 @@ def accepts(signature: Signature, tensors: Sequence[torch.Tensor | None]) -> boo
             return False
     values: dict[str, int] = {}
     compared: list[tuple[Extent, int]] = []
-    for each, tensor in sorted(pairs, key=lambda pair: isinstance(pair[0], TensorInput)):
-        if isinstance(each, SymbolInput):
-            found = [(each.symbol, int(tensor), True)]
+    for item, tensor in sorted(pairs, key=lambda pair: isinstance(pair[0], TensorInput)):
+        if isinstance(item, SymbolInput):
+            found = [(item.symbol, int(tensor), True)]
         else:
             sizes, strides = tensor.shape, tensor.stride()
             used = [size != 1 and tensor.numel() != 0 for size in sizes]
-            found = [(size, actual, True) for size, actual in zip(each.shape, sizes, strict=True)]
-            found += zip(each.stride, strides, used, strict=True)
+            found = [(size, actual, True) for size, actual in zip(item.shape, sizes, strict=True)]
+            found += zip(item.stride, strides, used, strict=True)
         for extent, actual, counts in found:
             unknown = _unknown(extent, values)
             if len(unknown) == 1 and _is_linear(extent, unknown[0], values):

@@ -175,20 +175,20 @@ def right_leaves(signature: Signature, generator: random.Random) -> list[Any]:
     while True:
         values = {name: _drawn(limits, generator) for name, limits in signature.symbols.items()}
         try:
-            if all(_evaluated(each, values) for each in signature.constraints):
+            if all(_evaluated(constraint, values) for constraint in signature.constraints):
                 break
         except ZeroDivisionError:
             continue
     leaves: list[Any] = []
-    for each in signature.inputs:
-        if isinstance(each, ConstantInput):
-            leaves.append(each.value)
-        elif isinstance(each, SymbolInput):
-            leaves.append(_evaluated(each.symbol, values))
+    for inp in signature.inputs:
+        if isinstance(inp, ConstantInput):
+            leaves.append(inp.value)
+        elif isinstance(inp, SymbolInput):
+            leaves.append(_evaluated(inp.symbol, values))
         else:
-            sizes = [_evaluated(size, values) for size in each.shape]
-            strides = [_evaluated(stride, values) for stride in each.stride]
-            leaves.append(_filled(sizes, strides, getattr(torch, each.dtype), generator))
+            sizes = [_evaluated(size, values) for size in inp.shape]
+            strides = [_evaluated(stride, values) for stride in inp.stride]
+            leaves.append(_filled(sizes, strides, getattr(torch, inp.dtype), generator))
     return leaves
 
 
@@ -291,11 +291,11 @@ def restructured(call: Call, generator: random.Random) -> Call:
 def is_right(signature: Signature, leaves: Sequence[Any]) -> bool:
     """Whether an artifact takes arguments that have the right structure."""
     tensors: list[torch.Tensor | None] = []
-    for each, leaf in zip(signature.inputs, leaves, strict=True):
-        if isinstance(each, ConstantInput):
-            if type(leaf) is not type(each.value) or leaf != each.value:
+    for inp, leaf in zip(signature.inputs, leaves, strict=True):
+        if isinstance(inp, ConstantInput):
+            if type(leaf) is not type(inp.value) or leaf != inp.value:
                 return False
-        elif isinstance(each, TensorInput):
+        elif isinstance(inp, TensorInput):
             if not isinstance(leaf, torch.Tensor):
                 return False
             tensors.append(leaf)

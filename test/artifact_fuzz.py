@@ -82,7 +82,7 @@ def make_package(path: str | os.PathLike[str]) -> None:
 
 def expected(path: str | os.PathLike[str]) -> list[torch.Tensor]:
     """The results of an intact package."""
-    return [each.clone() for each in flat(inductor_ext.load(path)(*inputs()))]
+    return [tensor.clone() for tensor in flat(inductor_ext.load(path)(*inputs()))]
 
 
 def flat(results: dict[str, Any]) -> list[torch.Tensor]:
@@ -196,8 +196,8 @@ def _numbers(package: bytes, rng: random.Random) -> bytes:
     end = package.rindex(b"PK\x05\x06")
     at, fields = rng.choice(
         [
-            *((each, ((8, "H"), (10, "H"), (16, "L"), (20, "L"), (24, "L"), (28, "H"), (30, "H"),
-                      (32, "H"), (34, "H"), (38, "L"), (42, "L"))) for each in central),
+            *((item, ((8, "H"), (10, "H"), (16, "L"), (20, "L"), (24, "L"), (28, "H"), (30, "H"),
+                      (32, "H"), (34, "H"), (38, "L"), (42, "L"))) for item in central),
             (end, ((4, "H"), (6, "H"), (8, "H"), (10, "H"), (12, "L"), (16, "L"), (20, "H"))),
         ]
     )  # fmt: skip
@@ -456,11 +456,11 @@ def attempt(data: bytes, sandbox: pathlib.Path, wanted: Sequence[torch.Tensor]) 
     except Exception as error:
         outcome = f"unexpected {type(error).__name__}: {error}"
     path.unlink()
-    left = [str(each.relative_to(sandbox)) for each in sandbox.rglob("*") if not each.is_dir()]
-    left += [each.name for each in pathlib.Path(tempfile.gettempdir()).iterdir()]
-    left += [each for each in (f"/tmp/{_EVIL}", f"/{_EVIL}") if os.path.exists(each)]
-    for each in pathlib.Path(tempfile.gettempdir()).iterdir():
-        shutil.rmtree(each, ignore_errors=True)
+    left = [str(path.relative_to(sandbox)) for path in sandbox.rglob("*") if not path.is_dir()]
+    left += [path.name for path in pathlib.Path(tempfile.gettempdir()).iterdir()]
+    left += [item for item in (f"/tmp/{_EVIL}", f"/{_EVIL}") if os.path.exists(item)]
+    for item in pathlib.Path(tempfile.gettempdir()).iterdir():
+        shutil.rmtree(item, ignore_errors=True)
     return f"{outcome}, and files left behind: {left}" if left else outcome
 
 

@@ -102,7 +102,7 @@ def main(mode: str, device_type: str, folder: Path) -> None:
         for record in records
         if isinstance(record, events.ProductRecord) and record.problem
     }
-    tuned = [each.problem.key for each in records if isinstance(each, events.TuningRecord)]
+    tuned = [record.problem.key for record in records if isinstance(record, events.TuningRecord)]
     found = {"products": products, "tuned": tuned, "error": max(errors)}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -29,7 +29,7 @@ from inductor_ext.templates.triton.config import GemmConfig
 
 __all__ = ["CONFIG", "H200", "HERE", "decision", "entry", "here", "problem"]
 
-(H200,) = (each for each in KNOWN if each.name == "NVIDIA H200")
+(H200,) = (item for item in KNOWN if item.name == "NVIDIA H200")
 
 HERE = Environment(H200.name, H200.capability, H200.sms, "3.7.1", "13.0", "0123456789abcdef")
 
@@ -131,14 +131,14 @@ def settle(folder: str) -> None:
     def work(index: int) -> None:
         def tune(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
             with open(log, "a") as file:
-                file.writelines(f"{each.m}\n" for each in batch)
+                file.writelines(f"{item.m}\n" for item in batch)
             time.sleep(0.05)
-            return {each: decision(10.0 + index) for each in batch}
+            return {item: decision(10.0 + index) for item in batch}
 
         mine = problems[index % 3 :]
         random.Random(index).shuffle(mine)
         found = Store(folder).settle(mine, H200, tune, here)
-        times = {each.m: found[each].microseconds(CONFIG) for each in mine}
+        times = {item.m: found[item].microseconds(CONFIG) for item in mine}
         with open(results, "a") as file:
             file.write(json.dumps(times) + "\n")
 
@@ -159,11 +159,11 @@ def agree(file: str) -> None:
             store.add("deciding", 1)
             while store.add("deciding", 0) < 2:
                 time.sleep(0.001)
-            return {each: decision(10.0 + rank) for each in batch}
+            return {item: decision(10.0 + rank) for item in batch}
 
         problems = [problem(index) for index in range(3)]
         found = distributed.agree(problems if rank else problems[::-1], decide, here, "")
-        times = [found[each].microseconds(CONFIG) for each in problems]
+        times = [found[item].microseconds(CONFIG) for item in problems]
         os.write(1, (json.dumps(times) + "\n").encode())
 
     forked(2, work)

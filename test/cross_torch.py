@@ -208,7 +208,7 @@ def main() -> int:
                 done = child(python, "--load", str(folder))
                 records = map(json.loads, filter(None, done.stdout.splitlines()))
                 # The last word on each; "died" stays where nothing followed.
-                last = {(each["loader"], each["model"]): each["what"] for each in records}
+                last = {(record["loader"], record["model"]): record["what"] for record in records}
                 pair = versions[maker], versions[python]
                 for loader in LOADERS:
                     whats = {model: what for (by, model), what in last.items() if by == loader}

@@ -132,7 +132,7 @@ def lower(
     symbols: dict[str, Any] = {}
     with device(capability, seconds) as seen, inductor_config.patch(options):
         with mode:
-            arguments = [_argument(each, mode.shape_env, symbols) for each in inputs]
+            arguments = [_argument(inp, mode.shape_env, symbols) for inp in inputs]
             module = make_fx(
                 lambda *args: _as_tuple(function(*args)), decomposition_table=select_decomp_table()
             )(*arguments)
@@ -214,14 +214,14 @@ def _remember(wrapper: Any, scratch: int) -> None:
     for text in _texts(wrapper.kernel_autotune_defs.getvalue()):
         if "@triton.jit" not in text:
             continue
-        (kernel,) = (each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef))
+        (kernel,) = (item for item in ast.parse(text).body if isinstance(item, ast.FunctionDef))
         given = {
-            each.arg: eval(ast.unparse(each.value), known)
-            for each in kernel.decorator_list[0].keywords  # type: ignore[attr-defined]
+            keyword.arg: eval(ast.unparse(keyword.value), known)
+            for keyword in kernel.decorator_list[0].keywords  # type: ignore[attr-defined]
         }
         triton_meta, inductor_meta = given["triton_meta"], given["inductor_meta"]
         signature = triton_meta["signature"]
-        names = [each.arg for each in kernel.args.args if signature[each.arg] != "constexpr"]
+        names = [arg.arg for arg in kernel.args.args if signature[arg.arg] != "constexpr"]
         CudaKernelParamCache.cache[inductor_meta["kernel_name"]] = {
             "mangled_name": kernel.name,
             "num_warps": given["num_warps"],

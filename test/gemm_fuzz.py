@@ -97,13 +97,13 @@ class Program:
 
     def text(self) -> str:
         """The function's source."""
-        names = ", ".join(each.name for each in self.inputs)
+        names = ", ".join(inp.name for inp in self.inputs)
         found = [f"def program({names}):", *self.lines]
         if not self.backward:
             return "\n    ".join([*found, f"return {', '.join(self.results)},"])
-        by = ", ".join(each.name for each in self.inputs if each.dtype.is_floating_point)
+        by = ", ".join(inp.name for inp in self.inputs if inp.dtype.is_floating_point)
         found.insert(1, f"{by}, = [each.detach().requires_grad_() for each in ({by},)]")
-        loss = " + ".join(f"wide({each}).square().sum()" for each in self.results)
+        loss = " + ".join(f"wide({result}).square().sum()" for result in self.results)
         found.append(f"return torch.autograd.grad({loss}, ({by},))")
         return "\n    ".join(found)
 
@@ -117,7 +117,7 @@ class Program:
     def values(self) -> list[Tensor]:
         """Inputs."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [each.make(generator, self.rows) for each in self.inputs]
+        return [inp.make(generator, self.rows) for inp in self.inputs]
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class _Draw:
 
     def residual(self) -> str | None:
         v = self.pick()
-        same = [name for name, each in self.values.items() if each.shape == self.values[v].shape]
+        same = [name for name, value in self.values.items() if value.shape == self.values[v].shape]
         other = self.random.choice(same)
         if other == v or self.random.random() < 0.3:
             self.input("r", tuple(self.values[v].shape), rows=True)
@@ -337,7 +337,7 @@ class _Draw:
         # Gradients need what was read before.
         if self.backward:
             return None
-        floats = [each.name for each in self.inputs if each.dtype is self.dtype]
+        floats = [inp.name for inp in self.inputs if inp.dtype is self.dtype]
         return self.add(f"{self.random.choice(['x0', self.random.choice(floats)])}.{_WRITE}")
 
     def rounded(self) -> str | None:
@@ -433,7 +433,7 @@ def _pruned(program: Program) -> Program:
         if name in needed or text.endswith(_WRITE):
             lines.append(line)
             needed |= set(re.findall(r"[a-z]\d+", text))
-    inputs = tuple(each for each in program.inputs if each.name in needed)
+    inputs = tuple(inp for inp in program.inputs if inp.name in needed)
     return dataclasses.replace(program, lines=tuple(reversed(lines)), inputs=inputs)
 
 
@@ -443,10 +443,10 @@ def _rule(program: Program) -> decide.Rule:
     def rule(problem: GemmProblem) -> GemmConfig | None:
         draw = random.Random(f"{program.seed} {problem.key}")
         legal: dict[str, list[GemmConfig]] = {}
-        for each in search_space.candidates(problem, _DEVICE):
+        for candidate in search_space.candidates(problem, _DEVICE):
             # Warp-specialised code is the same to the interpreter, which is slow.
-            if not each.warp_specialize and each.block_m * each.block_n <= 1 << 13:
-                legal.setdefault(each.template, []).append(each)
+            if not candidate.warp_specialize and candidate.block_m * candidate.block_n <= 1 << 13:
+                legal.setdefault(candidate.template, []).append(candidate)
         if not legal or draw.random() < 0.15:
             return None
         # The interpreter has no instructions that wait for other kernels.
@@ -471,10 +471,10 @@ def _traced(program: Program) -> Callable[..., Any]:
 def _lowered(program: Program, rule: decide.Rule) -> str | Exception:
     """The module that Inductor generates."""
     inputs: list[Any] = [
-        (("rows" if each.rows else each.shape[0], *each.shape[1:]), each.dtype)
+        (("rows" if inp.rows else inp.shape[0], *inp.shape[1:]), inp.dtype)
         if program.rows
         else torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
-        for each, made in zip(program.inputs, program.values(), strict=True)
+        for inp, made in zip(program.inputs, program.values(), strict=True)
     ]
     try:
         with contextlib.ExitStack() as stack:
@@ -495,9 +495,9 @@ def failures(programs: Sequence[Program]) -> dict[int, str]:
     And some cannot be traced without a GPU, which is nobody's fault.
     """
     ours = _results(programs, _rule)
-    doubtful = [each for each in programs if _wrong(each, ours[each.seed])]
+    doubtful = [program for program in programs if _wrong(program, ours[program.seed])]
     stock = _results(doubtful, lambda _: _stock)
-    found = {each.seed: _wrong(each, ours[each.seed], stock[each.seed]) for each in doubtful}
+    found = {item.seed: _wrong(item, ours[item.seed], stock[item.seed]) for item in doubtful}
     return {seed: why for seed, why in found.items() if why}
 
 
@@ -543,18 +543,18 @@ def _differences(
 ) -> Iterator[str]:
     values = program.values()
     function = program.function()
-    exact = function(*(each.double() if each.is_floating_point() else each for each in values))
+    exact = function(*(value.double() if value.is_floating_point() else value for value in values))
     eager = function(*values)
     names = program.results
     if program.backward:
-        names = tuple(each.name for each in program.inputs if each.dtype.is_floating_point)
+        names = tuple(inp.name for inp in program.inputs if inp.dtype.is_floating_point)
     unit = 2**-9 if program.dtype is torch.float16 else 2**-18
     for index, (name, found, right) in enumerate(zip(names, ours, exact, strict=True)):
-        like = [each[index] for each in (eager, stock) if each is not None]
+        like = [item[index] for item in (eager, stock) if item is not None]
         if (found.shape, found.dtype) != (like[0].shape, like[0].dtype):
             yield f"{name}: {found.dtype} {list(found.shape)}, eager {like[0].dtype}"
-        elif all(each.isfinite().all() for each in like):
-            theirs = max(float((each - right).abs().max()) for each in like)
+        elif all(item.isfinite().all() for item in like):
+            theirs = max(float((item - right).abs().max()) for item in like)
             error = float((found - right).abs().max())
             if not error <= 4 * theirs + 4 * unit * float(right.abs().max()):
                 yield f"{name}: off by {error:.2e}, others by {theirs:.2e}"
@@ -563,7 +563,7 @@ def _differences(
 def reduced(program: Program) -> Program:
     """The program with as few lines as fail in some way."""
     for index in reversed(range(len(program.results))):
-        fewer = tuple(each for at, each in enumerate(program.results) if at != index)
+        fewer = tuple(result for at, result in enumerate(program.results) if at != index)
         smaller = _pruned(dataclasses.replace(program, results=fewer))
         if fewer and failures([smaller]):
             return reduced(smaller)
@@ -591,7 +591,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed, why in failures(list(programs.values())).items():
             failed += 1
             smaller = reduced(programs[seed]) if options.reduce else programs[seed]
-            inputs = "\n".join(str(each) for each in smaller.inputs)
+            inputs = "\n".join(str(inp) for inp in smaller.inputs)
             print(f"--- {seed}: {why}\n{inputs}\n{smaller.text()}\n", flush=True)
         print(f"{stop - options.seed} programs, {failed} wrong", flush=True)
     return 1 if failed else 0

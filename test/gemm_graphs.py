@@ -54,18 +54,18 @@ def lowered_graph(
         found = function(*arguments)
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
-    def argument(index: int, each: torch.Tensor) -> torch.Tensor:
+    def argument(index: int, item: torch.Tensor) -> torch.Tensor:
         axes = [
             DimDynamic.DUCK if (index, axis) in dynamic else DimDynamic.STATIC
-            for axis in range(each.dim())
+            for axis in range(item.dim())
         ]
-        sized = mode.from_tensor(each, symbolic_context=StatelessSymbolicContext(axes))
-        return torch.empty_strided(sized.shape, sized.stride(), dtype=each.dtype, device="cuda")
+        sized = mode.from_tensor(item, symbolic_context=StatelessSymbolicContext(axes))
+        return torch.empty_strided(sized.shape, sized.stride(), dtype=item.dtype, device="cuda")
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     options = {name.replace("__", "."): value for name, value in configs.items()}
     with fake_cuda.device(), config.patch(options), mode, enable_python_dispatcher():
-        arguments = [argument(index, each) for index, each in enumerate(inputs)]
+        arguments = [argument(index, inp) for index, inp in enumerate(inputs)]
         decomposed = make_fx(results, decomposition_table=select_decomp_table())(*arguments)
         # Decompositions write into what they have made themselves.
         module = make_fx(torch.func.functionalize(decomposed))(*arguments)

@@ -46,7 +46,7 @@ def examples(count: int) -> settings:
 
 def device(name: str) -> Device:
     """A known device."""
-    (found,) = (each for each in KNOWN if each.name == name)
+    (found,) = (entry for entry in KNOWN if entry.name == name)
     return found
 
 

@@ -26,12 +26,12 @@ class _Bench(InductorBench):
         self, variants: Sequence[Variant], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         found = super().compile(variants, starting)
-        for index, each in enumerate(found):
+        for index, item in enumerate(found):
             if len(found) <= self._least:
                 break
             after_stock = index > 0 and variants[index - 1][1] is None
-            if after_stock and isinstance(each, Compiled):
-                found[index] = Compiled(self._meddle(each), each.key)
+            if after_stock and isinstance(item, Compiled):
+                found[index] = Compiled(self._meddle(item), item.key)
         return found
 
 

@@ -175,15 +175,15 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     parts = len(problem.parts or (problem.n,))
     a, *rest = values
     factors, rest = rest[:parts], rest[parts:]
-    a, factors = a.double(), [_numbers(case, each) for each in factors]
+    a, factors = a.double(), [_numbers(case, factor) for factor in factors]
     prologue = problem.prologue
     scales: list[torch.Tensor] = []
     if prologue is not None and prologue.scales != "none":
-        scales, rest = [each.double() for each in rest[:parts]], rest[parts:]
+        scales, rest = [item.double() for item in rest[:parts]], rest[parts:]
     if prologue is not None and prologue.scales == "group":
 
-        def spread(each: torch.Tensor) -> torch.Tensor:
-            return each.double().repeat_interleave(prologue.group, 0)[: problem.k]
+        def spread(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.double().repeat_interleave(prologue.group, 0)[: problem.k]
 
         if prologue.zero_points:
             zeros, rest = rest[:parts], rest[parts:]
@@ -202,8 +202,8 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         product = _grouped(a, factors[0], case.offsets)
         if problem.a.dtype in FP8:
             rows, columns = (
-                each.double().view(1 if problem.divided == axis else problem.batch, -1)
-                for each, axis in zip(rest[1:3], "mn", strict=True)
+                item.double().view(1 if problem.divided == axis else problem.batch, -1)
+                for item, axis in zip(rest[1:3], "mn", strict=True)
             )
             counts = torch.tensor((0, *case.offsets)).diff().to(columns.device)
             if problem.divided == "m":
@@ -215,9 +215,9 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
             product = product * rows * columns
         products = [product]
     else:
-        products = [a @ each for each in factors]
+        products = [a @ factor for factor in factors]
     if prologue is not None and prologue.scales in ("column", "tensor"):
-        products = [product * each for product, each in zip(products, scales, strict=True)]
+        products = [product * scale for product, scale in zip(products, scales, strict=True)]
     if problem.epilogue.gated and problem.operation == "addmm":
         products = [product + rest.pop(0).double() for product in products]
     if problem.epilogue.gated:
@@ -431,8 +431,8 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
     from torch._inductor.select_algorithm import extern_kernels
 
     tree = ast.parse(code)
-    (runner,) = (each for each in tree.body if getattr(each, "name", None) == "Runner")
-    (call,) = (each for each in runner.body if getattr(each, "name", None) == "call")  # type: ignore[attr-defined]
+    (runner,) = (item for item in tree.body if getattr(item, "name", None) == "Runner")
+    (call,) = (item for item in runner.body if getattr(item, "name", None) == "call")  # type: ignore[attr-defined]
     lowered = fake_cuda.Lowered(code, ())
     namespace: dict[str, Any] = {
         "torch": torch,
@@ -454,7 +454,7 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
     for index, (kernel, source) in enumerate(lowered.kernels().items()):
         namespace[kernel] = _Kernel(load(f"{name}_{index}", source, folder))
     # Beside it stand the graphs of ranges of rows.
-    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+    functions = [item for item in tree.body if isinstance(item, ast.FunctionDef)]
     exec(compile(ast.Module([*functions, call], []), "<wrapper>", "exec"), namespace)
     found = namespace["call"](types.SimpleNamespace(), list(values))
     return found[0] if len(found) == 1 else list(found)
@@ -526,7 +526,7 @@ def load(name: str, source: str, folder: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # The kernel may have two names.
-    return next(each for each in vars(module).values() if hasattr(each, "arg_names"))
+    return next(var for var in vars(module).values() if hasattr(var, "arg_names"))
 
 
 @dataclass(frozen=True)
@@ -570,17 +570,17 @@ def compiled_module(
     from triton.compiler import ASTSource
 
     ((name, source),) = (
-        each for each in lowered.kernels().items() if each[0].startswith("triton_tem")
+        item for item in lowered.kernels().items() if item[0].startswith("triton_tem")
     )
     arguments = lowered.code[lowered.code.index("@triton_heuristics.template") :]
     signature = dict(re.findall(r"'(\w+)': '(\*\w+|i32|i64)'", arguments.split("\n@triton.jit")[0]))
     with tempfile.TemporaryDirectory() as folder:
         kernel = load(name, source, Path(folder))
-        given = {each: signature[each] for each in kernel.arg_names}
+        given = {name: signature[name] for name in kernel.arg_names}
         attributes = {
             (i,): [["tt.divisibility", 16]]
-            for i, each in enumerate(kernel.arg_names)
-            if given[each].startswith("*")
+            for i, name in enumerate(kernel.arg_names)
+            if given[name].startswith("*")
         }
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
         options = {"num_warps": config.warps, "num_stages": config.stages}
@@ -619,7 +619,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers of a thread, and bytes of memory for those that did not fit."""
     told = cuobjdump(cubin, "--dump-resource-usage")
     (usage,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
-    registers, stack, local = (int(each) for each in usage)
+    registers, stack, local = (int(item) for item in usage)
     return registers, stack + local
 
 

@@ -343,7 +343,7 @@ def test_a_flipped_byte_anywhere_is_found_or_harmless(package: bytes) -> None:
     """Of names, sizes, places and checksums; what remains are dates, versions and padding."""
     with archive.open_package(io.BytesIO(package)) as opened:
         content = [range(e.offset, e.offset + e.size) for e in opened.entries.values()]
-    meaning = [at for at in range(len(package)) if not any(at in each for each in content)]
+    meaning = [at for at in range(len(package)) if not any(at in item for item in content)]
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
     for at in meaning[:200] + meaning[200:-1400:997] + meaning[-1400:]:
         data = bytearray(package)

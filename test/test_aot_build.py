@@ -118,7 +118,7 @@ def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
-    return [pointer(each, None) for each in capsules]
+    return [pointer(capsule, None) for capsule in capsules]
 
 
 class ExternalConstants:
@@ -555,7 +555,7 @@ def test_numbers_of_enumerations_for_an_executor_that_does_not_convert_them() ->
             {"name": "number", "arg": {"as_int": 8}},
         ]
     }
-    found = [next(iter(each["arg"].values())) for each in extern_nodes.renumbered(nodes)["inputs"]]
+    found = [next(iter(item["arg"].values())) for item in extern_nodes.renumbered(nodes)["inputs"]]
     # c10's Double, BFloat16, Strided and ChannelsLast.
     assert found == [7, 15, 0, 2, 8]
 

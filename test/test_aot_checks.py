@@ -448,15 +448,15 @@ def random_calls(
             for name, limits in signature.symbols.items()
         }
         call: list[torch.Tensor | None] = []
-        for each in signature.tensors:
-            if isinstance(each, SymbolInput):
-                call.append(torch.tensor(values[each.symbol]))
+        for tensor in signature.tensors:
+            if isinstance(tensor, SymbolInput):
+                call.append(torch.tensor(values[tensor.symbol]))
                 continue
             extents = [
                 [max(0, expression.evaluate(expression.parse(str(e)), values)) for e in part]
-                for part in (each.shape, each.stride)
+                for part in (tensor.shape, tensor.stride)
             ]
-            call.append(torch.empty_strided(*extents, dtype=getattr(torch, each.dtype)))
+            call.append(torch.empty_strided(*extents, dtype=getattr(torch, tensor.dtype)))
         yield call
         yield mutated(call, generator)
         yield mutated(mutated(call, generator), generator)

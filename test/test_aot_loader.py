@@ -847,7 +847,7 @@ def test_damage_to_packages_of_stocks_is_found(stock_path: str, tmp_path: pathli
     damaged = tmp_path / "damaged.pt2"
     data = bytearray(pathlib.Path(stock_path).read_bytes())
     with archive.open_package(stock_path) as package:
-        (library,) = [each for name, each in package.entries.items() if name.endswith(".so")]
+        (library,) = [entry for name, entry in package.entries.items() if name.endswith(".so")]
     data[library.offset + library.size // 2] ^= 1
     damaged.write_bytes(data)
     with pytest.raises(exc.BadPackageError, match="does not fit its CRC-32"):
@@ -886,7 +886,7 @@ def test_a_model_on_a_gpu_keeps_its_kernels_until_it_goes(
             torch.testing.assert_close(model(x), plain(x))
         with pytest.raises(exc.InputMismatchError, match="cpu"):
             model(x.cpu())
-        assert all(each.is_cuda for each in model.constants().values())
+        assert all(constant.is_cuda for constant in model.constants().values())
         model.update_constants({"scale": torch.zeros(16)})
         assert not model(x).any()
         del model
@@ -903,7 +903,7 @@ def test_damaged_packages_are_refused_or_right(tmp_path: pathlib.Path) -> None:
     package = str(tmp_path / "net.pt2")
     artifact_fuzz.make_package(package)
     outcomes = list(artifact_fuzz.run_cases(package, 0, range(600)))
-    assert [each for each in outcomes if not artifact_fuzz.is_good(each[2])] == []
+    assert [outcome for outcome in outcomes if not artifact_fuzz.is_good(outcome[2])] == []
     kinds = {(kind, outcome.split(":")[0]) for _, kind, outcome in outcomes}
     assert {
         ("flip", "refused"),

@@ -70,7 +70,7 @@ def saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
 
 
 def inputs_by_name(found: Signature) -> dict[str, Any]:
-    return {each.name: each for each in found.inputs}
+    return {inp.name: inp for inp in found.inputs}
 
 
 # --- JSON -------------------------------------------------------------------------------------
@@ -92,13 +92,13 @@ def test_the_json_is_what_tools_rely_on() -> None:
         "stride": ["10", 1],
         "device": "cpu",
     }
-    assert [each["kind"] for each in written["inputs"]] == [
+    assert [item["kind"] for item in written["inputs"]] == [
         "tensor",
         "constant",
         "constant",
         "symbol",
     ]
-    assert [each["kind"] for each in written["outputs"]] == [
+    assert [item["kind"] for item in written["outputs"]] == [
         "tensor",
         "none",
         "constant",
@@ -115,10 +115,10 @@ def test_constants_keep_value_and_type(value: Any) -> None:
     found = Signature((ConstantInput("c", "args[0]", value),), (ConstantOutput("", value),))
     text = json.dumps(found.to_json(), allow_nan=False)
     back = Signature.from_json(json.loads(text))
-    for each in (*back.inputs, *back.outputs):
-        assert isinstance(each, (ConstantInput, ConstantOutput))
-        assert type(each.value) is type(value)
-        assert repr(each.value) == repr(value)
+    for inp in (*back.inputs, *back.outputs):
+        assert isinstance(inp, (ConstantInput, ConstantOutput))
+        assert type(inp.value) is type(value)
+        assert repr(inp.value) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def nested_program() -> ExportedProgram:
 
 def test_inputs_have_the_model_s_names_and_paths(nested_program: ExportedProgram) -> None:
     found = from_export.signature(nested_program)
-    assert [(each.name, each.path) for each in found.inputs] == [
+    assert [(inp.name, inp.path) for inp in found.inputs] == [
         ("x", "args[0]"),
         ("y", "args[1]"),
         ("batch['ids'][0]", "kwargs['batch']['ids'][0]"),
@@ -310,7 +310,7 @@ def test_variable_arguments_are_numbered() -> None:
 
     example = torch.zeros(3)
     found = from_export.signature(export(function, example, {"a": example}, example))
-    names = [(each.name, each.path) for each in found.inputs]
+    names = [(inp.name, inp.path) for inp in found.inputs]
     assert names == [("first", "args[0]"), ("rest_0['a']", "args[1]['a']"), ("rest_1", "args[2]")]
 
 
@@ -383,7 +383,7 @@ def test_a_container_that_cannot_be_rebuilt_has_the_graph_s_names() -> None:
     found = from_export.signature(
         export(lambda pair: pair.left + pair.right, Pair(torch.zeros(3), torch.zeros(3)))
     )
-    assert [each.name for each in found.inputs] == ["pair_left", "pair_right"]
+    assert [inp.name for inp in found.inputs] == ["pair_left", "pair_right"]
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_conditions_on_values_are_the_compiled_code_s_business() -> None:
 
     found = from_export.signature(export(function, torch.tensor([3, 4])))
     assert found.constraints == found.unchecked == ()
-    ((size,),) = [each.shape for each in found.outputs if isinstance(each, TensorOutput)]
+    ((size,),) = [output.shape for output in found.outputs if isinstance(output, TensorOutput)]
     assert str(size).startswith("u")
 
 
@@ -547,8 +547,8 @@ def test_parameters_and_buffers_are_no_inputs() -> None:
     model = torch.nn.BatchNorm1d(4)
     program = torch.export.export(model, (torch.zeros(3, 4),))
     found = from_export.signature(program)
-    assert [each.name for each in found.inputs] == ["input"]
-    assert [each.path for each in found.outputs] == [""]
+    assert [inp.name for inp in found.inputs] == ["input"]
+    assert [output.path for output in found.outputs] == [""]
 
 
 def test_an_object_is_refused_by_name() -> None:

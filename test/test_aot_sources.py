@@ -221,7 +221,7 @@ class TestPackage:
             model = json.loads(file.read(path))["models"]["model"]
         assert model["library"] is None
         assert model["weights"] == name
-        constants = {each["fqn"]: each["shape"] for each in model["constants"]}
+        constants = {item["fqn"]: item["shape"] for item in model["constants"]}
         assert constants == {"linear.weight": [12, 4], "linear.bias": [12], "scale": [12]}
 
     def test_the_source_and_its_listing_suit_any_machine(self, artifact: Artifact) -> None:

@@ -97,7 +97,7 @@ def replaced(name: str, *pairs: tuple[str, str]) -> dict[str, str]:
 
 
 def summary(findings: list[Finding]) -> list[tuple[str, str]]:
-    return [(each.severity, each.path) for each in findings]
+    return [(finding.severity, finding.path) for finding in findings]
 
 
 # --- the installed torch ------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_torch_does_not_differ_from_itself(capsys: pytest.CaptureFixture[str])
     assert compare_torch.main([str(INSTALLED), str(INSTALLED.parent), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["old"] == report["new"] == torch.__version__
-    assert {each["severity"] for each in report["findings"]} <= {"guarded", "unresolved"}
+    assert {item["severity"] for item in report["findings"]} <= {"guarded", "unresolved"}
 
 
 def test_replaced_names_and_config_keys_of_this_package_are_found() -> None:
@@ -173,8 +173,8 @@ GONE = replaced("_inductor/ir.py", ("ExternKernel", "ForeignKernel"))
 )
 def test_a_name_that_is_gone(tmp_path: Path, ours: str) -> None:
     findings = compared(tmp_path, ours, GONE)
-    gone = [each for each in findings if each.severity == "gone"]
-    assert [each.path for each in gone] == ["torch._inductor.ir.ExternKernel"]
+    gone = [finding for finding in findings if finding.severity == "gone"]
+    assert [item.path for item in gone] == ["torch._inductor.ir.ExternKernel"]
     assert gone[0].detail == "not in 1.1"
     assert gone[0].places[0].startswith("ours/module.py:")
 
@@ -190,7 +190,7 @@ def test_a_local_name_that_hides_an_import_is_no_use(tmp_path: Path) -> None:
             ir = h()
             return ir.ExternKernel
     """
-    assert "gone" not in {each.severity for each in compared(tmp_path, ours, GONE)}
+    assert "gone" not in {item.severity for item in compared(tmp_path, ours, GONE)}
 
 
 def test_a_name_that_moved_and_is_imported_from_there(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_config_keys(tmp_path: Path, ours: str) -> None:
 def test_a_guarded_name_is_listed_and_is_no_failure(tmp_path: Path, ours: str) -> None:
     findings = compared(tmp_path, f"from torch._inductor import ir\n{ours}", GONE)
     assert ("guarded", "torch._inductor.ir.ExternKernel") in summary(findings)
-    assert not {each.severity for each in findings} & set(compare_torch.FAILING)
+    assert not {finding.severity for finding in findings} & set(compare_torch.FAILING)
 
 
 def test_a_config_key_that_is_gone(tmp_path: Path) -> None:
@@ -380,7 +380,9 @@ def test_new_names_beside_what_is_replaced(tmp_path: Path) -> None:
         **replaced("_inductor/scheduler.py", ("class", "def unseen(): ...\nclass")),
     }
     findings = compared(tmp_path, ours, changed)
-    assert [(each.path, each.detail) for each in findings if each.severity == "name"] == [
+    assert [
+        (finding.path, finding.detail) for finding in findings if finding.severity == "name"
+    ] == [
         ("torch._inductor.config", "new_key"),
         ("torch._inductor.graph", "passes"),
     ]
@@ -403,7 +405,7 @@ def test_a_module_in_later_syntax_is_listed(tmp_path: Path) -> None:
     ours = "from torch._inductor.scheduler import BaseSchedulerNode"
     changed = {"_inductor/scheduler.py": "class BaseSchedulerNode: ...\nof = yet unknown"}
     findings = compared(tmp_path, ours, changed)
-    assert [each.severity for each in findings] == ["unresolved", "unresolved"]
+    assert [finding.severity for finding in findings] == ["unresolved", "unresolved"]
     assert findings[0].path.startswith("torch._inductor.scheduler (invalid syntax, line 2)")
 
 

@@ -207,7 +207,7 @@ def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> N
     (record,) = records
     assert record.arenas
     # Two buffers of one arena that are alive at the same time lie apart.
-    placed = [each for each in record.storages if each.arena is not None]
+    placed = [storage for storage in record.storages if storage.arena is not None]
     for one, other in itertools.combinations(placed, 2):
         if one.arena == other.arena and one.start < other.end and other.start < one.end:
             assert one.offset is not None

@@ -31,7 +31,7 @@ def test_eager_mode_computes_the_same(name: str) -> None:
     case = CASES[name]
     a, b = torch.randn(8, 16), torch.randn(16, 24)
     sizes = {"matrix": (8, 24), "row": (1, 24), "column": (8, 1), "scalar": (1, 1)}
-    inputs = [torch.randn(sizes[each.broadcast]) for each in case.epilogue.inputs]
+    inputs = [torch.randn(sizes[inp.broadcast]) for inp in case.epilogue.inputs]
     ((_, value),) = case.epilogue.outputs
     epilogue = dataclasses.replace(case.epilogue, outputs=(("float32", value),))
     (found,) = epilogue.evaluate(a @ b, tuple(inputs))

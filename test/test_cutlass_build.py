@@ -270,9 +270,9 @@ class TestBuild:
     def test_the_store_keeps_to_its_size(self, machine: Machine) -> None:
         machine.store.max_bytes = 30_000
         large = [script(f'head -c 20000 /dev/zero >"$out"; : {i}', f"k{i}") for i in range(2)]
-        for each in large:
-            machine.built(each)
-        assert [is_built(each, machine.store, machine.toolchain) for each in large] == [False, True]
+        for item in large:
+            machine.built(item)
+        assert [is_built(item, machine.store, machine.toolchain) for item in large] == [False, True]
 
 
 class TestLater:
@@ -488,7 +488,7 @@ def test_nvcc_builds_an_older_one_as_a_library() -> None:
     assert found == {"inductor_ext_run", "inductor_ext_workspace_size"}
     # This much needs no device.
     for k, expected in ((64, 0), (60, None)):
-        a, b, out = (torch.zeros(64, each, dtype=torch.bfloat16) for each in (k, k, 64))
+        a, b, out = (torch.zeros(64, item, dtype=torch.bfloat16) for item in (k, k, 64))
         arguments = call(config, a, b.t(), out, [out[:1]], scalars=(1, 1), sms=1)
         assert kernel.workspace_size(arguments) == expected
 

@@ -226,7 +226,7 @@ class TestRuntime:
             head = (6, 8, 4, 1, 1, 0, 1, 0)
             for _ in range(200):
                 pairs = ((x, 4), (w, 4), (out, 8), (row, 0), (more, 8), (other, 8))
-                rest = [each for one, stride in pairs for each in (one.data_ptr(), stride, 0)]
+                rest = [item for one, stride in pairs for item in (one.data_ptr(), stride, 0)]
                 launcher(0, 0, head, *rest, 1.0)
                 assert torch.equal(out, other)
                 torch.testing.assert_close(out, x @ w.t())
@@ -291,7 +291,7 @@ class TestGpuCode:
         found = launches(gpu_code(None, splits=True))
         asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(get_raw_stream\(0\), 'cuda:0', \(")
         assert found
-        assert all(asking.match(each) for each in found)
+        assert all(asking.match(item) for item in found)
 
     def test_python_for_any_rank_takes_the_current_device(self) -> None:
         options = torch.compiler.config
@@ -302,7 +302,7 @@ class TestGpuCode:
         current = r"get_raw_stream\(torch\.cuda\.current_device\(\)\), 'cuda', \("
         asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(" + current)
         assert found
-        assert all(asking.match(each) for each in found)
+        assert all(asking.match(item) for item in found)
 
     def test_cpp_takes_stream_and_device_from_where_it_runs(self) -> None:
         found = {

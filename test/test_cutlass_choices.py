@@ -129,7 +129,7 @@ def test_what_follows_is_in_the_kernel(calls: list[Call]) -> None:
         matrix(512, 384),
     )
     (call,) = calls
-    assert [each.operation for each in call.tree.nodes() if each.arguments] == [
+    assert [node.operation for node in call.tree.nodes() if node.arguments] == [
         "add",
         "relu",
         "add",
@@ -146,7 +146,7 @@ def test_nothing_follows_in_the_kernel_where_ops_round(calls: list[Call]) -> Non
 
 
 def linear(*shapes: Any) -> list[Given]:
-    return [matrix(*each) for each in shapes]
+    return [matrix(*shape) for shape in shapes]
 
 
 def quantized(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -297,7 +297,7 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
         assert [
             node.operation for node in used.tree.nodes() if node.arguments
         ] == operations.split()
-    problem = next(each for each in asked if each.epilogue.tree == used.tree.text)
+    problem = next(item for item in asked if item.epilogue.tree == used.tree.text)
     bench = inductor_benchmark.InductorBench("cuda:0")
     with (
         fake_cuda.device(),
@@ -329,14 +329,14 @@ def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> N
         pytest.skip("the CPU has no such operator")
     function, inputs, _ = GRAPHS[name]
     _, asked = lower(best, function, *inputs)
-    problem = next(each for each in asked if each.epilogue.tree == calls[0].tree.text)
+    problem = next(item for item in asked if item.epilogue.tree == calls[0].tree.text)
     program = reference_programs.program(problem)
     tensors = program.make_inputs("cpu")
     verifier = accuracy.Verifier(program, tensors)
     outputs = program.function(*tensors)
     verifier.set_stock(outputs)
     assert verifier.check(lambda: outputs) is None
-    assert [str(each.dtype).removeprefix("torch.") for each in outputs] == [
+    assert [str(output.dtype).removeprefix("torch.") for output in outputs] == [
         dtype for dtype, _ in calls[0].tree.outputs
     ]
 
@@ -347,7 +347,7 @@ def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> N
 def product(*shapes: Any, **options: Any) -> set[bool]:
     """Whether the problems that a product asks about have trees."""
     _, asked = lower(lambda _: None, lambda x, w: x @ w.t(), *linear(*shapes), **options)
-    return {each.epilogue.tree is not None for each in asked}
+    return {item.epilogue.tree is not None for item in asked}
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
@@ -378,15 +378,15 @@ def test_a_range_of_rows_that_crosses_the_threshold_is_divided_there(
     function, (x, w, *others), _ = GRAPHS[name]
     known: dict[Any, str] = {512: "rows", 128: "rows"}
     inputs = [
-        w if each is w else ([known.get(size, size) for size in each[0]], each[1])
-        for each in (x, w, *others)
+        w if other is w else ([known.get(size, size) for size in other[0]], other[1])
+        for other in (x, w, *others)
     ]
     lowered, asked = lower(
         best, function, *inputs, cutlass__cutlass_backend_min_gemm_size=100 * 384 * 256
     )
-    told = {each.m for each in asked if each.epilogue.tree is not None}
+    told = {item.m for item in asked if item.epilogue.tree is not None}
     assert min(told) == 256
-    assert max({each.m for each in asked} - told) == 99
+    assert max({item.m for item in asked} - told) == 99
     (condition,) = {line for line in lowered.code.splitlines() if " <= 99" in line}
     assert condition
     # Both sizes above want the same kernel, or one each.
@@ -462,7 +462,7 @@ def test_without_candidates_nothing_of_cutlass_is_asked_for(
     lowered = compiled(
         plain, *linear(*XW), **{**option, "max_autotune_gemm_backends": "TRITON,CUTLASS"}
     )
-    assert [each.epilogue.tree for each in tuned.asked] == [None]
+    assert [item.epilogue.tree for item in tuned.asked] == [None]
     assert not calls
     assert "extern_kernels.mm(" in lowered.code
     # Nor are stock's own kernels of CUTLASS.
@@ -507,9 +507,9 @@ def test_without_nvcc_others_are_measured_and_known_kernels_are_not_used(
         lowered = compiled(plain, *linear(*XW), folder=tmp_path)
         assert "extern_kernels.mm(" in lowered.code
     compiled(plain, *linear((256, 256), (384, 256)), folder=tmp_path, **both)
-    assert [(each.m, each.epilogue.tree) for each in tuned.asked] == [(256, None)]
+    assert [(item.m, item.epilogue.tree) for item in tuned.asked] == [(256, None)]
     assert not calls
-    (warning,) = (each for each in caplog.messages if "there is no nvcc" in each)
+    (warning,) = (message for message in caplog.messages if "there is no nvcc" in message)
     assert "stock's path" in warning
 
 
@@ -534,7 +534,7 @@ def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_a
         calls.clear()
         compiled(plain, *linear(*XW), folder=tmp_path, **both)
     assert not calls
-    assert [each.epilogue.tree is None for each in tuned.asked] == [True, False]
+    assert [item.epilogue.tree is None for item in tuned.asked] == [True, False]
 
 
 def test_a_compile_is_another_one_once_kernels_are_there(
@@ -550,7 +550,7 @@ def test_a_compile_is_another_one_once_kernels_are_there(
     waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
     assert cutlass_kernels.generation(waiting) == "all"
     monkeypatch.setattr(cutlass_kernels, "missing", lambda: "there is no nvcc")
-    found = {cutlass_kernels.generation(each) for each in (waiting, settings)}
+    found = {cutlass_kernels.generation(item) for item in (waiting, settings)}
     assert len(found) == 1
     assert not found & {"all", empty}
 
@@ -612,11 +612,11 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
         return
     computed = [operations_of(call) for call in calls]
     # Of each pair, one kernel computes what follows both.
-    assert sorted(each[-1:] for each in computed if each) == [["mul"]]
+    assert sorted(item[-1:] for item in computed if item) == [["mul"]]
     assert not lowered.kernels()
-    declined = [each for record in records for each in record.declined]
+    declined = [item for record in records for item in record.declined]
     assert declined
-    assert all("a product alone saves more" in each for each in declined)
+    assert all("a product alone saves more" in item for item in declined)
 
 
 def test_what_is_computed_for_an_epilogue_alone_is_not_taken_as_given(
@@ -656,7 +656,7 @@ def test_the_product_and_what_follows_are_both_stored(calls: list[Call]) -> None
     before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
     lowered, _ = lower(best, GRAPHS["two outputs"][0], *linear(*XW))
     (call,) = calls
-    assert [str(each.dtype) for each in call.layouts] == ["torch.bfloat16"] * 2
+    assert [str(layout.dtype) for layout in call.layouts] == ["torch.bfloat16"] * 2
     assert counters["inductor"]["cutlass_epilogue_fusion_counter"] == before + 1
     assert not lowered.kernels()
 
@@ -683,8 +683,8 @@ def test_what_cannot_be_expressed_is_left_out(calls: list[Call]) -> None:
 def test_a_sequence_is_computed_as_rows(calls: list[Call]) -> None:
     lowered, _ = lower(best, GRAPHS["sequence"][0], *GRAPHS["sequence"][1])
     (call,) = calls
-    assert [list(each.size) for each in call.layouts] == [[512, 384]]
-    assert [list(each.get_size()) for each in call.inputs] == [[384], [512, 384]]
+    assert [list(layout.size) for layout in call.layouts] == [[512, 384]]
+    assert [list(inp.get_size()) for inp in call.inputs] == [[384], [512, 384]]
     assert "(4, 128, 384)" in lowered.code
 
 
@@ -715,6 +715,6 @@ def test_reports_say_what_a_kernel_takes_in(calls: list[Call]) -> None:
     assert first.record.operator == "fused"
     assert first.fused == ("relu", "mul")
     assert first.separate
-    assert all("cutlass_epilogue_fusion_enabled" in each for each in first.separate)
+    assert all("cutlass_epilogue_fusion_enabled" in item for item in first.separate)
     assert second.fused == second.separate == ()
     assert "pingpong" in str(gemm_report.GemmReport("it", (first, second)))

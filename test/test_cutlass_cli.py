@@ -102,8 +102,8 @@ class TestBuild:
         cutlass.add_arguments(parser)
         arguments = parser.parse_args(["build", "--arch", arch, "--gemm", "4096x4096x4096"])
         found = cutlass._ranked(arguments)
-        assert {each.architecture for each in found} == {arch.removeprefix("sm_")}
-        assert all(part in each.name for each in found)
+        assert {item.architecture for item in found} == {arch.removeprefix("sm_")}
+        assert all(part in entry.name for entry in found)
 
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -187,8 +187,8 @@ def test_kernels_are_listed_and_removed(
     store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = [Source(f"kernel_{i}", "", "90a") for i in range(3)]
-    for each in sources:
-        fill(store, each, 100_000)
+    for source in sources:
+        fill(store, source, 100_000)
     assert main.main(["cutlass", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[:3]] == ["kernel_0", "kernel_1", "kernel_2"]
@@ -197,7 +197,7 @@ def test_kernels_are_listed_and_removed(
     assert lines[3].startswith("3 kernels")
     assert main.main(["cutlass", "show", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in told["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
+    assert [item["name"] for item in told["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
     # What somebody reads stays.
     with store.get(nvcc_build.key(sources[0])):
         assert main.main(["cutlass", "clean"]) == 0

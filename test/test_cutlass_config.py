@@ -136,11 +136,11 @@ NAMES = [
 
 
 class TestName:
-    @pytest.mark.parametrize(("config", "name"), NAMES, ids=lambda each: "")
+    @pytest.mark.parametrize(("config", "name"), NAMES, ids=lambda name: "")
     def test_is_in_cutlass_own_scheme(self, config: CutlassConfig, name: str) -> None:
         assert config.name == name
 
-    @pytest.mark.parametrize(("config", "name"), NAMES, ids=lambda each: "")
+    @pytest.mark.parametrize(("config", "name"), NAMES, ids=lambda name: "")
     def test_agrees_with_cutlass_library(self, config: CutlassConfig, name: str) -> None:
         library = pytest.importorskip("cutlass_library.library")
         gemm = pytest.importorskip("cutlass_library.gemm_operation")
@@ -383,7 +383,7 @@ class TestConstraints:
         self, problem: GemmProblem, config: CutlassConfig, where: Device, reason: str
     ) -> None:
         assert not legal(problem, config, where)
-        assert any(reason in each for each in why_not(problem, config, where))
+        assert any(reason in item for item in why_not(problem, config, where))
 
     def test_rows_that_are_broadcast_take_from_the_pipeline(self) -> None:
         deep = but(COOPERATIVE, tile=(256, 128, 128), cluster=(1, 1, 1))
@@ -470,10 +470,10 @@ class TestRanking:
         """CUTLASS rounds the number of tiles up to what a swizzle takes together."""
         problem = mm("mm", m, 4096, 4096)
         config = next(
-            each
-            for each in candidates(problem, H200)
-            if (each.tile, each.cluster) == ((128, 256, 64), (1, 1, 1))
-            and each.scheduler == "stream_k"
+            candidate
+            for candidate in candidates(problem, H200)
+            if (candidate.tile, candidate.cluster) == ((128, 256, 64), (1, 1, 1))
+            and candidate.scheduler == "stream_k"
         )
         assert config.swizzle == swizzle
         rounded = but(config, swizzle=8)

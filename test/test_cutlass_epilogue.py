@@ -61,7 +61,7 @@ X, Y, Z = ACCUMULATOR, read(0), read(1)
 VALUES: dict[str, Node] = {
     **{
         name: apply(
-            name, *(X, Y, Z)[: 1 + max(int(each) for each in "012" if f"{{{each}}}" in cpp)]
+            name, *(X, Y, Z)[: 1 + max(int(item) for item in "012" if f"{{{item}}}" in cpp)]
         )
         for name, cpp in OPERATIONS.items()
     },
@@ -127,7 +127,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Te
         lines = rendered.definitions.splitlines()
         start, end = lines.index("template <class Fragment>"), lines.index("};")
         leaves[name] = sum(line.startswith("using Leaf") for line in lines)
-        call = ", ".join(f"x[{each}]" for each in range(leaves[name]))
+        call = ", ".join(f"x[{i}]" for i in range(leaves[name]))
         text += [
             f"namespace {name}_ {{",
             *lines[start : end + 1],

@@ -74,10 +74,10 @@ def test_a_chain_is_what_the_graph_computes(name: str) -> None:
     found = fused(function, A, B, *others)
     assert sorted(found.epilogue.inputs, key=str) == sorted(expected, key=str)
     torch.manual_seed(0)
-    a, b, *rest = (torch.randn(each.shape, dtype=F32) for each in (A, B, *others))
+    a, b, *rest = (torch.randn(other.shape, dtype=F32) for other in (A, B, *others))
     placeholders = found.inputs and found.inputs[0].graph.find_nodes(op="placeholder")
     values = tuple((a, b, *rest)[placeholders.index(node)] for node in found.inputs)
-    scalars = [each for each in found.scalars if isinstance(each, float)]
+    scalars = [scalar for scalar in found.scalars if isinstance(scalar, float)]
     (result,) = Epilogue(
         (("float32", found.epilogue.outputs[0][1]),), found.epilogue.inputs
     ).evaluate(a @ b, values, scalars)
@@ -142,7 +142,7 @@ def test_scales_of_fp8() -> None:
         tensor(32, 1, dtype=F32),
         tensor(1, 32, dtype=F32),
     )
-    assert [each.broadcast for each in found.epilogue.inputs] == ["column", "row"]
+    assert [inp.broadcast for inp in found.epilogue.inputs] == ["column", "row"]
     assert render(found.epilogue, PINGPONG).source is None
 
 

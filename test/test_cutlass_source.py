@@ -40,8 +40,8 @@ OLD = CutlassConfig(80, "multistage", (128, 128, 32), BF16, BF16, BF16, stages=4
 
 
 def product(first: Any, *rest: Any) -> Any:
-    for each in rest:
-        first = apply("mul", first, each)
+    for item in rest:
+        first = apply("mul", first, item)
     return first
 
 
@@ -244,11 +244,11 @@ class TestSource:
     def test_its_name_tells_epilogues_apart(self) -> None:
         made = [source(BASE, epilogue) for epilogue in (identity(BF16), ACTIVATED)]
         assert made[0].name != made[1].name
-        for each in made:
-            assert each.name.startswith(BASE.name)
+        for entry in made:
+            assert entry.name.startswith(BASE.name)
             # What a profiler shows.
-            assert f"    {each.name}(__grid_constant__ " in each.text
-            assert "@" not in each.text
+            assert f"    {entry.name}(__grid_constant__ " in entry.text
+            assert "@" not in entry.text
 
     def test_is_for_an_architecture(self) -> None:
         assert source(BASE, identity(BF16)).architecture == "90a"
@@ -256,15 +256,17 @@ class TestSource:
         assert source(*CLASSES["old_scaled"]).architecture == "89"
 
     def test_one_of_an_older_family_is_built_for_the_device_that_it_runs_on(self) -> None:
-        found = {each: source(but(OLD, target=each), identity(BF16)) for each in (80, 86, 90, 120)}
-        assert {key: each.architecture for key, each in found.items()} == {
+        found = {
+            value: source(but(OLD, target=value), identity(BF16)) for value in (80, 86, 90, 120)
+        }
+        assert {key: item.architecture for key, item in found.items()} == {
             80: "80",
             86: "86",
             90: "90",
             120: "120",
         }
         # Each has a name of its own.
-        assert len({each.name for each in found.values()}) == 4
+        assert len({value.name for value in found.values()}) == 4
 
     def test_includes_nothing_of_cutlass_utilities_and_extends_no_shapes(self) -> None:
         for name in CLASSES:
@@ -300,7 +302,7 @@ class TestSource:
     def test_each_kind_of_numbers_has_a_kernel(self) -> None:
         config, epilogue = CLASSES["mixed_uint4"]
         kinds = [Packed(first, zero) for first in (False, True) for zero in (0, 8)]
-        made = {source(config, but(epilogue, packed=each)).name for each in kinds}
+        made = {source(config, but(epilogue, packed=kind)).name for kind in kinds}
         assert len(made) == 4
         text = source(config, but(epilogue, packed=Packed(zero=8))).text
         assert "offset = 0x43084308;" in text

@@ -80,9 +80,9 @@ def tune(
         found = tuner.tune(problems, H200, tuning_bench.cpu_bench, Settings())
     # While kernels are built.
     assert warm_up.called == compilers.called == bool(cutlass)
-    apart = {job.problem for each in run.call_args_list for job in each.args[0]}
+    apart = {job.problem for item in run.call_args_list for job in item.args[0]}
     assert apart == {
-        each for each in problems if each == TOLD and set(cutlass) - set(unbuilt or {})
+        problem for problem in problems if problem == TOLD and set(cutlass) - set(unbuilt or {})
     }
     return found
 
@@ -97,10 +97,10 @@ def test_candidates_of_both_families_are_measured_together(
     ):
         decision = tune([candidate(80)], [fast, wrong])[TOLD]
     assert decision.config == fast
-    assert {each.config for each in decision.timings} == {None, candidate(80), fast, wrong}
+    assert {timing.config for timing in decision.timings} == {None, candidate(80), fast, wrong}
     assert decision.microseconds(wrong) is None
     (record,) = records
-    assert {each.config: each.predicted for each in record.candidates}[fast] == 40.0
+    assert {item.config: item.predicted for item in record.candidates}[fast] == 40.0
     assert record.describe().startswith("tuning: mm 24x48x64: cutlass: 40.0% less time")
     table = capsys.readouterr().err
     assert f"  {config_words(fast)} 0.0600 ms 100.0% chosen" in table
@@ -116,14 +116,14 @@ def test_problems_without_a_tree_are_tried_in_this_process() -> None:
 def test_where_triton_is_no_backend_its_candidates_are_not_measured() -> None:
     backends = {"max_autotune_gemm_backends": "CUTLASS"}
     decision = tune([candidate(80)], [cutlass_candidate(90)], **backends)[TOLD]
-    assert {each.config for each in decision.timings} == {None, cutlass_candidate(90)}
+    assert {timing.config for timing in decision.timings} == {None, cutlass_candidate(90)}
 
 
 def test_what_is_not_built_is_dropped_with_its_reason() -> None:
     broken, right = cutlass_candidate(10), cutlass_candidate(70)
     decision = tune([], [broken, right], {broken: "does not build: no such instruction"})[TOLD]
     assert decision.config == right
-    (timing,) = (each for each in decision.timings if each.config == broken)
+    (timing,) = (timing for timing in decision.timings if timing.config == broken)
     assert timing.failure == "does not build: no such instruction"
 
 
@@ -135,7 +135,7 @@ def test_if_all_fail_stock_s_path_is_taken_with_one_warning(
         for _ in range(2):
             decision = tune([], [broken, wrong], {broken: "does not build: why not"})[TOLD]
             assert decision.config is None
-    (warning,) = (each for each in caplog.messages if "no kernel of ours" in each)
+    (warning,) = (message for message in caplog.messages if "no kernel of ours" in message)
     assert "does not build: why not" in warning
     assert "wrong" in warning
 
@@ -167,14 +167,14 @@ class TestKernels:
         built: list[Any] = []
 
         def build_all(sources: Any, store: Any) -> Any:
-            built.extend(each.name for each in sources)
+            built.extend(source.name for source in sources)
             return {kernels.source_of(PLAIN, found).name: error}
 
         with (
             mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find"),
             mock.patch.object(cutlass_kernels.nvcc_build, "build_all", build_all),
         ):
-            wanted = [(PLAIN, each) for each in (BEST, twin, found)]
+            wanted = [(PLAIN, item) for item in (BEST, twin, found)]
             reasons = cutlass_kernels.prepare(wanted, Settings())
         assert len(built) == len(set(built)) == 2
         assert reasons == {(PLAIN, found): "does not build: no"}
@@ -211,7 +211,7 @@ class TestKept:
         decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
         told = [cutlass_options.Options(limit=limit).circumstances for limit in (2, 3)]
         store.put({PLAIN: decision}, H200, environments(told[0]))
-        same, other = (store.lookup(PLAIN, H200, environments(each)) for each in told)
+        same, other = (store.lookup(PLAIN, H200, environments(item)) for item in told)
         assert same is not None
         assert same.exact
         assert other is not None

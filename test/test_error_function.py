@@ -141,7 +141,7 @@ if hasattr(torch._inductor.config.eager_numerics, "use_pytorch_libdevice"):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_where_bits_are_cudas_the_kernel_is_stocks(flag: str, dtype: torch.dtype) -> None:
     with torch._inductor.config.patch({flag: True}):
-        ours, stock = (lowered(ours=each, dtype=dtype).kernels() for each in (True, False))
+        ours, stock = (lowered(ours=value, dtype=dtype).kernels() for value in (True, False))
     assert ours == stock
     (source,) = ours.values()
     assert "libdevice.erf(" in source
@@ -169,7 +169,7 @@ def arithmetic(name: str, source: str) -> int:
         kernel = kernel_util.load(name, source, Path(folder))
         signature = dict.fromkeys(kernel.arg_names, "*bf16")
         signature |= {"xnumel": "i32", "XBLOCK": "constexpr"}
-        pointers = [i for i, each in enumerate(kernel.arg_names) if signature[each][0] == "*"]
+        pointers = [i for i, name in enumerate(kernel.arg_names) if signature[name][0] == "*"]
         binary = triton.compile(
             ASTSource(
                 kernel,
@@ -182,7 +182,7 @@ def arithmetic(name: str, source: str) -> int:
         )
     told = kernel_util.cuobjdump(binary.asm["cubin"], "-sass")
     found = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+([^;]*);", told, re.MULTILINE)
-    return sum(each.split()[0] != "NOP" for each in found)
+    return sum(text.split()[0] != "NOP" for text in found)
 
 
 @pytest.mark.gpu

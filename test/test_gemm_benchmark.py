@@ -169,7 +169,7 @@ def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.Mon
     monkeypatch.setattr(tuner, "tune", tune)
     with contenders.tuning() as found:
         assert list(tuner.tune(problems)) == problems  # type: ignore[call-arg]
-    assert [each.choice for each in found] == [
+    assert [item.choice for item in found] == [
         "mm 1x64x64 bf16 rc: cp_async 64x64x64, 2 stages, 4 warps, 7.2 us, stock 9.0",
         "mm 16x64x64 bf16 rc: stock, 9.0 us",
     ]
@@ -427,10 +427,10 @@ def test_a_case_on_a_gpu() -> None:
     ways = contenders.chosen(["eager", "stock", "ours"])
     found = gemm.measure_case(case, ways, gpu_timing.Timer("cuda"), rounds=5)
     assert set(found) == {"eager", "stock", "ours", "bf16"}
-    for each in found.values():
-        assert each.failure is None
-        assert set(each.times) == {"graph", "call"}
-        assert all(len(times) == 5 and min(times) > 0.5 for times in each.times.values())
+    for value in found.values():
+        assert value.failure is None
+        assert set(value.times) == {"graph", "call"}
+        assert all(len(times) == 5 and min(times) > 0.5 for times in value.times.values())
     bound = gemm.floor(case, "cuda")
     assert bound is not None
     assert 0 < bound < min(found["ours"].times["graph"])
@@ -445,9 +445,9 @@ def test_a_model_on_a_gpu() -> None:
     )
     with torch.no_grad():
         found = e2e.measure_model(toy, contenders.chosen(["eager", "stock", "ours"]), "cuda", 3)
-    for each in found.values():
-        assert each.failure is None
-        assert set(each.times) == {"graphs", "no graphs"}
+    for value in found.values():
+        assert value.failure is None
+        assert set(value.times) == {"graphs", "no graphs"}
     assert e2e.floor(toy, "cuda") is not None
 
 

@@ -19,11 +19,11 @@ class Streams:
 
 
 def ranges(taken: list[torch.Tensor]) -> list[range]:
-    return [range(each.data_ptr(), each.data_ptr() + each.nbytes) for each in taken]
+    return [range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in taken]
 
 
 def apart(taken: list[torch.Tensor]) -> bool:
-    ordered = sorted(ranges(taken), key=lambda each: each.start)
+    ordered = sorted(ranges(taken), key=lambda range_: range_.start)
     return all(a.stop <= b.start for a, b in itertools.pairwise(ordered))
 
 

@@ -59,8 +59,8 @@ def test_counters_are_zeroed_for_each_launch(ahead: bool) -> None:
     split = GemmConfig("splitk", 16, 32, 32, 2, 2, split_k=2, one_launch=True)
     code = lower(ahead=ahead, config=split)
     zeroed, launched, freed = (
-        code.index(each)
-        for each in ("aoti_torch_zero_(semaphores_", "call_triton_tem_fused_0(arg", ".reset")
+        code.index(name)
+        for name in ("aoti_torch_zero_(semaphores_", "call_triton_tem_fused_0(arg", ".reset")
     )
     assert zeroed < launched < freed
     assert "semaphores.counters" not in code.partition("call_triton_tem_fused_0(arg")[2]
@@ -119,7 +119,7 @@ def test_the_launcher_allocates_for_its_grid(tmp_path: Path) -> None:
     subprocess.run(["g++", "-std=c++17", source, "-o", program], check=True)
     told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     # Beyond 32 bits as well; none for a grid without CTAs; and given back in the end.
-    assert [int(each) for each in told.split()] == [
+    assert [int(part) for part in told.split()] == [
         *(SCRATCH * grid * 7 for grid in (1, 132, 3_000_000)),
         0,
     ]

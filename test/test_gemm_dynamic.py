@@ -120,12 +120,12 @@ def test_sizes_of_one_symbol_are_decided_together() -> None:
 
     lowered, asked = lower(rule, attention, *((("b", "s", 32), HALF) for _ in range(3)))
     sizes = (2, 16, 64, 256, 2048)
-    assert {(each.m, each.n, each.k) for each in asked} == {
+    assert {(item.m, item.n, item.k) for item in asked} == {
         *((size, size, 32) for size in sizes),
         *((size, 32, size) for size in sizes),
     }
     # Rows of 32 elements are aligned for TMA, those of s elements are not.
-    assert all((each.tma_obstacle is None) == (each.k == 32) for each in asked if each.m != 32)
+    assert all((item.tma_obstacle is None) == (item.k == 32) for item in asked if item.m != 32)
     assert kernel_util.dispatch_limits(lowered.code) == [64, 64]
     assert sum("tl.dot" in source for source in lowered.kernels().values()) == 2
     assert lowered.code.count("extern_kernels.bmm(") == 2
@@ -190,4 +190,4 @@ def test_branches_know_numbers_that_are_read_at_run_time(dtype: torch.dtype) -> 
     for branch in branches:
         read = set(re.findall(r"\b(?:u|zuf)\d+\b", branch))
         assert len(read) == 2
-        assert all(re.search(rf"^    {each} = ", branch, re.M) for each in read)
+        assert all(re.search(rf"^    {item} = ", branch, re.M) for item in read)

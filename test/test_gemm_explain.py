@@ -64,7 +64,7 @@ def lowered() -> Mapping[int, gemm_report.Gemm]:
     sizes = ((64, 256), (256, 512), (512, 384), (64, 384))
     with gemm_report.listen() as found, at_work(), decide.forced(rule):
         fake_cuda.lower(program, *((size, BF16) for size in sizes))
-        return {each.record.problem.n: each for each in found() if each.record.problem}
+        return {item.record.problem.n: item for item in found() if item.record.problem}
 
 
 def test_every_product_is_reported_with_its_decision(
@@ -140,9 +140,9 @@ def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
     sizes = ((64, 256), (256, 512), (256, 512))
     with gemm_report.listen() as found, at_work():
         fake_cuda.lower(gate, *((size, BF16) for size in sizes))
-    (declined,) = {each.record.declined for each in found()}
-    assert any("gated" in each and "max_autotune does that" in each for each in declined)
-    assert sum(len(each.modules) for each in found()) == 2
+    (declined,) = {item.record.declined for item in found()}
+    assert any("gated" in item and "max_autotune does that" in item for item in declined)
+    assert sum(len(item.modules) for item in found()) == 2
 
 
 # What is said of a decision
@@ -245,7 +245,7 @@ def test_table() -> None:
     assert gemms[0].share == 0.5
     assert gemms[1].share is None
     loaded = json.loads(report.to_json())
-    assert [each["reason"] for each in loaded["gemms"]] == [gemms[0].record.reason, other.reason]
+    assert [item["reason"] for item in loaded["gemms"]] == [gemms[0].record.reason, other.reason]
     assert (
         str(gemm_report.GemmReport("empty", ()))
         == "GEMMs of empty: 0, of which 0 get a kernel of ours"
@@ -287,7 +287,7 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
         for target in (module, module.forward, compiled):
             with events.capture(events.CompileRecord) as compiles:
                 report = inductor_ext.explain(target, x)
-            assert [each.cache for each in compiles] == ["off"]
+            assert [compile_.cache for compile_ in compiles] == ["off"]
             (found,) = report.gemms
             assert found.modules == ("first", "second")
             assert found.record.origin == "uncovered"
@@ -307,7 +307,7 @@ def test_it_counts_for_no_recompile_limit() -> None:
         # All of them are called by the same code object of dynamo's.
         for size in range(1, 13):
             report = inductor_ext.explain(sequential(size), x)
-            assert [each.modules for each in report.gemms] == [("0",), ("1.0",)]
+            assert [gemm.modules for gemm in report.gemms] == [("0",), ("1.0",)]
         graphs = []
 
         def backend(gm: Any, inputs: Any) -> Any:

@@ -114,7 +114,7 @@ def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
 
     def recorded(gm: fx.GraphModule, settings: Any) -> None:
         run(gm, settings)
-        found.extend(each for each in gm.graph.nodes if each.target in PRODUCTS)
+        found.extend(node for node in gm.graph.nodes if node.target in PRODUCTS)
 
     # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
     asked = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
@@ -123,7 +123,7 @@ def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
 
 
 def columns(products: list[fx.Node]) -> list[int]:
-    return sorted(each.meta["val"].shape[1] for each in products)
+    return sorted(product.meta["val"].shape[1] for product in products)
 
 
 def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any) -> list[fx.Node]:
@@ -133,7 +133,7 @@ def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any
     with freezing(wanted) as products:
         found, expected = copied(x), model(x)
     torch.testing.assert_close(found, expected)
-    assert [each.stride() for each in found] == [each.stride() for each in expected]
+    assert [item.stride() for item in found] == [item.stride() for item in expected]
     return products
 
 

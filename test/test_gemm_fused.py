@@ -217,7 +217,7 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
     x, n, w = inputs(shapes)
     given = [x * 5000, n.abs() + 15, w]
     (found,) = kernel_util.interpret_modules({"": (module.code, given)}).values()
-    exact = function(*(each.double() for each in given))
+    exact = function(*(item.double() for item in given))
     assert (found.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
@@ -231,7 +231,7 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
     assert sum("tl.dot" in source for source in module.kernels().values()) == 2
     given = inputs(shapes)
     found = kernel_util.interpret_modules({"all": (module.code, given)})["all"]
-    for ours, exact in zip(found, function(*(each.double() for each in given)), strict=True):
+    for ours, exact in zip(found, function(*(item.double() for item in given)), strict=True):
         assert (ours.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
@@ -251,7 +251,7 @@ def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
     given = inputs([(90, 72), (256, 72), (256,)])
     work: dict[str, tuple[str, list[Tensor]]] = {}
     for function in (gate_last, gate_first):
-        shapes = ((tuple(each.shape), each.dtype) for each in given)
+        shapes = ((tuple(tensor.shape), tensor.dtype) for tensor in given)
         with (
             scope.compile_scope(config.snapshot({})),
             decide.forced(lambda _: config_),
@@ -262,7 +262,7 @@ def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
         assert f"REACH : tl.constexpr = {reach}\n" in code
         work[function.__name__] = code, given
     found = kernel_util.interpret_modules(work)
-    wide = [each.double() for each in given]
+    wide = [item.double() for item in given]
     for function in (gate_last, gate_first):
         exact = function(*wide)
         assert (found[function.__name__].double() - exact).abs().max() < 5e-3 * exact.abs().max()
@@ -297,7 +297,7 @@ def test_scales_and_biases_of_fp8() -> None:
             for n in parts
         ]
         for count in (1, 2):
-            given = [x, s, *(each for factor in factors[:count] for each in factor)]
+            given = [x, s, *(item for factor in factors[:count] for item in factor)]
             products = [
                 (x.double() @ w.double().t()) * s.double() * t.double() + b.double()
                 for w, t, b in factors[:count]
@@ -315,7 +315,7 @@ def test_scales_and_biases_of_fp8() -> None:
 
 def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
     with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
-        code = fake_cuda.lower(function, *(each.to("meta") for each in given)).code
+        code = fake_cuda.lower(function, *(item.to("meta") for item in given)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code
 
@@ -358,8 +358,8 @@ def test_scales_of_groups_lie_apart() -> None:
     for name, t in scales.items():
         given = [a, b, s, t, ends]
         seen = [
-            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
-            for each in given
+            torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            for tensor in given
         ]
         lowered, _ = lower_by(lambda _: chosen, function, *seen)
         assert "extern_kernels." not in lowered.code
@@ -367,6 +367,6 @@ def test_scales_of_groups_lie_apart() -> None:
     found = kernel_util.interpret_modules(work)
     for name, t in scales.items():
         rows = (slice(0, 24), slice(24, 64))
-        products = [a[each].double() @ b[g].double() * t[g] for g, each in enumerate(rows)]
+        products = [a[row].double() @ b[g].double() * t[g] for g, row in enumerate(rows)]
         exact = torch.cat(products) * s[:, None]
         assert (found[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name

@@ -118,10 +118,10 @@ def check(
 def values_of(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Values for which products are of the order of 1."""
     generator = torch.Generator().manual_seed(0)
-    scales = [1, *(8 if each.dim() == 2 else 1 for each in inputs[1:])]
+    scales = [1, *(8 if inp.dim() == 2 else 1 for inp in inputs[1:])]
     return [
-        (torch.randn(each.shape, generator=generator) / scale).to(each.dtype)
-        for each, scale in zip(inputs, scales, strict=True)
+        (torch.randn(inp.shape, generator=generator) / scale).to(inp.dtype)
+        for inp, scale in zip(inputs, scales, strict=True)
     ]
 
 
@@ -132,15 +132,15 @@ def apply_and_compare(
         return list(fx.Interpreter(torch.nn.Module(), graph=graph).run(*inputs))
 
     before = run()
-    values = {node.name: node.meta["val"] for each in fusions for node in each.outputs}
+    values = {node.name: node.meta["val"] for item in fusions for node in item.outputs}
     with fake_cuda.device():
-        calls = [fusion.apply(graph, each, reference(each)) for each in fusions]
+        calls = [fusion.apply(graph, item, reference(item)) for item in fusions]
     graph.lint()
-    for call, each in zip(calls, fusions, strict=True):
+    for call, item in zip(calls, fusions, strict=True):
         assert call.target is not None
-        whole = (call.meta["val"],) if len(each.outputs) == 1 else call.meta["val"]
+        whole = (call.meta["val"],) if len(item.outputs) == 1 else call.meta["val"]
         assert [tuple(part.shape)[1] for part in whole] == list(
-            each.problem.parts if len(each.outputs) > 1 else [each.problem.columns]
+            item.problem.parts if len(item.outputs) > 1 else [item.problem.columns]
         )
     kept = {node.name: node.meta.get("val") for node in graph.nodes}
     assert all(kept[name] is value for name, value in values.items())
@@ -180,7 +180,7 @@ def gate_and_up(act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     ],
 )
 def test_gates(act: Any, name: str, dtype: torch.dtype) -> None:
-    inputs = [each.to(dtype) for each in (X3, W, W)]
+    inputs = [item.to(dtype) for item in (X3, W, W)]
     found = check(gate_and_up(act), *inputs)
     assert found.options == {"ACTIVATION": repr(name), "operands": 3}
     problem = found.problem
@@ -194,7 +194,7 @@ def test_the_order_of_gate_and_up_is_found() -> None:
         return F.linear(x, up) * F.silu(F.linear(x, gate))
 
     found = check(function, X, W, W)
-    weights = [each.args[0].name for each in found.inputs[1:]]  # type: ignore[union-attr]
+    weights = [inp.args[0].name for inp in found.inputs[1:]]  # type: ignore[union-attr]
     assert weights == ["arg2_1", "arg1_1"]
 
 
@@ -246,7 +246,7 @@ def test_a_gate_with_biases(function: Any) -> None:
     assert found.problem.operation == "addmm"
     assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True)
     assert found.options == {"ACTIVATION": "'silu'", "operands": 5}
-    assert [each.name for each in found.inputs[-2:]] == ["arg3_1", "arg4_1"]
+    assert [inp.name for inp in found.inputs[-2:]] == ["arg3_1", "arg4_1"]
 
 
 def gate_by(act: Callable[[Tensor], Tensor], whole: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def test_a_gate_by_halves_with_a_bias(x: Tensor) -> None:
     found = check(geglu, x, W, BIAS)
     assert (found.halves, found.options["operands"]) == ((24, 0), 5)
     assert found.problem.parts == (24, 24)
-    assert [each.name for each in found.inputs[1:]] == ["permute", "arg2_1"]
+    assert [inp.name for inp in found.inputs[1:]] == ["permute", "arg2_1"]
     check(lambda x, w, b: geglu(x, w, b), X3.to(F32), W.to(F32), BIAS.to(F32))
 
 
@@ -355,7 +355,7 @@ def quarter(h: Tensor) -> Tensor:
     ],
 )
 def test_what_is_no_gate(function: Any, inputs: Any) -> None:
-    assert all(not each.problem.epilogue.gated for each in find(function, *inputs))
+    assert all(not case.problem.epilogue.gated for case in find(function, *inputs))
 
 
 def test_gates_of_weights_in_different_layouts_are_left_alone() -> None:
@@ -449,12 +449,12 @@ def test_two_pairs_that_would_wait_for_each_other() -> None:
 
     # Together, (first, fourth) would wait for third and (second, third) for first.
     found = find(function, *(tensor(64, 64) for _ in range(3)))
-    assert [[node.name for node in each.nodes] for each in found] == [["mm", "mm_3"]]
+    assert [[node.name for node in item.nodes] for item in found] == [["mm", "mm_3"]]
 
 
 def test_there_is_a_most_of_parts() -> None:
     found = find(qkv, X, *[W] * 10)
-    assert [len(each.problem.parts) for each in found] == [match_shared_input.MOST_PARTS, 2]
+    assert [len(case.problem.parts) for case in found] == [match_shared_input.MOST_PARTS, 2]
 
 
 @pytest.mark.parametrize("written", ["the input", "a cache"])
@@ -487,7 +487,7 @@ def test_only_what_reads_what_is_written_stays_behind_a_write(written: str) -> N
     ],
 )
 def test_norms(norm: Any, dtype: torch.dtype) -> None:
-    inputs = [each.to(dtype) for each in (X3, NORM, W)]
+    inputs = [item.to(dtype) for item in (X3, NORM, W)]
     found = check(lambda x, n, w: F.linear(norm(x, n), w), *inputs)
     name = str(dtype).removeprefix("torch.")
     assert found.problem.prologue == Prologue("normalize", scale_dtype=name, vectors=1)
@@ -525,7 +525,7 @@ def by_moments(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     ],
 )
 def test_layer_norms(norm: Any, dtype: torch.dtype) -> None:
-    inputs = [each.to(dtype) for each in (X3, NORM, NORM, W)]
+    inputs = [item.to(dtype) for item in (X3, NORM, NORM, W)]
     found = check(lambda x, n, b, w: F.linear(norm(x, n, b), w), *inputs)
     name = str(dtype).removeprefix("torch.")
     assert found.problem.prologue == Prologue("standardize", scale_dtype=name, vectors=2)
@@ -558,7 +558,7 @@ def test_a_layer_norm_of_float32_under_autocast() -> None:
         with torch.autocast("cuda", torch.bfloat16):
             return F.linear(F.layer_norm(x, (64,), n, b), w)
 
-    found = check(function, *(each.to(F32) for each in (X3, NORM, NORM, W)), tolerance=0.05)
+    found = check(function, *(item.to(F32) for item in (X3, NORM, NORM, W)), tolerance=0.05)
     problem = found.problem
     assert problem.prologue == Prologue("standardize", scale_dtype="float32", vectors=2)
     assert (problem.a.dtype, problem.b.dtype, problem.out) == ("float32", "bfloat16", "bfloat16")
@@ -610,7 +610,7 @@ def test_a_norm_before_parts_and_before_a_gate() -> None:
 
 def test_a_norm_before_a_bias() -> None:
     found = check(lambda x, n, w, b: F.linear(rms_norm(x, n), w, b), X, NORM, W, tensor(48))
-    assert [each.name for each in found.inputs] == ["arg0_1", "permute", "arg1_1", "arg3_1"]
+    assert [inp.name for inp in found.inputs] == ["arg0_1", "permute", "arg1_1", "arg3_1"]
 
 
 def test_the_input_of_a_norm_may_be_used_again() -> None:
@@ -667,7 +667,7 @@ def test_the_input_of_a_norm_may_be_used_again() -> None:
     ],
 )
 def test_what_is_no_norm(function: Any, inputs: Any) -> None:
-    assert all(each.problem.prologue is None for each in find(function, *inputs))
+    assert all(case.problem.prologue is None for case in find(function, *inputs))
 
 
 # All of them
@@ -686,7 +686,7 @@ LAYER = (NORM, tensor(64, 64), tensor(64, 64), W, W, tensor(64, 48))
 
 def kinds_of(found: Sequence[Fusion]) -> list[tuple[bool, bool]]:
     """Whether each begins with a norm, and whether it is a gate."""
-    return [(each.problem.prologue is not None, each.problem.epilogue.gated) for each in found]
+    return [(case.problem.prologue is not None, case.problem.epilogue.gated) for case in found]
 
 
 @pytest.mark.parametrize("dynamic", [(), [(0, 1)]])
@@ -715,8 +715,8 @@ def test_casts_that_the_user_wants_are_kept() -> None:
     graph = lowered_graph(layer, X3, *LAYER)
     with torch._inductor.config.patch(emulate_precision_casts=True):
         found = match_shared_input.find(graph, PLAIN)
-    assert [each.problem.epilogue for each in found] == [Epilogue(), Epilogue()]
-    assert [each.problem.prologue for each in found] == [None, None]
+    assert [case.problem.epilogue for case in found] == [Epilogue(), Epilogue()]
+    assert [case.problem.prologue for case in found] == [None, None]
 
 
 SIDE = 8
@@ -741,7 +741,7 @@ class Builder:
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         node = self.graph.call_function(target, args)
-        values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args]
+        values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
         with self.fake:
             node.meta["val"] = target(*values)
         return node
@@ -753,7 +753,7 @@ class Builder:
         return self.call(aten.mul.Tensor, a, self.call(aten.sigmoid.default, a))
 
     def biased_gate(self, a: fx.Node, b: fx.Node, c: fx.Node) -> fx.Node:
-        products = [self.call(aten.addmm.default, self.weight, a, each) for each in (b, c)]
+        products = [self.call(aten.addmm.default, self.weight, a, item) for item in (b, c)]
         return self.call(aten.mul.Tensor, self.silu(products[0]), products[1])
 
     def standardized(self, a: fx.Node) -> fx.Node:
@@ -834,9 +834,9 @@ def test_random_graphs_compute_the_same(
     choose = random.Random(seed)
     choose.shuffle(found)
     chosen: list[Fusion] = []
-    for each in found:
-        if not any(set(each.nodes) & set(other.nodes) for other in chosen):
-            chosen.append(each)
+    for item in found:
+        if not any(set(item.nodes) & set(other.nodes) for other in chosen):
+            chosen.append(item)
     generator = torch.Generator().manual_seed(seed)
     inputs = [
         torch.randn(*node.meta["val"].shape, dtype=F64, generator=generator) / 4
@@ -952,7 +952,7 @@ def test_what_belongs_elsewhere_ends_a_region() -> None:
 def test_epilogues_are_computed_on_rows(
     function: Any, inputs: Any, flat: int, dynamic: bool
 ) -> None:
-    sequences = [(i, 1) for i, each in enumerate(inputs) if each.dim() == 3 and each.size(1) == 16]
+    sequences = [(i, 1) for i, inp in enumerate(inputs) if inp.dim() == 3 and inp.size(1) == 16]
     graph = lowered_graph(function, *inputs, dynamic=sequences if dynamic else ())
     (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
     problem = problem_of(node)

@@ -29,13 +29,13 @@ def test_all_numbers_are_right(programs: list[gemm_fuzz.Program]) -> None:
 
 def test_programs_differ_and_stay_the_same(programs: list[gemm_fuzz.Program]) -> None:
     assert gemm_fuzz.generate(SEEDS[0]) == programs[0]
-    assert len({each.text() for each in programs}) == len(programs)
-    assert any(each.backward for each in programs)
-    assert any(each.rows for each in programs)
-    text = "\n".join(each.text() for each in programs)
+    assert len({program.text() for program in programs}) == len(programs)
+    assert any(program.backward for program in programs)
+    assert any(program.rows for program in programs)
+    text = "\n".join(program.text() for program in programs)
     usual = ("layer_norm", "torch.uint8", "torch.int8", "bmm", "chunk", "addmm", "amax")
     for found in (*usual, "mul_(", "torch.int32", "(1 - "):
-        assert found in text + str([each.inputs for each in programs]), found
+        assert found in text + str([program.inputs for program in programs]), found
 
 
 def test_what_is_wrong_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,12 +67,13 @@ def test_what_is_wrong_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_stock_rounds_as_badly_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     program = gemm_fuzz.generate(SEEDS[0])
     right = program.function()(*program.values())
-    rough = [each + 0.5 for each in right]
+    rough = [item + 0.5 for item in right]
     both: dict[Any, Any] = {gemm_fuzz._rule: rough, gemm_fuzz._stock: rough}
 
     def results(programs: Any, rule: Any) -> dict[int, Any]:
         return {
-            each.seed: both[rule if rule is gemm_fuzz._rule else rule(each)] for each in programs
+            program.seed: both[rule if rule is gemm_fuzz._rule else rule(program)]
+            for program in programs
         }
 
     monkeypatch.setattr(gemm_fuzz, "_results", results)

@@ -177,7 +177,7 @@ def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
         source, shape_env = ConstantSource("size"), mode.shape_env
         symbol = shape_env.create_symbol(64, source, positive=None, do_not_specialize_zero_one=True)
         size = shape_env.create_symintnode(symbol, hint=64, source=source)
-        values = [torch.empty(*each, device="cuda") for each in ((32, size), (size, 96), (32, 96))]
+        values = [torch.empty(*item, device="cuda") for item in ((32, size), (size, 96), (32, 96))]
     for node, value in zip(graph.nodes, values, strict=False):
         node.meta["val"] = value
     assert matmul_nodes.obstacle(product(graph)) == "the summed dimension may have size 0"

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...],
 
 def lowered(function: Callable[..., Tensor], given: list[Tensor], asked: GemmConfig) -> str:
     with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
-        return fake_cuda.lower(function, *(each.to("meta") for each in given)).code
+        return fake_cuda.lower(function, *(item.to("meta") for item in given)).code
 
 
 def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]:
@@ -84,7 +84,7 @@ def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]
     ]
     # Of 64 products of bytes the sum is some 40,000.
     scales = [(0.5 + torch.rand(size, generator=generator)) * 0.01 for size in shapes]
-    return [*bytes_, *(each.to(dtype) for each in scales)]
+    return [*bytes_, *(scale.to(dtype) for scale in scales)]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def found() -> dict[str, tuple[Tensor, Tensor]]:
             assert "RESCALED : tl.constexpr = True" in code, name
             assert code.count("'''") == 2, f"{name}: more than one kernel"
             work[f"{name}, {dtype}"] = code, given
-            exact[f"{name}, {dtype}"] = function(*(each.double() for each in given))
+            exact[f"{name}, {dtype}"] = function(*(item.double() for item in given))
     results = kernel_util.interpret_modules(work)
     return {name: (results[name], exact[name]) for name in work}
 
@@ -128,7 +128,7 @@ def test_rows_known_only_at_run_time() -> None:
             )
         assert "RESCALED : tl.constexpr = True" in module.code
         work[asked.template] = module.code, [x, w, s, t]
-        exact[asked.template] = function(*(each.double() for each in (x, w, s, t)))
+        exact[asked.template] = function(*(item.double() for item in (x, w, s, t)))
     for name, result in kernel_util.interpret_modules(work).items():
         assert (result.double() - exact[name]).abs().max() < 2e-6 * exact[name].abs().max()
 
@@ -188,7 +188,7 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
         )
     ]
     with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
-        module = fake_cuda.lower(lambda *each: dynamic(*each).to(torch.bfloat16), *given)
+        module = fake_cuda.lower(lambda *x: dynamic(*x).to(torch.bfloat16), *given)
     made = kernel_util.compiled_module(module, asked)
     assert made.spills == 0
     assert "wgmma.mma_async" in made.ptx
@@ -211,7 +211,7 @@ def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
         with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             module = fake_cuda.lower(function, *given)
         assert asked == [problem]
-        return {re.sub(r"triton_\w+", "", each) for each in module.kernels().values()}
+        return {re.sub(r"triton_\w+", "", kernel) for kernel in module.kernels().values()}
 
     inputs = (
         EpilogueInput("float32", "column"),
@@ -223,6 +223,6 @@ def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
     scales, *rest = operands((M, 1), *[(N,)] * (count - 1))[2:]
     given = [*operands()[:2], scales.float(), *rest]
     canonical = program(problem)
-    (kernel,) = kernels(model, [each.to("meta") for each in given])
+    (kernel,) = kernels(model, [item.to("meta") for item in given])
     assert kernels(canonical.function, canonical.empty_inputs("meta")) == {kernel}
     assert "RESCALED : tl.constexpr = True" in kernel

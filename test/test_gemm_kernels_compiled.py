@@ -223,8 +223,8 @@ def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Devi
         r"atom\.global\.gpu\.acq_rel\.add\.u32": "a",
     }
     seen = "".join(
-        next(letter for pattern, letter in letters.items() if re.fullmatch(pattern, each))
-        for each in re.findall("|".join(letters), found.ptx)
+        next(letter for pattern, letter in letters.items() if re.fullmatch(pattern, match))
+        for match in re.findall("|".join(letters), found.ptx)
     )
     # Nothing of the output is written before, and nothing of the sums is read.
     assert re.fullmatch("[sb0]*[s0]bab+0l[lb]*[s0]+", seen)

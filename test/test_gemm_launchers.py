@@ -129,7 +129,7 @@ def test_kernels_that_need_one(config: GemmConfig, needed: bool) -> None:
     assert prepare.call_count == needed
     if needed:
         (kernel,) = prepare.call_args.args
-        pointers = [each for each in kernel["signature"].values() if each.startswith("*")]
+        pointers = [value for value in kernel["signature"].values() if value.startswith("*")]
         # Sums and counters are arguments as well.
         assert len(pointers) == (5 if config.one_launch else 3)
 

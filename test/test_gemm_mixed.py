@@ -211,8 +211,8 @@ INTERPRETED = {
 @pytest.fixture(scope="module")
 def results() -> dict[str, torch.Tensor]:
     plain = {
-        name: dataclasses.replace(each, options={**each.options, "BITS": False})
-        for name, each in INTERPRETED.items()
+        name: dataclasses.replace(item, options={**item.options, "BITS": False})
+        for name, item in INTERPRETED.items()
     }
     return kernel_util.interpret(plain)
 
@@ -236,11 +236,11 @@ class Machine:
         for line in re.sub(r"\{ (\$\d), (\$\d) \}", r"\1|\2", text).split(";"):
             operation, _, operands = line.strip("{} ").partition(" ")
             if operation and operation != ".reg":
-                self.run(operation, [each.strip() for each in operands.split(",")])
+                self.run(operation, [part.strip() for part in operands.split(",")])
 
     def run(self, operation: str, operands: list[str]) -> None:
         target, *rest = operands
-        values = [int(each, 0) if each[0].isdigit() else self.registers[each] for each in rest]
+        values = [int(item, 0) if item[0].isdigit() else self.registers[item] for item in rest]
         name, *kind = operation.split(".")
         found = getattr(self, name)(kind, *values)
         if "|" in target:
@@ -265,9 +265,9 @@ class Machine:
 
     def fma(self, kind: list[str], x: int, y: int, z: int) -> int:
         found = [
-            a * b + c for a, b, c in zip(*(halves(each, "bf16") for each in (x, y, z)), strict=True)
+            a * b + c for a, b, c in zip(*(halves(item, "bf16") for item in (x, y, z)), strict=True)
         ]
-        return joined([max(each, 0.0) for each in found] if "relu" in kind else found, "bf16")
+        return joined([max(item, 0.0) for item in found] if "relu" in kind else found, "bf16")
 
     def add(self, kind: list[str], x: int, y: int) -> int:
         return joined(
@@ -283,7 +283,7 @@ def halves(word: int, kind: str) -> list[float]:
     if kind == "f16":
         return list(struct.unpack("<ee", word.to_bytes(4, "little")))
     parts = (word << 16 & 0xFFFFFFFF, word & 0xFFFF0000)
-    return [struct.unpack("<f", each.to_bytes(4, "little"))[0] for each in parts]
+    return [struct.unpack("<f", part.to_bytes(4, "little"))[0] for part in parts]
 
 
 def joined(values: list[float], kind: str) -> int:
@@ -291,16 +291,16 @@ def joined(values: list[float], kind: str) -> int:
     if kind == "f16":
         word = struct.pack("<ee", *values)
     else:
-        low, high = (struct.pack("<f", each) for each in values)
+        low, high = (struct.pack("<f", value) for value in values)
         assert low[:2] == high[:2] == b"\0\0", values
         word = low[2:] + high[2:]
     assert halves(int.from_bytes(word, "little"), kind) == values
     return int.from_bytes(word, "little")
 
 
-def assembly(each: Case) -> str:
+def assembly(item: Case) -> str:
     """The inline assembly of a kernel, which may be there several times."""
-    (source,) = kernel_util.render(each).kernels().values()
+    (source,) = kernel_util.render(item).kernels().values()
     (found,) = set(re.findall(r"inline_asm_elementwise\(((?:\s*\"[^\"]*\")+),", source))
     return "".join(re.findall(r"\"(.*)\"", found))
 
@@ -340,8 +340,8 @@ class TestBits:
             for byte, *found in zip(word.to_bytes(4, "little"), low, high, strict=True):
                 expected = [byte & 15, byte >> 4]
                 if b_dtype == "int4":
-                    expected = [(each ^ 8) - 8 for each in expected]
-                assert found == [each - zero for each in expected]
+                    expected = [(item ^ 8) - 8 for item in expected]
+                assert found == [item - zero for item in expected]
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     @pytest.mark.parametrize(
@@ -366,10 +366,10 @@ class TestBits:
                 assert found == list(struct.unpack("4b" if b_dtype == "int8" else "4B", given))
                 continue
             # The lower halves of all bytes come first, whichever has the smaller k.
-            numbers = [each & 15 for each in given] + [each >> 4 for each in given]
+            numbers = [item & 15 for item in given] + [item >> 4 for item in given]
             if b_dtype == "int4":
-                numbers = [(each ^ 8) - 8 for each in numbers]
-            assert found == [each - options.get("ZERO", 0) for each in numbers]
+                numbers = [(number ^ 8) - 8 for number in numbers]
+            assert found == [number - options.get("ZERO", 0) for number in numbers]
 
 
 STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
@@ -422,11 +422,11 @@ class TestDirect:
         ],
         ids=["bytes", "pairs", "gated", "parts"],
     )
-    def test_no_element_changes_its_thread(self, each: Case, capability: tuple[int, int]) -> None:
-        found = kernel_util.compiled(each, capability)
+    def test_no_element_changes_its_thread(self, item: Case, capability: tuple[int, int]) -> None:
+        found = kernel_util.compiled(item, capability)
         assert found.spills == 0
         # What is added up at the end is all that is shared.
-        assert found.shared == each.config.shared_memory(each.problem)
+        assert found.shared == item.config.shared_memory(item.problem)
         loop = loop_of(found)
         assert "shared" not in loop
         assert "bar.sync" not in loop
@@ -434,10 +434,10 @@ class TestDirect:
         if _compat.triton_version() == (3, 8) and "shfl" in loop:
             pytest.skip("Triton 3.8 exchanges converted elements between lanes by shuffles")
         # Lanes along K have one scale, of which two shuffles make sure for each column of a lane.
-        gates = 2 if each.problem.epilogue.gated else 1
-        columns = each.config.block_n // gates // 8
-        groups = each.problem.prologue is not None and each.problem.prologue.scales == "group"
-        chunks = each.config.chunks(each.problem)
+        gates = 2 if item.problem.epilogue.gated else 1
+        columns = item.config.block_n // gates // 8
+        groups = item.problem.prologue is not None and item.problem.prologue.scales == "group"
+        chunks = item.config.chunks(item.problem)
         assert loop.count("shfl") <= 2 * columns * chunks * groups
         loads = re.findall(r"ld\.global\S*\.v4\.b32", loop)
         assert len(loads) == chunks * (gates * columns + (4 if groups else 2))
@@ -496,17 +496,17 @@ class TestStationary:
         ],
         ids=["bytes", "pairs", "16 rows", "gated"],
     )
-    def test_rows_stay_in_registers(self, each: Case, capability: tuple[int, int]) -> None:
-        found = kernel_util.compiled(each, capability)
+    def test_rows_stay_in_registers(self, item: Case, capability: tuple[int, int]) -> None:
+        found = kernel_util.compiled(item, capability)
         assert found.spills == 0
         # For 8 rows an SM has two CTAs of 8 warps, or four of 4.
-        assert found.registers <= 128 or each.config.block_m > 8
+        assert found.registers <= 128 or item.config.block_m > 8
         # The sums of the warps are all that is shared.
-        assert found.shared == each.config.shared_memory(each.problem)
+        assert found.shared == item.config.shared_memory(item.problem)
         loop = loop_of(found)
         assert "cvt.rn.bf16" not in loop
         # Of b, two columns of a lane; nothing of a.
-        chunks = each.config.chunks(each.problem)
+        chunks = item.config.chunks(item.problem)
         assert len(re.findall(r"ld\.global\S*\.v4\.b32", loop)) == 2 * chunks
 
     @pytest.mark.parametrize("m", [1, 16])
@@ -521,19 +521,19 @@ class TestStationary:
                 prologue=Prologue("dequantize", scales, group),  # type: ignore[arg-type]
             )
             tried = [config for config, _ in rank(problem, device("NVIDIA H200"))]
-            found = [each for each in tried if each.template == "stationary"]
+            found = [item for item in tried if item.template == "stationary"]
             assert found
             assert len(found) < len(tried)
             # About as many CTAs as the SMs hold at once.
-            assert all(each.units(problem) >= 240 for each in found)
+            assert all(item.units(problem) >= 240 for item in found)
 
     def test_of_many_columns_there_are_more_ctas_than_the_sms_hold(self) -> None:
         problem = GemmProblem.contiguous(
             "mixed", 16, 128_256, 4096, b_dtype="int8", prologue=Prologue("dequantize", "column")
         )
         tried = candidates(problem, device("NVIDIA H200"))
-        found = [each for each in tried if each.template == "stationary"]
-        assert {(each.threads, each.block_n) for each in found} == {(128, 256), (256, 512)}
+        found = [item for item in tried if item.template == "stationary"]
+        assert {(item.threads, item.block_n) for item in found} == {(128, 256), (256, 512)}
 
 
 class TestCompiled:
@@ -566,14 +566,14 @@ class TestCompiled:
         each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", gated=True, **options)
         self.check(each, (9, 0))
 
-    def check(self, each: Case, capability: tuple[int, int]) -> None:
-        found = kernel_util.compiled(each, capability)
+    def check(self, item: Case, capability: tuple[int, int]) -> None:
+        found = kernel_util.compiled(item, capability)
         assert found.spills <= 16
-        assert found.shared <= STREAM.shared_memory(each.problem)
+        assert found.shared <= STREAM.shared_memory(item.problem)
         loop = loop_of(found)
         assert "cvt.rn" not in loop
         # All of it comes by asynchronous copies, and none of b goes through shared memory again.
         assert "ld.global" not in loop
-        if _compat.triton_version() == (3, 8) and each.problem.epilogue.gated:
+        if _compat.triton_version() == (3, 8) and item.problem.epilogue.gated:
             pytest.skip("Triton 3.8 moves the operands of a gate through shared memory")
         assert loop.count("st.shared") == 0

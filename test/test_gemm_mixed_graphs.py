@@ -73,7 +73,7 @@ def kernel(found: Fusion) -> Callable[..., Any]:
                 if options.get("HIGH_FIRST")
                 else (b & 15, b.view(U8) >> 4)
             )
-            b = torch.stack([each.int() & 15 for each in halves], 1).flatten(0, 1)
+            b = torch.stack([half.int() & 15 for half in halves], 1).flatten(0, 1)
             b = (b ^ 8) - 8 if problem.b.dtype == "int4" else b
         b = b.double() - options.get("ZERO", 0)
         if zero is not None:
@@ -98,18 +98,18 @@ def kernel(found: Fusion) -> Callable[..., Any]:
                 taken(True), taken(scaled), taken(prologue.zero_points), strict=True
             )
         ]
-        assert [each.shape for each in factors] == [(problem.k, part) for part in parts]
+        assert [factor.shape for factor in factors] == [(problem.k, part) for part in parts]
         a = a.double()
         if prologue.normalizes:
             a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + options["EPSILON"])
             a = a * (operands.pop(0).double() if prologue.vectors else 1)
-        products = [a @ each for each in factors]
+        products = [a @ factor for factor in factors]
         if biases:
             assert problem.epilogue.inputs[0].broadcast == "row"
-            products = [each + bias for each, bias in zip(products, biases, strict=True)]
+            products = [product + bias for product, bias in zip(products, biases, strict=True)]
         if problem.epilogue.gated:
             products = [ACTIVATIONS[options["ACTIVATION"]](products[0]) * products[1]]
-        results = tuple(each.to(getattr(torch, problem.stored)) for each in products)
+        results = tuple(product.to(getattr(torch, problem.stored)) for product in products)
         return results if len(results) > 1 else results[0]
 
     return run
@@ -130,7 +130,7 @@ def values(inputs: Sequence[Tensor]) -> list[Tensor]:
         storage = found.to(like.dtype)
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(storage)
 
-    return [random(each) for each in inputs]
+    return [random(inp) for inp in inputs]
 
 
 def find(function: Callable[..., Any], *inputs: Tensor, settings: Settings = PLAIN) -> list[Fusion]:
@@ -171,7 +171,7 @@ class TestBytes:
         )
         assert found.problem.prologue == Prologue("dequantize", "column", scale_dtype="float16")
         assert found.options["operands"] == 3
-        assert [each.broadcast for each in found.problem.epilogue.inputs] == ["row"]
+        assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
 
     def test_one_scale_for_all_in_float32(self) -> None:
         found = check(
@@ -219,8 +219,8 @@ class TestBytes:
     @pytest.mark.parametrize("steps", [(torch.int16,), (I8, U8), (torch.int32,)], ids=str)
     def test_zero_points_that_are_truncated_or_wrap_stay_so(self, steps: Any) -> None:
         def function(x: Tensor, w: Tensor, s: Tensor, z: Tensor) -> Tensor:
-            for each in steps:
-                z = z.to(each)
+            for step in steps:
+                z = z.to(step)
             return F.linear(x, in_groups(w.to(BF16), s, z.to(BF16).unsqueeze(-1)))
 
         zeros = tensor(N, K // G, dtype=I8 if steps[0] is I8 else BF16)
@@ -360,11 +360,11 @@ def check_several(
     with fake_cuda.device():
         undo_woq_int8.restore(graph)
     single = match_dequantized.find(graph, settings)
-    scaled = [match_dequantized.with_scales(each) for each in single]
+    scaled = [match_dequantized.with_scales(item) for item in single]
     found = next(
-        each
-        for each in match_shared_input.find(graph, settings, scaled)
-        if each.problem.operation == "mixed"
+        case
+        for case in match_shared_input.find(graph, settings, scaled)
+        if case.problem.operation == "mixed"
     )
     given = values(inputs)
     expected = function(*given)
@@ -443,7 +443,7 @@ class TestSeveral:
             *(*WEIGHTS[layer], ROWS) * 2,
         )
         assert found.problem.parts == (N, N)
-        assert [each.broadcast for each in found.problem.epilogue.inputs] == ["row"]
+        assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
         assert len(found.inputs) == found.options["operands"] + 2
 
     def test_behind_a_norm(self, layer: Layer) -> None:
@@ -486,7 +486,7 @@ class TestSeveralRead:
             *(BYTES, tensor(N, dtype=FP16)) * 2,
         )
         assert found.problem.parts == (N, N)
-        assert [len(each.meta["val"].shape) for each in found.outputs] == [3, 3]
+        assert [len(output.meta["val"].shape) for output in found.outputs] == [3, 3]
 
     def test_a_norm_is_left_where_kernels_fill_up_rows_with_a_zero_point(self) -> None:
         def function(x: Tensor, n: Tensor, w: Tensor, s: Tensor, v: Tensor, t: Tensor) -> Any:
@@ -507,7 +507,7 @@ class TestSeveralRead:
             *(BYTES, tensor(*shape, dtype=FP16)) * 2,
         )
         assert found.problem.prologue == Prologue("dequantize")
-        assert [len(each.meta["val"].shape) for each in found.outputs] == [2, 2]
+        assert [len(output.meta["val"].shape) for output in found.outputs] == [2, 2]
 
     @pytest.mark.parametrize(
         ("function", "inputs"),
@@ -540,11 +540,11 @@ class TestSeveralRead:
         with fake_cuda.device():
             undo_woq_int8.restore(graph)
         scaled = [
-            match_dequantized.with_scales(each) for each in match_dequantized.find(graph, PLAIN)
+            match_dequantized.with_scales(item) for item in match_dequantized.find(graph, PLAIN)
         ]
         assert len(scaled) == 2
         found = match_shared_input.find(graph, PLAIN, scaled)
-        assert [each for each in found if each.problem.operation == "mixed"] == []
+        assert [case for case in found if case.problem.operation == "mixed"] == []
 
     def test_what_follows_is_read_as_far_as_kernels_do_it(self) -> None:
         def follow(function: Callable[..., Any], *more: Tensor) -> Fusion:
@@ -596,9 +596,9 @@ class TestSeveralRead:
         with fake_cuda.device():
             undo_woq_int8.restore(graph)
         scaled = [
-            match_dequantized.with_scales(each) for each in match_dequantized.find(graph, PLAIN)
+            match_dequantized.with_scales(item) for item in match_dequantized.find(graph, PLAIN)
         ]
-        assert problem in [each.problem for each in match_shared_input.find(graph, PLAIN, scaled)]
+        assert problem in [case.problem for case in match_shared_input.find(graph, PLAIN, scaled)]
 
 
 def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -723,7 +723,7 @@ class TestLowered:
             return torch.func.functional_call(module, given, (x, cosine, sine))
 
         inputs = [tensor(2, 3, 64), tensor(3, 8), tensor(3, 8)]
-        weights = [tensor(*each.shape, dtype=each.dtype) for each in tensors.values()]
+        weights = [tensor(*item.shape, dtype=item.dtype) for item in tensors.values()]
         with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             return met, fake_cuda.lower(function, *inputs, *weights).code
 
@@ -735,7 +735,7 @@ class TestLowered:
         assert code.count("NORMALIZE : tl.constexpr = True") == 2
         assert code.count("GATED : tl.constexpr = True") == 1
         # Nothing is multiplied that was dequantised before.
-        assert {each.operation for each in met} == {"mixed", "bmm"}
+        assert {item.operation for item in met} == {"mixed", "bmm"}
 
     def test_the_norm_s_weight_stands_behind_all_scales(
         self, layer: tuple[list[GemmProblem], str]
@@ -744,7 +744,7 @@ class TestLowered:
         kernels = [
             text for text in re.findall(r"def triton_gemm_\w+\((.*?)\)", code) if "W" in text
         ]
-        assert [re.findall(r"arg_(\w+)", each)[:10] for each in kernels] == [
+        assert [re.findall(r"arg_(\w+)", item)[:10] for item in kernels] == [
             ["A", "B0", "B1", "B2", "S0", "S1", "S2", "W"],
             ["A", "B0", "B1", "S0", "S1", "W"],
         ]
@@ -784,9 +784,9 @@ class TestLowPrecision:
             )
 
         weights = [
-            each
+            item
             for n in (48, 32, 32)
-            for each in (
+            for item in (
                 tensor(n, K, dtype=fp8),
                 tensor(1, n, dtype=F32) if by_row else tensor(dtype=F32),
                 tensor(n, dtype=BF16),
@@ -840,9 +840,9 @@ class TestLowPrecision:
         graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
         (found,) = match_shared_input.find(graph, PLAIN)
         assert found.problem == problem
-        given = [torch.ones(each.shape, dtype=BF16) for each in canonical.inputs]
+        given = [torch.ones(inp.shape, dtype=BF16) for inp in canonical.inputs]
         exact = canonical.reference(given, torch.arange(32))
-        assert [each.shape for each in exact] == [(32, N), (32, 32)]
+        assert [item.shape for item in exact] == [(32, N), (32, 32)]
 
     @pytest.mark.parametrize("fast", [False, True])
     def test_fp8_scaled_by_rows_with_a_bias(self, fast: bool) -> None:

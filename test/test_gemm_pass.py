@@ -86,7 +86,7 @@ def test_a_decision_becomes_a_kernel_with_what_follows_fused() -> None:
     )
     (problem,) = set(asked)
     assert (problem.operation, problem.m, problem.n, problem.k) == ("addmm", 8, 64, 64)
-    assert [each.broadcast for each in problem.epilogue.inputs] == ["row"]
+    assert [inp.broadcast for inp in problem.epilogue.inputs] == ["row"]
     (kernel,) = lowered.kernels().values()
     assert "tl.dot" in kernel
     assert "maximum" in kernel
@@ -197,7 +197,7 @@ def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
     ):
         _, asked = lower(lambda _: None, layer, *layer_inputs(16))
     assert asked
-    assert all(each.prologue is None and not each.epilogue.gated for each in asked)
+    assert all(item.prologue is None and not item.epilogue.gated for item in asked)
     assert records
     for record in records:
         assert sum("emulate_precision_casts" in text for text in record.declined) == 1
@@ -246,7 +246,7 @@ def test_a_layer_becomes_one_kernel_for_each_group_of_products() -> None:
     kernels = lowered.kernels()
     assert [("dot" in source) for source in kernels.values()] == [True, False, True, True, True]
     assert "extern_kernels." not in lowered.code
-    fused = {(each.parts, each.prologue is not None, each.epilogue.gated) for each in asked}
+    fused = {(item.parts, item.prologue is not None, item.epilogue.gated) for item in asked}
     assert ((256, 128, 128), True, False) in fused
     assert ((512, 512), True, True) in fused
 
@@ -258,13 +258,13 @@ def test_what_is_likely_to_be_left_is_measured_with_the_fusions(rows: int) -> No
 
     def decided(found: Sequence[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
         asked.append(list(found))
-        return {each: Decision(TILE, "forced") for each in found}
+        return {item: Decision(TILE, "forced") for item in found}
 
     with mock.patch.object(decide, "decide", decided):
         lower(lambda _: None, layer, *layer_inputs(rows))
     (together,) = asked
-    assert sum(len(each.parts) > 1 for each in together) == 4
-    plain = {(each.operation, each.n, each.k) for each in together if not each.parts}
+    assert sum(len(item.parts) > 1 for item in together) == 4
+    plain = {(item.operation, item.n, item.k) for item in together if not item.parts}
     residuals = {("addmm", 256, 256), ("addmm", 256, 512)}
     assert plain == residuals | ({("mm", 256, 256), ("mm", 128, 256)} if rows > 64 else set())
 
@@ -312,15 +312,15 @@ def test_parts_of_what_comes_near_the_roofline_are_not_measured(
 
     weight = ((128, 256), torch.int8)
     with mock.patch.object(
-        decide, "decide", lambda found, *_: {each: decided(each) for each in found}
+        decide, "decide", lambda found, *_: {item: decided(item) for item in found}
     ):
         lowered, _ = lower(
             lambda _: None, gate_of_int8, matrix(rows, 256), *(2 * [weight, matrix(128)])
         )
-    parts = [each for each in asked if each.operation == "mixed" and not each.epilogue.gated]
+    parts = [item for item in asked if item.operation == "mixed" and not item.epilogue.gated]
     assert bool(parts) == parts_asked
     products = [source.count("tl.dot(") for source in lowered.kernels().values()]
-    assert ([each for each in products if each] == [2]) == one_kernel
+    assert ([product for product in products if product] == [2]) == one_kernel
     assert "extern_kernels." not in lowered.code
 
 
@@ -330,7 +330,7 @@ def test_kernels_that_are_known_need_their_backend_as_well(tmp_path: Path) -> No
     def ours(**options: Any) -> bool:
         with scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})):
             lowered = fake_cuda.lower(torch.mm, matrix(8, 64), matrix(64, 64), **options)
-        return any("tl.dot" in each for each in lowered.kernels().values())
+        return any("tl.dot" in kernel for kernel in lowered.kernels().values())
 
     with mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)):
         assert ours(max_autotune=True)
@@ -354,7 +354,7 @@ def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(compu
 
     rows = matrix(8, 256)
     with mock.patch.object(
-        decide, "decide", lambda found, *_: {each: decided(each) for each in found}
+        decide, "decide", lambda found, *_: {item: decided(item) for item in found}
     ):
         lowered, _ = lower(lambda _: None, function, rows, rows, matrix(256), matrix(256, 256))
     kernels = list(lowered.kernels().values())
@@ -383,7 +383,7 @@ def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
         lowered = fake_cuda.lower(
             lambda x, w: x @ w.t(), matrix(8, 64), matrix(64, 64), max_autotune=True, **options
         )
-    (kernel,) = (each for each in lowered.kernels().values() if "tl.dot" in each)
+    (kernel,) = (kernel for kernel in lowered.kernels().values() if "tl.dot" in kernel)
     assert ("gdc_wait" in kernel) == dependent
     assert ("'launch_pdl': True" in lowered.code) == dependent
 
@@ -401,8 +401,8 @@ def test_what_a_norm_computes_on_the_way_is_no_kernel_that_could_be_saved() -> N
 
     rows, square, columns = matrix(8, 256), matrix(256, 256), matrix(256)
     _, asked = lower(lambda _: None, function, rows, rows, square, columns, columns, square)
-    plain = {each for each in asked if each.prologue is None}
-    read = {tuple(given.broadcast for given in each.epilogue.inputs) for each in plain}
+    plain = {item for item in asked if item.prologue is None}
+    read = {tuple(given.broadcast for given in item.epilogue.inputs) for item in plain}
     assert read == {("row",), ("row", "matrix")}
 
 
@@ -422,8 +422,8 @@ class TestUnknownRows:
         _, asked = dispatched
         # Dynamo has promised that a size that it takes for unknown is neither 0 nor 1.
         sizes = {2, 16, 64, 256, 2048}
-        assert {each.m for each in asked if each.epilogue.gated} == sizes
-        assert {each.m for each in asked if each.operation == "addmm"} == sizes
+        assert {item.m for item in asked if item.epilogue.gated} == sizes
+        assert {item.m for item in asked if item.operation == "addmm"} == sizes
 
     def test_ranges_of_one_decision_share_a_branch(
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
@@ -456,7 +456,7 @@ class TestUnknownRows:
             matrix(64, 64),
             triton__cudagraphs=True,
         )
-        assert {each.m for each in asked} == {64}
+        assert {item.m for item in asked} == {64}
         assert len(lowered.kernels()) == 1
 
     @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ class TestUnknownRows:
     )
     def test_strides_follow_the_size_that_is_asked_about(self, function: Any, inputs: Any) -> None:
         _, asked = lower(lambda _: None, function, *inputs)
-        found = {each.m: each for each in asked}
+        found = {item.m: item for item in asked}
         assert sorted(found) == [2, 16, 64, 256, 2048]
         for rows, problem in found.items():
             known = [
@@ -493,9 +493,9 @@ class TestUnknownRows:
             lambda x, y, w: aten.slice(torch.cat([x, x]), 0, y.shape[0], 2**63 - 1) @ w,
             *(matrix("more", 64), matrix("fewer", 1), matrix(64, 64)),
         )
-        assert {each.m for each in asked} >= {64, 2048}
+        assert {item.m for item in asked} >= {64, 2048}
         assert "extern_kernels.mm(" in lowered.code
-        assert any("tl.dot" in each for each in lowered.kernels().values())
+        assert any("tl.dot" in kernel for kernel in lowered.kernels().values())
 
 
 def test_groups_of_rows_are_one_kernel() -> None:
@@ -509,7 +509,7 @@ def test_groups_of_rows_are_one_kernel() -> None:
         matrix(4, 384, 256),
         ((4,), torch.int32),
     )
-    assert [(each.operation, each.batch, each.m) for each in set(asked)] == [("grouped", 4, 512)]
+    assert [(item.operation, item.batch, item.m) for item in set(asked)] == [("grouped", 4, 512)]
     (kernel,) = lowered.kernels().values()
     assert "OFFSETS" in kernel
     assert "maximum" in kernel
@@ -528,8 +528,8 @@ def groups(
 
     def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         a, b = (
-            each.transpose(-1, -2) if flip else each
-            for each, flip in zip((a, b), transposed, strict=True)
+            item.transpose(-1, -2) if flip else item
+            for item, flip in zip((a, b), transposed, strict=True)
         )
         return torch._grouped_mm(a, b, offs=ends)
 
@@ -567,7 +567,7 @@ def test_an_operand_that_is_stored_otherwise_than_planned() -> None:
     config = GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True)
     inputs = matrix(512, 384), matrix(512, 256), ((4,), torch.int32)
     lowered, asked = lower(lambda _: config, function, *inputs)
-    assert {each.a.layout for each in asked} == {"column"}
+    assert {item.a.layout for item in asked} == {"column"}
     assert "empty_strided_cuda((384, 512), (512, 1)" in lowered.code
     (kernel,) = (text for name, text in lowered.kernels().items() if "tem" in name)
     assert re.search(r"shape=\[M, \w+\],\s+strides=\[512, 1\]", kernel), kernel

@@ -56,7 +56,7 @@ class TestDevice:
         assert H200.bandwidth == pytest.approx(4.25e12)
         assert (H200.sms, H200.capability, H200.shared_memory) == (132, (9, 0), 232_448)
 
-    @pytest.mark.parametrize("known", KNOWN, ids=lambda each: each.name)
+    @pytest.mark.parametrize("known", KNOWN, ids=lambda entry: entry.name)
     def test_a_known_device_is_found_by_its_properties(self, known: Device) -> None:
         found = Device.from_properties(
             known.name, known.capability, known.sms, known.shared_memory, known.l2
@@ -64,7 +64,7 @@ class TestDevice:
         assert found == known
 
     def test_names_are_unique(self) -> None:
-        assert len({each.name for each in KNOWN}) == len(KNOWN)
+        assert len({entry.name for entry in KNOWN}) == len(KNOWN)
 
     def test_a_slice_of_a_known_device_has_its_part(self) -> None:
         part = Device.from_properties("NVIDIA H200 MIG 1g.18gb", (9, 0), 16, 232_448, 8 << 20)
@@ -249,7 +249,7 @@ class TestProblem:
         self, name: str, one: dict[str, Any], other: dict[str, Any]
     ) -> None:
         first, second = (
-            GemmProblem.contiguous("mm", 16, 512, 1024, **each) for each in (one, other)
+            GemmProblem.contiguous("mm", 16, 512, 1024, **item) for item in (one, other)
         )
         assert (first, hash(first), first.key) == (second, hash(second), second.key)
         assert name not in first.key
@@ -745,8 +745,8 @@ class TestConstraints:
 
     def test_every_constraint_has_an_example_and_a_meaning(self) -> None:
         assert {name for name, *_ in REFUSED} == set(CONSTRAINTS)
-        assert all(each.meaning for each in CONSTRAINTS.values())
-        assert all(each.templates <= set(TEMPLATES) for each in CONSTRAINTS.values())
+        assert all(value.meaning for value in CONSTRAINTS.values())
+        assert all(value.templates <= set(TEMPLATES) for value in CONSTRAINTS.values())
 
     def test_atomics_are_refused_where_results_must_be_deterministic(
         self, monkeypatch: pytest.MonkeyPatch
@@ -870,7 +870,9 @@ class TestCandidates:
         splits = {config.split_k for config in candidates(deep, H200)}
         assert max(splits) >= 32
         assert 1 in splits
-        ways = Counter((each.split_k > 1, each.one_launch) for each in candidates(deep, H200))
+        ways = Counter(
+            (candidate.split_k > 1, candidate.one_launch) for candidate in candidates(deep, H200)
+        )
         assert ways[True, True] == ways[True, False]
         assert ways[False, True] == 0
 
@@ -881,10 +883,10 @@ class TestCandidates:
     def test_as_many_ctas_as_an_sm_can_hold_are_tried(self) -> None:
         problem = GemmProblem.contiguous("mm", 4096, 768, 768)
         held: dict[tuple[int, int, int, int], dict[int, int]] = {}
-        for each in candidates(problem, H200):
-            if each.template == "cp_async":
-                tile = (each.block_m, each.block_n, each.block_k, each.warps)
-                held.setdefault(tile, {})[each.stages] = each.occupancy(problem, H200)
+        for candidate in candidates(problem, H200):
+            if candidate.template == "cp_async":
+                tile = (candidate.block_m, candidate.block_n, candidate.block_k, candidate.warps)
+                held.setdefault(tile, {})[candidate.stages] = candidate.occupancy(problem, H200)
         # The two deepest pipelines, and those that make room for another CTA.
         assert held[128, 128, 64, 8] == {5: 1, 4: 1, 3: 2}
         assert held[64, 128, 64, 4] == {5: 1, 4: 2, 3: 3, 2: 4}
@@ -904,6 +906,6 @@ class TestCandidates:
             "import json; from test.test_gemm_problem import DECODE, H200, candidates; "
             "print(json.dumps([each.to_json() for each in candidates(DECODE, H200)]))"
         )
-        expected = [each.to_json() for each in candidates(DECODE, H200)]
+        expected = [candidate.to_json() for candidate in candidates(DECODE, H200)]
         for output in hash_seeds.outputs(code, ("0", "4242")):
             assert json.loads(output) == expected

@@ -364,8 +364,8 @@ class TestSpace:
         assert not legal(odd, but(config, warps=2), H200)
         assert legal(linear(16, 4096, 4096), but(config, warps=2), H200)
         assert config.shared_memory(odd) == but(config, stages=4).shared_memory(odd)
-        alone = [each for each in candidates(odd, H200) if each.realign is None]
-        assert {each.stages for each in alone} == {2}
+        alone = [candidate for candidate in candidates(odd, H200) if candidate.realign is None]
+        assert {item.stages for item in alone} == {2}
 
     def test_a_gate_and_what_it_gates_need_the_rows_of_wgmma_each(self) -> None:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
@@ -397,15 +397,15 @@ class Measured:
     def __init__(self, record: dict[str, Any]) -> None:
         self.problem = GemmProblem.from_json(record["problem"])
         self.name = " ".join(
-            str(each)
-            for each in (
+            str(item)
+            for item in (
                 self.problem.operation,
                 f"{self.problem.m}x{self.problem.n}x{self.problem.k}",
                 "gated" if self.problem.epilogue.gated else "",
                 "normalized" if self.problem.prologue else "",
                 f"parts={len(self.problem.parts)}" if self.problem.parts else "",
             )
-            if each
+            if item
         )
         self.microseconds: dict[GemmConfig, float] = {}
         for microseconds, *values in record["rows"]:
@@ -426,7 +426,7 @@ class Measured:
         """
         new = {"one_launch": False, "tma_store": False}
         known = self.microseconds
-        return min(known.get(each, known.get(but(each, **new), math.inf)) for each in ranked)
+        return min(known.get(item, known.get(but(item, **new), math.inf)) for item in ranked)
 
 
 TIMED = [
@@ -492,7 +492,7 @@ class TestMeasured:
     @pytest.mark.parametrize(
         ("n", "k"), [(4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (1280, 8192)]
     )
-    @pytest.mark.parametrize("on", [H200, A100], ids=lambda each: each.name)
+    @pytest.mark.parametrize("on", [H200, A100], ids=lambda entry: entry.name)
     def test_decoding_takes_split_k_or_gemv(self, m: int, n: int, k: int, on: Device) -> None:
         assert rank(linear(m, n, k), on)[0][0].template in ("splitk", "gemv")
 
@@ -638,12 +638,13 @@ class TestFit:
 
     def test_shares_stay_shares(self) -> None:
         fast = [
-            but(each, microseconds=each.microseconds / 10) for each in self.measurements(DEFAULT)
+            but(measurement, microseconds=measurement.microseconds / 10)
+            for measurement in self.measurements(DEFAULT)
         ]
         fitted = fit(fast, rounds=4)
         assert error(fast, fitted) < error(fast, DEFAULT)
         for name in ("stream", "changed", "old_mma", "fma", "specialized", "held"):
             assert getattr(fitted, name) <= 1
-        for each in fast:
-            found = predict(each.problem, each.config, H200, fitted)
-            assert found.total >= each.problem.roofline(H200)
+        for case in fast:
+            found = predict(case.problem, case.config, H200, fitted)
+            assert found.total >= case.problem.roofline(H200)

@@ -77,8 +77,8 @@ def test_one_matrix_for_a_whole_batch_is_copied_once() -> None:
     ],
 )
 def test_what_is_not_copied(problem: GemmProblem, reason: str) -> None:
-    assert any(reason in each for each in why_not(problem, TILE, H200))
-    assert not any(each.realign for each in candidates(problem, H200))
+    assert any(reason in item for item in why_not(problem, TILE, H200))
+    assert not any(candidate.realign for candidate in candidates(problem, H200))
 
 
 def test_the_kernel_s_own_rules_are_asked_of_what_it_reads() -> None:
@@ -88,7 +88,7 @@ def test_the_kernel_s_own_rules_are_asked_of_what_it_reads() -> None:
     assert not legal(odd, TMA, A100)
 
 
-@pytest.mark.parametrize("on", [H200, A100], ids=lambda each: each.name)
+@pytest.mark.parametrize("on", [H200, A100], ids=lambda entry: entry.name)
 def test_many_odd_rows_are_worth_a_copy_and_few_are_not(on: Any) -> None:
     def first(m: int) -> GemmConfig:
         return cost_model.rank(GemmProblem.contiguous("mm", m, 4097, 4095), on)[0][0]
@@ -99,7 +99,7 @@ def test_many_odd_rows_are_worth_a_copy_and_few_are_not(on: Any) -> None:
 
 def test_copies_are_counted() -> None:
     odd = GemmProblem.contiguous("mm", 999, 1001, 1003)
-    whole, own = (cost_model.predict(*each, H200) for each in ((odd, TMA), TMA.of_kernel(odd)))
+    whole, own = (cost_model.predict(*item, H200) for item in ((odd, TMA), TMA.of_kernel(odd)))
     moved = 2 * (odd.a_bytes + odd.b_bytes) / H200.bandwidth * 1e6
     assert whole.total > own.total + moved + cost_model.DEFAULT.gap
     assert "realign" in config_words(TMA)
@@ -108,8 +108,8 @@ def test_copies_are_counted() -> None:
 def test_what_was_written_before_is_read() -> None:
     plain = dataclasses.replace(TMA, realign=None)
     assert "realign" not in plain.to_json()
-    for each in (TMA, plain):
-        assert GemmConfig.from_json(each.to_json()) == each
+    for item in (TMA, plain):
+        assert GemmConfig.from_json(item.to_json()) == item
 
 
 # --- what comes out ---
@@ -152,7 +152,7 @@ def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_equal_float64(name: str, results: dict[str, Tensor]) -> None:
-    expected = CASES[name][1](*(each.double() for each in inputs(name)))
+    expected = CASES[name][1](*(inp.double() for inp in inputs(name)))
     assert results[name].shape == expected.shape
     assert (results[name].double() - expected).abs().max() < 5e-3 * expected.abs().max()
 
@@ -164,8 +164,8 @@ def test_only_what_does_not_lie_right_is_copied(
     names = list(modules[name].kernels())
     copies = {"one of two": 1, "an offset": 1}.get(name, 2)
     sums = CASES[name][0].split_k > 1
-    assert sum(each.startswith("triton_poi") for each in names) == copies + sums
-    assert sum(each.startswith("triton_tem") for each in names) == 1
+    assert sum(name.startswith("triton_poi") for name in names) == copies + sums
+    assert sum(name.startswith("triton_tem") for name in names) == 1
     assert "extern_kernels." not in modules[name].code
 
 
@@ -178,7 +178,7 @@ def test_rows_that_are_known_only_at_run_time() -> None:
             for rows in (3, 50)
         }
     )
-    assert all(bool((each == 37).all()) for each in results.values())
+    assert all(bool((result == 37).all()) for result in results.values())
 
 
 @pytest.mark.parametrize("unknown", [0, 1, 2], ids=["m", "k", "n"])
@@ -188,7 +188,7 @@ def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
     m, k, n = sizes
     with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: BATCHED):
         found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
-    m, k, n = (each if isinstance(each, int) else 41 for each in sizes)
+    m, k, n = (size if isinstance(size, int) else 41 for size in sizes)
     inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]
     (result,) = kernel_util.interpret_modules({"all": (found.code, inputs)}).values()
     assert result.shape == (3, m, n)

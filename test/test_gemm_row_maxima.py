@@ -123,9 +123,9 @@ def test_a_norm_before_and_a_residual_behind() -> None:
         return y, quantized(y)
 
     found = find(function, X3, tensor(64), W, tensor(2, 16, 48))
-    kinds = [each.problem.prologue and each.problem.prologue.kind for each in found]
+    kinds = [case.problem.prologue and case.problem.prologue.kind for case in found]
     assert kinds == ["normalize", None]
-    assert all(each.problem.epilogue.inputs[0].broadcast == "matrix" for each in found)
+    assert all(case.problem.epilogue.inputs[0].broadcast == "matrix" for case in found)
 
 
 def test_float8_layers_one_after_the_other() -> None:
@@ -199,11 +199,11 @@ def test_the_graph_computes_the_same_after_the_replacement() -> None:
         y = F.relu(F.linear(x, w, b)) + r
         return (*quantized(y), y)
 
-    inputs = [each.to(torch.float32) for each in (X3, W, BIAS, tensor(2, 16, 48))]
+    inputs = [item.to(torch.float32) for item in (X3, W, BIAS, tensor(2, 16, 48))]
     graph = lowered_graph(function, *inputs)
     (found,) = match_row_amax.find(graph, Settings(), [])
     generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(each.shape, generator=generator) for each in inputs]
+    values = [torch.randn(inp.shape, generator=generator) for inp in inputs]
     before = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
 
     def kernel(a: Tensor, b: Tensor, *further: Tensor) -> Any:
@@ -379,10 +379,10 @@ def test_a_kernel_of_the_product_alone_may_save_more(
     alone: float, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decide(problems: list[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
-        times = {each: 12.0 if each.epilogue.reductions else alone for each in problems}
+        times = {problem: 12.0 if problem.epilogue.reductions else alone for problem in problems}
         return {
-            each: Decision(TILE, "cache", (Timing(None, 20.0), Timing(TILE, microseconds)))
-            for each, microseconds in times.items()
+            key: Decision(TILE, "cache", (Timing(None, 20.0), Timing(TILE, microseconds)))
+            for key, microseconds in times.items()
         }
 
     monkeypatch.setattr(choose, "decide", decide)
@@ -437,8 +437,8 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
     batch = GemmProblem.contiguous("bmm", 64, 256, 64, batch=2, epilogue=epilogue)
     assert not list(search_space.candidates(batch, H200))
     found = list(search_space.candidates(problem, H200))
-    assert all(each.split_k == 1 or each.one_launch for each in found)
-    assert any(each.one_launch for each in found)
+    assert all(item.split_k == 1 or item.one_launch for item in found)
+    assert any(item.one_launch for item in found)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 2048])
@@ -457,11 +457,11 @@ def test_the_canonical_program_is_found_and_verified(stored: str | None) -> None
     epilogue = Epilogue(gated=True, reductions=1, out=stored)
     problem = GemmProblem.contiguous("mm", 33, 96, 64, "float32", parts=(48, 48), epilogue=epilogue)
     canonical = program(problem)
-    (found,) = find(canonical.function, *(each.empty("meta") for each in canonical.inputs))
+    (found,) = find(canonical.function, *(inp.empty("meta") for inp in canonical.inputs))
     assert found.problem == problem
     values = canonical.make_inputs("cpu")
     outputs = canonical.function(*values)
-    assert [each.shape for each in outputs] == [(33, 48), (33,)]
+    assert [output.shape for output in outputs] == [(33, 48), (33,)]
     verifier = Verifier(canonical, values)
     assert verifier.set_stock(outputs) is None
     assert verifier.check(lambda: outputs) is None

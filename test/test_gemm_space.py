@@ -29,7 +29,7 @@ FAR = dataclasses.replace(cost_model.DEFAULT, convert=2 * cost_model.DEFAULT.con
 def imagined() -> Space:
     """Times of a device on which dequantising takes twice as long as the model thinks."""
     configs, count = gemm_space.chosen(INT8, H200, 30)
-    taken = {each: cost_model.predict(INT8, each, H200, FAR).total for each in configs}
+    taken = {config: cost_model.predict(INT8, config, H200, FAR).total for config in configs}
     return Space(INT8, H200, count, 500.0, taken, {})
 
 
@@ -50,13 +50,13 @@ def test_of_many_candidates_the_ranked_the_best_and_some_others_are_chosen() -> 
     assert set(found) <= set(everything)
     ranked = [config for config, _ in cost_model.rank(INT8, H200, 6)]
     assert found[:6] == ranked
-    times = sorted(cost_model.predict(INT8, each, H200).total for each in everything)
-    chosen = sorted(cost_model.predict(INT8, each, H200).total for each in found)
+    times = sorted(cost_model.predict(INT8, item, H200).total for item in everything)
+    chosen = sorted(cost_model.predict(INT8, item, H200).total for item in found)
     assert chosen[0] == times[0]
     # Evenly spread up to the slow end.
     assert chosen[-1] > times[len(times) * 3 // 4]
     assert gemm_space.chosen(INT8, H200, None) == (
-        sorted(everything, key=lambda each: cost_model.predict(INT8, each, H200).total),
+        sorted(everything, key=lambda x: cost_model.predict(INT8, x, H200).total),
         count,
     )
 
@@ -65,10 +65,10 @@ def test_ways_to_end_stand_beside_what_they_are_compared_with() -> None:
     for problem in gemm_space.SETS["tails"]():
         found, count = gemm_space.pairs(problem, H200, 12)
         assert 12 <= len(found) <= 13 < count
-        for each in found:
-            twin = dataclasses.replace(each, one_launch=False, stream_k=False, tma_store=False)
-            assert twin in found or each.warp_specialize
-        assert any(each.one_launch or each.stream_k or each.tma_store for each in found)
+        for item in found:
+            twin = dataclasses.replace(item, one_launch=False, stream_k=False, tma_store=False)
+            assert twin in found or item.warp_specialize
+        assert any(item.one_launch or item.stream_k or item.tma_store for item in found)
 
 
 def test_what_was_measured_is_written_and_read(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_what_ranking_misses_is_a_result(
     assert row["floor"] == min(imagined.microseconds.values())
     assert row["floor"] / row["ours"] == pytest.approx(gemm_space.share(imagined))
     (line,) = (
-        each
-        for each in gemm_summary.lines(gemm_summary.numbers([document]))
-        if each.target.what.startswith("best of those ranked first")
+        line
+        for line in gemm_summary.lines(gemm_summary.numbers([document]))
+        if line.target.what.startswith("best of those ranked first")
     )
     assert line.found == pytest.approx(gemm_space.share(imagined))

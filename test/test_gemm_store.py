@@ -102,9 +102,9 @@ def test_merging_is_a_union_in_which_the_newest_counts(
     whole = merged([*a, *b, *c])
     assert whole == merged([*c, *b, *a]) == merged([*merged([*a, *b]), *c])
     assert whole == merged([*a, *merged([*b, *c])]) == merged(whole)
-    kept = {(each.problem, each.environment): each for each in whole}
-    for each in (*a, *b, *c):
-        assert kept[each.problem, each.environment].measured >= each.measured
+    kept = {(case.problem, case.environment): case for case in whole}
+    for case in (*a, *b, *c):
+        assert kept[case.problem, case.environment].measured >= case.measured
     assert set(whole) <= {*a, *b, *c}
 
 
@@ -125,7 +125,9 @@ def test_a_store_merges_in_any_order_to_the_same(tmp_path: Path) -> None:
         results.append(store.entries("imported"))
     assert results[0] == results[1] == results[2]
     assert len(results[0]) == 2 * 16
-    assert {(each.measured, each.timings[1].microseconds) for each in results[0]} == {(2, 2.0)}
+    assert {(result.measured, result.timings[1].microseconds) for result in results[0]} == {
+        (2, 2.0)
+    }
 
 
 def test_a_table_has_an_entry_a_line(tmp_path: Path) -> None:
@@ -332,14 +334,14 @@ def test_the_better_known_comes_first(store: Store, tmp_path: Path) -> None:
         ("imported", entry(microseconds=7.0)),
         ("measured", entry(microseconds=8.0)),
     ]
-    for source, each in steps:
+    for source, step in steps:
         if source == "shipped":
-            write_table(tmp_path / "tables" / "h200.json", [each])
+            write_table(tmp_path / "tables" / "h200.json", [step])
             stores._shipped.cache_clear()
         else:
-            store._merge(source, [each])  # type: ignore[arg-type]
+            store._merge(source, [step])  # type: ignore[arg-type]
         origin, microseconds = found(store) or ("", None)
-        assert (origin.split(",")[0], microseconds) == (source, each.timings[1].microseconds)
+        assert (origin.split(",")[0], microseconds) == (source, step.timings[1].microseconds)
 
 
 def test_a_choice_that_is_not_legal_is_passed_over(store: Store) -> None:
@@ -436,7 +438,7 @@ def test_what_could_not_be_written_or_removed_is_told(tmp_path: Path) -> None:
     blocked.mkdir(parents=True)
     assert store.add([entry(index) for index in range(5)]) == {"new": 2}
     seen.append(store.generation(tuning=True))
-    assert [each.problem for each in store.entries("imported")] == [problem(0), problem(1)]
+    assert [item.problem for item in store.entries("imported")] == [problem(0), problem(1)]
     count = store.clear()
     assert count["left"] > 0
     assert count.total() == 3
@@ -503,8 +505,8 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
         damaged.append(
             data[:place] + bytes([data[place] ^ 1 << choose.randrange(8)]) + data[place + 1 :]
         )
-    for each in damaged:
-        path.write_bytes(each)
+    for item in damaged:
+        path.write_bytes(item)
         assert found(store) is None
     assert [message.split(" is damaged")[0] for message in caplog.messages] == [str(path)]
     store.put({problem(): decision()}, H200, here)
@@ -555,16 +557,16 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     assert len(store.entries("measured")) > 5
     store.put({problem(5): decision()}, H200, here)
     assert [
-        each.name for each in (store.folder / "measured").iterdir() if each.suffix != ".json"
+        path.name for path in (store.folder / "measured").iterdir() if path.suffix != ".json"
     ] == []
 
 
 def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store) -> None:
     assert store.folder is not None
     old, young = (store.folder / f".inductor_ext-{name}" for name in ("old", "young"))
-    for each in (old, young):
-        each.mkdir(parents=True)
-        (each / "measured.token").write_text("")
+    for item in (old, young):
+        item.mkdir(parents=True)
+        (item / "measured.token").write_text("")
     yesterday = time.time() - 2 * 86400
     os.utime(old, (yesterday, yesterday))
     store.put({problem(): decision()}, H200, here)
@@ -574,8 +576,8 @@ def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store)
 def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
     assert store.folder is not None
     theirs = ("measured/thesis.json", "measured/raw/1.csv", "locks/key", "imported/photos/1.jpg")
-    for each in theirs:
-        path = store.folder / each
+    for their in theirs:
+        path = store.folder / their
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
         os.utime(path, (1, 1))
@@ -587,7 +589,7 @@ def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
         store._until_collected.clear()
     assert len(store.entries("measured")) == 1
     assert store.clear() == {"removed": 2, "left": 0}
-    assert [each for each in theirs if not (store.folder / each).exists()] == []
+    assert [their for their in theirs if not (store.folder / their).exists()] == []
 
 
 # --- who tunes ---
@@ -662,8 +664,8 @@ def test_ranks_decide_only_on_what_nobody_has_decided() -> None:
     asked = []
 
     def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-        asked.append([each.m for each in batch])
-        return {each: decision(float(len(asked))) for each in batch}
+        asked.append([item.m for item in batch])
+        return {item: decision(float(len(asked))) for item in batch}
 
     first = distributed.agree([problem(), problem(1)], decide, here, "", shared)
     again = distributed.agree([problem(1), problem(2), problem()], decide, here, "", shared)

@@ -101,9 +101,9 @@ def results() -> dict[str, list[Tensor]]:
     jobs = {}
     for name, (function, rows, predicate) in CASES.items():
         given = values(rows, predicate)
-        inputs = [(tuple(each.shape), each.dtype) for each in given]
+        inputs = [(tuple(tensor.shape), tensor.dtype) for tensor in given]
         lowered, asked = lower(lambda _: TILE, function, *inputs, triton__max_tiles=1)
-        assert any(each.parts for each in asked)
+        assert any(item.parts for item in asked)
         jobs[name] = lowered.code, given
     return kernel_util.interpret_modules(jobs)
 
@@ -114,7 +114,7 @@ def test_results_of_subgraphs_are_read_where_they_lie(
 ) -> None:
     function, rows, predicate = CASES[name]
     given = values(rows, predicate)
-    wide = [each.double() if each.is_floating_point() else each for each in given]
+    wide = [item.double() if item.is_floating_point() else item for item in given]
     for found, exact in zip(results[name], function(*wide), strict=True):
         assert (found.double() - exact).abs().max() < 4e-3 * exact.abs().max()
 
@@ -157,7 +157,7 @@ class TestOptionsOfRegions:
         asked: set[tuple[int, int, int]] = set()
 
         def tune(problems: Any, *_: Any, **__: Any) -> Any:
-            asked.update((each.m, each.n, each.k) for each in problems)
+            asked.update((problem.m, problem.n, problem.k) for problem in problems)
             timings = Timing(None, 100.0), Timing(TILE, 50.0)
             return dict.fromkeys(problems, Decision(TILE, "measured", timings))
 

@@ -61,11 +61,11 @@ def test_program_agrees_with_float64(kind: str) -> None:
     assert gemm.error(found, program.reference()) < (2**-5 if scaled else 2**-7)
     results = found if isinstance(found, tuple) else (found,)
     if not scaled:
-        assert all(0.2 < float(each.float().std()) < 3 for each in results)
+        assert all(0.2 < float(result.float().std()) < 3 for result in results)
     for rival in program.rivals.values():
         other = rival()
         others = other if isinstance(other, tuple) else (other,)
-        assert [each.shape for each in others] == [each.shape for each in results]
+        assert [other.shape for other in others] == [result.shape for result in results]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_problem_counts_what_the_program_does(kind: str) -> None:
     assert counter.get_total_flops() == (0 if kind == "int8_by_int8" else case.problem.flops)
     results = found if isinstance(found, tuple) else (found,)
     if not program.frozen:
-        assert case.problem.bytes_read == sum(each.nbytes for each in program.inputs)
-    assert case.problem.bytes_written == sum(each.nbytes for each in results)
+        assert case.problem.bytes_read == sum(inp.nbytes for inp in program.inputs)
+    assert case.problem.bytes_written == sum(result.nbytes for result in results)
 
 
 FOUND = [
@@ -107,18 +107,18 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
 
     case = TOYS[kind]
     program = case.program("cpu")
-    graph = lowered_graph(program.function, *(each.to("meta") for each in program.inputs))
+    graph = lowered_graph(program.function, *(inp.to("meta") for inp in program.inputs))
     with fake_cuda.device():
         undo_woq_int8.restore(graph)
     dequantized = match_dequantized.find(graph, Settings())
-    scaled = [match_dequantized.with_scales(each) for each in dequantized]
+    scaled = [match_dequantized.with_scales(item) for item in dequantized]
     fused = match_shared_input.find(graph, Settings(), scaled)
-    found = [each.problem for each in (*fused, *scaled)]
+    found = [case.problem for case in (*fused, *scaled)]
     found += [each for node in graph.nodes if (each := matmul_nodes.problem_of(node)) is not None]
     # What is pointwise in the epilogue takes no bytes.
     plain = [
-        dataclasses.replace(each, epilogue=dataclasses.replace(each.epilogue, pointwise=0))
-        for each in found
+        dataclasses.replace(item, epilogue=dataclasses.replace(item.epilogue, pointwise=0))
+        for item in found
     ]
     assert case.problem in plain
 
@@ -131,7 +131,7 @@ def test_what_follows_a_product_is_counted_as_in_graphs(kind: str) -> None:
 
     case = TOYS[kind]
     program = case.program("cpu")
-    graph = lowered_graph(program.function, *(each.to("meta") for each in program.inputs))
+    graph = lowered_graph(program.function, *(inp.to("meta") for inp in program.inputs))
     found = [
         epilogue_region.with_epilogue(node, problem)
         for node in graph.nodes

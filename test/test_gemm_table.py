@@ -29,10 +29,10 @@ def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> En
 
 
 def test_parts_are_the_whole_table_and_each_has_large_and_small_products() -> None:
-    table = [entry(each) for each in PROBLEMS]
+    table = [entry(item) for item in PROBLEMS]
     first, second = (gemm_table.problems(table, part, 2) for part in (1, 2))
-    assert sorted(first + second, key=lambda each: each.k) == PROBLEMS
-    assert [each.k for each in first] == [32, 96, 160]
+    assert sorted(first + second, key=lambda x: x.k) == PROBLEMS
+    assert [item.k for item in first] == [32, 96, 160]
 
 
 def test_what_is_known_and_what_cutlass_took_part_in_is_not_measured() -> None:
@@ -56,11 +56,11 @@ def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:
 
 def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
-    results.write_table(table, [entry(each) for each in PROBLEMS[:2]])
+    results.write_table(table, [entry(item) for item in PROBLEMS[:2]])
     found = gemm_table.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
-    assert [each.problem for each in found] == PROBLEMS[:1]
+    assert [case.problem for case in found] == PROBLEMS[:1]
     assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
-    merged = {each.problem: each for each in results.read_table(table)}
+    merged = {case.problem: case for case in results.read_table(table)}
     assert set(merged) == set(PROBLEMS[:2])
     assert merged[PROBLEMS[0]] == found[0]
     assert merged[PROBLEMS[1]].environment.templates == "old"

@@ -183,8 +183,8 @@ class TestPrograms:
         aligned = contiguous("mm", 16, 512, 256)
         skewed = dataclasses.replace(aligned, b=dataclasses.replace(aligned.b, alignment=2))
         offsets = [
-            reference_programs.program(each).make_inputs("cpu")[1].storage_offset()
-            for each in (aligned, skewed)
+            reference_programs.program(item).make_inputs("cpu")[1].storage_offset()
+            for item in (aligned, skewed)
         ]
         assert offsets == [0, 2]
 
@@ -192,7 +192,7 @@ class TestPrograms:
         problem = contiguous("mm", 8, 48, 32, "float32", parts=(32, 8, 8))
         a, *weights = reference_programs.program(problem).make_inputs("cpu")
         outputs = reference_programs.program(problem).function(a, *weights)
-        assert [each.shape[1] for each in outputs] == [32, 8, 8]
+        assert [output.shape[1] for output in outputs] == [32, 8, 8]
         assert all(torch.equal(a @ w, out) for w, out in zip(weights, outputs, strict=True))
 
     def test_gates_norms_and_reductions(self) -> None:
@@ -390,12 +390,12 @@ class TestTiming:
     def test_it_begins_when_clocks_are_up(self) -> None:
         stopwatch = SimulatedStopwatch((100.0, 50.0), cold=3.0)
         samples = timing.measure(stopwatch, 2, 1000)
-        assert [each.microseconds for each in samples] == pytest.approx([100, 50], rel=0.02)
+        assert [sample.microseconds for sample in samples] == pytest.approx([100, 50], rel=0.02)
 
     def test_who_is_clearly_behind_is_measured_less(self) -> None:
         stopwatch = SimulatedStopwatch((100.0, 99.0, 140.0, 500.0), noise=0.02)
         samples = timing.measure(stopwatch, 4, 1000)
-        counts = [len(each.times) for each in samples]
+        counts = [len(sample.times) for sample in samples]
         assert counts[3] == counts[2] == 5 < counts[0] == counts[1]
 
     def test_orders_alternate(self) -> None:
@@ -451,9 +451,9 @@ class TestTrial:
         report = tried(LINEAR, *bad, good)
         assert report.chosen == good
         assert report.reason == "20.0% less time than stock"
-        assert [each.config for each in report.timings] == [None, *bad, good]
+        assert [item.config for item in report.timings] == [None, *bad, good]
         assert report.timings[0].microseconds == pytest.approx(STOCK, rel=0.01)
-        failures = [each.failure or "" for each in report.timings]
+        failures = [item.failure or "" for item in report.timings]
         assert failures[1].startswith("wrong: error")
         assert failures[2:] == [
             "wrong: NaN, infinity or another shape",
@@ -462,7 +462,7 @@ class TestTrial:
             "has the code of stock's path: the template was not used",
             "",
         ]
-        assert all(each.microseconds is None for each in report.timings[1:-1])
+        assert all(item.microseconds is None for item in report.timings[1:-1])
 
     def test_stock_stays_where_nothing_is_left_and_where_nothing_is_faster(self) -> None:
         report = tried(LINEAR, candidate(10, tuning_bench.WRONG))
@@ -534,8 +534,8 @@ class TestTuner:
         (record,) = records
         assert (record.problem, record.chosen) == (LINEAR, candidate(80))
         assert record.reason == "20.0% less time than stock"
-        assert [each.config for each in record.candidates] == [None, candidate(80), wrong]
-        assert [each.predicted for each in record.candidates] == [None, 50.0, 50.0]
+        assert [item.config for item in record.candidates] == [None, candidate(80), wrong]
+        assert [item.predicted for item in record.candidates] == [None, 50.0, 50.0]
         assert "wrong" in (record.candidates[2].failure or "")
         (line,) = map(json.loads, log.read_text().splitlines())
         assert line["candidates"][1]["measured"] == pytest.approx(80)
@@ -570,7 +570,7 @@ class TestTuner:
         with mock.patch.object(events, "_warned", set()):
             for _ in range(2):
                 assert tune(candidate(10, tuning_bench.WRONG)).config is None
-        warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
         assert len(warnings) == 1
         assert "mm 24x48x64" in warnings[0].getMessage()
 
@@ -599,7 +599,7 @@ class TestTuner:
         assert kept.tb is not None
         assert torch.is_grad_enabled()
         # What was measured until then is told: nothing is muted any longer.
-        assert [each.problem for each in records] == [LINEAR]
+        assert [record.problem for record in records] == [LINEAR]
 
     def test_a_process_without_stderr_has_no_table(self) -> None:
         with inductor_config.patch(max_autotune=True), mock.patch("sys.stderr", None):
@@ -642,7 +642,7 @@ class TestTuner:
 def constants(code: str) -> list[str]:
     """The constants of the only product's kernel in a module."""
     kernels = fake_cuda.Lowered(code, ()).kernels().values()
-    products = [each for each in kernels if "tl.dot" in each]
+    products = [kernel for kernel in kernels if "tl.dot" in kernel]
     return re.findall(r"\w+ : tl.constexpr = \S+", products[0]) if products else []
 
 
@@ -679,7 +679,7 @@ WRITTEN: dict[str, tuple[Any, ...]] = {
 def compiled_text(code: str) -> str:
     """What Triton gets to see of the kernel of a template in a module."""
     texts = (node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
-    (text,) = (each for each in texts if isinstance(each, str) and "triton_gemm" in each)
+    (text,) = (text for text in texts if isinstance(text, str) and "triton_gemm" in text)
     meta, name = r"^inductor_meta=.*$", r"^triton_tem_\w+ = \w+\n"
     return re.sub(f"{meta}|{name}", "", text, flags=re.M)
 
@@ -698,7 +698,7 @@ def compiled_and_tuned(
         wanted = [(job.problem, config) for config in (None, *job.configs)]
         with bench.prepared():
             found = bench.compile(wanted, lambda index: None)
-        codes.extend(each.key for each in found)
+        codes.extend(item.key for item in found)
         timings = tuple(
             Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
         )
@@ -795,7 +795,7 @@ class TestVariants:
             mock.patch.object(inductor_benchmark, "_load", load),
         ):
             found = bench.compile([(LINEAR, None)] * 3, lambda index: None)
-        assert [isinstance(each, candidate_run.Compiled) for each in found] == [True, False, True]
+        assert [isinstance(item, candidate_run.Compiled) for item in found] == [True, False, True]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("problem", FUSED, ids=problem_words)
@@ -837,9 +837,9 @@ class TestVariants:
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
             found = bench.compile(wanted, lambda index: None)
-        assert [each.args[0] for each in trace.call_args_list] == [problem, parts]
+        assert [item.args[0] for item in trace.call_args_list] == [problem, parts]
         codes = [
-            each.key if isinstance(each, candidate_run.Compiled) else repr(each) for each in found
+            item.key if isinstance(item, candidate_run.Compiled) else repr(item) for item in found
         ]
         assert "extern_kernels.mm" in codes[0]
         assert "extern_kernels.mm" not in codes[1]
@@ -851,11 +851,11 @@ class TestVariants:
         lowered, codes, records = compiled_and_tuned(
             lambda x, w: torch.relu(x @ w.t()), matrix(64, 512), matrix(256, 512)
         )
-        kinds = [type(each) for each in records]
+        kinds = [type(record) for record in records]
         assert kinds.count(events.TuningRecord) == kinds.count(events.ProductRecord) == 1
         assert kinds.count(events.MemoryPlanRecord) == 1
         assert len(set(codes)) == len(codes) == 7
-        taken = [constants(each) for each in codes]
+        taken = [constants(code) for code in codes]
         assert constants(lowered.code) == taken[2] != taken[1]
         assert lowered.choices == ()
 

@@ -38,11 +38,11 @@ def reports(
     deadline: float = 120.0,
 ) -> dict[GemmProblem, candidate_run.Report]:
     found = subprocess_runner.run(jobs, bench, 0, 50, deadline)
-    return {each.problem: each for each in found}
+    return {case.problem: case for case in found}
 
 
 def failures(report: candidate_run.Report) -> dict[GemmConfig | None, str | None]:
-    return {each.config: each.failure for each in report.timings}
+    return {timing.config: timing.failure for timing in report.timings}
 
 
 def test_a_crash_takes_down_its_own_candidate_only() -> None:
@@ -123,7 +123,7 @@ def test_what_was_reported_holds_when_the_process_dies_after_that() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
     found = list(subprocess_runner.run(jobs, tuning_bench.dying_bench, 0, 50, 120.0))
-    assert [(each.problem, each.chosen) for each in found] == [(PROBLEM, good), (OTHER, good)]
+    assert [(case.problem, case.chosen) for case in found] == [(PROBLEM, good), (OTHER, good)]
 
 
 def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
@@ -147,8 +147,8 @@ def test_a_process_may_have_many_files_open() -> None:
         )
     finally:
         subprocess_runner._end()
-        for each in opened:
-            os.close(each)
+        for item in opened:
+            os.close(item)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 

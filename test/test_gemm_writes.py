@@ -123,8 +123,8 @@ def results() -> dict[str, Any]:
     jobs = {}
     for name, (function, given, unknown) in CASES.items():
         inputs = [
-            (("rows", *each.shape[1:]) if index in unknown else tuple(each.shape), each.dtype)
-            for index, each in enumerate(given)
+            (("rows", *item.shape[1:]) if index in unknown else tuple(item.shape), item.dtype)
+            for index, item in enumerate(given)
         ]
         for reorder in (False, True):
             with kernel_util.interpretable():
@@ -132,7 +132,7 @@ def results() -> dict[str, Any]:
                     rule, function, *inputs, reorder_for_locality=reorder, triton__max_tiles=1
                 )
             assert asked
-            jobs[f"{name}, {reorder}"] = lowered.code, [each.clone() for each in given]
+            jobs[f"{name}, {reorder}"] = lowered.code, [item.clone() for item in given]
     return kernel_util.interpret_modules(jobs)
 
 
@@ -142,7 +142,7 @@ def test_what_was_read_before_the_write_counts(
     name: str, reorder: bool, results: dict[str, Any]
 ) -> None:
     function, given, _ = CASES[name]
-    wide = [each.double() if each.is_floating_point() else each.clone() for each in given]
+    wide = [item.double() if item.is_floating_point() else item.clone() for item in given]
     if name == "integers":
         # Which torch multiplies as integers only.
         expected: Any = (A.double() @ B.double().t()) * ROWS.double() * COLUMNS.double()
@@ -163,7 +163,7 @@ def between(*targets: Any) -> tuple[fx.Graph, list[fx.Node]]:
     products = graph.find_nodes(op="call_function", target=aten.mm.default)
     with graph.inserting_before(products[1]):
         for target, name in targets:
-            (node,) = (each for each in graph.nodes if each.name == name)
+            (node,) = (node for node in graph.nodes if node.name == name)
             arguments = (node, 1) if target is aten.add_.Scalar else (node,)
             graph.call_function(target, arguments).meta["val"] = node.meta["val"]
     return graph, products
@@ -187,7 +187,7 @@ def test_writes_between(targets: list[Any], expected: bool) -> None:
     assert is_written_between(products) is expected
     assert is_closed(products, products) is not expected
     # Each by itself can stay where it is.
-    assert not any(is_written_between([each]) for each in products)
+    assert not any(is_written_between([product]) for product in products)
 
 
 def test_branches_that_write_nothing_are_no_obstacle() -> None:
@@ -217,7 +217,7 @@ def test_scaled_rows_of_unknown_number_are_one_region() -> None:
 
     inputs = (("rows", 64), HALF), ((48, 64), HALF)
     lowered, asked = lower(rule, function, *inputs)
-    assert any(each.epilogue.reductions for each in asked)
+    assert any(item.epilogue.reductions for item in asked)
     x = values((40, 64))[0]
     found = kernel_util.interpret_modules({"all": (lowered.code, [x, W])})["all"]
     numbers, scales = function(x.double(), W.double())

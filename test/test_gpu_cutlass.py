@@ -63,8 +63,8 @@ class Case:
 
 
 def product(first: Any, *rest: Any) -> Any:
-    for each in rest:
-        first = apply("mul", first, each)
+    for item in rest:
+        first = apply("mul", first, item)
     return first
 
 
@@ -72,7 +72,7 @@ def fused(
     problem: GemmProblem, value: Node, *inputs: Tensor, out: str | None = None, **rest: Any
 ) -> Case:
     """A case with one output."""
-    read_ = tuple(EpilogueInput(each.dtype, each.broadcast) for each in inputs)
+    read_ = tuple(EpilogueInput(inp.dtype, inp.broadcast) for inp in inputs)
     told = FusedEpilogue(read_, 4, out if out != problem.out else None)
     stored = out or problem.out
     return Case(
@@ -204,7 +204,7 @@ def config_of(case: Case) -> CutlassConfig:
     found = rank(case.problem, device(), 1, case.only, level)
     if not found and case.only == STREAM_K:
         cooperative = rank(case.problem, device(), 1, Filter("cooperative", "stream_k"))
-        found = [(dataclasses.replace(each, scheduler="stream_k"), us) for each, us in cooperative]
+        found = [(dataclasses.replace(item, scheduler="stream_k"), us) for item, us in cooperative]
     if not found:
         pytest.skip(f"no kernel for {device().name}")
     return dataclasses.replace(found[0][0], **options)
@@ -267,8 +267,8 @@ def inputs_of(case: Case) -> list[torch.Tensor]:
     if problem.prologue is not None and problem.prologue.group:
         sizes["group"] = (problem.n, problem.k // problem.prologue.group)
     return [
-        torch.randn(sizes[each.broadcast], device="cuda").to(getattr(torch, each.dtype))
-        for each in case.epilogue.inputs
+        torch.randn(sizes[inp.broadcast], device="cuda").to(getattr(torch, inp.dtype))
+        for inp in case.epilogue.inputs
     ]
 
 
@@ -349,7 +349,7 @@ def _exactly(
     """The outputs in float64."""
 
     def value(node: Node) -> torch.Tensor:
-        operands = [value(each) for each in node.arguments]
+        operands = [value(argument) for argument in node.arguments]
         if node.operation == "accumulator":
             return accumulator
         if node.operation == "read":

@@ -98,14 +98,14 @@ def inputs(rows: int = ROWS, *, dynamic: bool = False) -> tuple[torch.Tensor, ..
         *((OUT, HIDDEN), (OUT,), (rows, OUT)),
     )
     found = tuple(torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
-    for each in found:
-        if dynamic and each.shape[0] == rows:
-            torch._dynamo.mark_dynamic(each, 0)
+    for tensor in found:
+        if dynamic and tensor.shape[0] == rows:
+            torch._dynamo.mark_dynamic(tensor, 0)
     return found
 
 
 def check(found: Any, given: tuple[torch.Tensor, ...]) -> None:
-    expected = model(*(each.double() for each in given))
+    expected = model(*(item.double() for item in given))
     for one, other in zip(found, expected, strict=True):
         difference = torch.linalg.vector_norm(one.double() - other)
         assert (difference / torch.linalg.vector_norm(other)).item() < ERROR
@@ -150,7 +150,7 @@ def test_cuda_graphs_of_torch(dynamic: bool, cpp: bool) -> None:
         for _ in range(4):
             given = inputs(rows, dynamic=dynamic)
             torch.compiler.cudagraph_mark_step_begin()
-            check([each.clone() for each in function(*given)], given)
+            check([tensor.clone() for tensor in function(*given)], given)
     # Inductor makes none for its C++ wrapper.
     assert counters["inductor"]["cudagraph_skips"] == 0 or cpp
 
@@ -185,12 +185,12 @@ def test_streams_side_by_side() -> None:
     torch.cuda.synchronize()
     found = []
     for _ in range(5):
-        for stream, each in zip(streams, given, strict=True):
+        for stream, item in zip(streams, given, strict=True):
             with torch.cuda.stream(stream):
-                found.append((function(*each), each))
+                found.append((function(*item), item))
     torch.cuda.synchronize()
-    for results, each in found:
-        check(results, each)
+    for results, item in found:
+        check(results, item)
 
 
 def test_groups() -> None:
@@ -258,11 +258,11 @@ def test_a_package_needs_neither_nvcc_nor_cutlass(dynamic: bool, tmp_path: Path)
     def right(results: Any) -> None:
         for result, (x, r1, r2) in zip(results, given, strict=True):
             tensors = (x, module.w1, module.b1, r1, module.w2, module.b2, r2)
-            check([each.cuda() for each in result], tensors)  # type: ignore[arg-type]
+            check([item.cuda() for item in result], tensors)  # type: ignore[arg-type]
 
     own = inductor_ext.load(package)
-    right([own(*each) for each in given])
-    torch.save([[each.cpu() for each in tensors] for tensors in given], tmp_path / "given.pt")
+    right([own(*item) for item in given])
+    torch.save([[tensor.cpu() for tensor in tensors] for tensors in given], tmp_path / "given.pt")
     hidden = ("CUDA_HOME", "CUDA_PATH", "TORCHINDUCTOR_CUTLASS_DIR")
     environment = {name: text for name, text in os.environ.items() if name not in hidden}
     # Where Python is, without what else is there.

@@ -72,7 +72,7 @@ def values(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
 
 
 def linear(*shapes: tuple[int, ...], dtype: torch.dtype = HALF) -> Tensors:
-    return [values(*each, dtype=dtype) for each in shapes]
+    return [values(*shape, dtype=dtype) for shape in shapes]
 
 
 def scaled_addmm(b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem
     # Remembers each, and chooses nothing.
     with decide.forced(asked.setdefault):
         compiled(function, inputs)
-    return [each for each in asked if each.epilogue.tree is not None]
+    return [item for item in asked if item.epilogue.tree is not None]
 
 
 def mm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -230,14 +230,14 @@ def kernels() -> Mapping[str, str]:
                     wanted[name] = (problem, chosen)
                     break
         (identity,) = asked_for(mm, linear(*XW))
-        wanted |= {name: (identity, each) for name, each in FORCED.items()}
+        wanted |= {name: (identity, item) for name, item in FORCED.items()}
         reasons = cutlass_kernels.prepare(wanted.values(), config.snapshot({}))
-        return {name: reasons[each] for name, each in wanted.items() if each in reasons}
+        return {name: reasons[item] for name, item in wanted.items() if item in reasons}
 
 
 def exactly(function: Callable[..., Any], inputs: Tensors) -> tuple[torch.Tensor, ...]:
     """The results in float64."""
-    wide = [each if each.dtype == torch.int32 else each.double() for each in inputs]
+    wide = [inp if inp.dtype == torch.int32 else inp.double() for inp in inputs]
     found = function(*wide)
     return found if isinstance(found, tuple) else (found,)
 
@@ -347,9 +347,9 @@ def test_lists_leave_only_or_none_of_pingpong(
         found = compiled(mm, inputs, max_autotune=True, **options)
     assert_right(found, mm, inputs)
     (record,) = records
-    candidates = [each for each in record.candidates if each.config is not None]
-    assert ["pingpong" in each.config.name for each in candidates] == [not denied]
-    assert all(each.measured is not None for each in candidates), candidates
+    candidates = [candidate for candidate in record.candidates if candidate.config is not None]
+    assert ["pingpong" in candidate.config.name for candidate in candidates] == [not denied]
+    assert all(candidate.measured is not None for candidate in candidates), candidates
 
 
 FAULTS = {
@@ -375,7 +375,7 @@ def test_a_faulty_kernel_is_dropped_and_stock_s_path_is_taken(
     assert_right(found, mm, inputs)
     (record,) = records
     assert record.chosen is None
-    (dropped,) = (each for each in record.candidates if each.config is not None)
+    (dropped,) = (candidate for candidate in record.candidates if candidate.config is not None)
     assert fault.split()[0] in (dropped.failure or "").lower()
 
 

@@ -46,7 +46,7 @@ def first(*templates: str) -> decide.Rule:
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
         found = search_space.candidates(problem, device())
-        return next((each for each in found if not templates or each.template in templates), None)
+        return next((item for item in found if not templates or item.template in templates), None)
 
     return rule
 
@@ -90,7 +90,7 @@ class PreNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norms[0](x)
-        q, k, v = (each(h) for each in self.qkv)
+        q, k, v = (item(h) for item in self.qkv)
         x = x + torch.sigmoid(q - k) + v
         hidden, gate = self.proj(self.norms[1](x)).chunk(2, dim=-1)
         out: torch.Tensor = x + self.down(hidden * F.gelu(gate))
@@ -143,7 +143,7 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
                 out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[torch.bfloat16]
-    products = [each for each in records if isinstance(each, events.ProductRecord)]
+    products = [record for record in records if isinstance(record, events.ProductRecord)]
     # Q, K and V; what follows them; a gate and what it gates; and the last one.
     assert len(products) == 4
     assert None not in chosen(records)
@@ -210,9 +210,9 @@ class TestUnknownSizes:
 
         def inputs(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
             sizes = (m, k, 8), (n, k, 8), (n, k), (k,)
-            found = [torch.randn(*each, device="cuda", dtype=dtype) / 4 for each in sizes]
-            for each in found:
-                torch._dynamo.mark_dynamic(each, list(range(min(2, each.dim()))))
+            found = [torch.randn(*size, device="cuda", dtype=dtype) / 4 for size in sizes]
+            for item in found:
+                torch._dynamo.mark_dynamic(item, list(range(min(2, item.dim()))))
             return tuple(found)
 
         compiled = torch.compile(mlp, backend="inductor_ext")
@@ -223,12 +223,12 @@ class TestUnknownSizes:
         ):
             for sizes in ((6, 48, 40), (7, 33, 5), (300, 129, 64), (2050, 1000, 31), (2, 2, 2)):
                 given = inputs(*sizes)
-                exact = mlp(*(each.double() for each in given))
+                exact = mlp(*(item.double() for item in given))
                 for found, expected in zip(compiled(*given), exact, strict=True):
                     assert relative_error(found, expected) < ERROR[dtype], sizes
         assert len(compiles) == 1
         if device().capability >= (9, 0):
-            assert {each.template for each in chosen(records) if each} == {template}
+            assert {item.template for item in chosen(records) if item} == {template}
 
     def test_attention(self) -> None:
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -241,9 +241,9 @@ class TestUnknownSizes:
         with decide.forced(by_size), events.capture(events.CompileRecord) as records:
             for size in (128, 9, 64, 65, 300, 1000, 2100):
                 given = torch.randn(3, 8, size, 64, device="cuda", dtype=torch.bfloat16).unbind()
-                for each in given:
-                    torch._dynamo.mark_dynamic(each, 1)
-                exact = attention(*(each.double() for each in given))
+                for item in given:
+                    torch._dynamo.mark_dynamic(item, 1)
+                exact = attention(*(item.double() for item in given))
                 found = compiled(*given)
                 assert relative_error(found, exact) < ERROR[torch.bfloat16], size
         assert len(records) == 1
@@ -372,7 +372,7 @@ class TestGroups:
                 out = compiled(*given, torch.tensor(ends, dtype=torch.int32, device="cuda"))
                 gradient = torch.randn_like(out)
                 out.backward(gradient)
-                wide = [each.detach().double().requires_grad_() for each in given]
+                wide = [tensor.detach().double().requires_grad_() for tensor in given]
                 a, b = wide[0], wide[1].transpose(-1, -2) if transposed else wide[1]
                 expected = self.exact(a, b, ends) * 2
                 expected.backward(gradient.double())
@@ -433,7 +433,7 @@ class TestDescriptorsFromCpp:
 
     @staticmethod
     def check(found: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-        exact = Products()(*(each.double() for each in inputs))
+        exact = Products()(*(inp.double() for inp in inputs))
         for ours, theirs in zip(found, exact, strict=True):
             assert relative_error(ours, theirs) < ERROR[torch.bfloat16]
 
@@ -533,7 +533,7 @@ class TestTuning:
 
 def copying(problem: GemmProblem) -> GemmConfig | None:
     found = search_space.candidates(problem, device())
-    return next((each for each in found if each.realign), None)
+    return next((item for item in found if item.realign), None)
 
 
 UNALIGNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -549,7 +549,7 @@ UNALIGNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], .
 def test_copies_of_unaligned_factors_equal_float64(name: str, dtype: torch.dtype) -> None:
     function, shapes = UNALIGNED[name]
     inputs = [torch.randn(shape, device="cuda", dtype=dtype) / 4 for shape in shapes]
-    expected = function(*(each.double() for each in inputs))
+    expected = function(*(inp.double() for inp in inputs))
     with decide.forced(copying), events.capture() as records:
         found = torch.compile(function, backend="inductor_ext")(*inputs)
     (config,) = chosen(records)

@@ -135,7 +135,7 @@ def test_tma_stores(config: GemmConfig, rest: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize(
-    "config", [BATCH, but(BATCH, flatten=False), TILE, GEMV], ids=lambda each: each.template
+    "config", [BATCH, but(BATCH, flatten=False), TILE, GEMV], ids=lambda x: x.template
 )
 def test_batches(config: GemmConfig, layouts: str) -> None:
     sizes = (3, 205, 333) if config is GEMV else (136, 200, 328)
@@ -143,7 +143,7 @@ def test_batches(config: GemmConfig, layouts: str) -> None:
     assert error(case) < TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("config", [BATCH, TILE], ids=lambda each: each.template)
+@pytest.mark.parametrize("config", [BATCH, TILE], ids=lambda x: x.template)
 def test_a_batch_shares_one_matrix(config: GemmConfig) -> None:
     a = Operand.of("bfloat16", (136, 328), (336, 1), batch=5, batch_stride=336 * 136, offset=8)
     b = Operand.of("bfloat16", (328, 200), (1, 328), batch=5, offset=8)
@@ -151,7 +151,7 @@ def test_a_batch_shares_one_matrix(config: GemmConfig) -> None:
     assert error(Case(problem, config, offset=8, bias="matrix")) < TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("config", [TMA, SPECIALIZED_PARAM, TILE], ids=lambda each: each.template)
+@pytest.mark.parametrize("config", [TMA, SPECIALIZED_PARAM, TILE], ids=lambda x: x.template)
 @pytest.mark.parametrize("bias", ["row", "matrix"])
 def test_what_is_added(config: GemmConfig, bias: Any) -> None:
     case = Case(mm(264, 328, 200), config, bias=bias, after=torch.relu)
@@ -212,7 +212,7 @@ def product(request: pytest.FixtureRequest) -> Iterator[Any]:
     operands = [kernel_util.inputs(case, "cuda", seed) for seed in range(2)]
     with kernel_util.lowering_of(case) as function, gpu_util.compiling():
         compiled = torch.compile(function, fullgraph=True)
-        yield compiled, operands, [compiled(*each).clone() for each in operands]
+        yield compiled, operands, [compiled(*operand).clone() for operand in operands]
 
 
 class TestLaunches:
@@ -235,7 +235,7 @@ class TestLaunches:
                     found[index].append(compiled(*operands[index % 2]))
         torch.cuda.synchronize()
         for index, results in enumerate(found):
-            assert all(torch.equal(each, expected[index % 2]) for each in results)
+            assert all(torch.equal(result, expected[index % 2]) for result in results)
 
     def test_replayed_side_by_side(self, product: Any) -> None:
         compiled, operands, expected = product
@@ -253,15 +253,13 @@ class TestLaunches:
                     graph.replay()
             torch.cuda.synchronize()
             for known, found in zip(expected, results, strict=True):
-                assert all(torch.equal(each, known) for each in found)
-                for each in found:
-                    each.fill_(-1)
+                assert all(torch.equal(item, known) for item in found)
+                for item in found:
+                    item.fill_(-1)
             torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize(
-    "config", [TMA, SPECIALIZED_PARAM, TILE, GEMV], ids=lambda each: each.template
-)
+@pytest.mark.parametrize("config", [TMA, SPECIALIZED_PARAM, TILE, GEMV], ids=lambda x: x.template)
 @pytest.mark.parametrize("layouts", ["rr", "rc"])
 def test_several_factors(config: GemmConfig, layouts: str) -> None:
     m = 3 if config is GEMV else 264
@@ -269,7 +267,7 @@ def test_several_factors(config: GemmConfig, layouts: str) -> None:
     assert error(Case(problem, config)) < TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("config", [TMA, TILE, GEMV], ids=lambda each: each.template)
+@pytest.mark.parametrize("config", [TMA, TILE, GEMV], ids=lambda x: x.template)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_gates(config: GemmConfig, activation: str) -> None:
     m = 3 if config is GEMV else 264
@@ -331,9 +329,9 @@ STANDARDISED = {
     ("name", "dtype"),
     # Vectors multiply float32 as it is.
     [
-        each
-        for each in itertools.product(STANDARDISED, ("bfloat16", "float16", "tf32"))
-        if each != ("vector", "tf32")
+        item
+        for item in itertools.product(STANDARDISED, ("bfloat16", "float16", "tf32"))
+        if item != ("vector", "tf32")
     ],
 )
 def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
@@ -344,7 +342,7 @@ def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
     assert error(case) < 2 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("config", [SKINNY, GEMV, TILE], ids=lambda each: each.template)
+@pytest.mark.parametrize("config", [SKINNY, GEMV, TILE], ids=lambda x: x.template)
 def test_standardised_rows_are_rounded(config: GemmConfig) -> None:
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
     prologue = Prologue("standardize", scale_dtype="float32", vectors=2)

@@ -32,7 +32,9 @@ def uncached() -> Iterator[None]:
 def check(problem: GemmProblem, template: str, count: int = 3) -> None:
     """Some of a template's candidates, far apart in its space, against float64."""
     found = [
-        each for each in search_space.candidates(problem, device()) if each.template == template
+        candidate
+        for candidate in search_space.candidates(problem, device())
+        if candidate.template == template
     ]
     assert found
     canonical = program(problem)
@@ -61,7 +63,7 @@ def run(
     with torch.no_grad(), decide.forced(rule), events.capture() as records:
         compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
         results = compiled(*inputs)
-    taken = [each.chosen for each in records if isinstance(each, events.ProductRecord)]
+    taken = [record.chosen for record in records if isinstance(record, events.ProductRecord)]
     return results, taken
 
 

@@ -89,7 +89,7 @@ def only_with_maxima(pick: Callable[[list[GemmConfig]], GemmConfig | None]) -> d
 
 def first(*templates: str) -> decide.Rule:
     return only_with_maxima(
-        lambda found: next((each for each in found if each.template in templates), None)
+        lambda found: next((item for item in found if item.template in templates), None)
     )
 
 
@@ -124,8 +124,8 @@ def run(
     compiled = torch.compile(module, backend="inductor_ext", options=options or None, dynamic=False)
     with torch.no_grad(), decide.forced(rule), events.capture(events.ProductRecord) as records:
         for _ in range(3):
-            results = tuple(each.clone() for each in compiled(x))
-    return results, [each for each in records if each.problem is not None]
+            results = tuple(tensor.clone() for tensor in compiled(x))
+    return results, [record for record in records if record.problem is not None]
 
 
 @pytest.mark.parametrize("kind", [Gated, Activated])

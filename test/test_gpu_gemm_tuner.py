@@ -130,7 +130,7 @@ def test_a_slow_kernel_is_slow_and_what_cannot_be_captured_is_timed_too() -> Non
         call()
     with timing.CudaStopwatch(calls, 0) as stopwatch:
         samples = timing.measure(stopwatch, len(calls), 300)
-    one, two, tiny, waiting = (each.microseconds for each in samples)
+    one, two, tiny, waiting = (sample.microseconds for sample in samples)
     assert two == pytest.approx(2 * one, rel=0.2)
     assert tiny < one / 5
     assert waiting > one
@@ -149,7 +149,7 @@ def test_a_host_that_falls_behind_is_given_a_longer_lead() -> None:
             return lambda: (time.sleep(3e-4), run())
 
         stopwatch._runs = [late(run) for run in stopwatch._runs]
-        behind = [each.microseconds for each in timing.measure(stopwatch, len(calls), 100)]
+        behind = [item.microseconds for item in timing.measure(stopwatch, len(calls), 100)]
     assert stopwatch.lead > first
     # Other tests keep the host as well: it can be late once more, for one of four. Where the lead
     # is too short, a product takes as long as the host sleeps.
@@ -174,16 +174,16 @@ def test_two_shapes_are_tuned_in_seconds() -> None:
     seconds = time.perf_counter() - begun
     for problem, decision in decisions.items():
         assert decision.origin == "measured"
-        timed = [each for each in decision.timings if each.microseconds is not None]
+        timed = [item for item in decision.timings if item.microseconds is not None]
         print(problem_words(problem), seconds, *decision.timings, sep="\n    ")
-        assert len(timed) > 1, [each.failure for each in decision.timings]
+        assert len(timed) > 1, [item.failure for item in decision.timings]
         least = problem.roofline(this_device())
-        assert all(each.microseconds > 0.9 * least for each in timed)
-        best = min(each.microseconds for each in timed)
+        assert all(item.microseconds > 0.9 * least for item in timed)
+        best = min(item.microseconds for item in timed)
         taken = decision.microseconds(decision.config)
         assert taken is not None
         assert taken <= best * 1.05
-    assert [each.problem for each in records] == [DECODE, SQUARE]
+    assert [record.problem for record in records] == [DECODE, SQUARE]
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -200,7 +200,7 @@ def test_a_candidate_that_breaks_the_device_breaks_its_own_process() -> None:
     bad, good = (config for config, _ in cost_model.rank(DECODE, this_device(), 2))
     job = candidate_run.Job(DECODE, (bad, good))
     (report,) = subprocess_runner.run([job], gpu_tuning_bench.faulty_bench, 0, 100, 60)
-    failures = {each.config: each.failure for each in report.timings}
+    failures = {item.config: item.failure for item in report.timings}
     assert failures[bad] is not None
     # The fault shows wherever the device is waited for next.
     assert "broke the device" in failures[bad] or "CUDA error" in failures[bad]

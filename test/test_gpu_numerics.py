@@ -56,7 +56,7 @@ def test_under_batch_invariance_bits_are_those_of_inductor(function: Function, r
     options = {"batch_invariant": True, "max_autotune_gemm": True, "force_disable_caches": True}
     with inductor_config.patch(options):
         stock, ours = (
-            results(function, each, x[:rows].clone(), w) for each in ("inductor", "inductor_ext")
+            results(function, name, x[:rows].clone(), w) for name in ("inductor", "inductor_ext")
         )
     # Upstream may measure and choose a Triton template for a product, in either compile.
     if function is norm:
@@ -99,7 +99,7 @@ def test_what_is_measured_with_float16_sums_holds_for_these_alone(tmp_path: Path
             compiled = torch.compile(torch.mm, options={"max_autotune": True}, dynamic=False)
             found = compiled(x, w)
         (product,) = products
-        return [each.problem.math_flags for each in tuned], product.origin, found
+        return [case.problem.math_flags for case in tuned], product.origin, found
 
     exact = x.double() @ w.double()
     with gpu_util.compiling():
@@ -137,4 +137,4 @@ def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPa
     finally:
         subprocess_runner._end()
     assert decision.origin == "measured"
-    assert decision.microseconds(None) is not None, [each.failure for each in decision.timings]
+    assert decision.microseconds(None) is not None, [timing.failure for timing in decision.timings]

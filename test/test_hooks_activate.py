@@ -345,7 +345,7 @@ def test_a_composed_handler_survives_pickling() -> None:
     restored = pickle.loads(pickle.dumps(original))
     assert type(restored) is type(original)
     assert restored.should_use_cooperative_reduction() is False
-    assert [type(each) for each in restored.contributors] == [_Contributor]
+    assert [type(contributor) for contributor in restored.contributors] == [_Contributor]
 
 
 def test_a_scope_inside_a_scope_has_its_own_settings() -> None:

@@ -167,8 +167,8 @@ def test_small_problems_are_solved_to_the_optimum() -> None:
     problems = [random_problem(random.Random(seed), 7) for seed in range(120)]
     optima = [optimum(problem) for problem in problems]
     found = [find_order(problem, range(7)) for problem in problems]
-    assert [each.peak for each in found] == optima
-    started_well = sum(each.peak_before == best for each, best in zip(found, optima, strict=True))
+    assert [item.peak for item in found] == optima
+    started_well = sum(item.peak_before == best for item, best in zip(found, optima, strict=True))
     assert started_well < 80
 
 

@@ -84,7 +84,7 @@ class TestTables:
         classes = installed()[kind]
         assert len(classes) > 8
         tables = {"torch": theirs, "inductor_ext": own}
-        assert {each for each in classes if each[1] not in tables[each[0]]} == set()
+        assert {cls for cls in classes if cls[1] not in tables[cls[0]]} == set()
         assert {name for package, name in classes if package == "inductor_ext"} == set(own)
 
     def test_what_is_read_has_a_reader(self) -> None:
@@ -197,8 +197,8 @@ class TestUnknown:
         assert "torch._inductor.codegen.wrapper.NewLine" in plan.reason
         assert plan.reason in plan.describe()
         assert plan_store.parse(json.loads(json.dumps(plan.as_json()))) == plan
-        ours_only = [each for each in caplog.records if each.name == "inductor_ext"]
-        unknown, budget = (each.getMessage() for each in ours_only)
+        ours_only = [record for record in caplog.records if record.name == "inductor_ext"]
+        unknown, budget = (item.getMessage() for item in ours_only)
         assert "memory plan of a graph is Inductor's" in unknown
         assert "NewLine" in unknown
         assert "memory_budget cannot be checked" in budget

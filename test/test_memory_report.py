@@ -729,10 +729,10 @@ class TestCompiled:
         assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in found["error"]
 
         measured = report.measure(lambda: compiled(x).backward()).measured
-        assert [each.kind for each in measured] == ["forward", "backward"]
-        for each in measured:
-            assert each.predicted > 32 * 256 * 4
-            assert abs(each.deviation) <= 1
+        assert [item.kind for item in measured] == ["forward", "backward"]
+        for item in measured:
+            assert item.predicted > 32 * 256 * 4
+            assert abs(item.deviation) <= 1
         with pytest.raises(exc.NothingMeasuredError):
             report.measure(torch.sin, x)
         torch._dynamo.reset()
@@ -857,7 +857,7 @@ class TestCompiled:
         report = memory_report.memory_report(compiled)
         assert {device for r in report.records for device in peak_report.devices(r)} == {"cuda:0"}
         report = report.measure(lambda: compiled(x).backward())
-        assert [each.kind for each in report.measured] == ["forward", "backward"]
-        for each in report.measured:
-            assert each.predicted > 4096 * 256 * 4
-            assert abs(each.deviation) <= 1, str(report)
+        assert [item.kind for item in report.measured] == ["forward", "backward"]
+        for item in report.measured:
+            assert item.predicted > 4096 * 256 * 4
+            assert abs(item.deviation) <= 1, str(report)

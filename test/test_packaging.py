@@ -187,9 +187,9 @@ def test_metadata_states_the_python_releases(wheel_metadata: email.message.Messa
     accepted = SpecifierSet(wheel_metadata["Requires-Python"])
     prefix = "Programming Language :: Python :: "
     classified = {
-        each.removeprefix(prefix)
-        for each in wheel_metadata.get_all("Classifier")
-        if re.fullmatch(rf"{prefix}3\.\d+", each)
+        item.removeprefix(prefix)
+        for item in wheel_metadata.get_all("Classifier")
+        if re.fullmatch(rf"{prefix}3\.\d+", item)
     }
     assert classified == {f"3.{minor}" for minor in range(30) if accepted.contains(f"3.{minor}.1")}
     (row,) = re.findall(r"^\| Python \| 3\.(\d+) to 3\.(\d+)", README.read_text(), re.MULTILINE)

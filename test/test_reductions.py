@@ -99,7 +99,7 @@ def test_long_rows_in_another_order_are_not() -> None:
     ],
 )
 def test_what_is_read_once_is_stocks(function: Function) -> None:
-    ours, stock = (lowered(function, (4096, 4096), ours=each) for each in (True, False))
+    ours, stock = (lowered(function, (4096, 4096), ours=value) for value in (True, False))
     assert kinds(ours) == kinds(stock)
     assert "per" not in kinds(ours)[:1]
 
@@ -133,10 +133,10 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def test_under_batch_invariance_the_number_of_rows_decides_nothing() -> None:
     """Of one row the weights are as large as the row: it is not held, and 32 rows are."""
     sizes = [((rows, 4096), (4096,), (4096,)) for rows in (1, 32)]
-    assert [kinds(lowered(affine, *each)) for each in sizes] == [["red"], ["per"]]
+    assert [kinds(lowered(affine, *size)) for size in sizes] == [["red"], ["per"]]
     with inductor_config.patch(batch_invariant=True):
         for shapes in sizes:
-            ours, stock = (lowered(affine, *shapes, ours=each) for each in (True, False))
+            ours, stock = (lowered(affine, *shapes, ours=value) for value in (True, False))
             assert ours.kernels() == stock.kernels()
             assert kinds(ours) == ["red"]
 

@@ -143,10 +143,10 @@ class Verifier:
         self._rows = torch.tensor(rows, device=inputs[0].device)
         exact = program.reference(inputs, self._rows)
         filled = rounds(self._problem) and self._problem.stored != "bool"
-        self._scales = [_scale(each, FILLING if filled else 1.0) for each in exact]
+        self._scales = [_scale(item, FILLING if filled else 1.0) for item in exact]
         # float32 takes half the memory. Its roundoff is far below every bound except for integers.
         integer = not getattr(torch, self._problem.stored).is_floating_point
-        self._exact = exact if integer else tuple(each.to(torch.float32) for each in exact)
+        self._exact = exact if integer else tuple(item.to(torch.float32) for item in exact)
         reduced = self._problem.epilogue.reductions * len(self._problem.parts or (1,))
         if self._problem.epilogue.gated:
             reduced = self._problem.epilogue.reductions
@@ -163,12 +163,12 @@ class Verifier:
         Returns:
             Why Inductor's path itself exceeds the bound; None if it does not.
         """
-        errors = [self._error(index, each) for index, each in enumerate(outputs)]
+        errors = [self._error(index, output) for index, output in enumerate(outputs)]
         wrong = self._judge(errors)
-        if all(each <= _STOCK_LIMIT for each in errors):
+        if all(item <= _STOCK_LIMIT for item in errors):
             self._allowed = [
-                max(allowed, _STOCK_FACTOR * each)
-                for allowed, each in zip(self._allowed, errors, strict=True)
+                max(allowed, _STOCK_FACTOR * item)
+                for allowed, item in zip(self._allowed, errors, strict=True)
             ]
             if not self._all_rows:
                 self._stock = tuple(outputs)
@@ -187,7 +187,7 @@ class Verifier:
             outputs = call()
             if len(outputs) != len(self._exact):
                 return f"it returned {len(outputs)} results, and there are {len(self._exact)}"
-            errors = [self._error(index, each) for index, each in enumerate(outputs)]
+            errors = [self._error(index, output) for index, output in enumerate(outputs)]
             reason = self._judge(errors) or self._compare(outputs)
             if reason is not None:
                 return reason

@@ -203,14 +203,14 @@ class _Trial:
         if isinstance(stock, Compiled):
             seen[stock.key] = "stock's path: the template was not used"
         found = {}
-        for config, each in own.items():
-            if isinstance(each, Exception):
-                self.failures[config] = f"does not compile: {_words(each)}"
-            elif each.key in seen:
-                self.failures[config] = f"has the code of {seen[each.key]}"
+        for config, item in own.items():
+            if isinstance(item, Exception):
+                self.failures[config] = f"does not compile: {_words(item)}"
+            elif item.key in seen:
+                self.failures[config] = f"has the code of {seen[item.key]}"
             else:
-                seen[each.key] = config_words(config)
-                found[config] = each
+                seen[item.key] = config_words(config)
+                found[config] = item
         return found
 
     def _shortage(self, program: Any) -> str | None:
@@ -233,22 +233,22 @@ class _Trial:
         """Return calls, without arguments, of Inductor's path and the verified candidates."""
         from inductor_ext.autotune.accuracy import Verifier
 
-        def bound(each: Compiled) -> Callable[[], Any]:
-            return lambda: each.call(*inputs)
+        def bound(compiled: Compiled) -> Callable[[], Any]:
+            return lambda: compiled.call(*inputs)
 
         verifier = Verifier(program, inputs)
         calls: dict[Config | None, Callable[[], Any]] = {None: bound(stock)}
         verifier.set_stock(calls[None]())
-        for config, each in candidates.items():
+        for config, candidate in candidates.items():
             self.notify(config)
             try:
-                reason = verifier.check(bound(each))
+                reason = verifier.check(bound(candidate))
                 self.bench.synchronize()
             except Exception as error:
                 self._synchronized(config, error)
                 reason = f"failed: {_words(error)}"
             if reason is None:
-                calls[config] = bound(each)
+                calls[config] = bound(candidate)
             else:
                 self.failures[config] = reason
         return calls

@@ -62,7 +62,7 @@ def awaited(
     if not settings.cutlass_background or missing() is not None:
         return set()
     sources = _sources(wanted)
-    every = [each for several in sources.values() for each in several]
+    every = [item for several in sources.values() for item in several]
     left = set(background_build.build_later(every, runtime.store(settings)))
     return {problem for problem, several in sources.items() if left & set(several)}
 
@@ -80,7 +80,7 @@ def unobtainable(
     found = {
         problem
         for problem, several in _sources(wanted).items()
-        if not any(nvcc_build.is_built(each, place) for each in several)
+        if not any(nvcc_build.is_built(item, place) for item in several)
     }
     return set() if not found or can_build() else found
 
@@ -113,22 +113,22 @@ def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     Returns:
         The reason for each kernel that cannot be obtained.
     """
-    sources = {each: kernels.source_of(*each) for each in wanted}
+    sources = {item: kernels.source_of(*item) for item in wanted}
     if not sources:
         return {}
-    different = {each.name: each for each in sources.values()}
+    different = {source.name: source for source in sources.values()}
     place = runtime.store(settings)
     try:
         failed = nvcc_build.build_all(list(different.values()), place)
     except exc.MissingToolchainError:
         can_build()
         return {
-            each: "it is not built, and there is nothing to build it with"
-            for each, made in sources.items()
+            key: "it is not built, and there is nothing to build it with"
+            for key, made in sources.items()
             if not nvcc_build.is_built(made, place)
         }
     return {
-        each: f"does not build: {failed[made.name].fields['why']}"
-        for each, made in sources.items()
+        key: f"does not build: {failed[made.name].fields['why']}"
+        for key, made in sources.items()
         if made.name in failed
     }

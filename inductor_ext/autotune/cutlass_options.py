@@ -107,7 +107,7 @@ class Options:
 
     def launched(self, config: CutlassConfig) -> CutlassConfig:
         """Return a configuration with an allowed swizzle and the requested compiler flags."""
-        allowed = [each for each in self.swizzles if each <= config.swizzle]
+        allowed = [swizzle for swizzle in self.swizzles if swizzle <= config.swizzle]
         swizzle = max(allowed or self.swizzles[:1] or (config.swizzle,))
         return replace(config, swizzle=swizzle, flags=self.flags)
 

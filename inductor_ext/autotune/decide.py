@@ -73,7 +73,7 @@ def is_asked(backend: str) -> bool:
     from torch._inductor import config
 
     named = config.max_autotune_gemm_backends.split(",")
-    return backend in {each.strip().upper() for each in named}
+    return backend in {text.strip().upper() for text in named}
 
 
 def may_tune(backend: str) -> bool:
@@ -135,10 +135,10 @@ def decide(
     different = list(dict.fromkeys(problems))
     rule: Rule | None = context.current().gemm_rule
     if rule is not None:
-        chosen = {each: rule(each) for each in different}
+        chosen = {item: rule(item) for item in different}
         return {
-            each: Decision(config if config and legal(each, config, device) else None, "forced")
-            for each, config in chosen.items()
+            key: Decision(config if config and legal(key, config, device) else None, "forced")
+            for key, config in chosen.items()
         }
     known = results_db.of_settings(settings)
 
@@ -153,10 +153,10 @@ def decide(
                 continue
             if entry.exact or entry.decision.config is None or allowed(entry.decision.config):
                 found[problem] = entry.decision
-        unknown = [each for each in pending if each not in found]
+        unknown = [item for item in pending if item not in found]
         if tune is not None and unknown:
             found |= known.settle(unknown, device, tune, environments)
-        return {each: found.get(each, STOCK) for each in pending}
+        return {item: found.get(item, STOCK) for item in pending}
 
     return distributed.agree(
         different, decide_here, environments, "known" if tune is None else "tuned"

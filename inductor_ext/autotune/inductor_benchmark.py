@@ -141,8 +141,8 @@ class InductorBench:
             starting(index)
             found.append(code if isinstance(code, Exception) else _load(*code))
         # A kernel that crashes its compile worker also fails the kernels in the other workers.
-        for index, each in enumerate(found):
-            if isinstance(each, Exception) and _pool_broke(each):
+        for index, item in enumerate(found):
+            if isinstance(item, Exception) and _pool_broke(item):
                 starting(index)
                 _forget_kernels()
                 found[index] = _load(*codes[index])
@@ -205,12 +205,12 @@ def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
     in the graph, none of them matches.
     """
 
-    def shape(each: GemmProblem) -> tuple[object, ...]:
-        kind = each.prologue.kind if each.prologue else None
-        sizes = (each.batch, each.m, each.n, each.k)
-        epilogue = each.epilogue
+    def shape(problem: GemmProblem) -> tuple[object, ...]:
+        kind = problem.prologue.kind if problem.prologue else None
+        sizes = (problem.batch, problem.m, problem.n, problem.k)
+        epilogue = problem.epilogue
         tree = epilogue.tree if isinstance(config, CutlassConfig) else None
-        return (*sizes, each.parts, epilogue.gated, epilogue.reductions, kind, tree)
+        return (*sizes, problem.parts, epilogue.gated, epilogue.reductions, kind, tree)
 
     return lambda met: config if shape(met) == shape(problem) else None
 
@@ -313,7 +313,7 @@ def _untraced() -> Iterator[None]:
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
-    counted = {name: each.copy() for name, each in counters.items()}
+    counted = {name: counter.copy() for name, counter in counters.items()}
     measured = {name: getattr(metrics, name) for name in metrics.get_metric_fields()}
     try:
         yield

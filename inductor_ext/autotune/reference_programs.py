@@ -156,38 +156,40 @@ class Program:
             rows: indices into M, ascending, on the device of the tensors.
         """
         named = {}
-        for each, tensor in zip(self.inputs, tensors, strict=True):
-            chosen = select(tensor, -2, rows) if each.rows else tensor
-            integer = each.divided or self._packed(each)
-            named[each.name] = chosen if integer else chosen.to(torch.float64)
+        for inp, tensor in zip(self.inputs, tensors, strict=True):
+            chosen = select(tensor, -2, rows) if inp.rows else tensor
+            integer = inp.divided or self._packed(inp)
+            named[inp.name] = chosen if integer else chosen.to(torch.float64)
         return _evaluate(self.problem, named, _Exact(self.problem, rows))
 
     def make_inputs(self, device: torch.device | str, seed: int = 0) -> list[torch.Tensor]:
         """Return random inputs, for which outputs are of the order of 1."""
         generator = torch.Generator(device)
         generator.manual_seed(seed)
-        return [each.random(generator) for each in self.inputs]
+        return [inp.random(generator) for inp in self.inputs]
 
     def empty_inputs(self, device: torch.device | str) -> list[torch.Tensor]:
         """Return uninitialized inputs; under a fake mode, fake tensors."""
-        return [each.empty(device) for each in self.inputs]
+        return [inp.empty(device) for inp in self.inputs]
 
     @property
     def bytes(self) -> int:
         """Bytes of the storages of the inputs."""
-        return sum(each.bytes for each in self.inputs)
+        return sum(inp.bytes for inp in self.inputs)
 
     @property
     def further(self) -> Mapping[int, str]:
         """The dtypes of the outputs of a tree, except the first, by index."""
         tree = _tree(self.problem)
-        return {} if tree is None else dict(enumerate((each for each, _ in tree.outputs[1:]), 1))
+        return (
+            {} if tree is None else dict(enumerate((output for output, _ in tree.outputs[1:]), 1))
+        )
 
     def _named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {each.name: tensor for each, tensor in zip(self.inputs, tensors, strict=True)}
+        return {inp.name: tensor for inp, tensor in zip(self.inputs, tensors, strict=True)}
 
-    def _packed(self, each: Input) -> bool:
-        return each.name.startswith("b") and self.problem.b.dtype in INT4
+    def _packed(self, input_: Input) -> bool:
+        return input_.name.startswith("b") and self.problem.b.dtype in INT4
 
 
 def program(problem: GemmProblem) -> Program:
@@ -207,8 +209,8 @@ def _stays_integer(problem: GemmProblem) -> bool:
     return problem.operation == "int_mm" and problem.stored == problem.out and integers
 
 
-def _is_integer(each: EpilogueInput) -> bool:
-    return not _dtype(each.dtype).is_floating_point
+def _is_integer(input_: EpilogueInput) -> bool:
+    return not _dtype(input_.dtype).is_floating_point
 
 
 @contextlib.contextmanager
@@ -299,8 +301,8 @@ def _inputs(problem: GemmProblem) -> Iterator[Input]:
         return
     if problem.a.dtype in FP8:
         yield from _fp8_scales(problem, bound)
-    for index, each in enumerate(_epilogue_inputs(problem)):
-        yield from _epilogue_input(problem, index, each)
+    for index, inp in enumerate(_epilogue_inputs(problem)):
+        yield from _epilogue_input(problem, index, inp)
 
 
 def _tree(problem: GemmProblem) -> Tree | None:
@@ -310,20 +312,20 @@ def _tree(problem: GemmProblem) -> Tree | None:
 def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Input]:
     """Yield the inputs of a tree, then those of the rest of the epilogue."""
     scaled = dict(zip(_Own.of(problem, tree).scales, _scale_units(problem, bound), strict=False))
-    for index, each in enumerate(tree.inputs):
-        if each.behind is None:
+    for index, inp in enumerate(tree.inputs):
+        if inp.behind is None:
             (found,) = _scales(problem, bound)
             yield dataclasses.replace(found, name=f"input{index}_0")
             continue
-        (found,) = _epilogue_input(problem, index, each.behind)
+        (found,) = _epilogue_input(problem, index, inp.behind)
         if index in scaled:
             unit = scaled[index]
             found = dataclasses.replace(found, low=0.5 * unit, high=1.5 * unit)
-            if problem.operation == "scaled" and each.broadcast == "row":
+            if problem.operation == "scaled" and inp.broadcast == "row":
                 found = dataclasses.replace(found, shape=(1, problem.n), strides=(problem.n, 1))
-        whole = each.broadcast in ("matrix", "row")
-        if whole and each.alignment < aligned(each.dtype, problem.n):
-            found = dataclasses.replace(found, offset=each.alignment)
+        whole = inp.broadcast in ("matrix", "row")
+        if whole and inp.alignment < aligned(inp.dtype, problem.n):
+            found = dataclasses.replace(found, offset=inp.alignment)
         yield found
     for index, rest in enumerate(_rest(problem, tree), len(tree.inputs)):
         yield from _epilogue_input(problem, index, rest)
@@ -387,8 +389,8 @@ class _Own:
         def above(node: Node, operation: str, kind: str) -> Node | None:
             """Return the `operation` on `node` and a second operand of `kind`; None without one."""
             found = users.get(node, [])
-            fits = [each for each in found if each.operation == operation]
-            return next((each for each in fits if each.arguments[1].operation == kind), None)
+            fits = [item for item in found if item.operation == operation]
+            return next((fit for fit in fits if fit.arguments[1].operation == kind), None)
 
         value = ACCUMULATOR
         scales = []
@@ -522,9 +524,9 @@ def _fp8_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
 def _scale_inputs(problem: GemmProblem) -> tuple[EpilogueInput, ...]:
     """Return the inputs of the epilogue that are scales of fp8 operands."""
     first = problem.epilogue.inputs[:2]
-    kinds = tuple(each.broadcast for each in first)
+    kinds = tuple(item.broadcast for item in first)
     scales = kinds in (("column", "row"), ("scalar", "scalar"))
-    known = problem.a.dtype in FP8 and all(each.dtype == "float32" for each in first)
+    known = problem.a.dtype in FP8 and all(tensor.dtype == "float32" for tensor in first)
     return first if scales and known else ()
 
 
@@ -542,7 +544,7 @@ def _is_bias(problem: GemmProblem, index: int) -> bool:
     return problem.operation in ("addmm", "baddbmm")
 
 
-def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
+def _is_added(problem: GemmProblem, index: int, input_: EpilogueInput) -> bool:
     """Whether an input of the epilogue, not counting fp8 scales, is added; else it multiplies."""
     if _is_bias(problem, index):
         return True
@@ -550,18 +552,18 @@ def _is_added(problem: GemmProblem, index: int, each: EpilogueInput) -> bool:
         # The first floating-point row holds the scales of the columns; integers are added to the
         # accumulators.
         floats = (other for other in problem.epilogue.inputs[:index] if not _is_integer(other))
-        second = each.broadcast == "row" and "row" in (other.broadcast for other in floats)
-        return each.broadcast == "matrix" or _is_integer(each) or second
+        second = input_.broadcast == "row" and "row" in (other.broadcast for other in floats)
+        return input_.broadcast == "matrix" or _is_integer(input_) or second
     prologue = problem.prologue
-    if index == 0 and each.broadcast == "row" and prologue is not None and prologue.dequantizes:
+    if index == 0 and input_.broadcast == "row" and prologue is not None and prologue.dequantizes:
         return prologue.scales != "none"
-    return each.broadcast in ("matrix", "row")
+    return input_.broadcast in ("matrix", "row")
 
 
 def _first_factor(problem: GemmProblem) -> int | None:
     """Return the index of the first epilogue input that multiplies, not counting fp8 scales."""
     inputs = enumerate(_epilogue_inputs(problem))
-    return next((index for index, each in inputs if not _is_added(problem, index, each)), None)
+    return next((index for index, inp in inputs if not _is_added(problem, index, inp)), None)
 
 
 def _sum_unit(problem: GemmProblem) -> float:
@@ -572,30 +574,30 @@ def _sum_unit(problem: GemmProblem) -> float:
     return 3 / math.sqrt(problem.k) / 127**2
 
 
-def _range(problem: GemmProblem, index: int, each: EpilogueInput) -> tuple[float, float]:
+def _range(problem: GemmProblem, index: int, input_: EpilogueInput) -> tuple[float, float]:
     """Return the bounds of the values of an epilogue input."""
-    added = _is_added(problem, index, each)
+    added = _is_added(problem, index, input_)
     low, high = (-1.0, 1.0) if added else (0.5, 1.5)
     if problem.operation == "int_mm":
         first = _first_factor(problem)
         if index == first:
             low, high = low * _sum_unit(problem), high * _sum_unit(problem)
-        elif _is_integer(each) and (first is None or index < first):
+        elif _is_integer(input_) and (first is None or index < first):
             low, high = -127.0, 127.0
-    if _is_integer(each):
+    if _is_integer(input_):
         # An integer that multiplies must not be 0, which would hide errors.
         low, high = (low, high) if added else (1.0, 2.0)
-        low = low if each.dtype == "bool" else max(low, torch.iinfo(_dtype(each.dtype)).min)
+        low = low if input_.dtype == "bool" else max(low, torch.iinfo(_dtype(input_.dtype)).min)
     return low, high
 
 
-def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> Iterator[Input]:
+def _epilogue_input(problem: GemmProblem, index: int, input_: EpilogueInput) -> Iterator[Input]:
     parts: Sequence[int] = _columns(problem)
     if problem.epilogue.gated and not _is_bias(problem, index):
         parts = (problem.columns,)
-    if each.broadcast in ("column", "scalar"):
+    if input_.broadcast in ("column", "scalar"):
         parts = parts[:1]
-    low, high = _range(problem, index, each)
+    low, high = _range(problem, index, input_)
     batch = (problem.batch,) if problem.operation in BATCHED else ()
     for part, columns in enumerate(parts):
         shape: tuple[int, ...] = {
@@ -603,10 +605,10 @@ def _epilogue_input(problem: GemmProblem, index: int, each: EpilogueInput) -> It
             "row": (columns,),
             "column": (*batch, problem.m, 1),
             "scalar": (),
-        }[each.broadcast]
+        }[input_.broadcast]
         strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-        by_row = each.broadcast in ("matrix", "column")
-        yield Input(f"input{index}_{part}", shape, strides, each.dtype, low, high, rows=by_row)
+        by_row = input_.broadcast in ("matrix", "column")
+        yield Input(f"input{index}_{part}", shape, strides, input_.dtype, low, high, rows=by_row)
 
 
 # --- evaluation ---------------------------------------------------------------------------------
@@ -732,7 +734,7 @@ class _Exact:
             product = torch.stack([a[:, span] @ b[span] for span in spans])
             if scaled:
                 rows, columns = (
-                    named[each].view(len(spans), -1) for each in ("scale_a", "scale_b")
+                    named[name].view(len(spans), -1) for name in ("scale_a", "scale_b")
                 )
                 product = product * rows[:, self.rows, None] * columns[:, None]
             return product
@@ -770,11 +772,11 @@ def _evaluate(
     if problem.epilogue.gated:
         gate, up = _gate_and_up(problem, products)
         products = [ACTIVATIONS[problem.epilogue.activation](gate) * up]
-    results = [_epilogue(problem, each, part, named) for part, each in enumerate(products)]
-    stored = [_stored(problem, each, numbers) for each in results]
+    results = [_epilogue(problem, product, part, named) for part, product in enumerate(products)]
+    stored = [_stored(problem, result, numbers) for result in results]
     reduced = [
-        numbers.wide(reduction(each))
-        for each in stored
+        numbers.wide(reduction(item))
+        for item in stored
         for reduction in _REDUCTIONS[: problem.epilogue.reductions]
     ]
     if problem.quantized:
@@ -808,10 +810,10 @@ def _parameters(tree: Tree, inside: Node) -> list[float]:
     """
     own = {*Tree((("float32", inside),)).nodes()}
     others = {
-        each.index
+        argument.index
         for node in tree.nodes()
-        for each in node.arguments
-        if each.operation == "parameter" and node not in own
+        for argument in node.arguments
+        if argument.operation == "parameter" and node not in own
     }
     return [
         (16 + index) ** -0.5 if index in others else 1 + (1 + index) / 64
@@ -828,7 +830,7 @@ def _of_tree(
     adds = _adds_bias(problem, tree, own)
     known = own.node if adds or own.bias is None else ACCUMULATOR
     parameters = _parameters(tree, known)
-    alpha, beta = (1 if each is None else parameters[each.index] for each in (own.alpha, own.beta))
+    alpha, beta = (1 if item is None else parameters[item.index] for item in (own.alpha, own.beta))
     bias = inputs[own.bias] if adds and own.bias is not None else None
     told = dict(named)
     b = named["b0"]
@@ -837,15 +839,15 @@ def _of_tree(
     elif problem.operation == "mixed":
         b = b.to(named["a"].dtype)
     elif own.scales:
-        told |= zip(("scale_a", "scale_b"), (inputs[each] for each in own.scales), strict=True)
+        told |= zip(("scale_a", "scale_b"), (inputs[scale] for scale in own.scales), strict=True)
     product = numbers.product(named["a"], b, bias, told, alpha, beta)
     first, *others = tree.evaluate(
         None, inputs, parameters, known={known: product}, exact=isinstance(numbers, _Exact)
     )
     rest = _rest(problem, tree)
-    for index, each in enumerate(rest, len(tree.inputs)):
+    for index, item in enumerate(rest, len(tree.inputs)):
         operand = named[f"input{index}_0"]
-        added = each.broadcast in ("matrix", "row")
+        added = item.broadcast in ("matrix", "row")
         first = first + operand if added else first * operand
     behind = problem.epilogue.pointwise - tree.operations + _scales_behind(problem)
     first = _pointwise(first, behind - len(rest))
@@ -969,11 +971,11 @@ def _epilogue(
     sums = problem.operation == "int_mm" and not _stays_integer(problem)
     if sums:
         value = value.to(torch.promote_types(value.dtype, torch.float32))
-    for index, each in enumerate(inputs):
+    for index, inp in enumerate(inputs):
         if _is_bias(problem, index):
             continue
         operand = _of_part(named, index, part)
-        value = value + operand if _is_added(problem, index, each) else value * operand
+        value = value + operand if _is_added(problem, index, inp) else value * operand
     if sums and _first_factor(problem) is None:
         value = value * _sum_unit(problem)
     return _pointwise(value, problem.epilogue.pointwise - len(problem.epilogue.inputs))

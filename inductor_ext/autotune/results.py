@@ -128,7 +128,7 @@ class Environment:
         if self.cuda != here.cuda:
             found.append(f"with CUDA {self.cuda}, here {here.cuda}")
         if self.templates != here.templates:
-            there, own = (each.templates.partition("+")[0] for each in (self, here))
+            there, own = (item.templates.partition("+")[0] for item in (self, here))
             what = "template versions" if there != own else "CUTLASS settings"
             found.append(f"with other {what}")
         return tuple(found)
@@ -172,8 +172,8 @@ class Entry:
     def of(cls, problem: GemmProblem, decision: Decision, environment: Environment) -> Entry:
         """Return an entry for a decision that was just made."""
         timings = tuple(
-            Timing(each.config, each.microseconds, each.failure and _short(each.failure))
-            for each in decision.timings
+            Timing(timing.config, timing.microseconds, timing.failure and _short(timing.failure))
+            for timing in decision.timings
         )
         now, torch = int(time.time()), _compat.torch_version()
         return cls(problem, environment, decision.config, timings, now, torch)

@@ -198,7 +198,7 @@ class Store:
                         other = there.device != here.device
                         rank = (other, len(different), order, -value["measured"], different)
                         found.append((rank, source, value))
-        for (*_, different), source, value in sorted(found, key=lambda each: each[0]):
+        for (*_, different), source, value in sorted(found, key=lambda x: x[0]):
             with contextlib.suppress(exc.BadGemmError):
                 entry = Entry.from_json(value)
                 usable = entry.config is None or legal(problem, entry.config, device)

@@ -94,7 +94,7 @@ def run(
         else:
             remaining[index] = Job(
                 culprit.problem,
-                tuple(each for each in culprit.configs if each != config),
+                tuple(item for item in culprit.configs if item != config),
                 (*culprit.dropped, Timing(config, None, why)),
             )
         remaining = [job for job in remaining if job.problem not in done]
@@ -162,7 +162,7 @@ class _Worker:
         command = [sys.executable, "-m", __name__, str(request_read), str(answer_write)]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path),
+            "PYTHONPATH": os.pathsep.join(item or "." for item in sys.path),
         }
         try:
             self._process = subprocess.Popen(
@@ -338,7 +338,7 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
     module, name = request["bench"]
     bench = getattr(importlib.import_module(module), name)(request["device"])
-    jobs = [read(Job, each, "job") for each in request["jobs"]]
+    jobs = [read(Job, item, "job") for item in request["jobs"]]
     say(begun=True)
 
     def notify(index: int, config: Config | None) -> None:

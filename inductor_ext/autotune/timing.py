@@ -115,7 +115,7 @@ def measure(stopwatch: Stopwatch, count: int, budget: float, seed: int = 0) -> l
             alive = _ahead(times, alive, margin)
         if spent() > budget or (done >= _SETTLED_ROUNDS and _settled(times, alive)):
             break
-    return [Sample(tuple(each)) for each in times]
+    return [Sample(tuple(item)) for item in times]
 
 
 def _warm_up(stopwatch: Stopwatch, enough: Callable[[], bool]) -> None:
@@ -142,7 +142,7 @@ def _ahead(times: Sequence[Sequence[float]], alive: Sequence[int], margin: float
 
 def _settled(times: Sequence[Sequence[float]], alive: Sequence[int]) -> bool:
     samples = [Sample(tuple(times[index])) for index in alive]
-    return all(each.deviation <= _SETTLED * each.microseconds for each in samples)
+    return all(sample.deviation <= _SETTLED * sample.microseconds for sample in samples)
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,15 @@ def tune(
     options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
     hopeless = {
-        each for each in different if not exhaustive and not cost_model.prologue_pays(each, device)
+        item for item in different if not exhaustive and not cost_model.prologue_pays(item, device)
     }
     predictions = {
-        each: _candidates(each, device, exhaustive, options, dependent, each in hopeless)
-        for each in different
+        item: _candidates(item, device, exhaustive, options, dependent, item in hopeless)
+        for item in different
     }
-    if any(isinstance(each, CutlassConfig) for configs in predictions.values() for each in configs):
+    if any(
+        isinstance(config, CutlassConfig) for configs in predictions.values() for config in configs
+    ):
         # Overlaps with nvcc, which builds the kernels that the worker will run.
         subprocess_runner.warm_up(make_bench, index)
         compile_workers.warm_up(device.capability)
@@ -128,14 +130,16 @@ def tune(
         progress.close()
         # Otherwise the traceback of an error keeps the generators alive, and the contexts that they
         # entered.
-        for each in reports:
-            each.close()
+        for item in reports:
+            item.close()
         # Emit only now: events of this thread are muted while the generators run.
         for report in finished:
             record = _record(report, device, predictions[report.problem])
             events.emit(record, event_log=settings.event_log)
     for report in finished:
-        if all(each.microseconds is None for each in report.timings if each.config is not None):
+        if all(
+            timing.microseconds is None for timing in report.timings if timing.config is not None
+        ):
             reasons = _failures(report)
             words = problem_words(report.problem)
             events.warn_once(
@@ -205,8 +209,8 @@ def _has_cutlass(job: Job) -> bool:
 
 
 def _failures(report: Report) -> str:
-    reasons = dict.fromkeys(each.failure for each in report.timings if each.failure)
-    return "; ".join(str(each) for each in reasons)
+    reasons = dict.fromkeys(timing.failure for timing in report.timings if timing.failure)
+    return "; ".join(str(reason) for reason in reasons)
 
 
 def _record(
@@ -214,12 +218,12 @@ def _record(
 ) -> events.TuningRecord:
     candidates = tuple(
         events.ProductCandidate(
-            config=each.config,
-            predicted=predictions[each.config] if each.config is not None else None,
-            measured=each.microseconds,
-            failure=each.failure,
+            config=timing.config,
+            predicted=predictions[timing.config] if timing.config is not None else None,
+            measured=timing.microseconds,
+            failure=timing.failure,
         )
-        for each in report.timings
+        for timing in report.timings
     )
     return events.TuningRecord(
         problem=report.problem,
@@ -245,20 +249,22 @@ def _print_table(report: Report, seconds: float, isolated: bool) -> None:
         return
     problem = report.problem
     batch = f"{problem.batch}x" if problem.batch > 1 else ""
-    taken = [each for each in report.timings if each.microseconds is not None]
-    taken.sort(key=lambda each: each.microseconds or 0.0)
-    strides = [_strides(each) for each in (problem.a, problem.b)]
+    taken = [timing for timing in report.timings if timing.microseconds is not None]
+    taken.sort(key=lambda timing: timing.microseconds or 0.0)
+    strides = [_strides(item) for item in (problem.a, problem.b)]
     sizes = f"{batch}{problem.m}x{problem.k}, {batch}{problem.k}x{problem.n}"
     lines = [
         f"AUTOTUNE {problem.operation}({sizes})",
         f"strides: {', '.join(strides)}",
         f"dtypes: torch.{problem.a.dtype}, torch.{problem.b.dtype}",
     ]
-    for each in taken[:shown]:
-        milliseconds = (each.microseconds or 0.0) / 1e3
+    for timing in taken[:shown]:
+        milliseconds = (timing.microseconds or 0.0) / 1e3
         best = (taken[0].microseconds or 0.0) / 1e3
-        name = f"{problem.operation} (stock)" if each.config is None else config_words(each.config)
-        mark = " chosen" if each.config == report.chosen else ""
+        name = (
+            f"{problem.operation} (stock)" if timing.config is None else config_words(timing.config)
+        )
+        mark = " chosen" if timing.config == report.chosen else ""
         lines.append(f"  {name} {milliseconds:.4f} ms {best / milliseconds:.1%}{mark}")
     process = "SubProcess" if isolated else "SingleProcess"
     lines.append(
@@ -291,8 +297,8 @@ class _Progress:
 
     def finished(self, report: Report) -> None:
         self._done += 1
-        taken = [each for each in report.timings if each.microseconds is not None]
-        best = min(taken, key=lambda each: each.microseconds or 0.0, default=None)
+        taken = [timing for timing in report.timings if timing.microseconds is not None]
+        best = min(taken, key=lambda timing: timing.microseconds or 0.0, default=None)
         if best is not None:
             self._best = f"{config_words(best.config)} {best.microseconds:.1f} us"
         self._show(problem_words(report.problem))

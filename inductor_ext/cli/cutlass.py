@@ -175,47 +175,47 @@ def _device(arguments: argparse.Namespace) -> Device:
     """Return the device to rank kernels for."""
     name, capability = arguments.device, arguments.arch
     found = [
-        each
-        for each in KNOWN
-        if (name is None or name.lower() in each.name.lower())
-        and capability in (None, each.capability)
+        entry
+        for entry in KNOWN
+        if (name is None or name.lower() in entry.name.lower())
+        and capability in (None, entry.capability)
     ]
     if name is None and capability is None:
         raise exc.BadArgumentError(
             name="--arch", given=None, allowed="an architecture such as sm_90a, or a --device"
         )
-    relatives = [each for each in KNOWN if each.capability[:1] == (capability or ())[:1]]
+    relatives = [item for item in KNOWN if item.capability[:1] == (capability or ())[:1]]
     if not found and name is None and relatives:
         # What fits into the smallest shared memory of a generation fits into that of every device
         # in it.
-        nearest = min(relatives, key=lambda each: each.shared_memory)
+        nearest = min(relatives, key=lambda relative: relative.shared_memory)
         fp8 = nearest.fp8 if capability >= (8, 9) else 0.0
         return dataclasses.replace(nearest, capability=capability, fp8=fp8)
     if not found and name is None:
-        known = sorted({each.capability for each in KNOWN})
+        known = sorted({item.capability for item in KNOWN})
         allowed = ", ".join(f"sm_{major}{minor}" for major, minor in known)
         raise _bad("arch", "sm_{}{}".format(*capability), f"one of {allowed}")
     if not found:
-        names = [each.name for each in KNOWN if capability in (None, each.capability)]
+        names = [entry.name for entry in KNOWN if capability in (None, entry.capability)]
         raise _bad("device", name, f"part of one of {', '.join(names)}")
     return found[0]
 
 
 def _several(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> list[str]:
-    found = [each.strip() for each in text.split(",")]
-    for each in found:
-        if each not in allowed:
-            raise _bad(name, each, f"some of {', '.join(allowed)}")
+    found = [part.strip() for part in text.split(",")]
+    for item in found:
+        if item not in allowed:
+            raise _bad(name, item, f"some of {', '.join(allowed)}")
     return found
 
 
 def _sizes(text: str) -> list[tuple[int, int, int]]:
     found = []
-    for each in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)\s*", each)
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)\s*", part)
         sizes = tuple(map(int, match.groups())) if match else ()
         if not sizes or min(sizes) < 1:
-            raise _bad("gemm", each, "sizes such as 4096x4096x1024: rows, columns, depth")
+            raise _bad("gemm", part, "sizes such as 4096x4096x1024: rows, columns, depth")
         found.append((sizes[0], sizes[1], sizes[2]))
     return found
 
@@ -230,10 +230,10 @@ def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
     dtypes = _several("dtype", arguments.dtype, _DTYPES)
     layouts = _several("layout", arguments.layout, _LAYOUTS)
     sizes = _sizes(arguments.gemm)
-    epilogues = [each.strip() for each in arguments.epilogue.split(",")]
-    for each in epilogues:
-        if each != "none" and not set(each.split("+")) <= set(_STEPS):
-            raise _bad("epilogue", each, f"none, or {', '.join(_STEPS)} with + between them")
+    epilogues = [part.strip() for part in arguments.epilogue.split(",")]
+    for item in epilogues:
+        if item != "none" and not set(item.split("+")) <= set(_STEPS):
+            raise _bad("epilogue", item, f"none, or {', '.join(_STEPS)} with + between them")
     found: dict[Source, str] = {}
     for dtype in dtypes:
         for layout in layouts:
@@ -342,11 +342,11 @@ def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dic
 def _build(
     sources: Mapping[Source, str], store: artifact_store.Store, arguments: argparse.Namespace
 ) -> int:
-    there = {each: nvcc_build.is_built(each, store) for each in sources}
-    missing = [each for each, built in there.items() if not built]
+    there = {source: nvcc_build.is_built(source, store) for source in sources}
+    missing = [key for key, built in there.items() if not built]
     if arguments.dry_run:
-        for each, built in there.items():
-            print(f"{'built' if built else 'to do'}  {each.name}  ({sources[each]})")
+        for key, built in there.items():
+            print(f"{'built' if built else 'to do'}  {key.name}  ({sources[key]})")
         print(f"{_count(len(missing))} of {len(there)} to be built, into {store.folder}")
         return 0
     print(f"{_count(len(missing))} to build, {len(there) - len(missing)} built before")
@@ -368,7 +368,7 @@ def _build(
             return source, None
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            waiting = [pool.submit(one, each) for each in missing]
+            waiting = [pool.submit(one, item) for item in missing]
             for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
                 source, why = future.result()
                 failed += why is not None
@@ -391,7 +391,7 @@ def _show(store: artifact_store.Store, as_json: bool) -> int:
             file = None if folder is None else folder / nvcc_build.DETAILS
             if file is None or not file.is_file():
                 continue
-            size = sum(each.stat().st_size for each in file.parent.iterdir())
+            size = sum(path.stat().st_size for path in file.parent.iterdir())
             rows.append({**json.loads(file.read_text(encoding="utf-8")), "bytes": size})
     rows.sort(key=lambda row: str(row["name"]))
     if as_json:

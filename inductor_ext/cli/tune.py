@@ -113,7 +113,7 @@ def _import(store: stores.Store, files: Iterable[str]) -> None:
 def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
     became = store.clear(sources)
     removed, left = (
-        f"{became[each]} {'GEMM' if became[each] == 1 else 'GEMMs'}" for each in ("removed", "left")
+        f"{became[name]} {'GEMM' if became[name] == 1 else 'GEMMs'}" for name in ("removed", "left")
     )
     said = f"removed what was known of {removed}"
     if became["left"]:
@@ -193,8 +193,8 @@ def _print_table(rows: Iterable[tuple[stores.Source, Entry]]) -> None:
                 row["words"],
                 row["chosen_words"],
                 *(
-                    "-" if each is None else f"{each:.{digits}f}"
-                    for each, digits in zip(numbers, (1, 1, 3), strict=True)
+                    "-" if number is None else f"{number:.{digits}f}"
+                    for number, digits in zip(numbers, (1, 1, 3), strict=True)
                 ),
                 source,
                 row["measured"][:10],

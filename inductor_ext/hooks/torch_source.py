@@ -37,9 +37,9 @@ class Definition:
         if not isinstance(self.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
         arguments = self.node.args
-        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        names = [posonlyarg.arg for posonlyarg in (*arguments.posonlyargs, *arguments.args)]
         names += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
-        names += [each.arg for each in arguments.kwonlyargs]
+        names += [kwonlyarg.arg for kwonlyarg in arguments.kwonlyargs]
         names += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
         return tuple(names)
 

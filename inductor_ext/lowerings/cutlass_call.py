@@ -73,17 +73,17 @@ def call(
 
     kernel = source(config, epilogue)
     nvcc_build.build(kernel, runtime.store())
-    a, b, ends, *inputs = (
-        None if each is None else _realized(each) for each in (a, b, ends, *inputs)
-    )
+    a, b, ends, *inputs = (None if inp is None else _realized(inp) for inp in (a, b, ends, *inputs))
     first, *rest = layouts
     outputs = [
-        _realized(empty_strided(each.size, each.stride, dtype=each.dtype, device=each.device))
-        for each in rest
+        _realized(
+            empty_strided(tensor.size, tensor.stride, dtype=tensor.dtype, device=tensor.device)
+        )
+        for tensor in rest
     ]
     _check(config, a, b)
     node = CutlassCall(config, kernel, first, (a, b, inputs, outputs, ends), scalars)
-    return tuple(ir.TensorBox.create(each) for each in (node, *outputs))
+    return tuple(ir.TensorBox.create(output) for output in (node, *outputs))
 
 
 def _root(wrapper: Any) -> Any:
@@ -106,10 +106,10 @@ def _check(config: CutlassConfig, a: Any, b: Any) -> None:
         exc.BadGemmError: they do not.
     """
     sizes = V.graph.sizevars
-    rows = [each == "t" for each in config.layouts[:2]]
+    rows = [layout == "t" for layout in config.layouts[:2]]
     alignments = list(config.alignments[:2])
     if config.swap:
-        rows = [not each for each in reversed(rows)]
+        rows = [not row for row in reversed(rows)]
         alignments.reverse()
     if config.a in INT4:
         alignments[1] //= 2  # Two elements per byte.
@@ -123,7 +123,7 @@ def _check(config: CutlassConfig, a: Any, b: Any) -> None:
         alike += (
             batch if len(batch) and not sizes.statically_known_equals(layout.size[0], 1) else []
         )
-        fits = all(sizes.statically_known_multiple_of(each, alignment) for each in alike)
+        fits = all(sizes.statically_known_multiple_of(item, alignment) for item in alike)
         unit = sizes.statically_known_equals(inner, 1) or sizes.statically_known_equals(length, 1)
         if not (fits and unit):
             raise exc.BadGemmError(
@@ -167,7 +167,7 @@ class CutlassCall(ir.ExternKernel):
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
         nothing = ir.NoneLayout(device=layout.device)
-        self.mutation_outputs = [ir.MutationOutput(nothing, each, self) for each in outputs]
+        self.mutation_outputs = [ir.MutationOutput(nothing, output, self) for output in outputs]
 
     def should_allocate(self) -> bool:
         """Return True: the wrapper allocates the first output."""
@@ -201,8 +201,8 @@ class _Writer:
             _shape(a),
             _shape(b),
             _shape(node),
-            [_shape(each) for each in inputs],
-            [_shape(each) for each in outputs],
+            [_shape(inp) for inp in inputs],
+            [_shape(output) for output in outputs],
             None if ends is None else _shape(ends),
         )
 
@@ -230,8 +230,8 @@ class _Writer:
         """Return the bytes of the workspace; None if they are only known at run time."""
         if not self.node.config.has_workspace:
             return 0
-        numbers = [*self.geometry.sizes, *(each for both in self.geometry.strides for each in both)]
-        if V.graph.aot_mode or not all(sympy.sympify(each).is_number for each in numbers):
+        numbers = [*self.geometry.sizes, *(item for both in self.geometry.strides for item in both)]
+        if V.graph.aot_mode or not all(sympy.sympify(number).is_number for number in numbers):
             return None
         kernel = self.node.kernel
         launcher = runtime.load(
@@ -241,9 +241,9 @@ class _Writer:
             operands=len(self.tensors),
             scalars=len(self.node.constant_args),
         )
-        head = [int(each) for each in (*self.geometry.sizes, *self._launch())]
+        head = [int(size) for size in (*self.geometry.sizes, *self._launch())]
         # The size depends on an address only through its alignment; 0 is aligned to everything.
-        rest = [int(each) for stride, batch in self.geometry.strides for each in (0, stride, batch)]
+        rest = [int(item) for stride, batch in self.geometry.strides for item in (0, stride, batch)]
         scalars = [0.0] * len(self.node.constant_args)
         return launcher.workspace_size(tuple(head), *rest, *scalars)  # type: ignore[arg-type]
 
@@ -276,13 +276,13 @@ class _Writer:
             asks: whether to query the workspace size at run time and allocate it there.
         """
         name = self._defined()
-        fields = [self._size(each) for each in (*self.geometry.sizes, *self._launch())]
+        fields = [self._size(size) for size in (*self.geometry.sizes, *self._launch())]
         rest = [
             text
             for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
             for text in (self._address(tensor), *map(self._size, both))
         ]
-        rest += [self._size(each) for each in self.node.constant_args]
+        rest += [self._size(arg) for arg in self.node.constant_args]
         stream, index, device = "0", str(self.device.index), str(self.device)
         if _compat.compiles_on_one_rank():
             operations: Any = V.graph.device_ops
@@ -340,19 +340,19 @@ class _Writer:
             current = f"inductor_ext_cutlass::current_stream({index})"
             stream = "stream" if V.graph.aot_mode else current
         fields = [
-            f"static_cast<int32_t>({self._size(each)})"
-            for each in (*self.geometry.sizes, *self._launch())
+            f"static_cast<int32_t>({self._size(size)})"
+            for size in (*self.geometry.sizes, *self._launch())
         ]
         operands = [
             f"{{{self._address(tensor)}, "
-            + ", ".join(f"static_cast<int64_t>({self._size(each)})" for each in both)
+            + ", ".join(f"static_cast<int64_t>({self._size(item)})" for item in both)
             + "}"
             for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
         ]
-        scalars = [f"static_cast<float>({self._size(each)})" for each in self.node.constant_args]
+        scalars = [f"static_cast<float>({self._size(arg)})" for arg in self.node.constant_args]
         arguments = [
             name,
-            *(f"{{{', '.join(each)}}}" for each in (fields, operands, scalars)),
+            *(f"{{{', '.join(item)}}}" for item in (fields, operands, scalars)),
             stream,
         ]
         if asks:

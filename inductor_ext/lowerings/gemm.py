@@ -86,7 +86,7 @@ def sole_candidates(templates: Sequence[Any]) -> list[Any]:
 
     plan = plan_of(V.current_node)
     known = plan is not None and plan.decision.origin != "unknown"
-    externs = [each for each in templates if isinstance(each, ExternKernelChoice)]
+    externs = [template for template in templates if isinstance(template, ExternKernelChoice)]
     return externs if known and externs else list(templates)
 
 
@@ -104,8 +104,8 @@ def _stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if plan is not None and plan.decision.origin != "unknown" and decide.is_asked("ATEN"):
         with config.patch(max_autotune=False, max_autotune_gemm=False):
             return stock(*args, **kwargs)
-    backends = [each.strip() for each in config.max_autotune_gemm_backends.split(",")]
-    others = [each for each in backends if each.upper() != "CUTLASS"]
+    backends = [part.strip() for part in config.max_autotune_gemm_backends.split(",")]
+    others = [backend for backend in backends if backend.upper() != "CUTLASS"]
     if plan is None or len(others) == len(backends):
         return stock(*args, **kwargs)
     if "ATEN" not in map(str.upper, others):
@@ -201,10 +201,10 @@ def scaled_int_mm(a: Any, b: Any, row_scales: Any, column_scales: Any, bias: Any
     if node is None:
         # The operands' layouts do not match the plan.
         node = lowerings[aten._int_mm.default](a, b)
-        for each in scales:
-            node = lowerings[aten.mul.Tensor](node, each)
-        for each in biases:
-            node = lowerings[aten.add.Tensor](node, each)
+        for scale in scales:
+            node = lowerings[aten.mul.Tensor](node, scale)
+        for item in biases:
+            node = lowerings[aten.add.Tensor](node, item)
         node = to_dtype(node, dtype)
     return node
 
@@ -243,8 +243,8 @@ def scaled_mm(
             # The scheduler fuses these into the epilogue; unscaled results are never stored.
             for scale in (scale_a, scale_b):
                 node = lowerings[aten.mul.Tensor](node, scale)
-            for each in biases:
-                node = lowerings[aten.add.Tensor](node, to_dtype(each, torch.float32))
+            for item in biases:
+                node = lowerings[aten.add.Tensor](node, to_dtype(item, torch.float32))
             return to_dtype(node, dtype)
     rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
     return _stock(stock, mat1, mat2, *rest, **kwargs)
@@ -355,8 +355,8 @@ def fused(*inputs: Any) -> Any:
     if scales:
         scale, *others = scales
         rows = [
-            lowerings[aten.expand.default](lowerings[aten.view.default](each, [1, -1]), [1, part])
-            for each, part in zip(others, problem.parts, strict=True)
+            lowerings[aten.expand.default](lowerings[aten.view.default](other, [1, -1]), [1, part])
+            for other, part in zip(others, problem.parts, strict=True)
         ]
         node = lowerings[aten.mul.Tensor](node, scale)
         node = lowerings[aten.mul.Tensor](node, pointwise_cat(rows, 1))
@@ -439,8 +439,8 @@ def with_row_maxima(*inputs: Any) -> Any:
     with inductor_config.patch(split_reductions=False):
         maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
     return tuple(
-        lowerings[aten.view.default](each, [_size(size) for size in value.shape])
-        for each, value in zip((output, maxima), values, strict=True)
+        lowerings[aten.view.default](item, [_size(size) for size in value.shape])
+        for item, value in zip((output, maxima), values, strict=True)
     )
 
 
@@ -471,14 +471,14 @@ def cutlass(*arguments: Any) -> Any:
     # The kernel was selected for the strides in the metadata.
     a, b, *rest = (
         ExternKernel.require_exact_strides(
-            ExternKernel.realize_input(each), [_size(s) for s in given.meta["val"].stride()]
+            ExternKernel.realize_input(argument), [_size(s) for s in given.meta["val"].stride()]
         )
-        for each, given in zip(arguments[:count], node.args, strict=False)
+        for argument, given in zip(arguments[:count], node.args, strict=False)
     )
     # The kernel assumes that the group offsets are contiguous.
     (ends,) = _contiguous([rest.pop(0)]) if options["ends"] else (None,)
     numbers = iter(arguments[count:])
-    scalars = [next(numbers) if each is None else each for each in options["scalars"]]
+    scalars = [next(numbers) if option is None else option for option in options["scalars"]]
     values = node.meta["val"]
     layouts = [
         FixedLayout(
@@ -509,9 +509,9 @@ def _operands(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], Sequence[An
     # Force the planned strides: the kernel assumes that all weights have those of the first.
     operands = [
         ExternKernel.require_exact_strides(
-            ExternKernel.realize_input(each), argument.meta["val"].stride()
+            ExternKernel.realize_input(inp), argument.meta["val"].stride()
         )
-        for each, argument in zip(inputs[:count], V.current_node.args, strict=False)
+        for inp, argument in zip(inputs[:count], V.current_node.args, strict=False)
     ]
     return operands, inputs[count:]
 
@@ -577,7 +577,7 @@ def _product(
 def _contiguous(nodes: Sequence[Any]) -> list[Any]:
     from torch._inductor.ir import ExternKernel
 
-    return [ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for each in nodes]
+    return [ExternKernel.require_contiguous(ExternKernel.realize_input(node)) for node in nodes]
 
 
 def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
@@ -588,10 +588,10 @@ def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
     if not scales:
         return {"BIASED": True}
     whole = [
-        V.graph.sizevars.statically_known_equals(sympy_product(each.get_size()), 1)
-        for each in scales
+        V.graph.sizevars.statically_known_equals(sympy_product(scale.get_size()), 1)
+        for scale in scales
     ]
-    row, *columns = (not each for each in whole)
+    row, *columns = (not item for item in whole)
     return {
         "RESCALED": True,
         "ROW_SCALES": row,
@@ -611,8 +611,8 @@ def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]
         return plan, operands
     a, b, *rest = operands
     copies = [
-        each if before == after else ExternKernel.require_exact_strides(each, _strides(each, after))
-        for each, before, after in (
+        item if before == after else ExternKernel.require_exact_strides(item, _strides(item, after))
+        for item, before, after in (
             (a, plan.problem.a, problem.a),
             (b, plan.problem.b, problem.b),
         )
@@ -719,8 +719,8 @@ def _stores_bools(node: Any) -> bool:
         return False
     together = set(epilogue_region.spread(node))
     return any(
-        each.meta["val"].dtype is torch.bool and not set(each.users) <= together
-        for each in together
+        node.meta["val"].dtype is torch.bool and not set(node.users) <= together
+        for node in together
     )
 
 
@@ -735,7 +735,7 @@ def _as_it_lies(plan: Plan, operands: Sequence[Any]) -> GemmProblem | None:
     problem = plan.problem
     if config.tma:
         planned = (problem.a, problem.b)
-        a, b = (_operand(*each) for each in zip(operands[:2], planned, strict=True))
+        a, b = (_operand(*item) for item in zip(operands[:2], planned, strict=True))
         if a is None or b is None:
             return None
         problem = dataclasses.replace(problem, a=a, b=b)

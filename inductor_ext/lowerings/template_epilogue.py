@@ -34,8 +34,8 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
 
     sums, *others = graph.find_nodes(op="placeholder")
     boxes: dict[fx.Node, Any] = dict(zip(others, inputs, strict=True))
-    for each in inputs:
-        for name in each.get_read_names():
+    for inp in inputs:
+        for name in inp.get_read_names():
             # Code generation bakes the strides in, so the layout must not change afterwards.
             V.graph.get_buffer(name).freeze_layout()
     steps: list[tuple[str, Callable[..., Any]]] = []
@@ -47,7 +47,7 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
         name = f"inductor_ext_{node.name}"
         if node.op == "call_function":
             args, kwargs = (
-                fx.node.map_arg(each, boxes.__getitem__) for each in (node.args, node.kwargs)
+                fx.node.map_arg(item, boxes.__getitem__) for item in (node.args, node.kwargs)
             )
             steps.append((name, lowerings[node.target](*args, **kwargs).make_loader()))
         if node is sums or node.op == "call_function":

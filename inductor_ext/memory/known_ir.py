@@ -328,12 +328,12 @@ def unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
 def unknown_scheduler_node(nodes: Iterable[Any]) -> type[Any] | None:
     """Return the class of the first scheduler node, or operation in one, without an entry."""
     for node in nodes:
-        for each in {id(part): part for part in (node, *node.get_nodes())}.values():
-            if _entry(type(each), SCHEDULER_NODES, {}) is None:
-                return type(each)
+        for value in {id(part): part for part in (node, *node.get_nodes())}.values():
+            if _entry(type(value), SCHEDULER_NODES, {}) is None:
+                return type(value)
             # A fused node has no operation itself.
-            if each.node is not None and unplannable_operation([each.node]) is not None:
-                return type(each.node)
+            if value.node is not None and unplannable_operation([value.node]) is not None:
+                return type(value.node)
     return None
 
 

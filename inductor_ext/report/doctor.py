@@ -243,8 +243,8 @@ def _hooks(part: Part) -> dict[str, Any]:
         "checked": len(checked),
         "fit": len(checked) - len(misfits),
         "misfits": [
-            {"hook": each.hook.name, "target": each.hook.targets[0], "why": each.why}
-            for each in misfits
+            {"hook": misfit.hook.name, "target": misfit.hook.targets[0], "why": misfit.why}
+            for misfit in misfits
         ],
     }
 

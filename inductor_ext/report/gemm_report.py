@@ -141,12 +141,12 @@ def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
         more = f" and {len(named) - 2} more" if len(named) > 2 else ""
         yield f"in {', '.join(named[:2])}{more}"
     yield f"{record.origin}: {record.reason}"
-    for each in record.declined:
-        yield f"not as {each}"
+    for item in record.declined:
+        yield f"not as {item}"
     if gemm.fused:
         yield f"one kernel with: {', '.join(gemm.fused)}"
-    for each in gemm.separate:
-        yield f"not with: {each}"
+    for item in gemm.separate:
+        yield f"not with: {item}"
     if candidates:
         for candidate in record.candidates:
             taken = "dropped" if candidate.measured is None else f"{candidate.measured:.1f} us"
@@ -282,8 +282,8 @@ class _Fusions:
         """Record the operators in the kernel of every GEMM; return the nodes."""
         if self._others[1] is not None:
             nodes = self._others[1](nodes)
-        kernel_of = {each.get_name(): kernel for kernel in nodes for each in kernel.get_nodes()}
-        for member in (each for kernel in nodes for each in kernel.get_nodes()):
+        kernel_of = {node.get_name(): kernel for kernel in nodes for node in kernel.get_nodes()}
+        for member in (node for kernel in nodes for node in kernel.get_nodes()):
             for product in _products(member):
                 around = self._around(product, member, kernel_of)
                 self._found[id(product.meta[RECORD])] = around
@@ -302,7 +302,7 @@ class _Fusions:
         after = _descendants(product)
         kernels = [kernel_of[member.get_name()]]
         separate: dict[str, None] = {}
-        for user in (each.node for buffer in member.get_outputs() for each in buffer.users):
+        for user in (user.node for buffer in member.get_outputs() for user in buffer.users):
             kernel = kernel_of.get(user.get_name())
             # Another GEMM is never part of this one's kernel.
             if kernel is None or kernel is kernels[0] or next(_products(user), None) is not None:
@@ -319,11 +319,11 @@ class _Fusions:
                 why = "cutlass_epilogue_fusion_enabled is off, or the kernel cannot express it"
             separate[f"{names} ({why})"] = None
         fused: dict[str, None] = dict.fromkeys(product.meta.get(FUSED, ()))
-        for each in (each for kernel in kernels for each in kernel.get_nodes()):
-            if each is not member:
+        for item in (node for kernel in kernels for node in kernel.get_nodes()):
+            if item is not member:
                 # Inductor may also have fused the producers of the inputs into the prologue.
-                before = () if product in each.node.origins else _operators(each)
-                fused.update(dict.fromkeys(_operators(each, after) or before))
+                before = () if product in item.node.origins else _operators(item)
+                fused.update(dict.fromkeys(_operators(item, after) or before))
         return tuple(fused), tuple(separate)
 
     def _reason(self, member: Any, user: Any) -> str:
@@ -369,8 +369,8 @@ def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
         and RECORD not in origin.meta
         and (among is None or origin in among)
     ]
-    order = {each: index for index, each in enumerate(origins[0].graph.nodes)} if origins else {}
-    origins.sort(key=lambda each: order.get(each, 0))
+    order = {node: index for index, node in enumerate(origins[0].graph.nodes)} if origins else {}
+    origins.sort(key=lambda origin: order.get(origin, 0))
     return list(operators(origins))
 
 

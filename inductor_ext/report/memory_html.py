@@ -452,14 +452,14 @@ def _measured_table(measured: Sequence[Measured]) -> str:
         ("predicted", "measured", "deviation", "graph", "kind", "device"),
         (
             (
-                _human(each.predicted),
-                _human(each.measured),
-                f"{each.deviation:+.1f} %",
-                each.graph,
-                each.kind,
-                each.device,
+                _human(item.predicted),
+                _human(item.measured),
+                f"{item.deviation:+.1f} %",
+                item.graph,
+                item.kind,
+                item.device,
             )
-            for each in measured
+            for item in measured
         ),
         3,
     )

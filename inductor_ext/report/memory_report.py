@@ -358,7 +358,7 @@ def _choose(report: MemoryReport, path: str, wanted: str | None) -> MemoryReport
             mend=f"Its graphs are: {known or 'none'}.",
         )
     keys = {record.cache_key for record in chosen}
-    measured = tuple(each for each in report.measured if each.cache_key in keys)
+    measured = tuple(item for item in report.measured if item.cache_key in keys)
     return MemoryReport(report.title, tuple(chosen), measured)
 
 

@@ -225,7 +225,7 @@ def _model(name: str, model: manifest.Model, misfit: str | None, top: int) -> It
 def _features(features: Sequence[str]) -> str:
     """Format CPU features as the largest baseline level included, and the additional features."""
     needed = set(features)
-    levels = [name for name, each in cpu_isa.LEVELS.items() if each and each <= needed]
+    levels = [name for name, item in cpu_isa.LEVELS.items() if item and item <= needed]
     if not levels:
         return ", ".join(features)
     level = max(levels, key=lambda name: len(cpu_isa.LEVELS[name]))
@@ -233,30 +233,30 @@ def _features(features: Sequence[str]) -> str:
 
 
 def _inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for each in inputs:
-        name, kind = str(each.get("name")), each.get("kind")
+    for inp in inputs:
+        name, kind = str(inp.get("name")), inp.get("kind")
         if kind == "tensor":
-            yield name, *_tensor(each)
+            yield name, *_tensor(inp)
         elif kind == "constant":
-            yield name, f"always {_value(each.get('value'))}"
+            yield name, f"always {_value(inp.get('value'))}"
         else:
-            yield name, str(each.get("type")), str(each.get("symbol"))
+            yield name, str(inp.get("type")), str(inp.get("symbol"))
 
 
 def _outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for each in outputs:
-        name, kind = each.get("path") or "result", each.get("kind")
+    for output in outputs:
+        name, kind = output.get("path") or "result", output.get("kind")
         if kind == "tensor":
-            yield name, *_tensor(each)
+            yield name, *_tensor(output)
         elif kind in ("constant", "none"):
-            yield name, f"always {_value(each.get('value'))}"
+            yield name, f"always {_value(output.get('value'))}"
         else:
-            yield name, str(each.get("type")), str(each.get("value"))
+            yield name, str(output.get("type")), str(output.get("value"))
 
 
-def _tensor(each: Mapping[str, Any]) -> tuple[str, ...]:
-    strides = f"strides {_extents(each['stride'])}" if "stride" in each else ""
-    return str(each.get("dtype")), _extents(each.get("shape", ())), strides, str(each.get("device"))
+def _tensor(item: Mapping[str, Any]) -> tuple[str, ...]:
+    strides = f"strides {_extents(item['stride'])}" if "stride" in item else ""
+    return str(item.get("dtype")), _extents(item.get("shape", ())), strides, str(item.get("device"))
 
 
 def _extents(extents: Sequence[object]) -> str:
@@ -271,14 +271,14 @@ def _conditions(signature: Mapping[str, Any]) -> Iterator[str]:
         if left or right:
             yield f"{left}{name}{right}"
     yield from map(str, signature.get("constraints", ()))
-    yield from (f"{each} (not checked)" for each in signature.get("unchecked", ()))
+    yield from (f"{item} (not checked)" for item in signature.get("unchecked", ()))
 
 
 def _constants(model: manifest.Model, top: int) -> Iterator[str]:
     # Several constants may be views of one storage.
     storages = {
-        (each.offset if each.offset is not None else each.name): each.bytes
-        for each in model.constants
+        (constant.offset if constant.offset is not None else constant.name): constant.bytes
+        for constant in model.constants
     }
     place = "in the library"
     if model.outside is not None:
@@ -287,16 +287,16 @@ def _constants(model: manifest.Model, top: int) -> Iterator[str]:
         place = "mapped"
     total = human_bytes(sum(storages.values()))
     yield f"  constants    {len(model.constants)}, {total}, {place}"
-    largest = sorted(model.constants, key=lambda each: -each.bytes)[:top]
+    largest = sorted(model.constants, key=lambda constant: -constant.bytes)[:top]
     yield from _table(
         (
-            each.fqn or each.name,
-            each.dtype,
-            _extents(each.shape),
-            human_bytes(each.bytes),
-            "folded" if each.folded else (each.sha256 or "")[:12],
+            tensor.fqn or tensor.name,
+            tensor.dtype,
+            _extents(tensor.shape),
+            human_bytes(tensor.bytes),
+            "folded" if tensor.folded else (tensor.sha256 or "")[:12],
         )
-        for each in largest
+        for tensor in largest
     )
     if len(model.constants) > top:
         yield f"    and {len(model.constants) - top} smaller ones"

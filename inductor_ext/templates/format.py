@@ -30,7 +30,7 @@ def problem_words(problem: GemmProblem) -> str:
     sizes = f"{problem.m}x{problem.n}x{problem.k}"
     if problem.batch > 1:
         sizes = f"{problem.batch}x {sizes}"
-    a, b, out = (_dtype(each) for each in (problem.a.dtype, problem.b.dtype, problem.stored))
+    a, b, out = (_dtype(item) for item in (problem.a.dtype, problem.b.dtype, problem.stored))
     dtypes = a if a == b else f"{a}*{b}"
     if out != a:
         dtypes = f"{dtypes}->{out}"
@@ -51,7 +51,7 @@ def problem_words(problem: GemmProblem) -> str:
         pieces.append("gated")
     elif problem.parts:
         pieces.append("N = " + "+".join(map(str, problem.parts)))
-    pieces.extend(f"+ {_input(each)}" for each in epilogue.inputs)
+    pieces.extend(f"+ {_input(inp)}" for inp in epilogue.inputs)
     if epilogue.pointwise:
         pieces.append(f"{epilogue.pointwise} pointwise")
     if epilogue.tree is not None:
@@ -124,5 +124,5 @@ def _prologue(prologue: Prologue) -> str:
     return f"{first} dequantized {scales}" + (" with zero points" if prologue.zero_points else "")
 
 
-def _input(each: EpilogueInput) -> str:
-    return f"{each.broadcast} {_dtype(each.dtype)}"
+def _input(input_: EpilogueInput) -> str:
+    return f"{input_.broadcast} {_dtype(input_.dtype)}"

@@ -69,7 +69,7 @@ def of_kernel(problem: GemmProblem) -> GemmProblem:
     out = tree.outputs[0][0]
     epilogue = dataclasses.replace(
         problem.epilogue,
-        inputs=tuple(filter(None, (each.behind for each in tree.inputs))),
+        inputs=tuple(filter(None, (inp.behind for inp in tree.inputs))),
         pointwise=tree.operations,
         out=out if out != problem.out else None,
     )
@@ -91,12 +91,12 @@ def renderable(problem: GemmProblem, config: CutlassConfig) -> CutlassConfig | N
     This is `config` itself, or, where it reads a matrix by TMA that is not aligned for TMA, the
     same configuration without that TMA load.
     """
-    for each in dict.fromkeys((config, dataclasses.replace(config, c="void"))):
+    for item in dict.fromkeys((config, dataclasses.replace(config, c="void"))):
         try:
-            source_of(problem, each)
+            source_of(problem, item)
         except NotExpressible:
             continue
-        return each
+        return item
     return None
 
 

@@ -97,12 +97,12 @@ def plain(value: Any, whole: bool = False) -> Any:
         names = [name for name in _hints(cls) if whole or name not in unstored]
         fields = {name: getattr(value, name) for name in names}
         return {
-            name: plain(each, whole)
-            for name, each in fields.items()
-            if each is not None or name not in optional
+            name: plain(field, whole)
+            for name, field in fields.items()
+            if field is not None or name not in optional
         }
     if isinstance(value, tuple):
-        return [plain(each, whole) for each in value]
+        return [plain(item, whole) for item in value]
     return value
 
 
@@ -121,7 +121,7 @@ def read(cls: type[_R], value: object, where: str) -> _R:
             record="JSON", field=where, value=value, allowed=f"an object of {', '.join(hints)}"
         )
     given = typing.cast("Mapping[str, Any]", value)
-    return cls(**{name: typed(hints[name], each, name) for name, each in given.items()})
+    return cls(**{name: typed(hints[name], item, name) for name, item in given.items()})
 
 
 def _has_keys(cls: type, value: object) -> bool:
@@ -146,11 +146,11 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        others = [each for each in arguments if each is not type(None)]
-        fitting = [each for each in others[1:] if _is_record(each) and _has_keys(each, value)]
+        others = [argument for argument in arguments if argument is not type(None)]
+        fitting = [other for other in others[1:] if _is_record(other) and _has_keys(other, value)]
         return typed((*fitting, others[0])[0], value, where)
     if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(typed(arguments[0], each, where) for each in value)
+        return tuple(typed(arguments[0], item, where) for item in value)
     if origin is Literal and any(value is a or value == a for a in arguments):
         return value
     if _is_record(hint):
@@ -168,14 +168,14 @@ def _is_record(hint: Any) -> bool:
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
-    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 @functools.cache
 def _named(cls: type, kind: str) -> frozenset[str]:
     """Return the names of the fields whose metadata contains `kind`."""
     fields = dataclasses.fields(cls)
-    return frozenset(each.name for each in fields if kind in each.metadata)
+    return frozenset(field.name for field in fields if kind in field.metadata)
 
 
 def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
@@ -648,7 +648,7 @@ class GemmProblem:
     def allows_split_k(self) -> bool:
         """Whether several CTAs may split the reduction along K."""
         flags = (self.math_flags or "").split(",")
-        return not any(each.startswith("-") and each.endswith("_split_k") for each in flags)
+        return not any(flag.startswith("-") and flag.endswith("_split_k") for flag in flags)
 
     @functools.cached_property
     def key(self) -> str:
@@ -750,7 +750,7 @@ class GemmProblem:
     def fused_bytes(self) -> int:
         """Bytes that epilogue and prologue read in addition to a and b."""
         inputs = self.epilogue.inputs
-        read = sum(each.size(self.m, self.columns) for each in inputs) * self.outputs
+        read = sum(inp.size(self.m, self.columns) for inp in inputs) * self.outputs
         if self.epilogue.gated and self.operation == "addmm" and inputs:
             # Gate and up projection have a bias each.
             read += inputs[0].size(self.m, self.columns)

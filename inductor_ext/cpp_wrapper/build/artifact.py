@@ -499,7 +499,7 @@ def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list
 def _kernels(graph: Any) -> set[str]:
     """Return the names of the kernels generated for a graph."""
     generated = {str(name) for name in graph.wrapper_code.src_to_kernel.values()}
-    return generated | {each.name for each in _cutlass_kernels(graph)}
+    return generated | {kernel.name for kernel in _cutlass_kernels(graph)}
 
 
 def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:

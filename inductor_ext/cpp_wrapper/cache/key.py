@@ -529,7 +529,7 @@ def _symbols(env: Any) -> Any:
         return sorted((str(symbol), str(value)) for symbol, value in items)
 
     asserts = {
-        str(symbol): [(str(each.expr), str(each.msg)) for each in found]
+        str(symbol): [(str(item.expr), str(item.msg)) for item in found]
         for symbol, found in env.deferred_runtime_asserts.items()
     }
     return (

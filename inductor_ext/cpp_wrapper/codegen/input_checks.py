@@ -111,33 +111,33 @@ class _Tables:
         # Two passes: an earlier input's expression may need a symbol that a later input defines.
         rules: dict[tuple[int, bool], list[tuple[str, int, int] | Node]] = {}
         for numbers in (True, False):
-            for index, each in enumerate(inputs):
-                if isinstance(each, SymbolInput) != numbers:
+            for index, inp in enumerate(inputs):
+                if isinstance(inp, SymbolInput) != numbers:
                     continue
-                for stride, extents in _extents(each):
+                for stride, extents in _extents(inp):
                     rules[index, stride] = [
-                        self.rule(each, index, stride, dimension, extent)
+                        self.rule(inp, index, stride, dimension, extent)
                         for dimension, extent in enumerate(extents)
                     ]
         rows: list[str] = []
         specs: list[str] = []
         indexed = _several_indices(inputs)
-        for index, each in enumerate(inputs):
+        for index, inp in enumerate(inputs):
             starts: list[str] = []
             late = False
-            for stride, extents in _extents(each):
+            for stride, extents in _extents(inp):
                 starts.append(f"extents + {len(rows)}" if extents else "nullptr")
                 for rule, extent in zip(rules[index, stride], extents, strict=True):
                     late |= not isinstance(rule, tuple)
-                    rows.append(self.extent(each, rule, extent))
-            specs.append(_spec(each, starts, late, indexed, self.shape_text(each)))
-        constraints = [self.constraint(each) for each in self.signature.constraints]
+                    rows.append(self.extent(inp, rule, extent))
+            specs.append(_spec(inp, starts, late, indexed, self.shape_text(inp)))
+        constraints = [self.constraint(constraint) for constraint in self.signature.constraints]
         tables = {
             "int64_t programs": _rows(self.words),
             "Solve solves": [f"{{{scale}, {shift}}}" for scale, shift in self.solves],
             "Extent extents": rows,
             "Input inputs": specs,
-            "Symbol symbols": [self.symbol(each) for each in self.symbols.values()],
+            "Symbol symbols": [self.symbol(symbol) for symbol in self.symbols.values()],
             "Constraint constraints": constraints,
         }
         lines = ["namespace inductor_ext {", "namespace checks_of_model {"]
@@ -167,7 +167,7 @@ class _Tables:
 
     def rule(
         self,
-        each: TensorInput | SymbolInput,
+        input_: TensorInput | SymbolInput,
         index: int,
         stride: bool,
         dimension: int,
@@ -184,7 +184,7 @@ class _Tables:
         if len(open_symbols) != 1:
             return node
         (name,) = open_symbols
-        place = _place(each, stride, dimension)
+        place = _place(input_, stride, dimension)
         if isinstance(node, str):
             self.symbols[name] = _Symbol(name, place, index, dimension, stride, True)
             return ("define", self.numbers[name], 0)
@@ -198,7 +198,7 @@ class _Tables:
         return ("solve", self.numbers[name], len(self.solves) - 1)
 
     def extent(
-        self, each: TensorInput | SymbolInput, rule: tuple[str, int, int] | Node, extent: Extent
+        self, input_: TensorInput | SymbolInput, rule: tuple[str, int, int] | Node, extent: Extent
     ) -> str:
         if isinstance(rule, tuple):
             kind, index, value = rule
@@ -210,12 +210,12 @@ class _Tables:
                 shown = expression.show(expression.parse(str(extent)), names)
                 text = _literal(f"{shown} for a whole number {solved}")
             return f"{{Rule::{kind}, {index}, {value}, {text}}}"
-        self.require(each.name, str(extent), rule)
+        self.require(input_.name, str(extent), rule)
         text = _literal(expression.show(rule, self.names))
         return f"{{Rule::derived, {self.program(rule)}, 0, {text}}}"
 
     def require(self, name: str, text: str, node: Node) -> None:
-        unknown = [each for each in expression.symbols(node) if each not in self.symbols]
+        unknown = [symbol for symbol in expression.symbols(node) if symbol not in self.symbols]
         if unknown:
             raise exc.UncheckableInputError(
                 name=name, why=f"{text} depends on {unknown[0]}, which no input tells"
@@ -242,51 +242,51 @@ class _Tables:
         shown = _literal(expression.show(node, self.names))
         return f"{{{shown}, {self.program(node)}, {symbol}, {multiple}}}"
 
-    def shape_text(self, each: TensorInput | SymbolInput) -> str:
-        if isinstance(each, SymbolInput):
+    def shape_text(self, input_: TensorInput | SymbolInput) -> str:
+        if isinstance(input_, SymbolInput):
             return "()"
-        names = {name: each.text for name, each in self.symbols.items() if each.plain}
-        parts = [_size_text(size, self.signature.symbols, names) for size in each.shape]
+        names = {name: symbol.text for name, symbol in self.symbols.items() if symbol.plain}
+        parts = [_size_text(size, self.signature.symbols, names) for size in input_.shape]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
-def _extents(each: TensorInput | SymbolInput) -> list[tuple[bool, Sequence[Extent]]]:
+def _extents(input_: TensorInput | SymbolInput) -> list[tuple[bool, Sequence[Extent]]]:
     """Return the sizes, then the strides; an integer counts as its tensor's only size."""
-    if isinstance(each, TensorInput):
-        return [(False, each.shape), (True, each.stride)]
-    return [(False, (each.symbol,) if each.type == "int" else ()), (True, ())]
+    if isinstance(input_, TensorInput):
+        return [(False, input_.shape), (True, input_.stride)]
+    return [(False, (input_.symbol,) if input_.type == "int" else ()), (True, ())]
 
 
-def _place(each: TensorInput | SymbolInput, stride: bool, dimension: int) -> str:
-    if isinstance(each, SymbolInput):
-        return each.name
-    return f"{each.name}.{'stride' if stride else 'size'}({dimension})"
+def _place(input_: TensorInput | SymbolInput, stride: bool, dimension: int) -> str:
+    if isinstance(input_, SymbolInput):
+        return input_.name
+    return f"{input_.name}.{'stride' if stride else 'size'}({dimension})"
 
 
 def _several_indices(inputs: Sequence[TensorInput | SymbolInput]) -> bool:
     """Whether tensors are on several devices of one type, so that the device index matters."""
-    devices = {each.device for each in inputs if isinstance(each, TensorInput)}
+    devices = {inp.device for inp in inputs if isinstance(inp, TensorInput)}
     types = [device.partition(":")[0] for device in devices if ":" in device]
     return len(types) != len(set(types))
 
 
 def _spec(
-    each: TensorInput | SymbolInput, starts: Sequence[str], late: bool, indexed: bool, shape: str
+    input_: TensorInput | SymbolInput, starts: Sequence[str], late: bool, indexed: bool, shape: str
 ) -> str:
     """Return a row of the table of inputs."""
     index = -1
-    if isinstance(each, SymbolInput):
-        number, dtype = _NUMBERS[each.type]
+    if isinstance(input_, SymbolInput):
+        number, dtype = _NUMBERS[input_.type]
         device, rank = "cpu", 0
     else:
-        number, dtype, rank = "none", each.dtype, len(each.shape)
-        device, _, text = each.device.partition(":")
+        number, dtype, rank = "none", input_.dtype, len(input_.shape)
+        device, _, text = input_.device.partition(":")
         index = int(text) if indexed and text else -1
     for kind, value, known in (("dtype", dtype, DTYPES), ("device", device, DEVICE_TYPES)):
         if value not in known:
-            raise exc.UncheckableInputError(name=each.name, why=f"its {kind} is {value}")
+            raise exc.UncheckableInputError(name=input_.name, why=f"its {kind} is {value}")
     return (
-        f"{{{_literal(each.name)}, {_literal(shape)}, {starts[0]}, {starts[1]}, {rank}, "
+        f"{{{_literal(input_.name)}, {_literal(shape)}, {starts[0]}, {starts[1]}, {rank}, "
         f"{DTYPES.index(dtype)}, {DEVICE_TYPES[device]}, {index}, Number::{number}, {_flag(late)}}}"
     )
 
@@ -312,7 +312,7 @@ def _linear(node: Node, name: str) -> tuple[Node, Node] | None:
     terms = [_linear(part, name) for part in node.arguments]
     if None in terms:
         return None
-    (scale, shift), *rest = (each for each in terms if each is not None)
+    (scale, shift), *rest = (term for term in terms if term is not None)
     if node.operator == "neg":
         return _minus(0, scale), _minus(0, shift)
     ((other_scale, other_shift),) = rest

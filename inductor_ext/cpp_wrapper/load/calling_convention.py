@@ -66,7 +66,7 @@ class Convention:
         arguments = inputs.children() if not inputs.is_leaf() else []
         if (
             inputs.type is not tuple
-            or [each.type for each in arguments] != [tuple, dict]
+            or [argument.type for argument in arguments] != [tuple, dict]
             or (signature is not None and inputs.num_leaves != len(signature.inputs))
             or (signature is not None and outputs.num_leaves != len(signature.outputs))
         ):
@@ -85,9 +85,9 @@ class Convention:
         self.flatten = flatten
         self.restore = _restore(outputs, signature.outputs if signature is not None else None)
         only_tensors = signature is not None and all(
-            isinstance(each, signatures.TensorInput) for each in signature.inputs
+            isinstance(inp, signatures.TensorInput) for inp in signature.inputs
         )
-        flat = all(each.is_leaf() for each in arguments[0].children())
+        flat = all(child.is_leaf() for child in arguments[0].children())
         whole = arguments[0].num_children == inputs.num_leaves
         bare = only_tensors and flat and whole and not arguments[1].context
         self.plain = inputs.num_leaves if bare else -1
@@ -356,7 +356,7 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
         if all(child.is_leaf() for child in spec.children()) and spec.type in (tuple, list):
             return tuple if spec.type is tuple else list
     tensors = [
-        at for at, each in enumerate(outputs or ()) if isinstance(each, signatures.TensorOutput)
+        at for at, output in enumerate(outputs or ()) if isinstance(output, signatures.TensorOutput)
     ]
 
     build = _builder(spec, iter(range(count)))

@@ -212,8 +212,8 @@ def _limits(condition: sympy.Basic) -> Range | None:
 
 
 def _both(left: Range, right: Range) -> Range:
-    lows = [each for each in (left.min, right.min) if each is not None]
-    highs = [each for each in (left.max, right.max) if each is not None]
+    lows = [item for item in (left.min, right.min) if item is not None]
+    highs = [item for item in (left.max, right.max) if item is not None]
     return Range(max(lows, default=None), min(highs, default=None))
 
 
@@ -329,12 +329,12 @@ def _symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Ran
     }
     names: dict[str, Range] = {}
     plain: set[str] = set()
-    for each in inputs:
+    for inp in inputs:
         extents: tuple[Extent, ...] = ()
-        if isinstance(each, TensorInput):
-            extents = (*each.shape, *each.stride)
-        elif isinstance(each, SymbolInput):
-            extents = (each.symbol,)
+        if isinstance(inp, TensorInput):
+            extents = (*inp.shape, *inp.stride)
+        elif isinstance(inp, SymbolInput):
+            extents = (inp.symbol,)
         for extent in extents:
             if isinstance(extent, str):
                 for name in expression.symbols(expression.parse(extent)):
@@ -354,7 +354,7 @@ def _range_behind(program: ExportedProgram, name: str) -> Range | None:
     """
     found = Range()
     for key, value in program.range_constraints.items():
-        if isinstance(key, sympy.Symbol) or {each.name for each in key.free_symbols} != {name}:
+        if isinstance(key, sympy.Symbol) or {symbol.name for symbol in key.free_symbols} != {name}:
             continue
         (symbol,) = key.free_symbols
         terms = sympy.Poly(key, symbol).all_coeffs() if key.is_polynomial(symbol) else []
@@ -485,7 +485,7 @@ def _asserts(program: ExportedProgram, environment: ShapeEnv | None) -> list[sym
             found.append(value.node.expr)
     if environment is not None:
         for asserts in environment.deferred_runtime_asserts.values():
-            found += [environment.replace(each.expr) for each in asserts]
+            found += [environment.replace(item.expr) for item in asserts]
     return found
 
 
@@ -521,12 +521,12 @@ class _Sources(ast.NodeTransformer):
     def __init__(self, known: Signature) -> None:
         self.tensors: dict[str, TensorInput] = {}
         self.numbers: dict[str, SymbolInput] = {}
-        for position, each in enumerate(known.inputs):
-            names = {*_spellings(each.name), f"L['flat_args'][{position}]"}
-            if isinstance(each, TensorInput):
-                self.tensors.update(dict.fromkeys(names, each))
-            elif isinstance(each, SymbolInput):
-                self.numbers.update(dict.fromkeys(names, each))
+        for position, inp in enumerate(known.inputs):
+            names = {*_spellings(inp.name), f"L['flat_args'][{position}]"}
+            if isinstance(inp, TensorInput):
+                self.tensors.update(dict.fromkeys(names, inp))
+            elif isinstance(inp, SymbolInput):
+                self.numbers.update(dict.fromkeys(names, inp))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         text = ast.unparse(node)
@@ -548,7 +548,7 @@ def _spellings(name: str) -> list[str]:
     varied = re.fullmatch(r"(.+)_(\d+)", first)
     if varied:
         spellings.append(f"L['{varied[1]}'][{varied[2]}]{bracket}{rest}")
-    return [ast.unparse(ast.parse(each, mode="eval")) for each in spellings]
+    return [ast.unparse(ast.parse(spelling, mode="eval")) for spelling in spellings]
 
 
 # --- outputs ----------------------------------------------------------------------------------

@@ -56,9 +56,9 @@ def signature(graph: Any) -> Signature:
     )
     symbols: dict[str, Range] = {}
     known = {str(symbol): limits for symbol, limits in _ranges(graph)}
-    for each in inputs:
+    for inp in inputs:
         extents: tuple[Extent, ...] = (
-            (*each.shape, *each.stride) if isinstance(each, TensorInput) else (each.symbol,)
+            (*inp.shape, *inp.stride) if isinstance(inp, TensorInput) else (inp.symbol,)
         )
         for extent in extents:
             if isinstance(extent, str):

@@ -142,19 +142,19 @@ class Signature:
     @property
     def tensors(self) -> tuple[TensorInput | SymbolInput, ...]:
         """The inputs that the generated code takes, in order."""
-        return tuple(each for each in self.inputs if not isinstance(each, ConstantInput))
+        return tuple(inp for inp in self.inputs if not isinstance(inp, ConstantInput))
 
     def to_json(self) -> dict[str, Any]:
         """Return values that `json.dumps` can write with `allow_nan=False`."""
         return {
-            "inputs": [_write(each) for each in self.inputs],
+            "inputs": [_write(inp) for inp in self.inputs],
             "symbols": {
                 name: {"min": limits.min, "max": limits.max}
                 for name, limits in self.symbols.items()
             },
             "constraints": list(self.constraints),
             "unchecked": list(self.unchecked),
-            "outputs": [_write(each) for each in self.outputs],
+            "outputs": [_write(output) for output in self.outputs],
             "in_spec": self.in_spec,
             "out_spec": self.out_spec,
         }
@@ -169,8 +169,8 @@ class Signature:
         top = _Reader(value, "signature")
         symbols = top.reader("symbols")
         return cls(
-            inputs=tuple(_read_input(each) for each in top.readers("inputs")),
-            outputs=tuple(_read_output(each) for each in top.readers("outputs")),
+            inputs=tuple(_read_input(reader) for reader in top.readers("inputs")),
+            outputs=tuple(_read_output(reader) for reader in top.readers("outputs")),
             symbols={
                 name: Range(limits.limit("min"), limits.limit("max"))
                 for name in symbols.mapping()
@@ -193,12 +193,12 @@ _KINDS: dict[type[Input | Output], str] = {
 }
 
 
-def _write(each: Input | Output) -> dict[str, Any]:
-    if isinstance(each, ConstantOutput) and each.value is None:
-        return {"kind": "none", "path": each.path}
-    written: dict[str, Any] = {"kind": _KINDS[type(each)]}
-    for name in each.__slots__:
-        value = getattr(each, name)
+def _write(input_: Input | Output) -> dict[str, Any]:
+    if isinstance(input_, ConstantOutput) and input_.value is None:
+        return {"kind": "none", "path": input_.path}
+    written: dict[str, Any] = {"kind": _KINDS[type(input_)]}
+    for name in input_.__slots__:
+        value = getattr(input_, name)
         if isinstance(value, tuple):
             value = list(value)
         elif isinstance(value, float) and not math.isfinite(value):
@@ -235,7 +235,7 @@ class _Reader:
         inner = self.reader(key)
         if not isinstance(inner.value, Sequence) or isinstance(inner.value, str):
             raise inner.bad("a list")
-        return [_Reader(each, f"{inner.where}[{i}]") for i, each in enumerate(inner.value)]
+        return [_Reader(item, f"{inner.where}[{i}]") for i, item in enumerate(inner.value)]
 
     def own_text(self) -> str:
         if not isinstance(self.value, str):
@@ -246,7 +246,7 @@ class _Reader:
         return self.reader(key).own_text()
 
     def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(each.own_text() for each in self.readers(key))
+        return tuple(reader.own_text() for reader in self.readers(key))
 
     def limit(self, key: str) -> int | None:
         inner = self.reader(key)
@@ -256,11 +256,11 @@ class _Reader:
 
     def extents(self, key: str) -> tuple[Extent, ...]:
         found: list[Extent] = []
-        for each in self.readers(key):
-            if isinstance(each.value, str) or (_whole(each.value) and each.value >= 0):
-                found.append(each.value)
+        for reader in self.readers(key):
+            if isinstance(reader.value, str) or (_whole(reader.value) and reader.value >= 0):
+                found.append(reader.value)
             else:
-                raise each.bad("a whole number from 0 or an expression")
+                raise reader.bad("a whole number from 0 or an expression")
         return tuple(found)
 
     def constant(self, key: str) -> Constant:

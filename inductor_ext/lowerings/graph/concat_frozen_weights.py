@@ -82,13 +82,13 @@ def _is_joinable(node: fx.Node) -> bool:
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return False
     a, b, *biases = inputs(node)
-    known = all("val" in each.meta for each in (node, a, b, *biases))
+    known = all("val" in bias.meta for bias in (node, a, b, *biases))
     if not known or a.op == "get_attr" or not is_covered(node.meta["val"]):
         return False
     columns = node.meta["val"].shape[1:]
     # A constant with other users would stay in memory in addition.
-    constant = all(each.op == "get_attr" and len(each.users) == 1 for each in (b, *biases))
-    return constant and all(each.meta["val"].shape == columns for each in biases)
+    constant = all(bias.op == "get_attr" and len(bias.users) == 1 for bias in (b, *biases))
+    return constant and all(bias.meta["val"].shape == columns for bias in biases)
 
 
 def _kind(node: fx.Node) -> Hashable:
@@ -101,18 +101,18 @@ def _kind(node: fx.Node) -> Hashable:
 def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     first = products[0]
     a, b, *_ = inputs(first)
-    weights, *biases = zip(*(inputs(each)[1:] for each in products), strict=True)
+    weights, *biases = zip(*(inputs(product)[1:] for product in products), strict=True)
     with graph.inserting_before(first):
         for constant in itertools.chain(weights, *biases):
             first.prepend(constant)
         if b.meta["val"].stride(0) == 1:
             # The weight is stored by rows, [N, K], as that of a linear layer; concatenate along N.
-            rows = [call(graph, first, aten.permute.default, each, [1, 0]) for each in weights]
+            rows = [call(graph, first, aten.permute.default, weight, [1, 0]) for weight in weights]
             whole = call(graph, first, aten.cat.default, rows)
             whole = call(graph, first, aten.permute.default, whole, [1, 0])
         else:
             whole = call(graph, first, aten.cat.default, list(weights), 1)
-        added = [call(graph, first, aten.cat.default, list(each), -1) for each in biases]
+        added = [call(graph, first, aten.cat.default, list(bias), -1) for bias in biases]
         product = call(graph, first, first.target, *added, a, whole)
         for part, (begin, end) in zip(products, _spans(products), strict=True):
             columns = call(graph, part, aten.slice.Tensor, product, 1, begin, end)
@@ -123,5 +123,5 @@ def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
 
 def _spans(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
     """Yield for each matmul its first column in the concatenation and the one after its last."""
-    ends = list(itertools.accumulate(each.meta["val"].shape[1] for each in products))
+    ends = list(itertools.accumulate(product.meta["val"].shape[1] for product in products))
     return itertools.pairwise([0, *ends])

@@ -97,10 +97,10 @@ def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
     """Sort key of outputs, independent of the order in which they were read."""
     steps = [*Epilogue(((dtype, value),)).nodes()]
     told = [
-        (each.operation, each.value, str(epilogue.inputs[each.index : each.index + 1]))
-        if each.operation == "read"
-        else (each.operation, each.value, each.dtype)
-        for each in steps
+        (step.operation, step.value, str(epilogue.inputs[step.index : step.index + 1]))
+        if step.operation == "read"
+        else (step.operation, step.value, step.dtype)
+        for step in steps
     ]
     return -len(steps), dtype, told
 
@@ -127,8 +127,8 @@ class _Reader:
 
     def fused(self) -> Fused:
         values = [
-            (matmul_nodes.dtype_of(matmul_nodes.value_of(each)), self.value(each))
-            for each in self.outputs
+            (matmul_nodes.dtype_of(matmul_nodes.value_of(output)), self.value(output))
+            for output in self.outputs
         ]
         if len(set(values)) < len(values):
             raise NotExpressible("the same is stored twice")
@@ -166,7 +166,7 @@ class _Reader:
         function = _operators().get(node.target)
         if function is None:
             raise NotExpressible(f"{node.target} is none of the operations of an epilogue")
-        arguments = [self.argument(each, node) for each in node.args]
+        arguments = [self.argument(arg, node) for arg in node.args]
         options = dict(node.kwargs)
         if "alpha" in options:
             options["alpha"] = self.argument(options["alpha"], node)
@@ -257,7 +257,7 @@ class _Reader:
         self, value: torch.Tensor, output: torch.Tensor
     ) -> Literal["matrix", "row", "column", "scalar"]:
         """Return how a tensor is broadcast to the matmul output."""
-        own, shape = (matmul_nodes.sizes(each.shape, self.hints) for each in (value, output))
+        own, shape = (matmul_nodes.sizes(tensor.shape, self.hints) for tensor in (value, output))
         strides = matmul_nodes.sizes(value.stride(), self.hints)
         own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
         own = (1,) * (len(shape) - len(own)) + own
@@ -295,8 +295,8 @@ class _Reader:
             return 1
         layout = types.SimpleNamespace(
             dtype=value.dtype,
-            size=[_expression(each) for each in value.shape],
-            stride=[_expression(each) for each in value.stride()],
+            size=[_expression(item) for item in value.shape],
+            stride=[_expression(item) for item in value.stride()],
             offset=_expression(value.storage_offset()),
         )
         return of_layout(layout)
@@ -359,8 +359,8 @@ def _may_be_of_a_size(number: float) -> bool:
     """Whether a number is a large integer, its reciprocal or its inverse square root."""
     if not math.isfinite(number) or not number:
         return False
-    for each in (number, 1 / number, 1 / number**2):
-        if abs(each) >= _SIZES and abs(each - round(each)) < 1e-9 * abs(each):
+    for item in (number, 1 / number, 1 / number**2):
+        if abs(item) >= _SIZES and abs(item - round(item)) < 1e-9 * abs(item):
             return True
     return False
 

@@ -45,14 +45,14 @@ def by_rows(
         ranges: two or more, ascending.
     """
     inside = set(region)
-    inputs = dict.fromkeys(each for node in region for each in node.all_input_nodes)
-    outer = {each: each for each in inputs if each not in inside}
-    outer |= {each: each for each in _symbols(gm.graph, region, outer)}
+    inputs = dict.fromkeys(item for node in region for item in node.all_input_nodes)
+    outer = {inp: inp for inp in inputs if inp not in inside}
+    outer |= {symbol: symbol for symbol in _symbols(gm.graph, region, outer)}
     order = {node: index for index, node in enumerate(gm.graph.nodes)}
     anchor = min(outputs, key=order.__getitem__)
     hoist(anchor, outer, order)
     with gm.graph.inserting_before(anchor):
-        outer = {each: _in_strides(gm.graph, each) for each in outer}
+        outer = {item: _in_strides(gm.graph, item) for item in outer}
         results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
     for output, result in zip(outputs, results, strict=True):
         # Keep the node itself, which may be an input of another fusion.
@@ -105,7 +105,7 @@ def _symbols(
     found: dict[sympy.Symbol, fx.Node] = {}
     placeholders = graph.find_nodes(op="placeholder")
     # The first node with the symbol is an input, or defines the symbol.
-    for node in [each for each in graph.nodes if each not in region]:
+    for node in [node for node in graph.nodes if node not in region]:
         value = node.meta.get("val")
         for axis, symbol in enumerate(_sizes(node)):
             if symbol not in wanted or symbol in found:
@@ -201,7 +201,7 @@ def _branch(
         copies[node] = graph.placeholder(node.name)
         # A symbol that a node defines outside is an input of the branch.
         copies[node].meta = {
-            name: each for name, each in node.meta.items() if name != "unbacked_bindings"
+            name: item for name, item in node.meta.items() if name != "unbacked_bindings"
         }
     if len(ranges) > 1:
         results = _dispatch(branch, graph, copies, region, outputs, rows, ranges)

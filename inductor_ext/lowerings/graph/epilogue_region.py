@@ -111,7 +111,7 @@ def counted(
         out = matmul_nodes.dtype_of(matmul_nodes.value_of(nodes[-1]))
     except matmul_nodes.NotCovered:
         return None
-    operations = sum(_cost(each) for each in nodes[1:])
+    operations = sum(_cost(node) for node in nodes[1:])
     return dataclasses.replace(
         problem,
         epilogue=dataclasses.replace(
@@ -173,7 +173,7 @@ def region(
     size = flat(node)
     nodes, found = [node], 1
     while len(nodes) < MOST_NODES:
-        users = {user for each in nodes for user in each.users} - set(nodes)
+        users = {user for node in nodes for user in node.users} - set(nodes)
         # The first user depends on no other node after the region.
         following = min(users, default=None)
         if following is None or following in without or not _is_fused(following, size, nodes):
@@ -181,7 +181,7 @@ def region(
         if is_written_between((*own, *nodes, following)):
             break
         nodes.append(following)
-        if all(set(each.users) <= set(nodes) for each in nodes[:-1]):
+        if all(set(node.users) <= set(nodes) for node in nodes[:-1]):
             found = len(nodes)
     return nodes[:found]
 
@@ -227,8 +227,8 @@ def _is_fused(node: fx.Node, size: tuple[Any, Any], before: Container[fx.Node]) 
 def _flattens(node: fx.Node, before: Container[fx.Node]) -> bool:
     """Whether a node could be computed on [rows, columns]."""
     return is_view(node) or all(
-        shape(each) == shape(node) if each in before else _sizes_as_rows(each, node) is not None
-        for each in node.all_input_nodes
+        shape(item) == shape(node) if item in before else _sizes_as_rows(item, node) is not None
+        for item in node.all_input_nodes
     )
 
 
@@ -263,27 +263,27 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
     """
     nodes = region(node)
     last = nodes[-1]
-    if all(is_view(each) or len(shape(each)) == 2 for each in nodes):
+    if all(is_view(node) or len(shape(node)) == 2 for node in nodes):
         return
     copies = {node: node}
     with graph.inserting_before(last):
-        for each in nodes[1:]:
-            if is_view(each):
-                copies[each] = copies[each.all_input_nodes[0]]
+        for item in nodes[1:]:
+            if is_view(item):
+                copies[item] = copies[item.all_input_nodes[0]]
                 continue
-            for given in each.all_input_nodes:
+            for given in item.all_input_nodes:
                 if given not in copies:
-                    copies[given] = as_rows(graph, given, each)
-            copies[each] = graph.node_copy(each, copies.__getitem__)
-            value = each.meta["val"].new_empty(node.meta["val"].shape)
-            copies[each].meta = {**each.meta, "val": value}
+                    copies[given] = as_rows(graph, given, item)
+            copies[item] = graph.node_copy(item, copies.__getitem__)
+            value = item.meta["val"].new_empty(node.meta["val"].shape)
+            copies[item].meta = {**item.meta, "val": value}
     # Keep the last node itself, which others may refer to.
     view = (
         last if is_view(last) else next(n for n in nodes if is_view(n) and shape(n) == shape(last))
     )
     become(last, view.target, (copies[last], view.args[1]))
-    for each in reversed(nodes[1:-1]):
-        graph.erase_node(each)
+    for item in reversed(nodes[1:-1]):
+        graph.erase_node(item)
 
 
 def as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:

@@ -48,8 +48,8 @@ DECLINED = "inductor_ext_gemm_declined"
 
 def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """Return the names of the operators that nodes compute, as in the model, each once."""
-    calls = (each.meta.get("original_aten") or each.target for each in nodes)
-    names = (str(getattr(each, "_overloadpacket", each)) for each in calls)
+    calls = (node.meta.get("original_aten") or node.target for node in nodes)
+    names = (str(getattr(call, "_overloadpacket", call)) for call in calls)
     return tuple(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
 
 
@@ -193,7 +193,7 @@ def _operator(node: torch.fx.Node) -> str:
 
 
 def _operands(node: torch.fx.Node) -> tuple[str, ...]:
-    values = [each.meta.get("val") for each in node.all_input_nodes]
+    values = [item.meta.get("val") for item in node.all_input_nodes]
     return tuple(_tensor(value) for value in values if isinstance(value, torch.Tensor))
 
 

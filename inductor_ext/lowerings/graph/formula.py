@@ -146,7 +146,7 @@ def is_cast(node: fx.Node) -> bool:
 
     if node.target is not torch.ops.prims.convert_element_type.default:
         return False
-    return all(is_computed_in_float32(each.meta["val"]) for each in (node, *node.all_input_nodes))
+    return all(is_computed_in_float32(item.meta["val"]) for item in (node, *node.all_input_nodes))
 
 
 def is_computed_in_float32(value: torch.Tensor) -> bool:
@@ -161,7 +161,7 @@ def call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
     from torch import fx
 
     made = graph.call_function(target, args)
-    values: Any = fx.node.map_arg(args, lambda each: each.meta["val"])
+    values: Any = fx.node.map_arg(args, lambda node: node.meta["val"])
     made.meta = {**like.meta, "val": target(*values)}
     return made
 
@@ -180,7 +180,7 @@ def shape(node: fx.Node) -> tuple[Any, ...]:
     value: Any = node.meta.get("val")
     if not hasattr(value, "shape"):
         raise Unreadable
-    return tuple(each if isinstance(each, int) else each.node.expr for each in value.shape)
+    return tuple(item if isinstance(item, int) else item.node.expr for item in value.shape)
 
 
 class Reader:
@@ -238,13 +238,13 @@ class Reader:
         if function is None:
             raise Unreadable
         own = shape(node)
-        for each in node.all_input_nodes:
+        for item in node.all_input_nodes:
             # With broadcast rows, elements do not correspond in order.
-            given = shape(each)
+            given = shape(item)
             if given[:-1] != own[:-1] and any(size != 1 for size in given[:-1]):
                 raise Unreadable
-        arguments = [self._argument(each) for each in node.args]
-        options = {name: self._argument(each) for name, each in node.kwargs.items()}
+        arguments = [self._argument(arg) for arg in node.args]
+        options = {name: self._argument(kwarg) for name, kwarg in node.kwargs.items()}
         try:
             return sympy.sympify(function(*arguments, **options))
         except TypeError:
@@ -290,8 +290,8 @@ def mean_of(formula: sympy.Expr) -> sympy.Expr:
     means, are moved out of the mean. The variance is thus the mean of squares minus the square of
     the mean, however it is written.
     """
-    rows = {each: sympy.Dummy(real=True) for each in formula.atoms(mean)}
-    constant = {symbol: each for each, symbol in rows.items()}
+    rows = {atom: sympy.Dummy(real=True) for atom in formula.atoms(mean)}
+    constant = {symbol: key for key, symbol in rows.items()}
     total = sympy.Integer(0)
     for term in sympy.Add.make_args(canonical(formula.xreplace(rows))):
         along = term.free_symbols - constant.keys()
@@ -306,9 +306,9 @@ def canonical(formula: sympy.Expr) -> sympy.Expr:
     """
     expanded = sympy.expand(formula)
     numbers = {
-        each: sympy.Rational(f"{float(each):.5e}")
-        for each in expanded.atoms(sympy.Float, sympy.Rational)
-        if not each.is_Integer
+        atom: sympy.Rational(f"{float(atom):.5e}")
+        for atom in expanded.atoms(sympy.Float, sympy.Rational)
+        if not atom.is_Integer
     }
     return sympy.expand(expanded.xreplace(numbers))
 
@@ -329,7 +329,7 @@ def is_contiguous(node: fx.Node) -> bool:
     expected = sympy.Integer(1)
     sizes = shape(node)
     strides = [
-        each if isinstance(each, int) else each.node.expr for each in node.meta["val"].stride()
+        item if isinstance(item, int) else item.node.expr for item in node.meta["val"].stride()
     ]
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1 and sympy.expand(stride - expected) != 0:

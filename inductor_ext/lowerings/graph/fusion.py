@@ -112,7 +112,7 @@ def is_written_between(nodes: Collection[fx.Node]) -> bool:
     """
     from torch._inductor.fx_utils import get_node_storage
 
-    read = {get_node_storage(each) for node in nodes for each in node.all_input_nodes}
+    read = {get_node_storage(item) for node in nodes for item in node.all_input_nodes}
     node, last = min(nodes), max(nodes)
     while node is not last:
         node = node.next
@@ -133,18 +133,21 @@ def _written(node: fx.Node) -> frozenset[int] | None:
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         graphs = list(_subgraphs(node))
-        pure = graphs and all(_written(each) == frozenset() for one in graphs for each in one.nodes)
+        pure = graphs and all(_written(node) == frozenset() for one in graphs for node in one.nodes)
         return frozenset() if pure else None
     if not is_mutation_op(node):
         return frozenset()
     if not isinstance(target, torch._ops.OpOverload):
         return None
     arguments = target._schema.arguments
-    given = {**dict(zip((each.name for each in arguments), node.args, strict=False)), **node.kwargs}
+    given = {
+        **dict(zip((argument.name for argument in arguments), node.args, strict=False)),
+        **node.kwargs,
+    }
     found: set[int] = set()
-    for each in arguments:
-        if each.alias_info is not None and each.alias_info.is_write:
-            value = given.get(each.name)
+    for argument in arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = given.get(argument.name)
             storage = get_node_storage(value) if isinstance(value, torch.fx.Node) else None
             if storage is None:
                 return None
@@ -154,9 +157,9 @@ def _written(node: fx.Node) -> frozenset[int] | None:
 
 def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
     """Yield the graphs that a higher-order operator is called with."""
-    for each in node.all_input_nodes:
-        if each.op == "get_attr":
-            module = named_graph(node.graph.owning_module, each)
+    for item in node.all_input_nodes:
+        if item.op == "get_attr":
+            module = named_graph(node.graph.owning_module, item)
             if module is not None:
                 yield module.graph
 
@@ -201,7 +204,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
         if others:
             call = graph.call_function(target, arguments)
             call.meta = dict(anchor.meta)
-            call.meta["val"] = tuple(_flat(each, product) for each in fusion.outputs)
+            call.meta["val"] = tuple(_flat(output, product) for output in fusion.outputs)
             for index, output in enumerate(fusion.outputs):
                 if len(shape(output)) == 2:
                     become(output, operator.getitem, (call, index))

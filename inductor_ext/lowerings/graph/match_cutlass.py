@@ -57,7 +57,7 @@ class Reading:
     @property
     def epilogue_nodes(self) -> int:
         """The number of stored tensors that are computed from the matmul result."""
-        return sum(_is_computed(each, self.nodes[0]) for each in self.outputs)
+        return sum(_is_computed(output, self.nodes[0]) for output in self.outputs)
 
     def told(self, problem: GemmProblem) -> GemmProblem:
         """Return a problem of this place as the problem of a kernel with this epilogue tree.
@@ -71,8 +71,8 @@ class Reading:
             return dataclasses.replace(problem, epilogue=epilogue)
         inputs = {
             given: behind
-            for given, each in zip(self.fused.inputs, tree.inputs, strict=True)
-            if (behind := each.behind) is not None
+            for given, inp in zip(self.fused.inputs, tree.inputs, strict=True)
+            if (behind := inp.behind) is not None
         }
         operations = tree.operations
         if problem.prologue is not None and problem.prologue.scales_product:
@@ -127,7 +127,7 @@ def readings(
 
 def _used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(nodes)
-    return [each for each in nodes if not set(each.users) <= inside]
+    return [node for node in nodes if not set(node.users) <= inside]
 
 
 def apply(
@@ -153,18 +153,18 @@ def apply(
     product, fused = reading.nodes[0], reading.fused
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(reading.outputs, key=order.__getitem__)
-    numbers = [each for each in fused.scalars if hasattr(each, "meta")]
+    numbers = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
     factors = _factors(product)
     if reading.fusion is not None:
         hoist(anchor, (*reading.fusion.inputs, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
     else:
         hoist(anchor, (*factors, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
-    flat = [_flat(each, product) for each in reading.outputs]
-    views = {each: _sizes(each, reading) for each in reading.outputs}
+    flat = [_flat(output, product) for output in reading.outputs]
+    views = {output: _sizes(output, reading) for output in reading.outputs}
     with graph.inserting_before(anchor):
         if reading.fusion is not None:
             factors = list(call_inputs(graph, reading.fusion, product)[:2])
-        inputs = [_shaped(graph, each, reading) for each in fused.inputs]
+        inputs = [_shaped(graph, inp, reading) for inp in fused.inputs]
         arguments = (*factors, *inputs, *numbers)
         if len(flat) == 1 and views[anchor] is None:
             call = anchor
@@ -195,7 +195,7 @@ def apply(
         "epilogue": fused.epilogue,
         "inputs": len(inputs),
         "ends": len(factors) == 3,
-        "scalars": tuple(None if each in numbers else each for each in fused.scalars),
+        "scalars": tuple(None if scalar in numbers else scalar for scalar in fused.scalars),
     }
     return call, options
 

@@ -158,7 +158,7 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
     import torch
 
     aten = torch.ops.aten
-    others = [each for each in node.all_input_nodes if each is not product]
+    others = [item for item in node.all_input_nodes if item is not product]
     problem, prologue = fusion.problem, fusion.problem.prologue
     assert prologue is not None
     if len(others) != 1 or node.kwargs or problem.epilogue.inputs:
@@ -256,7 +256,7 @@ def _merged(dims: Dims) -> list[Atom]:
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
     shape = tuple(matmul_nodes.value_of(node).shape)
-    _require(all(isinstance(each, int) for each in shape), "sizes of a weight are symbols")
+    _require(all(isinstance(item, int) for item in shape), "sizes of a weight are symbols")
     return shape
 
 
@@ -457,10 +457,10 @@ class _Reader:
             visited.append(node)
             node, dims = moved
         # A node with other users stays in the graph; the kernel does not read it.
-        for each in visited:
-            if not set(each.users) <= {*self.nodes}:
+        for item in visited:
+            if not set(item.users) <= {*self.nodes}:
                 break
-            self.nodes.append(each)
+            self.nodes.append(item)
         return _Stored(node, dims)
 
     def _bytes(self, node: Any, dims: Dims) -> None:
@@ -482,7 +482,7 @@ class _Reader:
         place = axis % len(dims)
         own = (*dims[:place], (*left, *rest), *dims[place + 1 :])
         self.nodes.append(node)
-        halves = [self._half(each, own) for each in parts]
+        halves = [self._half(part, own) for part in parts]
         (stored, high, signed), other = halves
         _require(other == (stored, not high, signed), "halves of different bytes")
         self.stored, self.high_first = stored, high
@@ -553,7 +553,7 @@ class _Reader:
         atoms = self.stored.atoms()
         packed = self.dtype in ("int4", "uint4")
         k = Atom(problem.k // 2, "k", 2) if packed else Atom(problem.k, "k", 1)
-        whole = {each.axis: each for each in (k, Atom(problem.n, "n", 1)) if each.size > 1}
+        whole = {item.axis: item for item in (k, Atom(problem.n, "n", 1)) if item.size > 1}
         _require(atoms == whole, "b is a part of what is stored")
         _require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
         whole_numbers = self.dtype in ("uint8", "int4", "uint4")
@@ -576,21 +576,21 @@ class _Reader:
                 zeros,
                 scale_dtype=_dtype(self.scale.node),
             )
-            for name, each in (("SCALE", self.scale), ("ZERO", self.zero)):
-                if each is None:
+            for name, item in (("SCALE", self.scale), ("ZERO", self.zero)):
+                if item is None:
                     continue
-                _require(not group or (self._group(each) or problem.k) == group, "groups differ")
-                _require(not group or "n" in each.atoms() or problem.n == 1, "one zero for all")
-                inputs.append(each.node)
-                view = each.view()
+                _require(not group or (self._group(item) or problem.k) == group, "groups differ")
+                _require(not group or "n" in item.atoms() or problem.n == 1, "one zero for all")
+                inputs.append(item.node)
+                view = item.view()
                 if not group:
                     view = View(tuple(size for size in view.sizes if size > 1))
                     # The kernel assumes that they are contiguous.
                     _require(
-                        view.of(matmul_nodes.value_of(each.node)).is_contiguous(), "scales apart"
+                        view.of(matmul_nodes.value_of(item.node)).is_contiguous(), "scales apart"
                     )
-                elif each.words() > 1:
-                    options[f"{name}_WORDS"] = each.words()
+                elif item.words() > 1:
+                    options[f"{name}_WORDS"] = item.words()
                 views.append(view)
             if group and self.wide:
                 options["WIDE"] = True
@@ -647,5 +647,5 @@ def _keeps_numbers(node: fx.Node) -> bool:
         return is_cast(node)
     if _dtype(node) not in _INTEGERS:
         return is_computed_in_float32(node.meta["val"])
-    before, after = (torch.iinfo(each.meta["val"].dtype) for each in (*node.all_input_nodes, node))
+    before, after = (torch.iinfo(item.meta["val"].dtype) for item in (*node.all_input_nodes, node))
     return bool(after.min <= before.min and before.max <= after.max)

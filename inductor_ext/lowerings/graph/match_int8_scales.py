@@ -47,18 +47,18 @@ def take(
         return node, []
     nodes, last = [node], node
     found: dict[str, fx.Node] = {}
-    for each in epilogue_region.region(node)[1:]:
-        if set(nodes[-1].users) != {each}:
+    for item in epilogue_region.region(node)[1:]:
+        if set(nodes[-1].users) != {item}:
             break
-        if not _is_cast(each):
-            role = _role(each, nodes[-1], found)
+        if not _is_cast(item):
+            role = _role(item, nodes[-1], found)
             if role is None:
                 break
             kind, given = role
             found[kind] = given
-        nodes.append(each)
+        nodes.append(item)
         if {"rows", "columns"} <= found.keys():
-            last = each
+            last = item
     if last is node:
         return node, []
     replaced = nodes[: nodes.index(last)]
@@ -68,8 +68,8 @@ def take(
         ]
     become(last, target, (*node.args, *operands))
     last.meta.pop("eager_input_vals", None)
-    for each in reversed(replaced):
-        graph.erase_node(each)
+    for item in reversed(replaced):
+        graph.erase_node(item)
     return last, replaced
 
 

@@ -87,7 +87,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     centered = formula.has(center)
     spread = squares - center**2 if centered else squares
     bias = sympy.expand(formula - scale * (X - center if centered else X))
-    weight = next((each for each in vectors if scale.has(each)), None)
+    weight = next((vector for vector in vectors if scale.has(vector)), None)
     scale = scale if weight is None else scale / weight
     symbols = [] if weight is None else [weight]
     if bias != 0:
@@ -99,8 +99,8 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     epsilon = sympy.expand(scale.base - spread)
     if not epsilon.is_number or epsilon < 0:
         return None
-    found = [_uncast(vectors[each]) for each in symbols]
-    if any(matmul_nodes.value_of(each).stride(-1) != 1 for each in found):
+    found = [_uncast(vectors[item]) for item in symbols]
+    if any(matmul_nodes.value_of(item).stride(-1) != 1 for item in found):
         return None
     kind: Literal["normalize", "standardize"] = "standardize" if centered else "normalize"
     return Norm(kind, x, tuple(found), float(epsilon), tuple(reader.inner))

@@ -75,7 +75,7 @@ def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list
     if not reductions:
         return []
     search = _Search(graph, fusions)
-    return [each for reduction in reductions for each in search.of(reduction)]
+    return [item for reduction in reductions for item in search.of(reduction)]
 
 
 @dataclass(frozen=True)
@@ -142,26 +142,26 @@ class _Search:
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.following: dict[fx.Node, list[fx.Node]] = {}
         """The pointwise nodes after each matmul."""
-        self.bases = [each for each in fusions if len(each.outputs) == 1]
+        self.bases = [fusion for fusion in fusions if len(fusion.outputs) == 1]
         covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
         self.plain: list[Fusion] = []
         for node in graph.nodes:
             problem = matmul_nodes.problem_of(node) if node.target in covered else None
-            if problem is not None and all(isinstance(each, int) for each in shape(node)[1:]):
+            if problem is not None and all(isinstance(item, int) for item in shape(node)[1:]):
                 self.plain.append(_plain(node, problem))
 
     def of(self, reduction: _Reduction) -> Iterator[RowMaxima]:
         """Yield the fusions that compute a row amax."""
         for source in reversed(reduction.sources):
-            bases = [each for each in self.bases if self.run(each, source) is not None]
-            gated = {node for each in bases if each.problem.epilogue.gated for node in each.nodes}
+            bases = [base for base in self.bases if self.run(base, source) is not None]
+            gated = {node for base in bases if base.problem.epilogue.gated for node in base.nodes}
             # If y is computed from two matmuls, take the last one, whose kernel can read the
             # other's result.
-            plain = [each for each in self.plain if self.run(each, source) is not None][-1:]
-            bases += [each for each in plain if gated.isdisjoint(each.nodes)]
-            found = [self.together(each, source, reduction) for each in bases]
+            plain = [item for item in self.plain if self.run(item, source) is not None][-1:]
+            bases += [item for item in plain if gated.isdisjoint(item.nodes)]
+            found = [self.together(base, source, reduction) for base in bases]
             if any(found):
-                yield from (each for each in found if each is not None)
+                yield from (item for item in found if item is not None)
                 return
 
     def run(self, base: Fusion, y: fx.Node) -> list[fx.Node] | None:
@@ -177,7 +177,7 @@ class _Search:
         if y not in nodes:
             return None
         nodes = nodes[: nodes.index(y) + 1]
-        closed = all(set(each.users) <= set(nodes) for each in nodes[:-1])
+        closed = all(set(node.users) <= set(nodes) for node in nodes[:-1])
         return nodes if closed else None
 
     def together(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowMaxima | None:
@@ -197,11 +197,11 @@ class _Search:
         if not all(map(chain.add, nodes[1:])):
             return None
         own = {*base.nodes, *nodes, reduction.node}
-        for each in reduction.inner[1:]:
-            if each is y:
+        for node in reduction.inner[1:]:
+            if node is y:
                 break
-            if set(each.users) <= own:
-                own.add(each)
+            if set(node.users) <= own:
+                own.add(node)
         behind, dtype = self.scaling(y, reduction.node, own)
         if dtype is None and self.readers(y) - own:
             return None
@@ -241,18 +241,18 @@ class _Search:
         there are none.
         """
         reached: dict[fx.Node, frozenset[fx.Node]] = {
-            each: frozenset((each,)) for each in (y, maxima)
+            item: frozenset((item,)) for item in (y, maxima)
         }
         """Pointwise nodes, with those of y and the amax that they depend on."""
         after = {y, maxima}
         for node in list(self.graph.nodes)[self.order[y] + 1 :]:
-            given = [each for each in node.all_input_nodes if each in after]
+            given = [item for item in node.all_input_nodes if item in after]
             if not given or node in own:
                 continue
             after.add(node)
-            if not _is_pointwise(node) or any(each not in reached for each in given):
+            if not _is_pointwise(node) or any(item not in reached for item in given):
                 continue
-            reached[node] = frozenset().union(*(reached[each] for each in given))
+            reached[node] = frozenset().union(*(reached[item] for item in given))
             dtype = str(node.meta["val"].dtype).removeprefix("torch.")
             if dtype in QUANTIZED and len(reached[node]) == 2 and _same_size(node, y):
                 needed, pending = {node}, [node]
@@ -349,7 +349,7 @@ class _Chain:
             self.known[node] = self.known[node.all_input_nodes[0]]
             return True
         tensors = all(
-            isinstance(each.meta.get("val"), torch.Tensor) for each in node.all_input_nodes
+            isinstance(item.meta.get("val"), torch.Tensor) for item in node.all_input_nodes
         )
         if not tensors or node.target not in lowerings:
             return False
@@ -386,7 +386,7 @@ def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.
     hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
     product = next(node for node in fusion.nodes if matmul_nodes.is_product(node))
     with graph.inserting_before(y):
-        further = [epilogue_region.as_rows(graph, *each) for each in fusion.chain_inputs.items()]
+        further = [epilogue_region.as_rows(graph, *item) for item in fusion.chain_inputs.items()]
         call = graph.call_function(target, (*call_inputs(graph, fusion, product), *further))
         call.meta = {**y.meta, "val": (y.meta["val"], maxima.meta["val"])}
         call.meta.pop("eager_input_vals", None)

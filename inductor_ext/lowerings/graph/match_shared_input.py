@@ -92,7 +92,7 @@ def find(graph: fx.Graph, settings: Settings, dequantized: Sequence[Fusion] = ()
             tensor; with small M it is far slower to write that tensor and read it again.
     """
     tidy(graph)
-    few = {node for each in dequantized if each.problem.m <= FEW_ROWS for node in each.nodes}
+    few = {node for case in dequantized if case.problem.m <= FEW_ROWS for node in case.nodes}
     found = _Search(graph, without=few).find(settings, ())
     if dequantized:
         found = [*_Search(graph, dequantized).find(settings, found), *found]
@@ -167,9 +167,9 @@ class _Search:
         self.products: dict[fx.Node, Fusion] = {}
         """The matmuls that can be fused, by output: those of the graph, or those passed instead."""
         if dequantized:
-            for each in sorted(dequantized, key=lambda each: self.order[each.outputs[0]]):
-                if is_closed(each.nodes, each.outputs, each.inputs):
-                    self.products[each.outputs[0]] = each
+            for item in sorted(dequantized, key=lambda x: self.order[x.outputs[0]]):
+                if is_closed(item.nodes, item.outputs, item.inputs):
+                    self.products[item.outputs[0]] = item
             return
         for node in graph.nodes:
             products = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
@@ -192,16 +192,16 @@ class _Search:
         """
         rounds = numerics.has_exact_pointwise()
         gated = list(self.gated()) if settings.gemm_fuse_gated and not rounds else []
-        taken = {node for each in gated for node in each.nodes}
+        taken = {node for item in gated for node in item.nodes}
         before = [*others, *gated]
         shared = list(self.shared(before, taken)) if settings.gemm_fuse_shared_input else []
-        taken |= {node for each in shared for node in each.nodes}
+        taken |= {node for item in shared for node in item.nodes}
         found = [*gated, *shared]
         if not settings.gemm_fuse_norm or rounds:
             return found
         single = (product for node, product in self.products.items() if node not in taken)
-        normalized = (self.normalized(each) for each in [*found, *single])
-        return [*(each for each in normalized if each is not None), *found]
+        normalized = (self.normalized(item) for item in [*found, *single])
+        return [*(item for item in normalized if item is not None), *found]
 
     def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         return tuple(sorted(set(nodes), key=self.order.__getitem__))
@@ -355,7 +355,7 @@ class _Search:
         chosen = [group[0]]
         for node in group[1:]:
             together = [*chosen, node]
-            own = {each for one in together for each in self.products[one].nodes}
+            own = {node for one in together for node in self.products[one].nodes}
             if (
                 len(together) <= MOST_PARTS
                 and not is_written_between(own)
@@ -376,7 +376,7 @@ class _Search:
         while spanning := [first for first, last in spans if first < begin <= last]:
             begin = min(spanning)
         seen: set[fx.Node] = set()
-        pending = [each for node in nodes for each in node.all_input_nodes]
+        pending = [item for node in nodes for item in node.all_input_nodes]
         while pending:
             node = pending.pop()
             if node in seen or self.order[node] < begin:
@@ -385,7 +385,7 @@ class _Search:
                 return True
             together = whole.get(node, {node})
             seen.update(together)
-            pending.extend(each for one in together for each in one.all_input_nodes)
+            pending.extend(node for one in together for node in one.all_input_nodes)
         return False
 
     def side_by_side(self, nodes: Sequence[fx.Node]) -> Fusion | None:
@@ -412,10 +412,14 @@ class _Search:
         products = [self.products[node] for node in nodes]
         (first, *_) = products
         # All weights, then all scales, then all zero points.
-        given = zip(*(each.inputs[1 : each.options["operands"]] for each in products), strict=True)
-        operands = [node for each in given for node in each]
+        given = zip(
+            *(product.inputs[1 : product.options["operands"]] for product in products), strict=True
+        )
+        operands = [node for item in given for node in item]
         views = [
-            view for each in zip(*(each.views for each in products), strict=True) for view in each
+            view
+            for item in zip(*(product.views for product in products), strict=True)
+            for view in item
         ]
         own = {node for product in products for node in product.nodes}
         return Fusion(
@@ -436,7 +440,7 @@ class _Search:
         given = list(zip(*map(_biases, products), strict=True))
         if products[0].problem.operation == "scaled":
             given[0] = given[0][:1]
-        return [bias for each in given for bias in each]
+        return [bias for item in given for bias in item]
 
     def movable(self, node: fx.Node, place: fx.Node) -> bool:
         """Whether a node can be moved to the position of another."""
@@ -462,7 +466,7 @@ class _Search:
                 return None
         alike = [self.products[node].problem for node in nodes]
         parts = tuple(problem.n for problem in alike)
-        operand = min((problem.b for problem in alike), key=lambda each: each.alignment)
+        operand = min((problem.b for problem in alike), key=lambda x: x.alignment)
         if halves:
             parts = (parts[0] // 2,) * 2
             operand = _half_of(operand, alike[0].k, parts[0])
@@ -472,7 +476,7 @@ class _Search:
         if alike[0].operation == "scaled":
             # The kinds of the scales are in the epilogue. Further inputs must be bias vectors.
             if any(
-                len(shape(each)) != 1 for node in nodes for each in self.products[node].inputs[4:]
+                len(shape(inp)) != 1 for node in nodes for inp in self.products[node].inputs[4:]
             ):
                 return None
         elif (alike[0].operation == "addmm" or self.biases(nodes)) and (
@@ -489,7 +493,7 @@ class _Search:
         return (
             bool(biases)
             and len(shape(biases[0])) == 1
-            and [each.broadcast for each in epilogue.inputs] == ["row"]
+            and [inp.broadcast for inp in epilogue.inputs] == ["row"]
             and epilogue.pointwise == 1
         )
 
@@ -567,7 +571,7 @@ def _biases(product: Fusion) -> tuple[fx.Node, ...]:
 def _kind(product: Fusion) -> Hashable:
     """Return what matmuls that share a kernel must have in common, besides operand A."""
     operands = product.inputs[1 : product.options["operands"]]
-    values = [matmul_nodes.value_of(each) for each in operands]
+    values = [matmul_nodes.value_of(operand) for operand in operands]
     # A matmul without views has only one operand here, the weight, used as it is.
     values = [view.of(value) for view, value in zip(product.views, values, strict=False)] or values
     problem = product.problem
@@ -577,7 +581,7 @@ def _kind(product: Fusion) -> Hashable:
     constants = {name: value for name, value in product.options.items() if name != "operands"}
     return (
         (problem.operation, problem.b.dtype, problem.out, problem.prologue),
-        (values[0].dtype, values[0].shape[0], *(each.stride() for each in values)),
+        (values[0].dtype, values[0].shape[0], *(value.stride() for value in values)),
         tuple(sorted(constants.items())),
         scales,
         len(_biases(product)),

@@ -234,8 +234,12 @@ def value_of(argument: Any) -> torch.Tensor:
 def call_arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a node's operator by name, including defaults."""
     arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((each.name for each in arguments), node.args, strict=False))
-    return {each.name: each.default_value for each in arguments} | given | dict(node.kwargs)
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False))
+    return (
+        {argument.name: argument.default_value for argument in arguments}
+        | given
+        | dict(node.kwargs)
+    )
 
 
 def inputs(product: fx.Node) -> list[fx.Node]:
@@ -256,7 +260,7 @@ def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
     """Return A, B and the output, which must be dense, non-empty CUDA tensors."""
     import torch
 
-    found = tuple(value_of(each) for each in (a, b, node))
+    found = tuple(value_of(item) for item in (a, b, node))
     for value in found:
         if value.device.type != "cuda":
             raise NotCovered(f"the product is computed on {value.device.type}")
@@ -437,7 +441,7 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
 def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
     problem = _grouped(node, hints, FP8)
-    m, n = (sizes(value_of(given[each]).shape)[i] for each, i in (("self", -2), ("mat2", -1)))
+    m, n = (sizes(value_of(given[item]).shape)[i] for item, i in (("self", -2), ("mat2", -1)))
     rows, columns = {
         "m": ((m,), (problem.batch, n)),
         "n": ((problem.batch, m), (n,)),

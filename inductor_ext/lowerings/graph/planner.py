@@ -103,7 +103,7 @@ class _Site:
         if self.fusion is None:
             # The N of a fusion is static.
             sizes.append(self.nodes[0].meta["val"].shape[-1])
-        return {each for size in sizes for each in sympy.sympify(size).free_symbols}
+        return {symbol for size in sizes for symbol in sympy.sympify(size).free_symbols}
 
     def at(self, rows: int) -> GemmProblem:
         """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
@@ -118,8 +118,8 @@ class _Site:
     def _at(self, rows: int) -> GemmProblem:
         if self.fusion is None and not isinstance(self.rows, int):
             symbol = self.rows.node.expr
-            strides = (sympy.sympify(each) for each in self.a.meta["val"].stride())
-            if symbol in self.others or any(each.has(symbol) for each in strides):
+            strides = (sympy.sympify(item) for item in self.a.meta["val"].stride())
+            if symbol in self.others or any(stride.has(symbol) for stride in strides):
                 hints = {symbol: rows}
                 problem = matmul_nodes.problem_of(self.nodes[0], hints)
                 if problem is not None:
@@ -251,10 +251,10 @@ class _Planner:
         """Plan the graph as the module docstring describes."""
         graph, settings = self.gm.graph, self.settings
         dequantized = match_dequantized.find(graph, settings)
-        scaled = [match_dequantized.with_scales(each) for each in dequantized]
+        scaled = [match_dequantized.with_scales(item) for item in dequantized]
         found = [*match_shared_input.find(graph, settings, scaled), *dequantized]
         reduced = match_row_amax.find(graph, settings, found)
-        fusions = [self._fused_site(each) for each in (*reduced, *found)]
+        fusions = [self._fused_site(item) for item in (*reduced, *found)]
         self.fused = {node for site in fusions for node in site.nodes}
         likely = {node for site in fusions if _gains_little(site) for node in site.nodes}
         alone = self._plain_sites(self.fused - likely)
@@ -298,7 +298,7 @@ class _Planner:
         call, replaced = match_int8_scales.take(self.gm.graph, node, gemm.scaled_int_mm)
         if replaced:
             call.meta[gemm.PLAN] = plan
-            inside = (each for each in (*replaced[1:], call) if not is_cast(each))
+            inside = (item for item in (*replaced[1:], call) if not is_cast(item))
             call.meta[explain_records.FUSED] = explain_records.operators(inside)
 
     def _fused_site(self, fusion: Fusion) -> _Site:
@@ -339,8 +339,10 @@ class _Planner:
                     return found
                 continue
             # Take the longest epilogue for which the caller forces a CUTLASS kernel.
-            asked = (each for each in self._problems(found) if each.epilogue.tree is not None)
-            if any(isinstance(decide.forced_on(each), CutlassConfig) for each in asked):
+            asked = (
+                problem for problem in self._problems(found) if problem.epilogue.tree is not None
+            )
+            if any(isinstance(decide.forced_on(item), CutlassConfig) for item in asked):
                 return found
         return site
 
@@ -394,7 +396,7 @@ class _Planner:
         trees = [problem for problem in unknown if problem.epilogue.tree is not None]
         if trees:
             self.known |= self._with_cutlass(trees)
-        self.known |= self._without_cutlass([each for each in unknown if each not in trees])
+        self.known |= self._without_cutlass([item for item in unknown if item not in trees])
 
     def _without_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         """Decide among Triton kernels and Inductor's lowering."""
@@ -434,7 +436,7 @@ class _Planner:
         }
         decided = self._without_cutlass(list(dict.fromkeys(others.values())))
         found |= {problem: decided[other] for problem, other in others.items()}
-        wanted = [each for each in chosen.items() if each[0] not in later]
+        wanted = [item for item in chosen.items() if item[0] not in later]
         for (problem, config), why in cutlass_kernels.prepare(wanted, self.settings).items():
             events.warn_once(
                 f"cutlass_kernel:{config.name}",
@@ -452,7 +454,7 @@ class _Planner:
         }
         later = cutlass_kernels.awaited(wanted, self.settings)
         later |= cutlass_kernels.unobtainable(wanted, self.settings)
-        return self._tune([each for each in unknown if each not in later])
+        return self._tune([item for item in unknown if item not in later])
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         from inductor_ext.autotune import inductor_benchmark, tuner
@@ -489,7 +491,7 @@ class _Planner:
             for node in site.nodes:
                 around[node].append(site)
         wholes = {
-            id(site): [each for each in around[site.nodes[0]] if set(site.nodes) < set(each.nodes)]
+            id(site): [item for item in around[site.nodes[0]] if set(site.nodes) < set(item.nodes)]
             for site in sites
         }
         first = [site for site in sites if not wholes[id(site)]]
@@ -497,7 +499,7 @@ class _Planner:
         near = {id(site) for site in first if self._is_near(site)}
         turns: tuple[list[_Site], list[_Site]] = ([], [])
         for site in sites:
-            turns[any(id(each) in near for each in wholes[id(site)])].append(site)
+            turns[any(id(whole) in near for whole in wholes[id(site)])].append(site)
         return turns
 
     def _is_near(self, site: _Site) -> bool:
@@ -506,7 +508,7 @@ class _Planner:
         """
         for problem in self._problems(site):
             decision = self.known[problem]
-            ours, stock = (decision.microseconds(each) for each in (decision.config, None))
+            ours, stock = (decision.microseconds(item) for item in (decision.config, None))
             if ours is None or stock is None:
                 return False
             if stock - ours < _NEAR * (stock - problem.roofline(self.device)):
@@ -580,8 +582,8 @@ class _Planner:
             return None if node is None or problem is None else self._plain_site(node, problem)
         if not self.options.wanted or not site.problem.epilogue.gated:
             return None
-        computing = {each for each in site.nodes if not is_view(each) and not is_cast(each)}
-        products = [each for each in site.nodes if matmul_nodes.is_product(each)]
+        computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
+        products = [node for node in site.nodes if matmul_nodes.is_product(node)]
         for node in products:
             problem = matmul_nodes.problem_of(node)
             found = None if problem is None else self._plain_site(node, problem)
@@ -606,7 +608,7 @@ class _Planner:
             assert site.reading is not None
             counters["inductor"]["cutlass_epilogue_fusion_counter"] += site.reading.epilogue_nodes
             inside = (
-                each for each in site.reading.nodes[1:] if not is_view(each) and not is_cast(each)
+                node for node in site.reading.nodes[1:] if not is_view(node) and not is_cast(node)
             )
             fused = explain_records.operators(inside)
             call, options = match_cutlass.apply(self.gm.graph, site.reading, gemm.cutlass)
@@ -683,7 +685,7 @@ def _is_one_kernel_alone(reading: match_cutlass.Reading) -> bool:
     def is_read_only_within(node: fx.Node) -> bool:
         passed = (user for user in node.users if user not in inside)
         return all(
-            (is_view(each) or is_cast(each)) and is_read_only_within(each) for each in passed
+            (is_view(item) or is_cast(item)) and is_read_only_within(item) for item in passed
         )
 
     # Inductor fuses into that kernel the producers that only it reads, and the kernel itself into
@@ -691,7 +693,7 @@ def _is_one_kernel_alone(reading: match_cutlass.Reading) -> bool:
     before = filter(epilogue_region.is_computed, reading.fused.inputs)
     return not (
         any(map(is_read_only_within, before))
-        or any(epilogue_region.is_read_by_inductor(each, inside) for each in reading.outputs)
+        or any(epilogue_region.is_read_by_inductor(output, inside) for output in reading.outputs)
     )
 
 
@@ -735,8 +737,8 @@ def _bounds(rows: Any) -> tuple[int, int | None]:
     """Return the lower and upper bound of M, at least 1; an upper bound of None means unbounded."""
     known = rows.node.shape_env.bound_sympy(rows.node.expr)
     lower, upper = (
-        int(each) if isinstance(each, sympy.Integer) else None
-        for each in (known.lower, known.upper)
+        int(item) if isinstance(item, sympy.Integer) else None
+        for item in (known.lower, known.upper)
     )
     return max(1, lower or 1), upper
 
@@ -754,4 +756,4 @@ def _tuned_sizes(rows: Any, settings: Settings) -> list[int]:
     lower, upper = _bounds(rows)
     if upper is None:
         upper = max(lower, *asked)
-    return sorted({min(max(each, lower), upper) for each in asked})
+    return sorted({min(max(item, lower), upper) for item in asked})

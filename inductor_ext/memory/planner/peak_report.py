@@ -139,7 +139,7 @@ def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = Non
         top: how many rows to show per device; the rest is one row, "others".
         device: the only device to show; None for all, one table after the other.
     """
-    tables = [_table(record, top, each) for each in devices(record) if device in (None, each)]
+    tables = [_table(record, top, item) for item in devices(record) if device in (None, item)]
     return "\n\n".join(tables) or "Nothing is allocated."
 
 

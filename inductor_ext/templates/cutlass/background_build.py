@@ -51,13 +51,15 @@ def build_later(
             store.
     """
     missing = [
-        each for each in dict.fromkeys(sources) if not nvcc_build.is_built(each, store, toolchain)
+        source
+        for source in dict.fromkeys(sources)
+        if not nvcc_build.is_built(source, store, toolchain)
     ]
     if not missing:
         return []
     found = toolchain or nvcc_build.Toolchain.find()
-    missing = [each for each in missing if not nvcc_build.is_built(each, store, found)]
-    wanted = [each for each in missing if not _is_claimed(each, store)]
+    missing = [item for item in missing if not nvcc_build.is_built(item, store, found)]
+    wanted = [item for item in missing if not _is_claimed(item, store)]
     if wanted:
         _start(wanted, store, found)
     return missing
@@ -67,7 +69,7 @@ def _start(
     sources: list[Source], store: artifact_store.Store, toolchain: nvcc_build.Toolchain
 ) -> None:
     request = {
-        "sources": [dataclasses.asdict(each) for each in sources],
+        "sources": [dataclasses.asdict(source) for source in sources],
         "store": [str(store.folder), store.max_bytes],
         "toolchain": {
             **dataclasses.asdict(toolchain),
@@ -80,14 +82,14 @@ def _start(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(item or "." for item in sys.path)},
         # Ctrl-C in the terminal must not reach it.
         start_new_session=True,
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(json.dumps(request).encode())
-    _started[:] = [each for each in (*_started, process) if each.poll() is None]
+    _started[:] = [item for item in (*_started, process) if item.poll() is None]
 
 
 def _claim(source: Source) -> str:
@@ -118,8 +120,8 @@ def _main() -> None:
     store = artifact_store.Store(*request["store"])
     with contextlib.ExitStack() as stack:
         mine = []
-        for each in request["sources"]:
-            source = Source(**each)
+        for item in request["sources"]:
+            source = Source(**item)
             if stack.enter_context(store.try_lock(_claim(source))):
                 mine.append(source)
         nvcc_build.build_all(mine, store, toolchain)

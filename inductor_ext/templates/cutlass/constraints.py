@@ -178,9 +178,11 @@ def _check_alignment(problem: GemmProblem, config: CutlassConfig, device: Device
             return f"{operand} is aligned to {there} elements, and the kernel needs {needed}"
     dtypes = (config.a, config.b)
     least = 128 if config.arch == 90 else 32
-    for operand, dtype, each in zip("AB", dtypes, config.alignments, strict=False):
-        if each * DTYPE_BITS[dtype] < least:
-            return f"{operand} is loaded by {each} elements, and {least // 8} bytes are the least"
+    for operand, dtype, alignment in zip("AB", dtypes, config.alignments, strict=False):
+        if alignment * DTYPE_BITS[dtype] < least:
+            return (
+                f"{operand} is loaded by {alignment} elements, and {least // 8} bytes are the least"
+            )
     if config.epilogue == "tma" and config.alignments[2] * DTYPE_BITS[config.d] < 128:
         return f"D is stored by {config.alignments[2]} elements, and TMA needs 16 bytes"
     return None
@@ -275,8 +277,8 @@ def broadcast_bytes(problem: GemmProblem, config: CutlassConfig) -> int:
     With `swap` the kernel's rows are the problem's columns.
     """
     rows = "column" if config.swap else "row"
-    inputs = (each for each in problem.epilogue.inputs if each.broadcast == rows)
-    return sum(ceiling(size_of(config.tile[1], each.dtype), 128) * 128 for each in inputs)
+    inputs = (inp for inp in problem.epilogue.inputs if inp.broadcast == rows)
+    return sum(ceiling(size_of(config.tile[1], inp.dtype), 128) * 128 for inp in inputs)
 
 
 @_constraint
@@ -284,10 +286,10 @@ def _check_epilogue(problem: GemmProblem, config: CutlassConfig, device: Device)
     """Check that the epilogue is not gated and reads only what CUTLASS supports."""
     if problem.epilogue.gated:
         return "a tile of one product does not gate another"
-    for each in problem.epilogue.inputs:
-        if each.dtype not in SHORT_NAMES:
-            return f"the epilogue reads {each.dtype}"
-    matrices = {each.dtype for each in problem.epilogue.inputs if each.broadcast == "matrix"}
+    for inp in problem.epilogue.inputs:
+        if inp.dtype not in SHORT_NAMES:
+            return f"the epilogue reads {inp.dtype}"
+    matrices = {inp.dtype for inp in problem.epilogue.inputs if inp.broadcast == "matrix"}
     if config.c != "void" and config.c not in matrices:
         return f"the epilogue reads no matrix of {config.c}"
     if config.grouped and problem.epilogue.inputs:

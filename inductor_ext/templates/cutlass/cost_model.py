@@ -102,7 +102,7 @@ def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
     found = layouts(problem, swap)
     dtypes = (problem.a.dtype, problem.b.dtype)
     a, b = reversed(dtypes) if swap else dtypes
-    matrices = [each.dtype for each in problem.epilogue.inputs if each.broadcast == "matrix"]
+    matrices = [inp.dtype for inp in problem.epilogue.inputs if inp.broadcast == "matrix"]
     if found is None or not {a, b, problem.stored, *matrices[:1]} <= _DTYPES:
         return None
     return CutlassConfig(
@@ -161,15 +161,15 @@ def _launches(
     raster: Literal["along_m", "along_n"] = "along_m" if along_m <= along_n else "along_n"
     # A wave of about square shape loads the fewest bytes of A and B.
     side = min(along_m, along_n, math.isqrt(device.sms))
-    swizzles = [each for each in (8, 4, 2, 1) if each <= side]
-    shapes = [dataclasses.replace(config, swizzle=each, raster=raster) for each in swizzles]
-    units = [_units(problem, each) for each in shapes]
+    swizzles = [value for value in (8, 4, 2, 1) if value <= side]
+    shapes = [dataclasses.replace(config, swizzle=swizzle, raster=raster) for swizzle in swizzles]
+    units = [_units(problem, shape) for shape in shapes]
     # Take the largest swizzle with the fewest waves: tiles padded by the swizzle cost time too.
-    waves = [ceiling(each, device.sms) for each in units]
+    waves = [ceiling(unit, device.sms) for unit in units]
     yield shapes[waves.index(min(waves))]
     if config.mainloop != "warpspecialized_cooperative":
         return
-    shared = next(index for index, each in enumerate(units) if each <= 1.02 * units[-1])
+    shared = next(index for index, unit in enumerate(units) if unit <= 1.02 * units[-1])
     if 1 - units[shared] / (min(waves) * device.sms) >= _STREAM_K_WASTE:
         yield dataclasses.replace(shapes[shared], scheduler="stream_k")
 
@@ -195,7 +195,7 @@ def _tiles(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
         ceiling(n, config.cluster[1]) * config.cluster[1],
     )
     enough = {8: 6, 4: 3, 2: 2, 1: 0}
-    swizzle = next(each for each in enough if each <= config.swizzle and least >= enough[each])
+    swizzle = next(item for item in enough if item <= config.swizzle and least >= enough[item])
     whole = (swizzle * ctas for ctas in config.cluster[:2])
     along_m, along_n = (ceiling(a, b) * b for a, b in zip((m, n), whole, strict=True))
     return along_m, along_n
@@ -345,18 +345,18 @@ def rank(
         for config in candidates(problem, device, level)
         if (only is None or only.passes(config.name)) and (not tma_only or config.epilogue == "tma")
     ]
-    found = [each for each in found if not math.isinf(each[1])]
+    found = [item for item in found if not math.isinf(item[1])]
     # Break ties by name, so that every process selects the same kernels.
-    found.sort(key=lambda each: (each[1], each[0].name))
+    found.sort(key=lambda x: (x[1], x[0].name))
     chosen: list[tuple[CutlassConfig, float]] = []
     for kind in (_schedule, _tile, _itself):
         seen = {kind(config) for config, _ in chosen}
-        for each in found:
-            if kind(each[0]) not in seen:
-                seen.add(kind(each[0]))
-                chosen.append(each)
+        for item in found:
+            if kind(item[0]) not in seen:
+                seen.add(kind(item[0]))
+                chosen.append(item)
     del chosen[limit:]
-    return sorted(chosen, key=lambda each: (each[1], each[0].name))
+    return sorted(chosen, key=lambda x: (x[1], x[0].name))
 
 
 def _schedule(config: CutlassConfig) -> object:

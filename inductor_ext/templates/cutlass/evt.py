@@ -170,7 +170,7 @@ def apply(operation: str, *arguments: Node) -> Node:
     template = OPERATIONS.get(operation)
     if template is None:
         raise NotExpressible(f"{operation} is none of the operations of an epilogue")
-    operands = 1 + max(int(each) for each in "012" if f"{{{each}}}" in template)
+    operands = 1 + max(int(item) for item in "012" if f"{{{item}}}" in template)
     if len(arguments) != operands:
         raise NotExpressible(f"{operation} takes {operands} operands, not {len(arguments)}")
     return Node(operation, arguments)
@@ -243,7 +243,7 @@ class Epilogue:
     @property
     def scales(self) -> int | None:
         """Index of the input with the group scales; None without such."""
-        kinds = (each.broadcast == "group" for each in self.inputs)
+        kinds = (inp.broadcast == "group" for inp in self.inputs)
         return next((index for index, found in enumerate(kinds) if found), None)
 
     @property
@@ -271,7 +271,7 @@ class Epilogue:
         places = {node: place for place, node in enumerate(self.nodes())}
         told: dict[str, Any] = {
             "alignment": self.alignment,
-            "inputs": [[each.dtype, each.broadcast, each.alignment] for each in self.inputs],
+            "inputs": [[inp.dtype, inp.broadcast, inp.alignment] for inp in self.inputs],
             "outputs": [[dtype, places[value]] for dtype, value in self.outputs],
             "values": [_step(node, places) for node in places],
         }
@@ -292,7 +292,7 @@ class Epilogue:
             for operation, *rest in told["values"]:
                 values.append(_value(operation, rest, values))
             outputs = tuple((str(dtype), values[place]) for dtype, place in told["outputs"])
-            inputs = tuple(Tensor(*each) for each in told["inputs"])
+            inputs = tuple(Tensor(*item) for item in told["inputs"])
             packed = Packed(*told["packed"]) if "packed" in told else None
             return cls(outputs, inputs, int(told["alignment"]), packed)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
@@ -339,13 +339,13 @@ class Epilogue:
                 # epilogue, so it goes into `alpha`.
                 first, (second, by) = node.arguments[0], node.arguments[1].arguments
                 return getattr(torch, name)(value(first), value(second), alpha=value(by))
-            operands = [value(each) for each in node.arguments]
+            operands = [value(argument) for argument in node.arguments]
             if name == "cast":
                 return operands[0] if exact else operands[0].to(getattr(torch, node.dtype)).to(wide)
             if name == "where":
                 condition, *rest = operands
                 return torch.where(condition if _is_bool(condition) else condition != 0, *rest)
-            operands = [each.to(wide) if _is_bool(each) else each for each in operands]
+            operands = [operand.to(wide) if _is_bool(operand) else operand for operand in operands]
             if name in ("maximum", "minimum") and isinstance(operands[1], float):
                 name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
             function: Any = getattr(operator, name, None) or getattr(torch, name)
@@ -364,7 +364,7 @@ class Epilogue:
 def _is_scaled_input(node: Node) -> bool:
     if node.operation != "mul":
         return False
-    first, second = (each.operation for each in node.arguments)
+    first, second = (argument.operation for argument in node.arguments)
     return first == "read" and second in ("constant", "parameter")
 
 
@@ -375,7 +375,7 @@ def _is_bool(value: Any) -> bool:
 def _step(node: Node, places: Mapping[Node, int]) -> list[Any]:
     """Return a value in JSON form: its operation and arguments."""
     if node.arguments:
-        rest: list[Any] = [places[each] for each in node.arguments]
+        rest: list[Any] = [places[argument] for argument in node.arguments]
         return [node.operation, *rest, *([node.dtype] if node.operation == "cast" else [])]
     if node.operation == "constant":
         return [node.operation, repr(node.value)]
@@ -405,8 +405,8 @@ def _walk(node: Node, seen: set[Node]) -> Iterator[Node]:
     if node in seen:
         return
     seen.add(node)
-    for each in node.arguments:
-        yield from _walk(each, seen)
+    for argument in node.arguments:
+        yield from _walk(argument, seen)
     yield node
 
 
@@ -458,7 +458,7 @@ def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = F
     for index, tensor in enumerate(epilogue.inputs):
         if tensor.dtype not in CPP_TYPES:
             return f"input {index} is {tensor.dtype}, which CUTLASS does not have"
-    if sum(each.broadcast == "group" for each in epilogue.inputs) > (epilogue.packed is not None):
+    if sum(inp.broadcast == "group" for inp in epilogue.inputs) > (epilogue.packed is not None):
         return "groups of scales are of a factor of 4 bits, and one scales it"
     for node in epilogue.nodes():
         if node.operation == "read" and node.index >= len(epilogue.inputs):
@@ -627,8 +627,8 @@ class _Renderer:
 
     def _access(self) -> int:
         """Return the vector width in elements, at most 16 bytes, common to all tensors."""
-        inputs = [each for each in self.epilogue.inputs if each.broadcast in ("matrix", "row")]
-        alike = [(each.dtype, each.alignment) for each in inputs]
+        inputs = [inp for inp in self.epilogue.inputs if inp.broadcast in ("matrix", "row")]
+        alike = [(inp.dtype, inp.alignment) for inp in inputs]
         alike += [(dtype, self.epilogue.alignment) for dtype, _ in self.epilogue.outputs[1:]]
         access = self.config.alignments[2]
         for dtype, alignment in alike:
@@ -720,7 +720,7 @@ class _Renderer:
             elif node.operation == "cast":
                 expression = f"float({CPP_TYPES[node.dtype]}({known[node.arguments[0]]}))"
             else:
-                operands = (known[each] for each in node.arguments)
+                operands = (known[argument] for argument in node.arguments)
                 expression = OPERATIONS[node.operation].format(*operands)
             known[node] = f"v{len(known)}"
             body.append(f"      {element} const {known[node]} = {expression};")

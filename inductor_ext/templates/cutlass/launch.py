@@ -131,8 +131,8 @@ def geometry(
         _factor(a, rows_of_a),
         (stride, batch_stride),
         _matrix(out),
-        [_matrix(each) for each in inputs],
-        [_matrix(each) for each in outputs],
+        [_matrix(inp) for inp in inputs],
+        [_matrix(output) for output in outputs],
         None if ends is None else (0, 0),
     )
     return Geometry(sizes, tuple(strides))
@@ -178,8 +178,8 @@ def call(
         shape(a),
         shape(b),
         shape(out),
-        [shape(each) for each in inputs],
-        [shape(each) for each in outputs],
+        [shape(inp) for inp in inputs],
+        [shape(output) for output in outputs],
         None if ends is None else shape(ends),
     )
     tensors = ordered(config, a, b, out, inputs, outputs, ends)

@@ -139,7 +139,7 @@ class Toolchain:
         """
         cubin, host = scratch / FILES["cubin"], scratch / "host.o"
         (scratch / "cubin.s").write_text(_EMBEDDED.format(file=cubin))
-        kept = [f"--keep-global-symbol=inductor_ext_{each}" for each in ("workspace_size", "run")]
+        kept = [f"--keep-global-symbol=inductor_ext_{name}" for name in ("workspace_size", "run")]
         # Each kernel has its own CUDA runtime, so make the runtime's symbols local. Resolve COMDAT
         # section groups here: the linker would otherwise merge them with equally named groups of
         # other objects.
@@ -373,7 +373,7 @@ def build_all(
     Raises:
         exc.MissingToolchainError: see `Toolchain.find`; not if all kernels are in the store.
     """
-    missing = [each for each in sources if not is_built(each, store, kind=kind)]
+    missing = [source for source in sources if not is_built(source, store, kind=kind)]
     if not missing:
         return {}
     found = toolchain or Toolchain.find()

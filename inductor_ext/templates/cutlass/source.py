@@ -343,7 +343,7 @@ def _collectives(config: CutlassConfig, rendered: Rendered, problem: str) -> str
     scheduler = "StreamKScheduler" if config.scheduler == "stream_k" else "PersistentScheduler"
     if config.grouped:
         scheduler = "GroupScheduler"
-    a, b, d = (_LAYOUTS[each] for each in config.layouts)
+    a, b, d = (_LAYOUTS[layout] for layout in config.layouts)
     align_a, align_b, align_d = config.alignments
     compute = "int32_t" if config.d == "int32" else "float"
     align_c = align_d if config.c == "void" else 128 // DTYPE_BITS[config.c]
@@ -618,7 +618,7 @@ def _grouped(config: CutlassConfig, rendered: Rendered) -> str:
     A setup kernel computes the groups' sizes and addresses from their end offsets on the device, so
     that the host does not synchronize.
     """
-    a, b, d = (CPP_TYPES[each] for each in (config.a, config.b, config.d))
+    a, b, d = (CPP_TYPES[item] for item in (config.a, config.b, config.d))
     problem = "cutlass::gemm::GroupProblemShape<Shape<int, int, int>>"
     return f"""{_HALVES}{_includes(config)}#include "cutlass/gemm/group_array_problem_shape.hpp"
 {_CALL}{_PROLOGUE}{_collectives(config, rendered, problem)}
@@ -734,7 +734,7 @@ int32_t run(Call const& call, void* workspace, cudaStream_t stream) {{
 def _multistage(config: CutlassConfig, rendered: Rendered) -> str:
     m, n, k = config.tile
     along_m, along_n = config.warps
-    a, b, d = (_LAYOUTS[each] for each in config.layouts)
+    a, b, d = (_LAYOUTS[layout] for layout in config.layouts)
     align_a, align_b, _ = config.alignments
     operator = "OpMultiplyAdd"
     if config.accumulator == "int32":

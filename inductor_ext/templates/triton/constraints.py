@@ -571,7 +571,7 @@ def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> 
 
 @functools.cache
 def _checks(template: str) -> tuple[Check, ...]:
-    return tuple(each.check for each in CONSTRAINTS.values() if template in each.templates)
+    return tuple(value.check for value in CONSTRAINTS.values() if template in value.templates)
 
 
 def why_not(problem: GemmProblem, config: GemmConfig, device: Device) -> list[str]:

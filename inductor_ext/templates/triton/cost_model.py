@@ -201,9 +201,9 @@ class _Case:
         )
         self.store_bytes = math.gcd(problem.columns, 128 // self.out_bits) * self.out_bits / 8
         self.matrix_bytes = sum(
-            DTYPE_BITS[each.dtype] / 8
-            for each in problem.epilogue.inputs
-            if each.broadcast == "matrix"
+            DTYPE_BITS[inp.dtype] / 8
+            for inp in problem.epilogue.inputs
+            if inp.broadcast == "matrix"
         )
         self.rest_bytes = problem.fused_bytes + problem.bytes_written
         if problem.quantized:
@@ -430,7 +430,7 @@ def _blend(times: tuple[float, ...], c: Constants) -> float:
     longest = max(times)
     if math.isinf(longest):
         return longest
-    shares = sum((each / longest) ** c.sharpness for each in times)
+    shares = sum((time / longest) ** c.sharpness for time in times)
     return longest * float(math.pow(shares, 1 / c.sharpness))
 
 
@@ -559,8 +559,8 @@ def rank(
     ]
     if not found:
         return []
-    found.sort(key=lambda each: each[1].total)
-    worth = [each for each in _distinct(found) if each[1].total <= _WORTH * found[0][1].total]
+    found.sort(key=lambda x: x[1].total)
+    worth = [item for item in _distinct(found) if item[1].total <= _WORTH * found[0][1].total]
     worth = _quickly_built(problem, worth)
     counts: dict[object, int] = {}
     chosen: list[int] = []
@@ -705,7 +705,7 @@ def error(measurements: Iterable[Measurement], constants: Constants) -> float:
     Every problem has the same weight. Within a problem slow configurations have less weight: the
     square of the fastest over the measured time.
     """
-    return sum(each**2 for each in _residuals(_weighted(measurements), constants))
+    return sum(residual**2 for residual in _residuals(_weighted(measurements), constants))
 
 
 _Weighted = list[tuple[_Case, GemmConfig, float, float]]
@@ -715,14 +715,16 @@ _Weighted = list[tuple[_Case, GemmConfig, float, float]]
 def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
     """Return measurements with weights that sum to 1."""
     groups: dict[tuple[GemmProblem, Device], list[Measurement]] = {}
-    for each in measurements:
-        groups.setdefault((each.problem, each.device), []).append(each)
+    for measurement in measurements:
+        groups.setdefault((measurement.problem, measurement.device), []).append(measurement)
     found = []
     for (problem, device), group in groups.items():
-        weights = [each.microseconds**-2 for each in group]
+        weights = [timing.microseconds**-2 for timing in group]
         whole = sum(weights) * len(groups)
-        for each, weight in zip(group, weights, strict=True):
-            found.append((_case(problem, device), each.config, each.microseconds, weight / whole))
+        for timing, weight in zip(group, weights, strict=True):
+            found.append(
+                (_case(problem, device), timing.config, timing.microseconds, weight / whole)
+            )
     return found
 
 
@@ -767,15 +769,15 @@ def fit(
 
     def residuals(tried: Constants) -> torch.Tensor:
         away = [math.log(getattr(tried, name) / getattr(constants, name)) for name in names]
-        pulls = [math.sqrt(_PULL) * each for each in away]
+        pulls = [math.sqrt(_PULL) * item for item in away]
         return torch.tensor(_residuals(weighted, tried) + pulls, dtype=torch.float64)
 
     def changed(logarithms: Sequence[float]) -> Constants:
         return dataclasses.replace(
             best,
             **{
-                name: _bounded(name, getattr(best, name) * math.exp(each))
-                for name, each in zip(names, logarithms, strict=True)
+                name: _bounded(name, getattr(best, name) * math.exp(logarithm))
+                for name, logarithm in zip(names, logarithms, strict=True)
             },
         )
 

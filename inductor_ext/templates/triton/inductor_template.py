@@ -297,7 +297,7 @@ def _kernel_type(template: str) -> Any:
                     at, strides = ["q.to(tl.int32)", *at], ["M * N", *strides]
                 tile = f"tl.broadcast_to({value}, [BLOCK_M, COLUMNS]).to({name}.dtype.element_ty)"
                 listed = {"shape": shape, "strides": strides, "block_shape": block}
-                given = ", ".join(f"{key}=[{', '.join(each)}]" for key, each in listed.items())
+                given = ", ".join(f"{key}=[{', '.join(item)}]" for key, item in listed.items())
                 return (
                     f"tl.make_tensor_descriptor({name}, {given})"
                     f"{_TMA_STORE}{', '.join(at)}], tl.reshape({tile}, [{', '.join(block)}]))"
@@ -307,23 +307,23 @@ def _kernel_type(template: str) -> Any:
 
         def call_kernel(self, name: str, *args: Any, **kwargs: Any) -> None:
             wrapper = V.graph.wrapper_code
-            for each in self._memory:
-                if _in_python() and each.inner_name == "COUNTERS":
-                    index = each.device.index
+            for item in self._memory:
+                if _in_python() and item.inner_name == "COUNTERS":
+                    index = item.device.index
                     wrapper.add_import_once("from inductor_ext.templates.triton import semaphores")
                     wrapper.add_import_once(f"counters_{index} = semaphores.counters({index})")
-                    count = wrapper.codegen_python_sizevar(each.count)
-                    wrapper.writeline(f"{each.outer_name} = counters_{index}.take({count})")
+                    count = wrapper.codegen_python_sizevar(item.count)
+                    wrapper.writeline(f"{item.outer_name} = counters_{index}.take({count})")
                 else:
-                    wrapper.generate_workspace_allocation(each)
+                    wrapper.generate_workspace_allocation(item)
             super().call_kernel(name, *args, **kwargs)
             # Inductor's own launcher supports neither TMA descriptors nor dependent launches.
             kernel: Any = self.triton_meta
             if _in_python() and ("A_ROW" in self.meta or kernel.get("launch_pdl")):
                 launcher_prebuild.prepare(kernel)
-            for each in reversed(self._memory):
-                if not (_in_python() and each.inner_name == "COUNTERS"):
-                    wrapper.generate_workspace_deallocation(each)
+            for item in reversed(self._memory):
+                if not (_in_python() and item.inner_name == "COUNTERS"):
+                    wrapper.generate_workspace_deallocation(item)
 
     return Kernel
 

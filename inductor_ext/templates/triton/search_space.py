@@ -108,7 +108,7 @@ def _staged(
     elif not config.flatten:
         most = min(most, max(2, config.k_steps(problem)))
     deeper = (dataclasses.replace(config, stages=stages) for stages in range(most, 1, -1))
-    fit = (each for each in deeper if each.shared_memory(problem) <= device.shared_memory)
+    fit = (item for item in deeper if item.shared_memory(problem) <= device.shared_memory)
     yield from itertools.islice(fit, count)
 
 

@@ -259,7 +259,7 @@ def _axes() -> tuple[str, ...]:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         version = "3.7"
-    newer = tuple(int(each) for each in version.split(".")[:2]) >= (3, 7)
+    newer = tuple(int(part) for part in version.split(".")[:2]) >= (3, 7)
     return (*(reversed(others) if newer else others), "element")
 
 
