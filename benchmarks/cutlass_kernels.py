@@ -31,7 +31,7 @@ from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass import launch, nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.cost_model import rank
-from inductor_ext.templates.cutlass.evt import (
+from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     Epilogue,
     Node,

@@ -25,7 +25,14 @@ from torch.utils._sympy.functions import IntTrueDiv
 from inductor_ext.lowerings import cutlass_call as lowering
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import ACCUMULATOR, Epilogue, Tensor, apply, parameter, read
+from inductor_ext.templates.cutlass.epilogue import (
+    ACCUMULATOR,
+    Epilogue,
+    Tensor,
+    apply,
+    parameter,
+    read,
+)
 from inductor_ext.templates.cutlass.find_headers import Headers
 from inductor_ext.templates.cutlass.nvcc_build import Toolchain
 from inductor_ext.templates.cutlass.source import Source

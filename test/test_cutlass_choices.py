@@ -37,7 +37,7 @@ from inductor_ext.report import gemm_report as gemm_report
 from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass import background_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import Epilogue as Tree
+from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import cost_model
 from test import fake_cuda, kernel_util

@@ -14,7 +14,7 @@ import torch
 from expecttest import assert_expected_inline
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import (
+from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     OPERATIONS,
     Epilogue,
@@ -30,9 +30,9 @@ from inductor_ext.templates.cutlass.evt import (
     parameter,
     read,
     relu6,
-    render,
     silu,
 )
+from inductor_ext.templates.cutlass.evt import render
 from inductor_ext.toolchain import components
 
 BF16 = "bfloat16"
@@ -304,24 +304,24 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
     @pytest.mark.parametrize(
         ("make", "reason"),
         [
-            (lambda: apply("sin", X), "sin is none of the operations"),
+            (lambda: apply("sin", X), "do not support the operation sin"),
             (lambda: apply("add", X), "add takes 2 operands, not 1"),
-            (lambda: cast(X, "float8_e4m3fn"), "not rounded to float8_e4m3fn"),
-            (lambda: render(out(Y), PINGPONG), "input 0 is read, and there are 0"),
-            (lambda: render(out(X, Tensor("float64")), PINGPONG), "input 0 is float64"),
-            (lambda: render(identity("float64"), PINGPONG), "float64 is not stored"),
+            (lambda: cast(X, "float8_e4m3fn"), "round intermediate values to float8_e4m3fn"),
+            (lambda: render(out(Y), PINGPONG), "reads input 0, but has 0 inputs"),
+            (lambda: render(out(X, Tensor("float64")), PINGPONG), r"float64 \(input 0"),
+            (lambda: render(identity("float64"), PINGPONG), "do not store float64"),
             (lambda: render(identity("float32"), PINGPONG), "the kernel stores bfloat16"),
             (
                 lambda: render(identity("int32"), but(PINGPONG, d="int32")),
-                "of int32 accumulators only",
+                "need int32 accumulators",
             ),
             (
                 lambda: render(Epilogue((("int32", apply("neg", X)),)), INTEGER),
-                "nothing done to them",
+                "and no epilogue",
             ),
             (
                 lambda: render(out(apply("add", X, Y), BIAS), but(PINGPONG, grouped=True)),
-                "grouped product reads no tensors",
+                "grouped matmul may not read tensors",
             ),
             (
                 lambda: render(

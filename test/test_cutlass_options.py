@@ -11,7 +11,7 @@ from inductor_ext import exc
 from inductor_ext.autotune.cutlass_options import Options, current
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import Filter
-from inductor_ext.templates.cutlass.evt import identity
+from inductor_ext.templates.cutlass.epilogue import identity
 from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import (
+from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     Epilogue,
     NotExpressible,

@@ -27,8 +27,8 @@ from inductor_ext.autotune.results_db import Store
 from inductor_ext.settings import Settings
 from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import ACCUMULATOR, apply, identity
-from inductor_ext.templates.cutlass.evt import Epilogue as Tree
+from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
+from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, plain, read
 from test import tuning_bench
@@ -235,7 +235,7 @@ def test_a_kernel_has_its_name_in_words() -> None:
 
 
 def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
-    from inductor_ext.templates.cutlass.evt import Tensor, read
+    from inductor_ext.templates.cutlass.epilogue import Tensor, read
     from inductor_ext.templates.problem import EpilogueInput
 
     def asked(alignment: int) -> str:

@@ -20,7 +20,7 @@ from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.constraints import why_not
 from inductor_ext.templates.cutlass.cost_model import rank
-from inductor_ext.templates.cutlass.evt import (
+from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     Epilogue,
     Node,

@@ -78,6 +78,7 @@ PURE = (
     "templates.cutlass.config",
     "templates.cutlass.constraints",
     "templates.cutlass.cost_model",
+    "templates.cutlass.epilogue",
     "templates.cutlass.evt",
     "templates.cutlass.find_headers",
     "templates.cutlass.launch",

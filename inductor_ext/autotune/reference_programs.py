@@ -33,8 +33,8 @@ import torch
 
 from inductor_ext import numerics
 from inductor_ext.templates import kernels
-from inductor_ext.templates.cutlass.evt import ACCUMULATOR, Node, NotExpressible
-from inductor_ext.templates.cutlass.evt import Epilogue as Tree
+from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, Node, NotExpressible
+from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import (
     BATCHED,
     FP8,

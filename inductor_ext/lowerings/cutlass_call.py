@@ -24,7 +24,7 @@ from inductor_ext import _compat, exc
 from inductor_ext.templates.cutlass import launch, nvcc_build, runtime
 from inductor_ext.templates.cutlass.aot_link import kernels_of, link, symbol
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import Epilogue
+from inductor_ext.templates.cutlass.epilogue import Epilogue
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, TENSOR_FIELDS, Source, source
 from inductor_ext.templates.problem import INT4
 

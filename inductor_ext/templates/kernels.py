@@ -14,7 +14,7 @@ import math
 from inductor_ext.templates.cutlass import constraints as cutlass_constraints
 from inductor_ext.templates.cutlass import cost_model as cutlass_ranking
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import Epilogue, NotExpressible
+from inductor_ext.templates.cutlass.epilogue import Epilogue, NotExpressible
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem, typed

@@ -398,7 +398,7 @@ class Epilogue:
     """Whether the two fused weights are gate and up projection, combined to one output of N / 2
     columns: act(gate) * up."""
     tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """The epilogue of a CUTLASS kernel, as serialized by `templates.cutlass.evt.Epilogue.text`;
+    """The epilogue of a CUTLASS kernel, as the text of a `templates.cutlass.epilogue.Epilogue`;
     None excludes CUTLASS kernels for this problem. It may cover only a part of the epilogue; the
     remaining part runs after the kernel."""
     activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.formula import is_cast, is_view
 from inductor_ext.lowerings.graph.fusion import Fusion, View
-from inductor_ext.templates.cutlass import evt as cutlass
+from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.cutlass.alignment import of_layout
-from inductor_ext.templates.cutlass.evt import (
+from inductor_ext.templates.cutlass.epilogue import (
     ACCUMULATOR,
     Epilogue,
     Node,
@@ -165,7 +165,7 @@ class _Reader:
             return self.operand(node)
         function = _operators().get(node.target)
         if function is None:
-            raise NotExpressible(f"{node.target} is none of the operations of an epilogue")
+            raise NotExpressible(f"CUTLASS epilogues do not support {node.target}")
         arguments = [self.argument(arg, node) for arg in node.args]
         options = dict(node.kwargs)
         if "alpha" in options:

@@ -24,7 +24,8 @@ from inductor_ext.lowerings.graph.fusion import (
     hoist,
     is_written_between,
 )
-from inductor_ext.templates.cutlass.evt import NotExpressible, obstacle
+from inductor_ext.templates.cutlass.epilogue import NotExpressible
+from inductor_ext.templates.cutlass.evt import why_unsupported
 from inductor_ext.templates.problem import Epilogue, GemmProblem
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def readings(
         except NotExpressible:
             continue
         grouped = problem.operation == "grouped"
-        if obstacle(fused.epilogue, problem.accumulator, grouped) is None:
+        if why_unsupported(fused.epilogue, problem.accumulator, grouped) is None:
             yield Reading(tuple(nodes), fused.outputs, fused, fusion, len(nodes) == 1)
 
 

@@ -1,55 +1,32 @@
-"""Epilogues of CUTLASS kernels: an expression graph, rendered as an epilogue visitor tree (EVT).
+"""Render epilogues of CUTLASS kernels as epilogue visitor trees (EVT).
 
-An epilogue is a graph of pointwise operations on the accumulator, broadcast tensors, constants, and
-scalars that are known only at launch (alpha, a division by a size), with one or more outputs. It is
-rendered as a CUTLASS EVT with one compute node per output: CUTLASS's nodes load, broadcast and
-store, and one generated functor evaluates the whole expression, with common subexpressions computed
-once. So a long epilogue takes no longer to compile than a short one.
-
-Operations have the names of Inductor's `ops`, so that an ops handler needs no mapping. They are
-computed in float32, and comparisons treat NaN as torch does. `NotExpressible` is raised, with the
-reason, for what CUTLASS or this module does not support.
+The tree has one compute node per output: CUTLASS's nodes load, broadcast and store, and one
+generated functor evaluates the whole expression, with common subexpressions computed once. So a
+long epilogue takes no longer to compile than a short one.
 """
 
 from __future__ import annotations
 
 import abc
-import functools
-import json
 import math
-import operator
 import struct
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.problem import DTYPE_BITS, EpilogueInput
+from inductor_ext.templates.cutlass.epilogue import (
+    OPERATIONS,
+    Epilogue,
+    Node,
+    NotExpressible,
+    Tensor,
+    identity,
+    walk,
+)
+from inductor_ext.templates.problem import DTYPE_BITS
 
-__all__ = [
-    "ACCUMULATOR",
-    "CPP_TYPES",
-    "OPERATIONS",
-    "Epilogue",
-    "Node",
-    "NotExpressible",
-    "Packed",
-    "Rendered",
-    "Tensor",
-    "apply",
-    "cast",
-    "clamp",
-    "constant",
-    "gelu",
-    "identity",
-    "obstacle",
-    "parameter",
-    "read",
-    "relu6",
-    "render",
-    "silu",
-]
+__all__ = ["CPP_TYPES", "Rendered", "render", "why_unsupported"]
 
 CPP_TYPES: Mapping[str, str] = types.MappingProxyType(
     {
@@ -65,349 +42,6 @@ CPP_TYPES: Mapping[str, str] = types.MappingProxyType(
     }
 )
 """C++ element types of dtypes."""
-
-OPERATIONS: Mapping[str, str] = types.MappingProxyType(
-    {
-        "add": "{0} + {1}",
-        "sub": "{0} - {1}",
-        "mul": "{0} * {1}",
-        "truediv": "{0} / {1}",
-        "neg": "-{0}",
-        "abs": "fabsf({0})",
-        "reciprocal": "1.0f / {0}",
-        "square": "{0} * {0}",
-        "sqrt": "sqrtf({0})",
-        "rsqrt": "rsqrtf({0})",
-        "exp": "expf({0})",
-        "log": "logf({0})",
-        "erf": "erff({0})",
-        "tanh": "tanhf({0})",
-        "sigmoid": "1.0f / (1.0f + expf(-{0}))",
-        # fmaxf and fminf ignore NaN; torch propagates it.
-        "relu": "{0} < 0.0f ? 0.0f : {0}",
-        "maximum": "{0} > {1} || isnan({0}) ? {0} : {1}",
-        "minimum": "{0} < {1} || isnan({0}) ? {0} : {1}",
-        "lt": "{0} < {1} ? 1.0f : 0.0f",
-        "le": "{0} <= {1} ? 1.0f : 0.0f",
-        "gt": "{0} > {1} ? 1.0f : 0.0f",
-        "ge": "{0} >= {1} ? 1.0f : 0.0f",
-        "where": "{0} != 0.0f ? {1} : {2}",
-    }
-)
-"""C++ expressions of the operations, for float32 operands. Comparisons return 1 or 0."""
-
-
-class NotExpressible(Exception):
-    """An epilogue that CUTLASS's visitors or this module cannot express, with the reason."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor that an epilogue reads or writes, in the axes of the problem."""
-
-    dtype: str
-    broadcast: Literal["matrix", "row", "column", "scalar", "group"] = "matrix"
-    """`matrix`: [M, N], row-major; `row`: [N], broadcast along M; `column`: [M, 1], broadcast along
-    N; `scalar`. All but a scalar may have a batch dimension.
-    `group`: scales of groups of b along K, [N, groups], with a column's scales contiguous. These
-    are read by the mainloop, not by the expression."""
-    alignment: int = 1
-    """Alignment of each row's address, in elements."""
-
-    @property
-    def behind(self) -> EpilogueInput | None:
-        """The tensor as an input of a problem's epilogue; None for group scales, which are not."""
-        return None if self.broadcast == "group" else EpilogueInput(self.dtype, self.broadcast)
-
-
-@dataclass(frozen=True)
-class Node:
-    """A value: `ACCUMULATOR`, or created by `read`, `constant`, `parameter`, `apply` or `cast`."""
-
-    operation: str
-    arguments: tuple[Node, ...] = ()
-    index: int = 0
-    """Index of the tensor or parameter, if the node is one."""
-    value: float = 0.0
-    """Value of the constant, if the node is one."""
-    dtype: str = ""
-    """Dtype that the node rounds to, if it is a cast."""
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        """Cached, so that a value with many uses is not traversed once per use."""
-        return hash((self.operation, self.arguments, self.index, self.value, self.dtype))
-
-
-ACCUMULATOR = Node("accumulator")
-"""The accumulator, converted to float32."""
-
-
-def read(index: int) -> Node:
-    """Return an element of the tensor `Epilogue.inputs[index]`."""
-    return Node("read", index=index)
-
-
-def constant(value: float) -> Node:
-    """Return a constant that is compiled into the kernel, and so must not depend on sizes."""
-    return Node("constant", value=float(value))
-
-
-def parameter(index: int) -> Node:
-    """Return a scalar that is a launch argument: alpha, or one that depends on a size."""
-    return Node("parameter", index=index)
-
-
-def apply(operation: str, *arguments: Node) -> Node:
-    """Return the result of an operation of `OPERATIONS`.
-
-    Raises:
-        NotExpressible: there is no such operation, or it has a different number of operands.
-    """
-    template = OPERATIONS.get(operation)
-    if template is None:
-        raise NotExpressible(f"{operation} is none of the operations of an epilogue")
-    operands = 1 + max(int(item) for item in "012" if f"{{{item}}}" in template)
-    if len(arguments) != operands:
-        raise NotExpressible(f"{operation} takes {operands} operands, not {len(arguments)}")
-    return Node(operation, arguments)
-
-
-def cast(value: Node, dtype: str) -> Node:
-    """Return a value rounded to a dtype; further operations on it are in float32.
-
-    Raises:
-        NotExpressible: rounding to this dtype would not match torch.
-    """
-    if dtype == "float32":
-        return value
-    if dtype not in ("float16", "bfloat16"):
-        raise NotExpressible(f"values within an epilogue are not rounded to {dtype}")
-    return Node("cast", (value,), dtype=dtype)
-
-
-def clamp(value: Node, least: float | None, most: float | None) -> Node:
-    """Return torch.clamp of a value, which propagates NaN."""
-    if least is not None:
-        value = apply("maximum", value, constant(least))
-    return value if most is None else apply("minimum", value, constant(most))
-
-
-def relu6(value: Node) -> Node:
-    """Return torch.nn.functional.relu6 of a value."""
-    return clamp(value, 0.0, 6.0)
-
-
-def silu(value: Node) -> Node:
-    """Return torch.nn.functional.silu of a value."""
-    return apply("mul", value, apply("sigmoid", value))
-
-
-def gelu(value: Node, approximate: Literal["none", "tanh"] = "none") -> Node:
-    """Return torch.nn.functional.gelu of a value."""
-    half = apply("mul", value, constant(0.5))
-    if approximate == "none":
-        inner = apply("erf", apply("mul", value, constant(math.sqrt(0.5))))
-    else:
-        cube = apply("mul", apply("mul", apply("square", value), value), constant(0.044715))
-        scaled = apply("mul", apply("add", value, cube), constant(math.sqrt(2 / math.pi)))
-        inner = apply("tanh", scaled)
-    return apply("mul", half, apply("add", inner, constant(1.0)))
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Encoding of a 4-bit b, in which two elements adjacent along K share a byte."""
-
-    high_first: bool = False
-    """Whether the first element of a byte is in its high nibble."""
-    zero: int = 0
-    """Zero point that is subtracted from all elements."""
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """The outputs of a kernel and the expressions that compute them."""
-
-    outputs: tuple[tuple[str, Node], ...]
-    """Dtype and value of each output; the first is the GEMM's D, the others are auxiliary."""
-    inputs: tuple[Tensor, ...] = ()
-    alignment: int = 8
-    """Alignment of each row's address in the auxiliary outputs, in elements."""
-    packed: Packed | None = None
-    """Encoding of b, if it is 4-bit."""
-
-    @property
-    def scales(self) -> int | None:
-        """Index of the input with the group scales; None without such."""
-        kinds = (inp.broadcast == "group" for inp in self.inputs)
-        return next((index for index, found in enumerate(kinds) if found), None)
-
-    @property
-    def parameters(self) -> int:
-        """Number of scalars that are launch arguments."""
-        indices = (node.index for node in self.nodes() if node.operation == "parameter")
-        return max(indices, default=-1) + 1
-
-    @property
-    def operations(self) -> int:
-        """Number of operations per element, without casts, with common subexpressions counted
-        once.
-        """
-        return sum(bool(node.arguments) and node.operation != "cast" for node in self.nodes())
-
-    def nodes(self) -> Iterator[Node]:
-        """Yield all values once, in topological order (operands first)."""
-        seen: set[Node] = set()
-        for _, value in self.outputs:
-            yield from _walk(value, seen)
-
-    @functools.cached_property
-    def text(self) -> str:
-        """Canonical one-line JSON text, equal for equal epilogues only; `parse` reads it."""
-        places = {node: place for place, node in enumerate(self.nodes())}
-        told: dict[str, Any] = {
-            "alignment": self.alignment,
-            "inputs": [[inp.dtype, inp.broadcast, inp.alignment] for inp in self.inputs],
-            "outputs": [[dtype, places[value]] for dtype, value in self.outputs],
-            "values": [_step(node, places) for node in places],
-        }
-        if self.packed is not None:
-            told["packed"] = [self.packed.high_first, self.packed.zero]
-        return json.dumps(told, separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, text: str) -> Epilogue:
-        """Return the epilogue of a `text`.
-
-        Raises:
-            NotExpressible: the text is not a valid epilogue.
-        """
-        try:
-            told = json.loads(text)
-            values: list[Node] = []
-            for operation, *rest in told["values"]:
-                values.append(_value(operation, rest, values))
-            outputs = tuple((str(dtype), values[place]) for dtype, place in told["outputs"])
-            inputs = tuple(Tensor(*item) for item in told["inputs"])
-            packed = Packed(*told["packed"]) if "packed" in told else None
-            return cls(outputs, inputs, int(told["alignment"]), packed)
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise NotExpressible(f"{text[:80]!r} is no epilogue: {error}") from None
-
-    def evaluate(
-        self,
-        accumulator: Any,
-        inputs: Sequence[Any],
-        parameters: Sequence[float] = (),
-        *,
-        known: Mapping[Node, Any] | None = None,
-        exact: bool = False,
-    ) -> list[Any]:
-        """Compute the outputs with torch ops.
-
-        If the result is traced to a graph, the matcher recognizes it as the same epilogue again.
-
-        Args:
-            accumulator: a tensor [M, N] or [batch, M, N].
-            inputs: tensors that broadcast to it.
-            parameters: the launch scalars.
-            known: precomputed values, as tensors of any dtype.
-            exact: compute in float64 without rounding; otherwise in float32 until the output cast.
-        """
-        import torch
-
-        wide = torch.float64 if exact else torch.float32
-
-        def value(node: Node) -> Any:
-            if node not in found:
-                found[node] = given[node].to(wide) if node in given else computed(node)
-            return found[node]
-
-        def computed(node: Node) -> Any:
-            if node.operation == "read":
-                return inputs[node.index].to(wide)
-            if node.operation in ("constant", "parameter"):
-                constant = node.operation == "constant"
-                return node.value if constant else parameters[node.index]
-            name = node.operation
-            if name in ("add", "sub") and _is_scaled_input(node.arguments[1]):
-                # A separate multiplication of an input would not be matched as part of the
-                # epilogue, so it goes into `alpha`.
-                first, (second, by) = node.arguments[0], node.arguments[1].arguments
-                return getattr(torch, name)(value(first), value(second), alpha=value(by))
-            operands = [value(argument) for argument in node.arguments]
-            if name == "cast":
-                return operands[0] if exact else operands[0].to(getattr(torch, node.dtype)).to(wide)
-            if name == "where":
-                condition, *rest = operands
-                return torch.where(condition if _is_bool(condition) else condition != 0, *rest)
-            operands = [operand.to(wide) if _is_bool(operand) else operand for operand in operands]
-            if name in ("maximum", "minimum") and isinstance(operands[1], float):
-                name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
-            function: Any = getattr(operator, name, None) or getattr(torch, name)
-            return function(*operands)
-
-        found: dict[Node, Any] = {}
-        given = {ACCUMULATOR: accumulator, **(known or {})}
-        stored = []
-        for dtype, node in self.outputs:
-            # Store given values without a detour through float32: rounds once, keeps large ints.
-            result = given[node] if node in given else value(node)
-            stored.append(result.to(wide if exact else getattr(torch, dtype)))
-        return stored
-
-
-def _is_scaled_input(node: Node) -> bool:
-    if node.operation != "mul":
-        return False
-    first, second = (argument.operation for argument in node.arguments)
-    return first == "read" and second in ("constant", "parameter")
-
-
-def _is_bool(value: Any) -> bool:
-    return str(getattr(value, "dtype", "")) == "torch.bool"
-
-
-def _step(node: Node, places: Mapping[Node, int]) -> list[Any]:
-    """Return a value in JSON form: its operation and arguments."""
-    if node.arguments:
-        rest: list[Any] = [places[argument] for argument in node.arguments]
-        return [node.operation, *rest, *([node.dtype] if node.operation == "cast" else [])]
-    if node.operation == "constant":
-        return [node.operation, repr(node.value)]
-    return [node.operation] if node == ACCUMULATOR else [node.operation, node.index]
-
-
-def _value(operation: str, rest: list[Any], before: list[Node]) -> Node:
-    """Return the value of a JSON form; the inverse of `_step`."""
-    if operation == "accumulator":
-        return ACCUMULATOR
-    if operation == "constant":
-        return constant(float(rest[0]))
-    if operation in ("read", "parameter"):
-        return Node(operation, index=int(rest[0]))
-    if operation == "cast":
-        return cast(before[rest[0]], rest[1])
-    return apply(operation, *(before[place] for place in rest))
-
-
-def identity(dtype: str) -> Epilogue:
-    """Return the epilogue that stores the accumulator in a dtype."""
-    return Epilogue(((dtype, ACCUMULATOR),))
-
-
-def _walk(node: Node, seen: set[Node]) -> Iterator[Node]:
-    """Yield a value and all that it depends on once, operands first."""
-    if node in seen:
-        return
-    seen.add(node)
-    for argument in node.arguments:
-        yield from _walk(argument, seen)
-    yield node
 
 
 @dataclass(frozen=True)
@@ -433,9 +67,9 @@ def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
     Raises:
         NotExpressible: the kernel does not support the epilogue.
     """
-    reason = obstacle(epilogue, config.accumulator, config.grouped)
+    reason = why_unsupported(epilogue, config.accumulator, config.grouped)
     if reason is None and epilogue.outputs[0][0] != config.d:
-        reason = f"the kernel stores {config.d}, and the epilogue {epilogue.outputs[0][0]}"
+        reason = f"the kernel stores {config.d}, but the epilogue needs {epilogue.outputs[0][0]}"
     if reason is not None:
         raise NotExpressible(reason)
     family: Callable[[Epilogue, CutlassConfig], _Family] = (
@@ -444,7 +78,9 @@ def render(epilogue: Epilogue, config: CutlassConfig) -> Rendered:
     return _Renderer(epilogue, config, family(epilogue, config)).render()
 
 
-def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = False) -> str | None:
+def why_unsupported(
+    epilogue: Epilogue, accumulator: str = "float32", grouped: bool = False
+) -> str | None:
     """Return the reason why no kernel supports an epilogue; None if kernels do.
 
     Args:
@@ -454,20 +90,20 @@ def obstacle(epilogue: Epilogue, accumulator: str = "float32", grouped: bool = F
     """
     for dtype, _ in epilogue.outputs:
         if dtype not in CPP_TYPES or dtype == "uint8":
-            return f"{dtype} is not stored"
+            return f"CUTLASS kernels do not store {dtype}"
     for index, tensor in enumerate(epilogue.inputs):
         if tensor.dtype not in CPP_TYPES:
-            return f"input {index} is {tensor.dtype}, which CUTLASS does not have"
+            return f"CUTLASS kernels do not read {tensor.dtype} (input {index} of the epilogue)"
     if sum(inp.broadcast == "group" for inp in epilogue.inputs) > (epilogue.packed is not None):
-        return "groups of scales are of a factor of 4 bits, and one scales it"
+        return "only one tensor of group scales is supported, and only for a 4-bit weight"
     for node in epilogue.nodes():
         if node.operation == "read" and node.index >= len(epilogue.inputs):
-            return f"input {node.index} is read, and there are {len(epilogue.inputs)}"
+            return f"the epilogue reads input {node.index}, but has {len(epilogue.inputs)} inputs"
     if grouped and (epilogue.inputs or len(epilogue.outputs) > 1):
-        return "the epilogue of a grouped product reads no tensors, and has one output"
+        return "the epilogue of a grouped matmul may not read tensors or have several outputs"
     integers = [dtype for dtype, _ in epilogue.outputs if dtype.startswith(("int", "uint"))]
     if integers and (epilogue.outputs, accumulator) != (identity("int32").outputs, "int32"):
-        return f"{integers[0]} is stored of int32 accumulators only, and with nothing done to them"
+        return f"{integers[0]} outputs need int32 accumulators and no epilogue"
     return None
 
 
@@ -584,7 +220,9 @@ class _Renderer:
             whole = tensor.alignment % vector == 0
             if (tensor.broadcast, tensor.dtype) == ("matrix", self.config.c) and whole:
                 return index
-        raise NotExpressible(f"no matrix of {self.config.c} that is read is aligned to 16 bytes")
+        raise NotExpressible(
+            f"the epilogue reads no {self.config.c} matrix that is aligned to 16 bytes"
+        )
 
     def render(self) -> Rendered:
         prefix = self.family.namespace
@@ -711,7 +349,7 @@ class _Renderer:
         parameters = ", ".join(f"Fragment const& {name}" for name in names.values())
         body = []
         known: dict[Node, str] = {}
-        for node in _walk(value, set()):
+        for node in walk(value, set()):
             if node in names:
                 expression = f"{names[node]}[i]"
             elif node.operation == "constant":

@@ -34,14 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.evt import (
-    CPP_TYPES,
-    Epilogue,
-    NotExpressible,
-    Packed,
-    Rendered,
-    render,
-)
+from inductor_ext.templates.cutlass.epilogue import Epilogue, NotExpressible, Packed
+from inductor_ext.templates.cutlass.evt import CPP_TYPES, Rendered, render
 from inductor_ext.templates.problem import DTYPE_BITS, INT4
 
 __all__ = ["CALL_FIELDS", "FUNCTIONS", "RASTER", "TENSOR_FIELDS", "Source", "source"]
@@ -94,7 +88,7 @@ def source(config: CutlassConfig, epilogue: Epilogue) -> Source:
         epilogue: of the kernel.
 
     Raises:
-        evt.NotExpressible: the kernel does not support the epilogue.
+        epilogue.NotExpressible: the kernel does not support the epilogue.
     """
     config = config.compiled
     packed = epilogue.packed
