@@ -44,7 +44,7 @@ import torch
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 
 __all__ = ["Net", "contents", "expected", "inputs", "make_package", "mutate", "run_cases", "seal"]
 
@@ -91,17 +91,17 @@ def flat(results: dict[str, Any]) -> list[torch.Tensor]:
 
 def contents(package: bytes) -> dict[str, bytes]:
     """The entries but for the manifest and the archive's bookkeeping."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         return {
             name: opened.read(name)
             for name in opened.entries
-            if name not in (*archive.BOOKKEEPING, manifest.PATH)
+            if name not in (*zip_format.BOOKKEEPING, manifest.PATH)
         }
 
 
 def manifest_of(package: bytes) -> dict[str, Any]:
     """The manifest as JSON."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         content: dict[str, Any] = json.loads(opened.read(manifest.PATH))
     return content
 
@@ -121,7 +121,7 @@ def seal(entries: dict[str, bytes], content: Any, root: str = "net") -> bytes:
             for name, data in entries.items()
         }
     file = io.BytesIO()
-    writer = archive.Writer(file, root)
+    writer = zip_writer.Writer(file, root)
     for name, data in entries.items():
         writer.add(name, data, aligned=name.endswith(".weights"))
     writer.add(manifest.PATH, json.dumps(content).encode())
@@ -143,7 +143,7 @@ class Case:
 def _flip(package: bytes, rng: random.Random) -> bytes:
     """Bits, more often than not where the archive's structure and the manifest are."""
     data = bytearray(package)
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         places = [range(entry.offset - 60, entry.offset) for entry in opened.entries.values()]
         listed = opened.entries[manifest.PATH]
     places.append(range(listed.offset, listed.offset + listed.size))
@@ -274,7 +274,7 @@ def _zip(entries: Sequence[tuple[str, bytes, int]], root: str) -> bytes:
 
 def _rename(package: bytes, rng: random.Random) -> bytes:
     """Entries with other names, twice, without, or as links, in an archive that is intact."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         found = [(name, opened.read(name), stat.S_IFREG | 0o644) for name in opened.entries]
         root = f"{opened.root}/"
     names = [name for name, _, _ in found]
@@ -371,7 +371,7 @@ def _forge(package: bytes, rng: random.Random) -> bytes:
 
 def _tamper(package: bytes, rng: random.Random) -> bytes:
     """The manifest altered, in an archive that is intact but for that."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         found = {name: opened.read(name) for name in opened.entries}
     content = json.loads(found[manifest.PATH])
     found[manifest.PATH] = json.dumps(_alter(content, rng)).encode()
@@ -387,7 +387,7 @@ def _flip_bytes(data: bytes, rng: random.Random) -> bytes:
 
 def _contents(package: bytes, rng: random.Random) -> bytes:
     """Contents changed in an archive whose own checksums are right and whose manifest's are not."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         found = {name: opened.read(name) for name in opened.entries}
     for _ in range(rng.choice((1, 1, 2))):
         name = rng.choice([name for name in found if found[name]])

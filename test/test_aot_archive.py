@@ -18,19 +18,19 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.package import archive
+from inductor_ext.cpp_wrapper.package import zip_format, zip_reader, zip_writer
 
 SHARED = "data/aotinductor/model/a.wrapper.so"
 WEIGHTS = "data/aotinductor/model/a.wrapper.weights"
 CONTENT = {SHARED: b"\x7fELF" + bytes(range(256)) * 9, WEIGHTS: os.urandom(200_000)}
-PAD = archive.PAGE
+PAD = zip_format.PAGE
 
 
 def written(
-    entries: Iterable[tuple[str, archive.Source, bool]], root: str = "net"
-) -> tuple[bytes, dict[str, archive.Entry]]:
+    entries: Iterable[tuple[str, zip_writer.Source, bool]], root: str = "net"
+) -> tuple[bytes, dict[str, zip_format.Entry]]:
     file = io.BytesIO()
-    writer = archive.Writer(file, root)
+    writer = zip_writer.Writer(file, root)
     for name, source, aligned in entries:
         writer.add(name, source, aligned=aligned)
     writer.finish()
@@ -45,7 +45,10 @@ def package() -> bytes:
 
 def refused(data: bytes) -> str:
     """Why an archive is refused, at the latest when all of it is checked."""
-    with pytest.raises(exc.BadPackageError) as caught, archive.open_package(io.BytesIO(data)) as it:
+    with (
+        pytest.raises(exc.BadPackageError) as caught,
+        zip_reader.open_package(io.BytesIO(data)) as it,
+    ):
         it.verify({name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()})
     return str(caught.value.fields["why"])
 
@@ -61,7 +64,7 @@ def test_chosen_entries_begin_at_a_page_wherever_they_stand(before: int) -> None
         assert places[WEIGHTS].offset % PAD == 0
         for entry in places.values():
             assert entry.offset % 64 == 0
-        with archive.open_package(io.BytesIO(data)) as opened:
+        with zip_reader.open_package(io.BytesIO(data)) as opened:
             assert {n: e.offset for n, e in opened.entries.items()} == {
                 n: e.offset for n, e in places.items()
             }
@@ -82,11 +85,13 @@ def test_same_entries_give_the_same_bytes_and_other_content_another_identity() -
     _, others = written([(name, data + b"!", True) for name, data in CONTENT.items()])
     identity = ".data/serialization_id"
     assert places[identity].sha256 != others[identity].sha256
-    with archive.open_package(io.BytesIO(first)) as opened:
+    with zip_reader.open_package(io.BytesIO(first)) as opened:
         text = opened.read(identity).decode()
     assert len(text) == 40
     assert text.isdecimal()
-    assert text == archive.identity({name: places[name].sha256 or "" for name in CONTENT})
+    assert text == zip_format.serialization_id(
+        {name: places[name].sha256 or "" for name in CONTENT}
+    )
 
 
 def test_all_kinds_of_sources_are_the_same_content(tmp_path: pathlib.Path) -> None:
@@ -94,14 +99,16 @@ def test_all_kinds_of_sources_are_the_same_content(tmp_path: pathlib.Path) -> No
     path = tmp_path / "source"
     path.write_bytes(b"skip" + data + b"rest")
     (tmp_path / "whole").write_bytes(data)
-    sources: list[archive.Source] = [
+    sources: list[zip_writer.Source] = [
         data,
         bytearray(data),
         memoryview(data).cast("d"),
         tmp_path / "whole",
         str(tmp_path / "whole"),
-        archive.FileRange(path, 4, len(data)),
-        archive.Chunks(len(data), (data[at : at + 70_001] for at in range(0, len(data), 70_001))),
+        zip_writer.FileRange(path, 4, len(data)),
+        zip_writer.Chunks(
+            len(data), (data[at : at + 70_001] for at in range(0, len(data), 70_001))
+        ),
     ]
     assert len({written([("extra/x", source, True)])[0] for source in sources}) == 1
 
@@ -119,10 +126,12 @@ def test_large_entries_stream(tmp_path: pathlib.Path) -> None:
     size, part = 48 << 20, os.urandom(1 << 20)
     tracemalloc.start()
     with open(tmp_path / "a.pt2", "wb") as file:
-        writer = archive.Writer(file, "a")
-        entry = writer.add(WEIGHTS, archive.Chunks(size, (part for _ in range(48))), aligned=True)
+        writer = zip_writer.Writer(file, "a")
+        entry = writer.add(
+            WEIGHTS, zip_writer.Chunks(size, (part for _ in range(48))), aligned=True
+        )
         writer.finish()
-    with archive.open_package(tmp_path / "a.pt2") as opened:
+    with zip_reader.open_package(tmp_path / "a.pt2") as opened:
         opened.verify({WEIGHTS: entry.sha256 or ""})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -137,7 +146,7 @@ class Sparse(io.RawIOBase):
         self.pieces: dict[int, bytes] = {}
         self.at = self.end = 0
 
-    def write(self, data: archive.Buffer) -> int:  # type: ignore[override]
+    def write(self, data: zip_format.Buffer) -> int:  # type: ignore[override]
         if len(data) < 1 << 20:
             self.pieces[self.at] = bytes(data)
         self.at += len(data)
@@ -161,17 +170,18 @@ class Sparse(io.RawIOBase):
 def test_more_than_four_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """zip64 sizes and places, without the time that checksums of so much would take."""
 
-    class NoSums(archive._Sums):
-        def update(self, data: archive.Buffer) -> None:
+    class NoSums(zip_format.Checksums):
+        def update(self, data: zip_format.Buffer) -> None:
             self.size += len(data)
 
-    monkeypatch.setattr(archive, "_Sums", NoSums)
+    for module in (zip_reader, zip_writer):
+        monkeypatch.setattr(module, "Checksums", NoSums)
     file, part, count = Sparse(), bytes(64 << 20), 65
-    writer = archive.Writer(file, "big")  # type: ignore[arg-type]
-    writer.add(WEIGHTS, archive.Chunks(count * len(part), (part for _ in range(count))))
+    writer = zip_writer.Writer(file, "big")  # type: ignore[arg-type]
+    writer.add(WEIGHTS, zip_writer.Chunks(count * len(part), (part for _ in range(count))))
     writer.add("extra/after", b"tail", aligned=True)
     writer.finish()
-    with archive.open_package(file) as opened:  # type: ignore[arg-type]
+    with zip_reader.open_package(file) as opened:  # type: ignore[arg-type]
         assert opened.entries[WEIGHTS].size == count * (64 << 20) > 1 << 32
         assert opened.entries["extra/after"].offset == writer.entries["extra/after"].offset
         assert opened.read("extra/after") == b"tail"
@@ -213,10 +223,10 @@ def test_wrong_use_of_the_writer_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="there is an entry 'extra/a' already"):
         written([("extra/a", b"", False), ("extra/a", b"", False)])
     with pytest.raises(ValueError, match="gave 3 bytes and not 4"):
-        written([("extra/a", archive.Chunks(4, [b"abc"]), False)])
+        written([("extra/a", zip_writer.Chunks(4, [b"abc"]), False)])
     (tmp_path / "short").write_bytes(b"abc")
     with pytest.raises(ValueError, match="has 3 bytes, too few"):
-        written([("extra/a", archive.FileRange(tmp_path / "short", 2, 2), False)])
+        written([("extra/a", zip_writer.FileRange(tmp_path / "short", 2, 2), False)])
     for root in ("", "..", "a/b", "a\\b"):
         with pytest.raises(ValueError, match="root folder"):
             written([], root)
@@ -244,7 +254,7 @@ def test_torch_reads_it(package: bytes, tmp_path: pathlib.Path) -> None:
     path.write_bytes(package)
     for source in (str(path), io.BytesIO(package)):
         reader = torch._C.PyTorchFileReader(source)
-        assert set(reader.get_all_records()) == {*CONTENT, *archive.BOOKKEEPING}
+        assert set(reader.get_all_records()) == {*CONTENT, *zip_format.BOOKKEEPING}
         assert {n: reader.get_record(n) for n in CONTENT} == CONTENT
     assert reader.serialization_id().isdecimal()
 
@@ -257,9 +267,9 @@ def test_what_was_written_is_read(package: bytes, tmp_path: pathlib.Path) -> Non
     path.write_bytes(package)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
     for source in (path, str(path), io.BytesIO(package)):
-        with archive.open_package(source) as opened:
+        with zip_reader.open_package(source) as opened:
             assert opened.root == "net"
-            assert opened.entries.keys() == {*CONTENT, *archive.BOOKKEEPING}
+            assert opened.entries.keys() == {*CONTENT, *zip_format.BOOKKEEPING}
             opened.verify(digests)
             assert {name: opened.read(name) for name in CONTENT} == CONTENT
             place = opened.locate(WEIGHTS)
@@ -277,34 +287,37 @@ def test_an_unpacked_folder_is_read(package: bytes, tmp_path: pathlib.Path) -> N
     zipfile.ZipFile(io.BytesIO(package)).extractall(tmp_path)
     (tmp_path / "net" / "notes.txt").write_text("beside the package's own")
     for folder in (tmp_path, tmp_path / "net"):
-        with archive.open_package(folder) as opened:
-            assert opened.entries.keys() == {*CONTENT, *archive.BOOKKEEPING}
+        with zip_reader.open_package(folder) as opened:
+            assert opened.entries.keys() == {*CONTENT, *zip_format.BOOKKEEPING}
             opened.verify({SHARED: hashlib.sha256(CONTENT[SHARED]).hexdigest()})
             place = tmp_path / "net" / WEIGHTS
             assert opened.locate(WEIGHTS) == (str(place), 0, place.stat().st_size)
     place.write_bytes(b"other")
-    with archive.open_package(tmp_path) as opened, pytest.raises(exc.BadPackageError, match="256"):
+    with (
+        zip_reader.open_package(tmp_path) as opened,
+        pytest.raises(exc.BadPackageError, match="256"),
+    ):
         opened.sha256(WEIGHTS, hashlib.sha256(CONTENT[WEIGHTS]).hexdigest())
     place.unlink()
     place.symlink_to("/etc/hostname")
     with pytest.raises(exc.BadPackageError, match="is a link or a device"):
-        archive.open_package(tmp_path)
+        zip_reader.open_package(tmp_path)
 
 
 def test_a_compressed_archive_is_read(package: bytes) -> None:
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
             for name in opened.entries:
                 made.writestr(f"net/{name}", opened.read(name))
-    with archive.open_package(file) as opened:
+    with zip_reader.open_package(file) as opened:
         opened.verify({name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()})
         assert {name: opened.read(name) for name in CONTENT} == CONTENT
         assert opened.locate(SHARED) is None
 
 
 def test_extraction_is_private_and_checked(package: bytes, tmp_path: pathlib.Path) -> None:
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         target = tmp_path / "a.so"
         opened.extract(SHARED, target, hashlib.sha256(CONTENT[SHARED]).hexdigest())
         assert target.read_bytes() == CONTENT[SHARED]
@@ -330,7 +343,7 @@ def test_every_truncation_is_refused(package: bytes) -> None:
 
 
 def test_every_flipped_byte_of_content_is_found(package: bytes) -> None:
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         places = [(e.offset, e.size) for e in opened.entries.values()]
     for offset, size in places:
         for at in {offset, offset + size // 2, offset + size - 1}:
@@ -341,7 +354,7 @@ def test_every_flipped_byte_of_content_is_found(package: bytes) -> None:
 
 def test_a_flipped_byte_anywhere_is_found_or_harmless(package: bytes) -> None:
     """Of names, sizes, places and checksums; what remains are dates, versions and padding."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         content = [range(e.offset, e.offset + e.size) for e in opened.entries.values()]
     meaning = [at for at in range(len(package)) if not any(at in item for item in content)]
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
@@ -349,7 +362,7 @@ def test_a_flipped_byte_anywhere_is_found_or_harmless(package: bytes) -> None:
         data = bytearray(package)
         data[at] ^= 1 << at % 8
         try:
-            with archive.open_package(io.BytesIO(data)) as opened:
+            with zip_reader.open_package(io.BytesIO(data)) as opened:
                 opened.verify(digests)
                 assert {name: opened.read(name) for name in CONTENT} == CONTENT
         except exc.BadPackageError:
@@ -405,7 +418,7 @@ def test_unsafe_archives_are_refused(change: Callable[[zipfile.ZipFile], None], 
 
 def test_a_header_that_contradicts_the_directory_is_refused(package: bytes) -> None:
     """Readers differ in which of the two they believe."""
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         first = opened.entries[SHARED]
     header = package.index(b"PK\x03\x04")
     assert header < first.offset
@@ -428,7 +441,7 @@ def test_a_bomb_is_not_inflated() -> None:
     data = bytearray(file.getvalue())
     for signature, at in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
         struct.pack_into("<L", data, data.index(signature) + at, 1000)
-    with archive.open_package(io.BytesIO(data)) as opened:
+    with zip_reader.open_package(io.BytesIO(data)) as opened:
         tracemalloc.start()
         with pytest.raises(exc.BadPackageError, match="more than the 1000 bytes"):
             opened.read("extra/bomb")
@@ -446,11 +459,11 @@ def test_what_is_no_package_is_refused(kind: str, tmp_path: pathlib.Path) -> Non
     elif kind == "folder":
         path.mkdir()
     with pytest.raises(exc.BadPackageError, match=str(path)):
-        archive.open_package(path)
+        zip_reader.open_package(path)
 
 
 def test_entries_are_described_without_digests_until_they_are_read(package: bytes) -> None:
-    with archive.open_package(io.BytesIO(package)) as opened:
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
         assert all(entry.sha256 is None for entry in opened.entries.values())
         entry = opened.entries[SHARED]
         assert dataclasses.replace(entry, sha256=opened.sha256(SHARED)).sha256 == (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inductor_ext.cli import main
-from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from test import artifact_fuzz
 
 STEM = "data/aotinductor/model/" + "c" + "a2" * 25 + "."
@@ -98,7 +98,7 @@ def stock(tmp_path: pathlib.Path) -> str:
     """A package as stock writes it: without a manifest."""
     path = tmp_path / "stock.pt2"
     with open(path, "wb") as file:
-        writer = archive.Writer(file, "stock")
+        writer = zip_writer.Writer(file, "stock")
         for name, data in ENTRIES.items():
             writer.add(name, data)
         writer.finish()
@@ -184,8 +184,8 @@ def test_inspect_prints_all_of_it_as_json(package: str, capsys: pytest.CaptureFi
     assert "torch 2.0.1" in report["misfits"]["model"]
     assert report["metadata"] == {"model": METADATA}
     places = {entry["name"]: entry["offset"] for entry in report["entries"]}
-    assert places.keys() == {*ENTRIES, manifest.PATH, *archive.BOOKKEEPING}
-    assert places[f"{STEM}wrapper.weights"] % archive.PAGE == 0
+    assert places.keys() == {*ENTRIES, manifest.PATH, *zip_format.BOOKKEEPING}
+    assert places[f"{STEM}wrapper.weights"] % zip_format.PAGE == 0
 
 
 def test_inspect_says_what_is_known_of_stocks(
@@ -263,7 +263,7 @@ def test_an_exported_program_is_not_taken_for_a_package(
 ) -> None:
     path = tmp_path / "exported.pt2"
     with open(path, "wb") as file:
-        writer = archive.Writer(file, "exported")
+        writer = zip_writer.Writer(file, "exported")
         writer.add("models/model.json", b"{}")
         writer.finish()
     assert run(capsys, "inspect", str(path))[1].splitlines()[0].endswith("no compiled model in it")
@@ -277,7 +277,7 @@ def test_verify_finds_every_damaged_file(
 ) -> None:
     for path in (package, stock):
         intact = pathlib.Path(path).read_bytes()
-        with archive.open_package(io.BytesIO(intact)) as opened:
+        with zip_reader.open_package(io.BytesIO(intact)) as opened:
             entries = list(opened.entries.values())
         for entry in entries:
             data = bytearray(intact)

@@ -31,7 +31,7 @@ import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load import load
 from inductor_ext.cpp_wrapper.load.load import LoadedModel
-from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from test import aot_util, artifact_fuzz
 
 
@@ -236,7 +236,7 @@ def test_it_needs_neither_inductor_nor_a_compiler(
 
 
 def test_weights_are_mapped_where_they_lie(path: str, model: LoadedModel) -> None:
-    with archive.open_package(path) as package:
+    with zip_reader.open_package(path) as package:
         content = manifest.loads(package.read(manifest.PATH), path)
         place = package.locate(str(content.models["model"].weights))
     assert place is not None
@@ -664,7 +664,7 @@ def test_what_does_not_fit_here_is_refused_at_once(
 def flipped(path: str, ending: str) -> io.BytesIO:
     """The package with one bit of an entry's content changed, in the middle."""
     data = bytearray(pathlib.Path(path).read_bytes())
-    with archive.open_package(path) as package:
+    with zip_reader.open_package(path) as package:
         (entry,) = [
             entry
             for name, entry in package.entries.items()
@@ -687,7 +687,7 @@ def test_large_weights_are_verified_by_their_constants(
     monkeypatch.setattr(load, "_LARGE", 0)
     check(inductor_ext.load(path), plain)
     damaged = tmp_path / "damaged.pt2"
-    with archive.open_package(path) as package:
+    with zip_reader.open_package(path) as package:
         found = manifest.read(package)
         assert found is not None
         model = found[0].models["model"]
@@ -804,11 +804,11 @@ def test_stock_loads_its_own_files_from_our_archive(
     stock_path: str, plain: Plain, tmp_path: pathlib.Path
 ) -> None:
     target = tmp_path / "rewritten.pt2"
-    with archive.open_package(stock_path) as package, open(target, "wb") as file:
-        writer = archive.Writer(file, "rewritten")
+    with zip_reader.open_package(stock_path) as package, open(target, "wb") as file:
+        writer = zip_writer.Writer(file, "rewritten")
         for name, entry in package.entries.items():
-            if name not in archive.BOOKKEEPING:
-                parts = archive.Chunks(entry.size, package.parts(name))
+            if name not in zip_format.BOOKKEEPING:
+                parts = zip_writer.Chunks(entry.size, package.read_chunks(name))
                 writer.add(name, parts, aligned=name.endswith(".so"))
         writer.finish()
     check(torch._inductor.aoti_load_package(str(target)), plain, (4,))
@@ -846,7 +846,7 @@ def test_it_loads_packages_of_stocks(
 def test_damage_to_packages_of_stocks_is_found(stock_path: str, tmp_path: pathlib.Path) -> None:
     damaged = tmp_path / "damaged.pt2"
     data = bytearray(pathlib.Path(stock_path).read_bytes())
-    with archive.open_package(stock_path) as package:
+    with zip_reader.open_package(stock_path) as package:
         (library,) = [entry for name, entry in package.entries.items() if name.endswith(".so")]
     data[library.offset + library.size // 2] ^= 1
     damaged.write_bytes(data)

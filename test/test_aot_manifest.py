@@ -344,7 +344,7 @@ def test_this_machine_agrees_with_torch() -> None:
     assert cpu_isa.missing(["avx9999", *sorted(features)[:3]]) == ["avx9999"]
 
 
-@pytest.mark.parametrize("name", ["build.cpu_isa", "package.archive", "package.manifest"])
+@pytest.mark.parametrize("name", ["build.cpu_isa", "package.zip_reader", "package.manifest"])
 def test_these_modules_need_no_torch(name: str) -> None:
     code = f"import sys, inductor_ext.cpp_wrapper.{name}; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
 from inductor_ext.memory.planner.peak_report import human_bytes
 
 __all__ = ["add_arguments", "run"]
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         exc.BadPackageError: the package is damaged or unsafe.
         exc.IncompatibleArtifactError: its manifest has a newer format.
     """
-    with archive.open_package(arguments.package) as package:
+    with zip_reader.open_package(arguments.package) as package:
         found = manifest.read(package)
         digests = {}
         if found is not None:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         size = human_bytes(sum(entry.size for entry in package.entries.values()))
         how = "SHA-256"
         if not digests:
-            made = archive.models(package.entries)
+            made = zip_format.model_names(package.entries)
             why = "stock Inductor made it, so there is no manifest" if made else "no compiled model"
             how = f"CRC-32; {why}"
         print(f"{arguments.package}: {len(package.entries)} files, {size}, intact by {how}")

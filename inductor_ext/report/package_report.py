@@ -17,7 +17,7 @@ from typing import Any
 
 from inductor_ext import _compat, exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
-from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.memory.planner.peak_report import human_bytes
 
@@ -30,7 +30,7 @@ class Report:
 
     path: str
     bytes: int
-    entries: tuple[archive.Entry, ...]
+    entries: tuple[zip_format.Entry, ...]
     content: manifest.Manifest | None
     """None for a package of Inductor."""
     metadata: Mapping[str, Mapping[str, str]]
@@ -68,19 +68,19 @@ def read(path: str) -> Report:
     Raises:
         exc.BadPackageError, exc.IncompatibleArtifactError: the package cannot be read.
     """
-    with archive.open_package(path) as package:
+    with zip_reader.open_package(path) as package:
         found = manifest.read(package)
         content = found[0] if found is not None else None
         metadata = {
             name: values
-            for name in archive.models(package.entries)
+            for name in zip_format.model_names(package.entries)
             if (values := _metadata(package, name, content)) is not None
         }
         misfits: dict[str, str | None] = {}
         if content is not None:
             _check_signatures(content, package.where)
             misfits = {name: _misfit(content, model) for name, model in content.models.items()}
-        size = sum(entry.packed for entry in package.entries.values())
+        size = sum(entry.packed_size for entry in package.entries.values())
         if os.path.isfile(path):
             size = os.path.getsize(path)
         return Report(path, size, tuple(package.entries.values()), content, metadata, misfits)
@@ -96,7 +96,7 @@ def _check_signatures(content: manifest.Manifest, where: str) -> None:
 
 
 def _metadata(
-    package: archive.Package, model: str, content: manifest.Manifest | None
+    package: zip_reader.Package, model: str, content: manifest.Manifest | None
 ) -> dict[str, str] | None:
     wanted = None
     library = content.models[model].library if content and model in content.models else None
@@ -105,7 +105,7 @@ def _metadata(
     for name in package.entries:
         if name == wanted or (
             wanted is None
-            and name.startswith(f"{archive.AOTI}{model}/")
+            and name.startswith(f"{zip_format.MODELS_FOLDER}{model}/")
             and name.endswith("wrapper_metadata.json")
         ):
             try:
@@ -168,7 +168,7 @@ def _stock(report: Report) -> Iterator[str]:
     names = [entry.name for entry in report.entries]
     whose = (
         "made by stock Inductor: no manifest"
-        if archive.models(names)
+        if zip_format.model_names(names)
         else "no compiled model in it"
     )
     yield f"{report.path}: {human_bytes(report.bytes)}, {whose}"

@@ -31,7 +31,7 @@ import torch
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.load import calling_convention
-from inductor_ext.cpp_wrapper.package import archive, manifest
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
 __all__ = ["LoadedModel", "load"]
@@ -578,7 +578,7 @@ def load(
             allowed="a number from 1",
             default=1,
         )
-    with archive.open_package(path) as package:
+    with zip_reader.open_package(path) as package:
         where = package.where
         found = manifest.read(package)
         if found is None:
@@ -630,7 +630,7 @@ class _Loading:
 
     def __init__(
         self,
-        package: archive.Package,
+        package: zip_reader.Package,
         content: manifest.Manifest,
         name: str,
         library: str,
@@ -656,7 +656,7 @@ class _Loading:
     ) -> LoadedModel:
         if self._model.device not in _RUNNERS:
             self._fail(f"it runs on {self._model.device}, for which there is no runner", "")
-        if _parent(self._library) != f"{archive.AOTI}{self._name}":
+        if _parent(self._library) != f"{zip_format.MODELS_FOLDER}{self._name}":
             self._bad(f"its manifest names {self._library!r} as a library")
         folder = tempfile.mkdtemp(prefix="inductor_ext-")
         kept = False
@@ -708,7 +708,7 @@ class _Loading:
 
     def _extract(self, folder: str) -> None:
         """Copy the files that running the model needs to `folder`, checking their SHA-256."""
-        prefixes = (f"{archive.AOTI}{self._name}/", _CONSTANTS)
+        prefixes = (f"{zip_format.MODELS_FOLDER}{self._name}/", _CONSTANTS)
         needed = [
             name
             for name in self._package.entries
@@ -752,7 +752,7 @@ class _Loading:
         if known is None:
             self._fail("it has no weights, and some are given", "Leave `weights` out.")
         if path.endswith(".pt2"):
-            with archive.open_package(path) as package:
+            with zip_reader.open_package(path) as package:
                 place = self._in_package(package, known)
                 if place is not None:
                     return place
@@ -767,7 +767,7 @@ class _Loading:
         return place
 
     def _in_package(
-        self, package: archive.Package, known: manifest.File
+        self, package: zip_reader.Package, known: manifest.File
     ) -> tuple[str, int, int] | None:
         for name, entry in package.entries.items():
             place = package.locate(name)
@@ -782,10 +782,10 @@ class _Loading:
         path, begin, size = place
         parts = self._parts(size) if size >= _LARGE else None
         if parts is None:
-            return archive.file_sha256(path, begin, size) == expected
+            return zip_format.file_sha256(path, begin, size) == expected
 
         def check(part: tuple[int, int, str]) -> bool:
-            return archive.file_sha256(path, begin + part[0], part[1]) == part[2]
+            return zip_format.file_sha256(path, begin + part[0], part[1]) == part[2]
 
         workers = min(8, len(os.sched_getaffinity(0)))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -804,7 +804,7 @@ class _Loading:
                 parts.add((constant.offset, constant.bytes, constant.sha256))
         end = 0
         for offset, count, _ in [*sorted(parts), (size, 0, "")]:
-            if offset - end >= archive.PAGE:
+            if offset - end >= zip_format.PAGE:
                 return None
             end = max(end, offset + count)
         # Largest first, for a balanced load of the threads.
@@ -879,14 +879,14 @@ def _metadata(library_path: str) -> dict[str, str]:
 
 
 def _load_stock(
-    package: archive.Package,
+    package: zip_reader.Package,
     where: str,
     name: str,
     single_threaded: bool,
     num_runners: int,
     device_index: int,
 ) -> LoadedModel:
-    models = archive.models(package.entries)
+    models = zip_format.model_names(package.entries)
     if not models:
         raise exc.NoModelError(path=where)
     if name not in models:
@@ -906,7 +906,7 @@ def _load_stock(
 
 
 @contextlib.contextmanager
-def _as_file(package: archive.Package) -> Iterator[str]:
+def _as_file(package: zip_reader.Package) -> Iterator[str]:
     """Yield the path of the package as an uncompressed file, which torch's loader requires."""
     if package.path and not os.path.isdir(package.path):
         yield package.path
@@ -914,8 +914,8 @@ def _as_file(package: archive.Package) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="inductor_ext-") as folder:
         path = os.path.join(folder, "package.pt2")
         with open(path, "wb") as file:
-            writer = archive.Writer(file, "package")
+            writer = zip_writer.Writer(file, "package")
             for name, entry in package.entries.items():
-                writer.add(name, archive.Chunks(entry.size, package.parts(name)))
+                writer.add(name, zip_writer.Chunks(entry.size, package.read_chunks(name)))
             writer.finish()
         yield path

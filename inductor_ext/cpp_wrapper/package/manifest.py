@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.package import archive
+from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
 
 __all__ = [
     "FORMAT",
@@ -133,7 +133,7 @@ class Manifest:
     format: int = FORMAT
     models: Mapping[str, Model]
     files: Mapping[str, File]
-    """By entry name: all entries except the manifest and `archive.BOOKKEEPING`."""
+    """By entry name: all entries except the manifest and `zip_format.BOOKKEEPING`."""
     versions: Mapping[str, str | None]
     """Versions it was compiled with, by "torch", "cuda", "triton", "compiler", "inductor_ext" and
     "source_key"."""
@@ -293,7 +293,7 @@ def _check_digest(where: str, digest: str) -> None:
         raise ValueError(f"{where} is no SHA-256")
 
 
-def read(package: archive.Package) -> tuple[Manifest, bytes] | None:
+def read(package: zip_reader.Package) -> tuple[Manifest, bytes] | None:
     """Return (manifest, its JSON bytes) of a package; None if Inductor (default) compiled it.
 
     Raises:
@@ -305,7 +305,7 @@ def read(package: archive.Package) -> tuple[Manifest, bytes] | None:
     return loads(data, package.where), data
 
 
-def check_seal(package: archive.Package, content: Manifest, data: bytes) -> None:
+def check_seal(package: zip_reader.Package, content: Manifest, data: bytes) -> None:
     """Check that the manifest is the one that the package was written with.
 
     The package's `.data/serialization_id` is derived from the SHA-256 of all files, including the
@@ -321,7 +321,7 @@ def check_seal(package: archive.Package, content: Manifest, data: bytes) -> None
     """
     digests = {**content.digests(), PATH: hashlib.sha256(data).hexdigest()}
     found = package.read(".data/serialization_id", limit=64).decode(errors="replace")
-    if found != archive.identity(digests):
+    if found != zip_format.serialization_id(digests):
         why = "its manifest is not the one that it was written with"
         raise exc.BadPackageError(path=package.where, why=why)
     for name in package.entries:

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, events, exc
 from inductor_ext.cpp_wrapper.codegen import weights_layout
-from inductor_ext.cpp_wrapper.package import archive, c_header, manifest
+from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_writer
 from inductor_ext.storage import artifact_store
 from inductor_ext.toolchain import components
 
@@ -59,7 +59,7 @@ def write(
     """
     if weights_file is not None and len(artifacts) > 1:
         raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
-    writer = archive.Writer(file, root)
+    writer = zip_writer.Writer(file, root)
     adapter = _Adapter(writer, artifacts)
     # torch's packaging function decides the path of each file and pickles weights.
     from torch.export.pt2_archive import _package
@@ -99,9 +99,9 @@ def write(
 
 
 class _Adapter:
-    """Replacement for torch's PT2ArchiveWriter that writes to an `archive.Writer`."""
+    """Replacement for torch's PT2ArchiveWriter that writes to an `zip_writer.Writer`."""
 
-    def __init__(self, writer: archive.Writer, artifacts: Mapping[str, Artifact]) -> None:
+    def __init__(self, writer: zip_writer.Writer, artifacts: Mapping[str, Artifact]) -> None:
         self._writer = writer
         # Keyed by entry, not by path: models with the same code have files of the same names but
         # different weights.
@@ -121,7 +121,7 @@ class _Adapter:
         # torch's loader builds the library of a sources-only package and appends this entry to it.
         # The library finds the weights by the footer.
         end = weights_layout.footer(artifact.plan) if artifact.shared_object is None else b""
-        source = archive.Chunks(artifact.plan.bytes + len(end), itertools.chain(pieces, [end]))
+        source = zip_writer.Chunks(artifact.plan.bytes + len(end), itertools.chain(pieces, [end]))
         self._writer.add(name, source, aligned=True)
 
     def write_bytes(self, name: str, data: bytes) -> None:

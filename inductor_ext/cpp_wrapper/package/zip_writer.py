@@ -1,0 +1,216 @@
+"""Writing .pt2 packages with large entries that can be memory-mapped in place.
+
+`Writer` writes the format of torch's own writer, so that torch's loaders can read it. In addition,
+it aligns selected entries to `zip_format.PAGE`, streams large entries in constant memory, and is
+deterministic: the same entries give the same bytes. No settings; does not import torch.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from typing import IO, TypeAlias
+
+from inductor_ext.cpp_wrapper.package import zip_format as fmt
+from inductor_ext.cpp_wrapper.package.zip_format import (
+    Buffer,
+    Checksums,
+    Entry,
+    check_name,
+    find_name_error,
+    read_file_chunks,
+    serialization_id,
+)
+
+__all__ = ["Chunks", "FileRange", "Source", "Writer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRange:
+    """A byte range of a file."""
+
+    path: str | os.PathLike[str]
+    offset: int = 0
+    """In bytes."""
+    size: int | None = None
+    """In bytes; None means up to the end of the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """Content that is generated while it is written."""
+
+    size: int
+    """Total size in bytes."""
+    parts: Iterable[Buffer]
+    """Consecutive chunks. A chunk must not change until the second chunk after it is requested."""
+
+
+Source: TypeAlias = Buffer | str | os.PathLike[str] | FileRange | Chunks
+"""The content of an entry; a str is the path of a file."""
+
+
+class Writer:
+    """Writer of a package, entry by entry.
+
+    The caller opens the file, publishes it (`artifact_store.publish`) and closes it. After an
+    error, the file is invalid and must be discarded.
+    """
+
+    def __init__(self, file: IO[bytes], root: str) -> None:
+        """Start a package.
+
+        Args:
+            file: writable and seekable, positioned at its beginning.
+            root: name of the root folder of all entries: the package's file name without .pt2.
+
+        Raises:
+            ValueError: `root` is not allowed.
+        """
+        why = find_name_error(root) or ("has a slash" if "/" in root else None)
+        if why is not None:
+            raise ValueError(f"the root folder's name {root!r} {why}")
+        self.root = root
+        self.entries: dict[str, Entry] = {}
+        self._file = file
+        self._position = 0
+        self._directory: list[bytes] = []
+
+    def add(self, name: str, source: Source, *, aligned: bool = False) -> Entry:
+        """Write one entry without compression.
+
+        Args:
+            name: path relative to the root folder, with slashes.
+            source: the content. Files and `Chunks` are streamed, never loaded as a whole.
+            aligned: whether to align the content to `zip_format.PAGE` instead of 64 bytes. Default:
+                False.
+
+        Returns:
+            The entry, including its SHA-256.
+
+        Raises:
+            ValueError: the name is not allowed or already exists, or the size of the source differs
+                from its declared size.
+            OSError: the source cannot be read or the package cannot be written.
+        """
+        check_name(name)
+        if name in self.entries:
+            raise ValueError(f"there is an entry {name!r} already")
+        with _open_source(source) as (size, parts):
+            path = f"{self.root}/{name}".encode()
+            header_at, header = self._local_header(
+                path, size, fmt.PAGE if aligned else fmt.ALIGNMENT
+            )
+            offset = header_at + len(header)
+            self._file.write(b"\0" * (header_at - self._position))
+            self._file.write(header)
+            sums = self._copy(size, parts)
+        if sums.size != size:
+            raise ValueError(f"the source of {name!r} gave {sums.size} bytes and not {size}")
+        entry = Entry(name, offset, size, size, sums.crc32, sums.sha256())
+        # Patch the CRC-32, at byte 14 of the local header; it is known only now.
+        self._file.seek(header_at + 14)
+        self._file.write(struct.pack("<L", sums.crc32))
+        self._file.seek(offset + size)
+        self._position = offset + size
+        self._directory.append(self._central_header(path, header_at, entry))
+        self.entries[name] = entry
+        return entry
+
+    def _copy(self, size: int, parts: Iterable[Buffer]) -> Checksums:
+        pool = concurrent.futures.ThreadPoolExecutor(1) if size >= fmt.LARGE else None
+        sums = Checksums(pool)
+        try:
+            for part in parts:
+                sums.update(part)
+                self._file.write(part)
+            sums.wait()
+        finally:
+            if pool is not None:
+                pool.shutdown()
+        return sums
+
+    def _local_header(self, path: bytes, size: int, alignment: int) -> tuple[int, bytes]:
+        """Return (offset of the header, header) such that the content after it is aligned."""
+        extra = b""
+        if size >= fmt.FULL32:
+            extra = struct.pack("<2H2Q", fmt.ZIP64_FIELD, 16, size, size)
+        fixed = fmt.LOCAL.size + len(path) + len(extra) + 4
+        padding = -(self._position + fixed) % alignment
+        # An extra field holds up to 65535 bytes plus its 4-byte head. Padding that does not fit
+        # goes before the header.
+        most = fmt.FULL16 - len(extra) - 4
+        gap = max(0, padding - most)
+        extra += struct.pack("<2H", fmt.PADDING_FIELD, padding - gap) + b"\0" * (padding - gap)
+        version = 45 if size >= fmt.FULL32 else 20
+        # Time, date and CRC-32, which `add` fills in; both sizes; lengths of what follows.
+        fields = (0, fmt.FIRST_DATE, 0, *[min(size, fmt.FULL32)] * 2, len(path), len(extra))
+        head = fmt.LOCAL.pack(fmt.LOCAL_SIGNATURE, version, _flags(path), fmt.STORED, *fields)
+        return self._position + gap, head + path + extra
+
+    def _central_header(self, path: bytes, header_at: int, entry: Entry) -> bytes:
+        large = [value for value in (entry.size, entry.size, header_at) if value >= fmt.FULL32]
+        extra = b""
+        if large:
+            extra = struct.pack(f"<2H{len(large)}Q", fmt.ZIP64_FIELD, 8 * len(large), *large)
+        version = 45 if large else 20
+        shown = min(entry.size, fmt.FULL32)
+        attributes = (0, 0, 0, fmt.REGULAR_FILE, min(header_at, fmt.FULL32))
+        head = fmt.CENTRAL.pack(
+            *(fmt.CENTRAL_SIGNATURE, version, fmt.UNIX, version, 0, _flags(path), fmt.STORED),
+            *(0, fmt.FIRST_DATE, entry.crc32 or 0, shown, shown, len(path), len(extra)),
+            *attributes,
+        )
+        return head + path + extra
+
+    def finish(self) -> None:
+        """Write the missing entries of `zip_format.BOOKKEEPING` and the zip central directory.
+
+        The serialization ID is derived from the content. torch's writer uses a random number or
+        derives it from the names alone.
+        """
+        written = {name: entry.sha256 or "" for name, entry in self.entries.items()}
+        values = ("pt2", "0", sys.byteorder, "6\n", serialization_id(written))
+        for name, value in zip(fmt.BOOKKEEPING, values, strict=True):
+            if name not in self.entries:
+                self.add(name, value.encode())
+        begin, count = self._position, len(self._directory)
+        directory = b"".join(self._directory)
+        self._file.write(directory)
+        end = begin + len(directory)
+        if count >= fmt.FULL16 or begin >= fmt.FULL32 or len(directory) >= fmt.FULL32:
+            record = (45, 45, 0, 0, count, count, len(directory), begin)
+            self._file.write(fmt.END64.pack(fmt.END64_SIGNATURE, fmt.END64.size - 12, *record))
+            self._file.write(fmt.LOCATOR64.pack(fmt.LOCATOR64_SIGNATURE, 0, end, 1))
+        counts = (0, 0, min(count, fmt.FULL16), min(count, fmt.FULL16))
+        sizes = (min(len(directory), fmt.FULL32), min(begin, fmt.FULL32), 0)
+        self._file.write(fmt.END.pack(fmt.END_SIGNATURE, *counts, *sizes))
+        self._file.flush()
+
+
+def _flags(path: bytes) -> int:
+    return 0 if path.isascii() else fmt.UTF8
+
+
+@contextlib.contextmanager
+def _open_source(source: Source) -> Iterator[tuple[int, Iterable[Buffer]]]:
+    """Open a source and yield (size in bytes, iterable of chunks)."""
+    if isinstance(source, Chunks):
+        yield source.size, (memoryview(part).cast("B") for part in source.parts)
+        return
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        view = memoryview(source).cast("B")
+        yield len(view), (view[at : at + fmt.CHUNK] for at in range(0, len(view), fmt.CHUNK))
+        return
+    part = source if isinstance(source, FileRange) else FileRange(source)
+    with open(part.path, "rb", buffering=0) as file:
+        whole = os.fstat(file.fileno()).st_size
+        size = whole - part.offset if part.size is None else part.size
+        if not 0 <= part.offset <= part.offset + size <= whole:
+            raise ValueError(f"{os.fspath(part.path)} has {whole} bytes, too few for {part}")
+        yield size, read_file_chunks(file.fileno(), part.offset, size)
