@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results, slices
+from benchmarks import fit_cost_model, results, slices
 from benchmarks.gemm_suite import CASES
 from inductor_ext import config
 from inductor_ext.autotune import candidate_run, tuner
@@ -44,7 +44,7 @@ from inductor_ext.templates import problem as records
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
-from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 
@@ -150,7 +150,7 @@ def _prologues() -> Iterator[GemmProblem]:
     for m, problems in ((64, norms), (128, norms), (256, norms), (1024, quantised)):
         for problem in problems:
             fused = dataclasses.replace(problem, m=m)
-            found |= dict.fromkeys((fused, *(left for left, _ in cost_model.apart(fused))))
+            found |= dict.fromkeys((fused, *(left for left, _ in ranking.without_prologue(fused))))
     yield from found
 
 
@@ -187,10 +187,10 @@ class Space:
             "failed": [[reason, key.to_json()] for key, reason in self.failed.items()],
         }
 
-    def measurements(self) -> list[cost_model.Measurement]:
+    def measurements(self) -> list[fit_cost_model.Measurement]:
         """Return the measurements in the format of the cost model."""
         return [
-            cost_model.Measurement(self.problem, key, self.device, taken)
+            fit_cost_model.Measurement(self.problem, key, self.device, taken)
             for key, taken in self.microseconds.items()
         ]
 
@@ -237,7 +237,7 @@ def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list
     everything.sort(key=lambda x: cost_model.predict(problem, x, device).total)
     if most is None or len(everything) <= most:
         return everything, len(everything)
-    found = [item for item, _ in cost_model.rank(problem, device, tuner.CANDIDATES)][:most]
+    found = [item for item, _ in ranking.rank(problem, device, tuner.CANDIDATES)][:most]
     others = [item for item in everything if item not in found]
     head = (most - len(found)) * 2 // 3
     rest, count = others[head:], most - len(found) - head
@@ -329,19 +329,19 @@ def fitted(
 
     Returns:
         The constants, and the root mean square of log(predicted / measured), weighted as described
-            at `cost_model.error`, for the shipped constants and for these.
+            at `fit_cost_model.error`, for the shipped constants and for these.
     """
     known = [measurement for one in spaces for measurement in one.measurements()]
-    found = cost_model.fit(known, names=names)
+    found = fit_cost_model.fit(known, names=names)
     before, after = (
-        math.sqrt(cost_model.error(known, item)) for item in (cost_model.DEFAULT, found)
+        math.sqrt(fit_cost_model.error(known, item)) for item in (cost_model.DEFAULT, found)
     )
     return found, before, after
 
 
 def found_by_rank(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
     """Return the best time (us) of candidates that tuning would measure; infinite if none."""
-    ranked = cost_model.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
+    ranked = ranking.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
     return min((one.microseconds.get(item, math.inf) for item, _ in ranked), default=math.inf)
 
 

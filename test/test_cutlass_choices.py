@@ -39,7 +39,7 @@ from inductor_ext.templates.cutlass import background_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import cost_model
+from inductor_ext.templates.triton import ranking
 from test import fake_cuda, kernel_util
 from test.gemm_problems import device
 
@@ -570,7 +570,7 @@ class GatesTuned(Tuned):
         chosen: kernels.Config | None = None
         stock, ours = 50.0, 55.0
         if problem.epilogue.gated:
-            ((chosen, _),) = cost_model.rank(problem, H200, 1)
+            ((chosen, _),) = ranking.rank(problem, H200, 1)
             stock, ours = 100.0, 100.0 - self.saved
         elif problem.epilogue.tree:
             chosen = cutlass_options.current().rank(problem, H200)[0][0]

@@ -70,7 +70,7 @@ def tune(
     ranked = [(config, mock.Mock(total=50.0)) for config in triton]
     with (
         inductor_config.patch({**ASKED, **options}),
-        mock.patch.object(tuner.cost_model, "rank", return_value=ranked),
+        mock.patch.object(tuner.ranking, "rank", return_value=ranked),
         mock.patch.object(cutlass_options.Options, "rank", return_value=predicted),
         mock.patch.object(cutlass_kernels, "prepare", return_value=reasons),
         mock.patch.object(subprocess_runner, "warm_up") as warm_up,

@@ -15,7 +15,7 @@ from inductor_ext import _compat
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
-from inductor_ext.templates.triton.cost_model import rank
+from inductor_ext.templates.triton.ranking import rank
 from inductor_ext.templates.triton.search_space import candidates
 from test import kernel_util
 from test.gemm_problems import device

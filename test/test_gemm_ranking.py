@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from benchmarks.fit_cost_model import Measurement, error, fit
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
 from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma
@@ -21,14 +22,10 @@ from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.cost_model import (
     DEFAULT,
     Constants,
-    Measurement,
     Prediction,
-    error,
-    fit,
     predict,
-    prologue_pays,
-    rank,
 )
+from inductor_ext.templates.triton.ranking import prologue_pays, rank
 from inductor_ext.templates.triton.search_space import candidates
 from test import hash_seeds
 from test.gemm_problems import configs, device, devices, examples, problems

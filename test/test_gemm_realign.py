@@ -18,7 +18,7 @@ from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
 from inductor_ext.templates.format import config_words
 from inductor_ext.templates.problem import GemmProblem, Operand
-from inductor_ext.templates.triton import cost_model
+from inductor_ext.templates.triton import cost_model, ranking
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal, why_not
 from inductor_ext.templates.triton.search_space import candidates
@@ -91,7 +91,7 @@ def test_the_kernel_s_own_rules_are_asked_of_what_it_reads() -> None:
 @pytest.mark.parametrize("on", [H200, A100], ids=lambda entry: entry.name)
 def test_many_odd_rows_are_worth_a_copy_and_few_are_not(on: Any) -> None:
     def first(m: int) -> GemmConfig:
-        return cost_model.rank(GemmProblem.contiguous("mm", m, 4097, 4095), on)[0][0]
+        return ranking.rank(GemmProblem.contiguous("mm", m, 4097, 4095), on)[0][0]
 
     assert first(2048).realign == "copy"
     assert first(1).realign is None

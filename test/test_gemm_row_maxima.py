@@ -24,7 +24,7 @@ from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import match_dequantized, match_row_amax, match_shared_input
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
-from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from test import fake_cuda, kernel_util
@@ -445,7 +445,7 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
 def test_what_follows_the_kernel_is_predicted(rows: int) -> None:
     problem = gate_problem(rows)
     gate_alone = dataclasses.replace(problem, epilogue=Epilogue(gated=True))
-    for chosen, prediction in cost_model.rank(problem, H200):
+    for chosen, prediction in ranking.rank(problem, H200):
         alone = cost_model.predict(gate_alone, chosen, H200)
         assert alone.total < prediction.total < 1.2 * alone.total + 20
         assert prediction.reduction > 0

@@ -14,7 +14,7 @@ from benchmarks import gemm_space, gemm_summary, results
 from benchmarks.gemm_space import Space
 from inductor_ext.autotune import inductor_benchmark
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from test.gemm_problems import device
 from test.tuning_bench import STOCK, cpu_bench
@@ -48,7 +48,7 @@ def test_of_many_candidates_the_ranked_the_best_and_some_others_are_chosen() -> 
     assert count == len(everything) > 30
     assert len(found) == len(set(found)) == 20
     assert set(found) <= set(everything)
-    ranked = [config for config, _ in cost_model.rank(INT8, H200, 6)]
+    ranked = [config for config, _ in ranking.rank(INT8, H200, 6)]
     assert found[:6] == ranked
     times = sorted(cost_model.predict(INT8, item, H200).total for item in everything)
     chosen = sorted(cost_model.predict(INT8, item, H200).total for item in found)
@@ -123,7 +123,7 @@ def test_one_constant_is_fitted_alone(imagined: Space) -> None:
 
 def test_the_share_is_of_the_fastest(imagined: Space) -> None:
     assert gemm_space.share(imagined, FAR) == pytest.approx(1.0)
-    ranked = [config for config, _ in cost_model.rank(INT8, H200, 6)]
+    ranked = [config for config, _ in ranking.rank(INT8, H200, 6)]
     best = min(imagined.microseconds.values())
     times = {
         config: 2 * best if config in ranked else taken

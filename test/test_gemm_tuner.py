@@ -499,7 +499,7 @@ class TestTrial:
 def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any) -> Decision:
     """Tune one problem with these candidates."""
     ranked = [(config, mock.Mock(total=50.0)) for config in configs]
-    with mock.patch.object(tuner.cost_model, "rank", return_value=ranked):
+    with mock.patch.object(tuner.ranking, "rank", return_value=ranked):
         found = tuner.tune(
             [LINEAR, LINEAR], H200, tuning_bench.cpu_bench, settings or Settings(), **options
         )
@@ -590,7 +590,7 @@ class TestTuner:
         ranked = [(candidate(80), mock.Mock(total=50.0))]
         other = contiguous("mm", 24, 48, 32, "float32")
         with (
-            mock.patch.object(tuner.cost_model, "rank", return_value=ranked),
+            mock.patch.object(tuner.ranking, "rank", return_value=ranked),
             mock.patch.object(tuner, "_print_table", side_effect=KeyboardInterrupt),
             events.capture(events.TuningRecord) as records,
             pytest.raises(KeyboardInterrupt) as kept,

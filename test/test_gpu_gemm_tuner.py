@@ -28,7 +28,7 @@ from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
-from inductor_ext.templates.triton import cost_model
+from inductor_ext.templates.triton import ranking
 from test import gpu_tuning_bench
 
 pytestmark = pytest.mark.gpu
@@ -197,7 +197,7 @@ def test_a_wrong_candidate_is_dropped(isolated: bool) -> None:
 
 
 def test_a_candidate_that_breaks_the_device_breaks_its_own_process() -> None:
-    bad, good = (config for config, _ in cost_model.rank(DECODE, this_device(), 2))
+    bad, good = (config for config, _ in ranking.rank(DECODE, this_device(), 2))
     job = candidate_run.Job(DECODE, (bad, good))
     (report,) = subprocess_runner.run([job], gpu_tuning_bench.faulty_bench, 0, 100, 60)
     failures = {item.config: item.failure for item in report.timings}

@@ -103,6 +103,7 @@ PURE = (
     "templates.triton.kernels.grouped",
     "templates.triton.kernels.persistent_tma",
     "templates.triton.kernels.tile",
+    "templates.triton.ranking",
     "templates.triton.search_space",
     "templates.triton.semaphores",
     "templates.versions",

@@ -38,7 +38,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton import cost_model, search_space
+from inductor_ext.templates.triton import cost_model, ranking, search_space
 
 __all__ = ["CANDIDATES", "tune"]
 
@@ -85,7 +85,7 @@ def tune(
     options = cutlass_options.current()
     different = list(dict.fromkeys(problems))
     hopeless = {
-        item for item in different if not exhaustive and not cost_model.prologue_pays(item, device)
+        item for item in different if not exhaustive and not ranking.prologue_pays(item, device)
     }
     predictions = {
         item: _candidates(item, device, exhaustive, options, dependent, item in hopeless)
@@ -173,7 +173,7 @@ def _candidates(
             for config in search_space.candidates(problem, device)
         ]
     else:
-        ranked = cost_model.rank(problem, device, CANDIDATES)
+        ranked = ranking.rank(problem, device, CANDIDATES)
     return found | {
         dataclasses.replace(config, pdl=config.pdl and dependent): prediction.total
         for config, prediction in ranked

@@ -1,0 +1,194 @@
+"""Ranking: which configurations of a problem's search space are worth benchmarking.
+
+`rank` sorts the search space by predicted time and selects a few diverse configurations;
+`prologue_pays` predicts whether a fused prologue is faster than a separate pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import (
+    DTYPE_BITS,
+    GemmProblem,
+    Operand,
+    Prologue,
+    size_of,
+)
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.cost_model import DEFAULT, Constants, Prediction, predict
+from inductor_ext.templates.triton.search_space import candidates
+
+__all__ = ["prologue_pays", "rank", "without_prologue"]
+
+Ranked = tuple[GemmConfig, Prediction]
+
+_WORTH = 1.5
+"""A configuration predicted to take longer than this multiple of the best is not benchmarked."""
+
+
+def rank(
+    problem: GemmProblem,
+    device: Device,
+    limit: int = 6,
+    per_template: int | None = None,
+    constants: Constants = DEFAULT,
+) -> list[Ranked]:
+    """Return the configurations worth benchmarking, fastest by prediction first.
+
+    Of configurations with the same template, tile and prediction, only the first is kept, and none
+    predicted to take more than 1.5 times as long as the best. The selection is kept diverse: of
+    `limit` places, configurations that differ only in the number of stages get one, those with
+    features that the model was not fitted to half, a tile shape two thirds, and a template all but
+    one, unless there are no others. Configurations that take seconds to compile are dropped if
+    another kernel with the same tile is predicted to be as fast.
+
+    Warp-specialized kernels are excluded: all those measured with Triton 3.6.0 returned NaN.
+    `candidates` includes them.
+
+    Args:
+        problem: the GEMM.
+        device: the GPU.
+        limit: maximum number of configurations.
+        per_template: maximum number of configurations per template.
+        constants: model parameters.
+    """
+    predictions = sorted(
+        (
+            (config, predict(problem, config, device, constants))
+            for config in candidates(problem, device)
+            if not config.warp_specialize
+        ),
+        key=lambda ranked: ranked[1].total,
+    )
+    if not predictions:
+        return []
+    slowest = _WORTH * predictions[0][1].total
+    worth = [ranked for ranked in _distinct(predictions) if ranked[1].total <= slowest]
+    return _diverse(_quick_to_build(problem, worth), limit, per_template)
+
+
+def _diverse(worth: Sequence[Ranked], limit: int, per_template: int | None) -> list[Ranked]:
+    """Return at most `limit` configurations, of which few are alike, as `rank` describes."""
+    counts: dict[object, int] = {}
+    selected: list[int] = []
+    # Apply all limits first; then relax them one by one, the least important first.
+    for bounds in range(4, -1, -1):
+        for index, (config, prediction) in enumerate(worth):
+            if len(selected) == limit or math.isinf(prediction.total):
+                break
+            if index in selected:
+                continue
+            # Features that the model was not fitted to.
+            new = config.one_launch or config.stream_k or config.tma_store or config.realign
+            shares: list[tuple[object, int]] = [
+                # The number of stages is the least important difference.
+                (dataclasses.replace(config, stages=1), 1),
+                (("template", config.template), max(1, limit - 1)),
+                ((config.block_m, config.block_n), limit - limit // 3),
+                (("new", bool(new)), max(1, limit // 2) if new else limit),
+            ]
+            limits = shares[:bounds]
+            if per_template is not None:
+                limits.append((("template", config.template), per_template))
+            if any(counts.get(key, 0) >= most for key, most in limits):
+                continue
+            selected.append(index)
+            for key, _ in shares:
+                counts[key] = counts.get(key, 0) + 1
+    return [worth[index] for index in sorted(selected)]
+
+
+def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = DEFAULT) -> bool:
+    """Whether fusing a problem's prologue is predicted to be faster than a separate pass.
+
+    Every tile repeats the prologue, so the more tiles share an operand, the cheaper is a separate
+    pass that does it once. True if there is no prologue.
+
+    There is no allowance for the model's error: of 13 norms before GEMMs with M of 64 to 256 on an
+    H100, whose fused kernels were predicted at 0.98 to 1.40 times the GEMM plus a pass, only two
+    were faster than these, by 4 and 5 %, and one as fast (`gemm-prologues`).
+
+    Args:
+        problem: the GEMM.
+        device: the GPU.
+        constants: model parameters.
+    """
+    if problem.prologue is None:
+        return True
+    separate = [
+        prediction.total + constants.gap + constants.start + moved / device.bandwidth * 1e6
+        for left, moved in without_prologue(problem)
+        for _, prediction in rank(left, device, 1, constants=constants)
+    ]
+    together = rank(problem, device, 1, constants=constants)
+    return all(prediction.total <= other for _, prediction in together for other in separate)
+
+
+def without_prologue(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
+    """Yield the problem without its norm, or without its dequantization, and the bytes that a
+    separate pass moves.
+    """
+    prologue = problem.prologue
+    if prologue is None:
+        return
+    left: Prologue | None
+    if prologue.normalizes or prologue.standardizes:
+        dequantizing = dataclasses.replace(prologue, kind="dequantize", vectors=0)
+        left = dequantizing if prologue.dequantizes else None
+        moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
+        yield dataclasses.replace(problem, prologue=left), moved
+    if prologue.dequantizes:
+        left = Prologue("normalize", vectors=prologue.vectors) if prologue.normalizes else None
+        b = Operand.of(problem.a.dtype, (problem.k, problem.n), problem.b.strides)
+        plain = dataclasses.replace(problem, operation="mm", b=b, prologue=left)
+        yield plain, problem.b_bytes + plain.b_bytes
+
+
+def _distinct(predictions: Iterable[Ranked]) -> Iterator[Ranked]:
+    """Yield the first of the configurations with the same template, tile and predicted time."""
+    seen: set[object] = set()
+    for config, prediction in predictions:
+        kernel = (config.template, config.block_m, config.block_n, config.swap, config.realign)
+        identity = (*kernel, f"{prediction.total:.3e}")
+        if identity not in seen:
+            seen.add(identity)
+            yield config, prediction
+
+
+def _quick_to_build(problem: GemmProblem, predictions: Sequence[Ranked]) -> list[Ranked]:
+    """Drop configurations that ptxas unrolls for seconds if another kernel with the same tile,
+    which it does not unroll, takes at most 1 % longer.
+    """
+    quick: dict[tuple[int, int], float] = {}
+    for config, prediction in predictions:
+        if not _is_unrolled(problem, config):
+            quick.setdefault((config.block_m, config.block_n), prediction.total)
+    return [
+        (config, prediction)
+        for config, prediction in predictions
+        if not _is_unrolled(problem, config)
+        or quick.get((config.block_m, config.block_n), math.inf) > 1.01 * prediction.total
+    ]
+
+
+def _is_unrolled(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether ptxas takes about a second, or several, to unroll a kernel's loop over K.
+
+    It unrolls up to about 23 iterations of 64 elements, or 32 for small tiles, if threads and not
+    TMA load. Compile time is proportional to the number of instructions along K times the registers
+    that hold accumulators: 1.4, 1.9, 2.9 and 3.5 s for bfloat16 tiles of 128x256 and K of 768,
+    1024, 1280 and 1408, and 0.3 s for 2048, which is not unrolled; 0.9 and 2.8 s for 128x128 and K
+    of 1280 and 2048 (Triton 3.6.0, one core of an EPYC). The loop bounds of split-K are not known
+    at compile time.
+    """
+    along_k = problem.k * DTYPE_BITS[problem.a.dtype] // _INSTRUCTION_BITS
+    unrolled = not config.tma and config.split_k == 1 and along_k <= 128
+    return unrolled and 5000 < along_k * config.accumulator_registers < 12000
+
+
+_INSTRUCTION_BITS = 256
+"""Bits of a row of a that one instruction multiplies (PTX ISA, wgmma)."""
