@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext import _compat, config, events
 from inductor_ext import options as _options
 from inductor_ext.hooks.activate import activate, requested
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import compiled_callables
 from inductor_ext.toolchain import requirements
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _reset() -> None:
     too. The backend does not track which models use CUDA graphs; if none was recorded, nothing is
     dropped.
     """
-    plan_store.clear()
+    compiled_callables.forget_compiles()
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()

@@ -43,7 +43,7 @@ import inductor_ext
 from benchmarks import measure, memory_peak
 from inductor_ext import events
 from inductor_ext.hooks import compile_fx as compile_hook
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import compiled_callables
 from inductor_ext.settings import Settings
 
 __all__ = ["MODES", "SETTINGS", "Failure", "Program", "check", "generate", "reduced"]
@@ -971,7 +971,9 @@ class _Compiled:
         inner: Callable[..., Any] = compile_fx.compile_fx_inner
         if name != PLAIN:
             settings = dataclasses.replace(Settings(), **_patches(name)[0])
-            inner = compile_hook.scoped_inner_compile(inner, settings, plan_store.begin())
+            inner = compile_hook.scoped_inner_compile(
+                inner, settings, compiled_callables.begin_compile()
+            )
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.output_strides:
             # Those that the way before found; each finds the same.

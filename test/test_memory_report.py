@@ -24,7 +24,7 @@ import inductor_ext
 from inductor_ext import events, exc
 from inductor_ext.cli import main
 from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import compiled_callables, plan_store
 from inductor_ext.memory.planner import peak_report
 from inductor_ext.report import memory_html, memory_measure, memory_report
 from inductor_ext.report.memory_measure import Allocation, Measured
@@ -630,7 +630,7 @@ class TestMeasure:
 
 def nested_calls() -> None:
     """What a graph break looks like to those who ask whose a graph is: one call in another."""
-    plan_store.begin().add("inner", None)
+    compiled_callables.begin_compile().add("inner", None)
 
 
 class TestOwners:
@@ -642,9 +642,9 @@ class TestOwners:
 
         nested_calls()
         other()
-        assert [len(plan_store.find(f)) for f in (other, nested_calls)] == [1, 2]
-        plan_store.clear()
-        assert plan_store.find(other) == []
+        assert [len(compiled_callables.find_compiles(f)) for f in (other, nested_calls)] == [1, 2]
+        compiled_callables.forget_compiles()
+        assert compiled_callables.find_compiles(other) == []
 
     def test_a_module_owns_what_is_compiled_in_its_call(self) -> None:
         import torch
@@ -656,15 +656,23 @@ class TestOwners:
 
         model = torch.nn.Sequential(Block(), Block())
         model[0](torch.ones(1))
-        assert [len(plan_store.find(m)) for m in (model[0], model[1], model)] == [1, 0, 0]
+        assert [len(compiled_callables.find_compiles(m)) for m in (model[0], model[1], model)] == [
+            1,
+            0,
+            0,
+        ]
         model(torch.ones(1))
-        assert [len(plan_store.find(m)) for m in (model[0], model[1], model)] == [2, 1, 2]
+        assert [len(compiled_callables.find_compiles(m)) for m in (model[0], model[1], model)] == [
+            2,
+            1,
+            2,
+        ]
 
     def test_plans_are_kept_by_key_and_read_again(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
     ) -> None:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-        plan_store.begin().add("fkey", [SMALL, events.PackageRecord("a", 1, 0.1)])
+        compiled_callables.begin_compile().add("fkey", [SMALL, events.PackageRecord("a", 1, 0.1)])
         expected = (dataclasses.replace(SMALL, cache_key="fkey"),)
         assert plan_store.load("fkey") == expected
         plan_store._plans.clear()
@@ -684,7 +692,7 @@ class TestOwners:
         (tmp_path / "inductor_ext").write_text("a file where the folder should be")
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         for key in ("fa", "fb"):
-            plan_store.begin().add(key, [SMALL])
+            compiled_callables.begin_compile().add(key, [SMALL])
         (message,) = caplog.messages
         assert message.startswith("memory plans cannot be kept in ")
         assert plan_store.load("fb") == (dataclasses.replace(SMALL, cache_key="fb"),)

@@ -12,7 +12,7 @@ from typing import Any
 
 from inductor_ext import lowerings
 from inductor_ext.hooks import registry, scope
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import compiled_callables
 from inductor_ext.storage import artifact_store
 
 __all__ = ["install_hooks"]
@@ -43,6 +43,6 @@ def _dispatch_compiled_graph(stock: Callable[..., None]) -> Callable[..., None]:
     def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         if scope.settings() is not None:
-            plan_store.loaded(self._fx_graph_cache_key)
+            compiled_callables.note_graph(self._fx_graph_cache_key)
 
     return post_compile

@@ -18,7 +18,7 @@ from typing import Any
 
 from inductor_ext import config, events, exc
 from inductor_ext.hooks import aot, cache_keys, context, direct_compiles, registry, scope
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import compiled_callables
 from inductor_ext.settings import Settings
 
 __all__ = ["install_hooks", "scoped_inner_compile"]
@@ -56,14 +56,14 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         settings = config.snapshot(overrides)
         if not settings.enabled:
             return stock(*args, **kwargs)
-        compile_ = plan_store.begin()
+        compile_ = compiled_callables.begin_compile()
         call.arguments["inner_compile"] = scoped_inner_compile(inner_compile, settings, compile_)
         model = call.arguments["model_"]
         hits = _autograd_cache_hits()
         start = time.perf_counter()
         with (
             scope.compile_scope(settings),
-            plan_store.linking(compile_),
+            compiled_callables.link_cached_graphs(compile_),
             aot.exported_module(model),
         ):
             output = stock(*call.args, **call.kwargs)
@@ -84,7 +84,7 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
 
 
 def scoped_inner_compile(
-    inner: Callable[..., Any], settings: Settings, compile_: plan_store.Compile
+    inner: Callable[..., Any], settings: Settings, compile_: compiled_callables.Compile
 ) -> Callable[..., Any]:
     """Wrap `inner_compile`, which compiles one graph, to run inside the scope and emit a record.
 

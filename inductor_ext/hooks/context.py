@@ -31,7 +31,7 @@ class CompileContext:
     overrides: Mapping[str, object] | None = None
     """Settings requested by the innermost `activate`; None outside of it."""
     compile_: Any = None
-    """The `plan_store.Compile` that graphs loaded from a cache are linked to."""
+    """The `compiled_callables.Compile` that graphs loaded from a cache are linked to."""
     is_aot: bool = False
     """Whether the graph belongs to an AOT package, whose constants may change after the compile."""
     graph_in_passes: Any = None

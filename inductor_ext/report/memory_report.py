@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, exc
 from inductor_ext.events import MemoryPlanRecord
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import compiled_callables, plan_store
 from inductor_ext.memory.planner.peak_report import (
     PeakRow,
     devices,
@@ -191,7 +191,7 @@ def memory_report(
         )
     if isinstance(target, type) or not callable(target):
         raise exc.NotReportableError(found=type(target).__name__, why="it cannot be called")
-    compiles = plan_store.find(target)
+    compiles = compiled_callables.find_compiles(target)
     if not compiles:
         raise exc.NothingCompiledError(name=_name(target))
     records: dict[MemoryPlanRecord, None] = {}
