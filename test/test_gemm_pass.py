@@ -18,7 +18,7 @@ from inductor_ext import config, events, numerics
 from inductor_ext.autotune import decide, tuner
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
-from inductor_ext.lowerings.graph import planner
+from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import inductor_template
 from inductor_ext.templates.triton.config import GemmConfig
@@ -206,10 +206,10 @@ def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
 def test_flags_that_restrict_cublas_are_in_the_cache_key() -> None:
     settings = config.snapshot({})
     with mock.patch.object(torch.cuda, "is_available", return_value=True):
-        plain = planner.cache_key(settings)
+        plain = post_grad_pass.cache_key(settings)
         with numerics.with_matmul_flags("allow_fp16_accumulation"):
-            assert planner.cache_key(settings) != plain
-        assert planner.cache_key(settings) == plain
+            assert post_grad_pass.cache_key(settings) != plain
+        assert post_grad_pass.cache_key(settings) == plain
 
 
 def test_splits_of_k_are_added_up_in_the_same_launch() -> None:

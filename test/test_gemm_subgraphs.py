@@ -20,7 +20,7 @@ from inductor_ext.hooks import scope
 
 pytest.importorskip("triton")
 
-from inductor_ext.lowerings.graph import planner
+from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, kernel_util
 from test.test_gemm_pass import lower
@@ -201,10 +201,10 @@ class TestOptionsOfRegions:
         )
         settings = config.snapshot({"tuning_cache_dir": str(tmp_path)})
         with fake_cuda.device():
-            plain = planner.cache_key(settings)
-            whole = planner.cache_key(settings, graph)
+            plain = post_grad_pass.cache_key(settings)
+            whole = post_grad_pass.cache_key(settings, graph)
             with inductor_config.patch(max_autotune=True):
-                tuned = planner.cache_key(settings)
-                assert planner.cache_key(settings, graph) == tuned
+                tuned = post_grad_pass.cache_key(settings)
+                assert post_grad_pass.cache_key(settings, graph) == tuned
         assert plain != tuned
         assert whole == f"{plain}-{tuned}"

@@ -25,7 +25,7 @@ def install_hooks() -> None:
 
 
 def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
-    from inductor_ext.lowerings.graph import planner
+    from inductor_ext.lowerings.graph import post_grad_pass
 
     @functools.wraps(stock)
     def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
         settings = scope.settings()
         if settings is not None:
             parts = [artifact_store.source_key(), settings.cache_key(), lowerings.registry_key()]
-            self.inductor_ext = "-".join([*parts, planner.cache_key(settings, gm)])
+            self.inductor_ext = "-".join([*parts, post_grad_pass.cache_key(settings, gm)])
 
     return __init__
 

@@ -84,9 +84,9 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
         with context.enter(graph_in_passes=gm):
             stock(gm, *args, **kwargs)
         if inductor_config.use_post_grad_passes:
-            from inductor_ext.lowerings.graph import planner
+            from inductor_ext.lowerings.graph import post_grad_pass
 
-            planner.run(gm, settings)
+            post_grad_pass.plan_matmuls(gm, settings)
 
     return _recursive_post_grad_passes
 

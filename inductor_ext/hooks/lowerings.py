@@ -22,7 +22,7 @@ def install_hooks() -> None:
     from torch._inductor import lowering as module
 
     # Importing these modules registers their lowerings.
-    from inductor_ext.lowerings import gemm  # noqa: F401
+    from inductor_ext.lowerings import aten, fused  # noqa: F401
     from inductor_ext.lowerings.pointwise import erf  # noqa: F401
     from inductor_ext.memory import out_variants  # noqa: F401
 

@@ -64,9 +64,9 @@ class ExtChoices:
         self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
     ) -> Any:
         """Return Inductor's candidates for a matmul, without those that are known to be slower."""
-        from inductor_ext.lowerings import gemm
+        from inductor_ext.lowerings import aten
 
-        templates = gemm.sole_candidates(templates)
+        templates = aten.sole_candidates(templates)
         stock: Any = super()
         return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
 

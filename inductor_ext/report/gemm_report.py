@@ -22,7 +22,8 @@ from typing import Any
 from inductor_ext import _compat, config, events, exc
 from inductor_ext.events import ProductRecord
 from inductor_ext.hooks.activate import activate
-from inductor_ext.lowerings.graph.explain_records import FUSED, RECORD, operators
+from inductor_ext.lowerings import node_info
+from inductor_ext.lowerings.graph.explain_records import operators
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
 
@@ -286,7 +287,7 @@ class _Fusions:
         for member in (node for kernel in nodes for node in kernel.get_nodes()):
             for product in _products(member):
                 around = self._around(product, member, kernel_of)
-                self._found[id(product.meta[RECORD])] = around
+                self._found[id(node_info.get(product).record)] = around
         return nodes
 
     def _around(
@@ -299,6 +300,7 @@ class _Fusions:
             member: the scheduler node that computes it.
             kernel_of: maps names of scheduler nodes to the kernels of the graph that contain them.
         """
+        record: Any = node_info.get(product).record
         after = _descendants(product)
         kernels = [kernel_of[member.get_name()]]
         separate: dict[str, None] = {}
@@ -310,15 +312,15 @@ class _Fusions:
             if product in (getattr(user.node, "origins", None) or ()):
                 # The second step of split-K belongs to this GEMM; the one of a row amax is a
                 # separate kernel.
-                if not product.meta[RECORD].problem.epilogue.reductions:
+                if not record.problem.epilogue.reductions:
                     kernels.append(kernel)
                 continue
             names = ", ".join(_operators(user, after)) or user.get_name()
             why = self._reason(member, user)
-            if isinstance(product.meta[RECORD].chosen, CutlassConfig):
+            if isinstance(record.chosen, CutlassConfig):
                 why = "cutlass_epilogue_fusion_enabled is off, or the kernel cannot express it"
             separate[f"{names} ({why})"] = None
-        fused: dict[str, None] = dict.fromkeys(product.meta.get(FUSED, ()))
+        fused: dict[str, None] = dict.fromkeys(node_info.get(product).fused)
         for item in (node for kernel in kernels for node in kernel.get_nodes()):
             if item is not member:
                 # Inductor may also have fused the producers of the inputs into the prologue.
@@ -338,7 +340,7 @@ def _products(node: Any) -> Iterator[Any]:
     """Yield the FX nodes of the recorded GEMMs that a scheduler node computes."""
     if node.is_template() or node.is_extern():
         for origin in getattr(node.node, "origins", None) or ():
-            if RECORD in origin.meta:
+            if node_info.get(origin).record is not None:
                 yield origin
 
 
@@ -366,7 +368,7 @@ def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
         origin
         for origin in getattr(node.node, "origins", None) or ()
         if origin.op == "call_function"
-        and RECORD not in origin.meta
+        and node_info.get(origin).record is None
         and (among is None or origin in among)
     ]
     order = {node: index for index, node in enumerate(origins[0].graph.nodes)} if origins else {}

@@ -32,7 +32,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import _compat, lowerings, numerics
-from inductor_ext.lowerings.graph import planner
+from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.settings import Settings
 from inductor_ext.storage import artifact_store
 from inductor_ext.toolchain import components
@@ -187,7 +187,7 @@ def ingredients(
             artifact_store.source_key(),
             ours.cache_key(),
             lowerings.registry_key(own=False),
-            planner.cache_key(ours, program.graph_module),
+            post_grad_pass.cache_key(ours, program.graph_module),
         ),
         "options": _options(writer, patches),
         "foreign": _foreign_code(),

@@ -17,33 +17,17 @@ from inductor_ext import events, numerics
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.decision import Decision
 from inductor_ext.events import ProductCandidate, ProductRecord
-from inductor_ext.lowerings.gemm import (
-    Plan,
-    cutlass,
-    fused,
-    plan_of,
-    scaled_int_mm,
-    with_row_maxima,
-)
+from inductor_ext.lowerings import node_info
+from inductor_ext.lowerings.fused import cutlass, fused, scaled_int_mm, with_row_maxima
 from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.lowerings.node_info import Plan
 from inductor_ext.settings import Settings
 from inductor_ext.templates import kernels
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["FUSED", "RECORD", "decline", "emit", "operators", "reason"]
-
-RECORD = "inductor_ext_gemm_record"
-"""Metadata key of a node's record, for later readers of the node."""
-
-
-FUSED = "inductor_ext_gemm_fused"
-"""Metadata key: names of the operators that the node's kernel computes and that Inductor does not
-see."""
-
-DECLINED = "inductor_ext_gemm_declined"
-"""Metadata key: texts about the fusions that the node could have been part of."""
+__all__ = ["emit", "note_exact_pointwise", "note_rejected_fusion", "operators", "reason"]
 
 
 def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
@@ -53,30 +37,30 @@ def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"^(aten|prims)\.", "", name) for name in names))
 
 
-def decline(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> None:
-    """Add a declined fusion to the records of the matmuls among some nodes.
+def note_rejected_fusion(nodes: Iterable[torch.fx.Node], problem: GemmProblem, why: str) -> None:
+    """Note a rejected fusion in the records of the matmuls among some nodes.
 
     Args:
         nodes: those that one kernel could have replaced.
         problem: of that kernel.
         why: the reason, in words.
     """
-    for node in nodes:
-        if matmul_nodes.is_product(node):
-            known = node.meta.get(DECLINED, ())
-            node.meta[DECLINED] = (*known, f"{problem_words(problem)} ({why})")
+    _note(nodes, f"{problem_words(problem)} ({why})")
 
 
-def decline_fusions(nodes: Iterable[torch.fx.Node]) -> None:
+def note_exact_pointwise(nodes: Iterable[torch.fx.Node]) -> None:
     """Note in the records of the matmuls among some nodes that `numerics.has_exact_pointwise`
-    prevents an extension kernel from fusing pointwise ops.
+    prevents an extension kernel from fusing pointwise ops, once.
     """
+    why = "emulate_precision_casts or numerics requires the rounding of each op"
+    text = f"the pointwise ops around it ({why})"
+    _note((node for node in nodes if text not in node_info.get(node).rejected), text)
+
+
+def _note(nodes: Iterable[torch.fx.Node], text: str) -> None:
     for node in nodes:
         if matmul_nodes.is_product(node):
-            known = node.meta.get(DECLINED, ())
-            why = "emulate_precision_casts or numerics requires the rounding of each op"
-            text = f"the pointwise ops around it ({why})"
-            node.meta[DECLINED] = known if text in known else (*known, text)
+            node_info.update(node, rejected=(*node_info.get(node).rejected, text))
 
 
 def emit(graph: torch.fx.Graph, settings: Settings) -> None:
@@ -87,7 +71,7 @@ def emit(graph: torch.fx.Graph, settings: Settings) -> None:
         settings: of the compile.
     """
     for node, record in _records(graph, settings):
-        node.meta[RECORD] = record
+        node_info.update(node, record=record)
         events.emit(record, event_log=settings.event_log)
 
 
@@ -95,7 +79,7 @@ def _records(
     graph: torch.fx.Graph, settings: Settings
 ) -> Iterator[tuple[torch.fx.Node, ProductRecord]]:
     for node in graph.nodes:
-        plan = plan_of(node)
+        plan = node_info.plan_of(node)
         if plan is not None:
             yield node, _planned(node, plan)
         elif matmul_nodes.is_product(node):
@@ -115,7 +99,7 @@ def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
         origin=plan.decision.origin,
         reason=reason(plan.decision),
         candidates=_candidates(plan.problem, plan.decision, plan.device),
-        declined=node.meta.get(DECLINED, ()),
+        declined=node_info.get(node).rejected,
     )
 
 
@@ -137,7 +121,7 @@ def _uncovered(node: torch.fx.Node, settings: Settings) -> ProductRecord:
         origin="uncovered",
         reason=why,
         candidates=(),
-        declined=node.meta.get(DECLINED, ()),
+        declined=node_info.get(node).rejected,
     )
 
 

@@ -5,7 +5,7 @@ scales). If Inductor fuses the scales, the epilogue loads both scales for every 
 the int32 accumulators to another layout, for which 128x256 tiles have no registers left. An
 extension kernel multiplies in the layout of the accumulators, as it does for float8. `take`
 replaces a planned matmul and the operations after it by one call, whose lowering is
-`gemm.scaled_int_mm`.
+`fused.scaled_int_mm`.
 
 Nothing is fused if Inductor is set to round as eager mode does (`emulate_precision_casts`): the
 intermediate values are float32, whatever dtype the model gives them.

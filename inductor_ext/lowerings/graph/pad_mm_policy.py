@@ -20,13 +20,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.hooks import context
+from inductor_ext.lowerings import node_info
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["allowed", "guarded", "keep_strides", "recorded", "rows_alone"]
-
-_STRIDES = "inductor_ext_strides"
 
 _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl"})
 
@@ -78,7 +77,7 @@ def strides(module: torch.fx.GraphModule) -> list[Any]:
 def keep_strides(module: torch.fx.GraphModule, before: Sequence[Any]) -> None:
     """Store the strides that the results had before the passes, for `recorded`."""
     (output,) = module.graph.find_nodes(op="output")
-    output.meta[_STRIDES] = before
+    node_info.update(output, strides=before)
 
 
 def recorded(module: torch.fx.GraphModule) -> None:
@@ -92,7 +91,7 @@ def recorded(module: torch.fx.GraphModule) -> None:
     import torch
 
     (output,) = module.graph.find_nodes(op="output")
-    before = output.meta.get(_STRIDES)
+    before = node_info.get(output).strides
     original = output.meta.get("original_output_strides")
     if before is None or original is None:
         return

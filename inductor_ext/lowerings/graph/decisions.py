@@ -1,0 +1,135 @@
+"""The decisions of one compile: which kernel each problem gets, among Triton, CUTLASS and Inductor.
+
+Problems whose epilogue is a CUTLASS expression tree are decided among all kernels, others without
+CUTLASS. What is not stored is tuned if this compile may benchmark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from inductor_ext import events
+from inductor_ext.autotune import cutlass_kernels, cutlass_options, decide
+from inductor_ext.autotune.decision import STOCK, Decision
+from inductor_ext.settings import Settings
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.format import config_words, problem_words
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["Decider"]
+
+
+class Decider:
+    """Maps problems to decisions, each decided once."""
+
+    def __init__(self, settings: Settings, device: Device, index: int) -> None:
+        """Start without decisions.
+
+        Args:
+            settings: of the compile.
+            device: the GPU of the matmuls.
+            index: the index of that GPU.
+        """
+        from inductor_ext.lowerings import cutlass_call
+
+        self.settings = settings
+        self.device = device
+        self.index = index
+        disabled = cutlass_options.Options(wanted=False, tunes=False)
+        self.options = cutlass_options.current() if cutlass_call.supported() else disabled
+        self._decisions: dict[GemmProblem, Decision] = {}
+
+    def __getitem__(self, problem: GemmProblem) -> Decision:
+        return self._decisions[problem]
+
+    def decide(self, problems: Iterable[GemmProblem]) -> None:
+        """Add the decisions for problems."""
+        unknown = [problem for problem in dict.fromkeys(problems) if problem not in self._decisions]
+        trees = [problem for problem in unknown if problem.epilogue.tree is not None]
+        if trees:
+            self._decisions |= self._with_cutlass(trees)
+        plain = [problem for problem in unknown if problem not in trees]
+        self._decisions |= self._without_cutlass(plain)
+
+    def wants_cutlass(self, problem: GemmProblem) -> bool:
+        """Whether a problem is large enough for CUTLASS and has a CUTLASS kernel."""
+        if decide.is_forced():
+            return self.options.covers(problem)
+        return self.options.has_any(problem, self.device)
+
+    def _without_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        """Decide among Triton kernels and Inductor's lowering."""
+        if not unknown:
+            return {}
+        if not decide.is_asked("TRITON") and not decide.is_forced():
+            # Ignore stored tuning results, too.
+            return dict.fromkeys(unknown, STOCK)
+        tune = self._tune if decide.may_tune("TRITON") else None
+        return decide.decide(unknown, self.device, self.settings, tune)
+
+    def _with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        """Decide among all kernels. Problems without a stored CUTLASS result that cannot be tuned
+        now, and problems whose CUTLASS kernel is still being built, are decided without CUTLASS.
+        """
+        tune = self._tune_with_cutlass if self.options.tunes else None
+        found = decide.decide(
+            unknown,
+            self.device,
+            self.settings,
+            tune,
+            circumstances=self.options.circumstances,
+            allowed=self.options.allows,
+        )
+        chosen = {
+            problem: decision.config
+            for problem, decision in found.items()
+            if isinstance(decision.config, CutlassConfig)
+        }
+        later = cutlass_kernels.awaited(
+            {problem: [config] for problem, config in chosen.items()}, self.settings
+        )
+        others = {
+            problem: _without_tree(problem)
+            for problem, decision in found.items()
+            if decision.origin == "unknown" or problem in later
+        }
+        decided = self._without_cutlass(list(dict.fromkeys(others.values())))
+        found |= {problem: decided[other] for problem, other in others.items()}
+        wanted = [item for item in chosen.items() if item[0] not in later]
+        for (problem, config), why in cutlass_kernels.prepare(wanted, self.settings).items():
+            events.warn_once(
+                f"cutlass_kernel:{config.name}",
+                f"{config_words(config)} is not used for {problem_words(problem)}, but stock's "
+                f"path: {why}",
+            )
+            found[problem] = dataclasses.replace(found[problem], config=None)
+        return found
+
+    def _tune_with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        """Tune the problems whose CUTLASS kernels are available now."""
+        wanted = {
+            problem: [config for config, _ in self.options.rank(problem, self.device)]
+            for problem in unknown
+        }
+        later = cutlass_kernels.awaited(wanted, self.settings)
+        later |= cutlass_kernels.unobtainable(wanted, self.settings)
+        return self._tune([item for item in unknown if item not in later])
+
+    def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+        from inductor_ext.autotune import inductor_benchmark, tuner
+
+        return tuner.tune(
+            unknown,
+            self.device,
+            inductor_benchmark.cuda_bench,
+            self.settings,
+            index=self.index,
+            dependent=decide.launches_dependents(),
+        )
+
+
+def _without_tree(problem: GemmProblem) -> GemmProblem:
+    epilogue = dataclasses.replace(problem.epilogue, tree=None)
+    return dataclasses.replace(problem, epilogue=epilogue)

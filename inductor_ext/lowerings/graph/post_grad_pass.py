@@ -1,0 +1,121 @@
+"""Entry of the planner: the pass that runs after Inductor's post-grad passes.
+
+`plan_matmuls` plans a graph and its subgraphs, each under the Inductor options with which it is
+lowered. `cache_key` says which stored results and flags the plans depend on. Settings:
+`gemm_templates`, `gemm_rows`, `gemm_fuse_*`, `cutlass_*`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from inductor_ext import _compat, numerics
+from inductor_ext.autotune import cutlass_kernels, decide, results_db
+from inductor_ext.lowerings.graph import explain_records, undo_woq_int8
+from inductor_ext.lowerings.graph.decisions import Decider
+from inductor_ext.lowerings.graph.fusion import named_graph
+from inductor_ext.lowerings.graph.planner import Planner
+from inductor_ext.lowerings.graph.site import find_matmuls
+from inductor_ext.settings import Settings
+from inductor_ext.templates.device import Device
+
+__all__ = ["cache_key", "plan_matmuls"]
+
+
+def plan_matmuls(gm: fx.GraphModule, settings: Settings) -> None:
+    """Plan the matmuls of a graph and of its subgraphs, after all other passes.
+
+    Graphs for which `use_post_grad_passes` is off are not planned.
+    """
+    from torch._inductor import config
+
+    def plan(graph: fx.GraphModule) -> None:
+        if config.use_post_grad_passes:
+            _plan_graph(graph, settings)
+
+    _visit_graphs(gm, plan)
+
+
+def _visit_graphs(
+    gm: fx.GraphModule,
+    visit: Callable[[fx.GraphModule], None],
+    call: fx.Node | None = None,
+    visited: set[fx.GraphModule] | None = None,
+) -> None:
+    """Visit a graph and the subgraphs of its operators, each once, subgraphs first.
+
+    Each graph is visited under the Inductor options with which it is lowered: those of its
+    `nested_compile_region`, on top of those of the enclosing regions.
+
+    Args:
+        gm: the graph.
+        visit: called with each graph.
+        call: the node that calls the graph; None for the top-level graph.
+        visited: graphs to skip; the graphs that are visited are added.
+    """
+    from torch._inductor import config
+
+    visited = set() if visited is None else visited
+    visited.add(gm)
+    patches = _compat.region_patches(gm, call)
+    with config.patch(dict(patches)) if patches else contextlib.nullcontext():
+        for node in gm.graph.find_nodes(op="get_attr"):
+            subgraph = named_graph(gm, node)
+            # Passes over loops keep the `get_attr` of the original graph without users.
+            if node.users and subgraph is not None and subgraph not in visited:
+                _visit_graphs(subgraph, visit, next(iter(node.users)), visited)
+        visit(gm)
+
+
+def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
+    if decide.compares(settings):
+        # Without a comparison of kernels, keep Inductor's replacement.
+        undo_woq_int8.restore(gm.graph)
+    allowed = settings.gemm_templates and numerics.gemm_obstacle() is None
+    first = next(iter(find_matmuls(gm.graph)), None) if allowed else None
+    if first is not None:
+        index = first.meta["val"].device.index
+        device = Device.described(torch.cuda.get_device_properties(index))
+        Planner(gm, settings, Decider(settings, device, index)).plan()
+        gm.recompile()
+    explain_records.emit(gm.graph, settings)
+
+
+def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:
+    """Return a text that changes if the same graph may get other kernels than before.
+
+    Without tuning, the stored tuning results determine the generated code. With tuning, results
+    that were measured in the meantime make no difference: a compile measures what it does not know.
+
+    Args:
+        settings: of the compile.
+        gm: the graph. Its regions may have options of their own, see `_compat.region_patches`.
+    """
+    if not settings.gemm_templates or not torch.cuda.is_available():
+        return ""
+    keys = [_cache_key(settings)]
+    if gm is not None:
+        _visit_graphs(gm, lambda _: keys.append(_cache_key(settings)))
+    return "-".join(dict.fromkeys(keys))
+
+
+def _may_tune() -> bool:
+    """Whether kernels may be benchmarked during this compile."""
+    return decide.may_tune("TRITON") or decide.may_tune("CUTLASS")
+
+
+def _cache_key(settings: Settings) -> str:
+    """Return the `cache_key` for the current Inductor options."""
+    known = results_db.of_settings(settings).generation(tuning=_may_tune())
+    # Inductor's own cache keys do not include all of these flags.
+    flags = numerics.matmul_flags()
+    if flags is not None:
+        known = f"{known}-{flags}"
+    if not decide.is_asked("CUTLASS"):
+        return known
+    # Whether CUTLASS kernels can be built affects which kernels a graph gets.
+    return f"{known}-{cutlass_kernels.generation(settings)}"

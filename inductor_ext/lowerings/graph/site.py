@@ -1,0 +1,163 @@
+"""Sites: sets of FX nodes that one kernel can replace, and the sizes at which to decide on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch import fx
+
+from inductor_ext.lowerings.graph import epilogue_region, match_cutlass, matmul_nodes
+from inductor_ext.lowerings.graph.formula import is_cast, is_view
+from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.settings import Settings, parse_rows
+from inductor_ext.templates.problem import GemmProblem
+
+__all__ = [
+    "SMALL_M",
+    "Site",
+    "find_matmuls",
+    "is_one_inductor_kernel",
+    "is_small_group",
+    "m_bounds",
+    "saves_only_launches",
+    "tuned_sizes",
+]
+
+SMALL_M = 64
+"""Up to this M a matmul is bound by reading its weight."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A set of nodes that one kernel can replace."""
+
+    problem: GemmProblem
+    """With the size hints as sizes."""
+    nodes: tuple[fx.Node, ...]
+    """The nodes that the kernel replaces, in graph order, without the epilogue that Inductor fuses.
+    """
+    outputs: tuple[fx.Node, ...]
+    """Those of the nodes that are used outside."""
+    a: fx.Node
+    """Operand A."""
+    axes: tuple[int, ...]
+    """The axes of `a` whose sizes multiply to M."""
+    fusion: Fusion | None = None
+    """How the nodes become one; None for an unfused matmul."""
+    reading: match_cutlass.Reading | None = None
+    """What a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
+    covered: Callable[[GemmProblem], bool] = lambda problem: False
+    """Whether a CUTLASS kernel is requested for a problem."""
+
+    @property
+    def rows(self) -> Any:
+        """M, an int or a SymInt."""
+        return math.prod(self.a.meta["val"].shape[axis] for axis in self.axes)
+
+    @property
+    def others(self) -> set[sympy.Symbol]:
+        """The symbols in N, K and the batch size."""
+        own = self.a.meta["val"].shape
+        sizes = [size for axis, size in enumerate(own) if axis not in self.axes]
+        if self.fusion is None:
+            # The N of a fusion is static.
+            sizes.append(self.nodes[0].meta["val"].shape[-1])
+        return {symbol for size in sizes for symbol in sympy.sympify(size).free_symbols}
+
+    def at(self, rows: int) -> GemmProblem:
+        """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
+        M follow it.
+        """
+        found = self._at(rows)
+        if self.reading is None:
+            return found
+        told = self.reading.told(found)
+        return told if self.covered(told) else found
+
+    def _at(self, rows: int) -> GemmProblem:
+        if self.fusion is None and not isinstance(self.rows, int):
+            symbol = self.rows.node.expr
+            strides = (sympy.sympify(item) for item in self.a.meta["val"].stride())
+            if symbol in self.others or any(stride.has(symbol) for stride in strides):
+                hints = {symbol: rows}
+                problem = matmul_nodes.problem_of(self.nodes[0], hints)
+                if problem is not None:
+                    return epilogue_region.with_epilogue(self.nodes[0], problem, hints)
+        return dataclasses.replace(self.problem, m=rows)
+
+
+def find_matmuls(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
+    """Return the matmuls that a `GemmProblem` can describe."""
+    calls = (node for node in graph.nodes if node.op == "call_function")
+    found = ((node, matmul_nodes.problem_of(node)) for node in calls)
+    return {node: problem for node, problem in found if problem is not None}
+
+
+def is_small_group(site: Site) -> bool:
+    """Whether a site's kernel fuses several dequantized matmuls with small M."""
+    problem = site.problem
+    together = problem.operation == "mixed" and len(problem.parts) > 1
+    # A kernel that also computes the norm may be slower than one that does not.
+    plain = problem.prologue is None or not problem.prologue.normalizes
+    return together and plain and isinstance(site.rows, int) and site.rows <= SMALL_M
+
+
+def saves_only_launches(site: Site) -> bool:
+    """Whether a site's kernel saves only launches, so that it may lose to cuBLAS: a shared-input
+    kernel with large M, whose separate matmuls would read A from L2 anyway.
+    """
+    return len(site.outputs) > 1 and isinstance(site.rows, int) and site.rows > SMALL_M
+
+
+def is_one_inductor_kernel(reading: match_cutlass.Reading) -> bool:
+    """Whether Inductor would compute the epilogue in exactly one kernel, as the reference program
+    does against which a fused kernel is timed.
+    """
+    inside = reading.nodes
+    if len(inside) == 1:
+        return True
+
+    def is_read_only_within(node: fx.Node) -> bool:
+        passed = (user for user in node.users if user not in inside)
+        return all(
+            (is_view(item) or is_cast(item)) and is_read_only_within(item) for item in passed
+        )
+
+    # Inductor fuses into that kernel the producers that only it reads, and the kernel itself into
+    # its readers: see `epilogue_region.with_epilogue`.
+    before = filter(epilogue_region.is_computed, reading.fused.inputs)
+    return not (
+        any(map(is_read_only_within, before))
+        or any(epilogue_region.is_read_by_inductor(output, inside) for output in reading.outputs)
+    )
+
+
+def m_bounds(rows: Any) -> tuple[int, int | None]:
+    """Return the lower and upper bound of M, at least 1; an upper bound of None means unbounded."""
+    known = rows.node.shape_env.bound_sympy(rows.node.expr)
+    lower, upper = (
+        int(item) if isinstance(item, sympy.Integer) else None
+        for item in (known.lower, known.upper)
+    )
+    return max(1, lower or 1), upper
+
+
+def tuned_sizes(rows: Any, settings: Settings) -> list[int]:
+    """Return the values of M at which to decide if M is dynamic; an empty list means only the size
+    hint.
+    """
+    from torch._inductor import config
+
+    if config.triton.cudagraphs:
+        # Each size is a CUDA graph of its own, and a branch on M would split the recording.
+        return []
+    asked = parse_rows(settings.gemm_rows)
+    lower, upper = m_bounds(rows)
+    if upper is None:
+        upper = max(lower, *asked)
+    return sorted({min(max(item, lower), upper) for item in asked})

@@ -1,0 +1,81 @@
+"""What the extension stores on FX nodes: one `NodeInfo` record under one metadata key.
+
+The planner stores plans and what `explain` shows; lowerings and the report read them. Records are
+immutable, because FX copies metadata by reference: `update` gives a node a record of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext.templates.triton.config import GemmConfig
+
+if TYPE_CHECKING:
+    from inductor_ext.autotune.decision import Decision
+    from inductor_ext.events import ProductRecord
+    from inductor_ext.templates.device import Device
+    from inductor_ext.templates.problem import GemmProblem
+
+__all__ = ["NodeInfo", "Plan", "get", "plan_of", "update"]
+
+_KEY = "inductor_ext"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernel selected for one matmul, or for several that one kernel computes."""
+
+    problem: GemmProblem
+    decision: Decision
+    device: Device
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of the kernel that are not part of the problem, such as an activation or an
+    epsilon."""
+
+    @property
+    def applies_epilogue(self) -> bool:
+        """Whether the kernel itself applies scales and biases.
+
+        It cannot with split-K and stream-K, where several CTAs hold partial sums of a tile.
+        """
+        config = self.decision.config
+        alone = isinstance(config, GemmConfig) and config.split_k == 1 and not config.stream_k
+        return alone and self.problem.operation in ("addmm", "scaled", "int_mm")
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """The record of one FX node."""
+
+    plan: Plan | None = None
+    """The kernel of a matmul, or of the call that replaced it."""
+    fused: tuple[str, ...] = ()
+    """Names of the operators that the node's kernel computes and that Inductor does not see."""
+    rejected: tuple[str, ...] = ()
+    """Texts about the fusions that the node could have been part of."""
+    record: ProductRecord | None = None
+    """What `explain` shows of the node."""
+    strides: Sequence[Any] | None = None
+    """On the output node: the strides of the results before the joint passes."""
+
+
+_EMPTY = NodeInfo()
+
+
+def get(node: Any) -> NodeInfo:
+    """Return the record of a node, empty if it has none; `node` may be None."""
+    info: NodeInfo = getattr(node, "meta", {}).get(_KEY, _EMPTY)
+    return info
+
+
+def update(node: Any, **changes: Any) -> None:
+    """Set fields of a node's record."""
+    node.meta[_KEY] = dataclasses.replace(get(node), **changes)
+
+
+def plan_of(node: Any) -> Plan | None:
+    """Return the plan of a node, or None; `node` may be None."""
+    return get(node).plan
