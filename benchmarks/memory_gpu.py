@@ -24,6 +24,7 @@ import inductor_ext
 from benchmarks import measure, memory_models, results
 from benchmarks.memory_peak import MIB, WAYS, Way
 from inductor_ext import events, settings
+from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = ["measure_model"]
 
@@ -37,13 +38,13 @@ _OWN = frozenset(settings.names())
 
 
 @contextlib.contextmanager
-def _configured(way: Way) -> Iterator[list[events.MemoryPlanRecord]]:
+def _configured(way: Way) -> Iterator[list[MemoryPlanRecord]]:
     options = dict(way.options)
     own = {key: options.pop(key) for key in list(options) if key in _OWN}
     with (
         inductor_config.patch({"fx_graph_cache": False, **options}),
         inductor_ext.config.patch(own),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         yield records
 
@@ -79,7 +80,7 @@ def measure_model(name: str, training: bool) -> list[results.Row]:
     case = f"{name}, {'training step' if training else 'inference'}"
     peaks: dict[str, int] = {}
     calls: dict[str, Callable[[], Any]] = {}
-    plans: list[events.MemoryPlanRecord] = []
+    plans: list[MemoryPlanRecord] = []
     for way in SHOWN:
         if training and way == "pools":
             continue

@@ -31,6 +31,7 @@ from unittest import mock
 
 from benchmarks import measure, memory_models, results
 from inductor_ext import events
+from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = ["WAYS", "Graph", "Way", "measure_model", "table_rows"]
 
@@ -79,7 +80,7 @@ class Plan:
     seconds: float
 
     @classmethod
-    def of(cls, record: events.MemoryPlanRecord) -> Plan:
+    def of(cls, record: MemoryPlanRecord) -> Plan:
         """Convert a record."""
         return cls(
             peak=record.peak,
@@ -164,7 +165,7 @@ def _timed_passes(found: list[float]) -> Iterator[None]:
 
 def _run_way(
     model: memory_models.Model, training: bool, way: Way
-) -> tuple[dict[str, int], list[events.MemoryPlanRecord], list[float], list[Any]]:
+) -> tuple[dict[str, int], list[MemoryPlanRecord], list[float], list[Any]]:
     """Return peaks by graph kind, plans, seconds of Inductor's planning passes, and outputs."""
     import torch
     import torch._functorch.config
@@ -215,7 +216,7 @@ def _run_way(
             peaks = {"forward": measure.peak_of_changes(changes)}
             saved = sum(changes)
             peaks["backward"] = saved + measure.peak_of_changes(allocator_changes(backward))
-    plans = [record for record in records if isinstance(record, events.MemoryPlanRecord)]
+    plans = [record for record in records if isinstance(record, MemoryPlanRecord)]
     values = [*kept, *(parameter.grad for parameter in module.parameters() if training)]
     return peaks, plans, passes, values
 

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks import measure, results
 from benchmarks.memory_peak import WAYS
 from inductor_ext import events
+from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = ["GRAPHS", "main", "measure_graph"]
 
@@ -75,7 +76,7 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
         for before, after in zip((widths[-1], *widths), widths, strict=False)
     ]
     calls: dict[str, Callable[[], Any]] = {}
-    plans: dict[str, events.MemoryPlanRecord] = {}
+    plans: dict[str, MemoryPlanRecord] = {}
     uncached = (
         torch._functorch.config.patch(enable_autograd_cache=False),
         torch._inductor.config.patch(fx_graph_cache=False),
@@ -96,7 +97,7 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
             found = compiled(x, *weights)
         torch.testing.assert_close(found, function(x, *weights))
         for record in records:
-            if isinstance(record, events.MemoryPlanRecord):
+            if isinstance(record, MemoryPlanRecord):
                 plans[name] = record
         calls[name] = functools.partial(compiled, x, *weights)
 

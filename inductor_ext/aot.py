@@ -20,7 +20,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import config, events, exc, options
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
+from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks.activate import activate, requested
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
 from inductor_ext.storage import artifact_store
 from inductor_ext.toolchain import components, requirements
@@ -93,7 +95,7 @@ def aoti_compile_and_package(
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
     result = artifact_cache.compiled(programs, package_path, patches, settings, compile_)
     if isinstance(result, str):
-        record = events.PackageRecord(
+        record = PackageRecord(
             path=result,
             bytes=os.path.getsize(result),
             seconds=round(time.perf_counter() - start, 3),
@@ -329,14 +331,14 @@ def _package_from(
         _warn_of_unwritten_results(name, program)
     files: dict[str, list[Any]] = {}
     artifacts: dict[str, Artifact] = {}
-    plans: dict[str, events.MemoryPlanRecord] = {}
+    plans: dict[str, MemoryPlanRecord] = {}
     with _compiling:
         for name, program in programs.items():
             with (
                 build.collecting() as collected,
                 cpp_wrapper.signature_given(signatures[name]),
                 from_export.without_preferences(program),
-                events.capture(events.MemoryPlanRecord, this_thread=True) as records,
+                events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):
                 own = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
                 files[name] = _files(program, {**patches, **own})

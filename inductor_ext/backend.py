@@ -8,9 +8,10 @@ with a one-line warning, or `exc.MissingToolchainError` is raised (setting `fall
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from inductor_ext import _compat, config, events
 from inductor_ext import options as _options
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
     from inductor_ext.settings import Settings
     from inductor_ext.toolchain import components
 
-__all__ = ["inductor_ext"]
+__all__ = ["EagerFallbackRecord", "inductor_ext"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerFallbackRecord(events.Record):
+    """A graph that runs in eager mode because its toolchain is missing."""
+
+    name: ClassVar[str] = "eager_fallback"
+
+    part: str
+    why: str
+    install: str
+    operators: int
 
 
 def inductor_ext(
@@ -93,7 +106,7 @@ def _run_eagerly(
 
     if not settings.fallback_to_eager:
         missing.require()
-    record = events.EagerFallbackRecord(
+    record = EagerFallbackRecord(
         part=missing.title,
         why=missing.why or "",
         install=missing.install or "",

@@ -56,6 +56,7 @@ from inductor_ext.memory.arena_lines import (
 )
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy, symbolic
 from inductor_ext.memory.planner.interval import round_up
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.settings import Settings, parse_bytes
 
 __all__ = ["ALIGNMENT", "plan_wrapper"]
@@ -85,7 +86,7 @@ class _Storage:
     node: Any
     """The buffer that it was allocated for."""
     kind: str
-    """As in `events.PlannedStorage`."""
+    """As in `PlannedStorage`."""
     scope: int
     context: tuple[Any, ...]
     """The stream and the CUDA memory pool in whose contexts it is allocated."""
@@ -939,7 +940,7 @@ def _operator(node: Any) -> str:
 
 def _rows(
     reading: _Reading, decision: placement_policy.Decision | None, inputs: bool
-) -> tuple[events.PlannedStorage, ...]:
+) -> tuple[PlannedStorage, ...]:
     """Return the storages for the record; a reused storage ends where its reuse starts."""
     place: dict[int, tuple[int, int]] = {}
     until: dict[int, int] = {}
@@ -956,7 +957,7 @@ def _rows(
     for index, storage in enumerate([*reading.storages, *(reading.inputs if inputs else ())]):
         arena_number, offset = place.get(index, (None, None))
         rows.append(
-            events.PlannedStorage(
+            PlannedStorage(
                 name=storage.node.get_name(),
                 bytes=storage.hint,
                 start=storage.start,
@@ -974,7 +975,7 @@ def _rows(
     for start, end, peaks, name in inner:
         for device, size in peaks.items():
             rows.append(
-                events.PlannedStorage(
+                PlannedStorage(
                     name=name,
                     bytes=size,
                     start=start,
@@ -1085,9 +1086,9 @@ def _reason_against(lines: Sequence[Any], settings: Settings) -> str:
     return reason
 
 
-def _unread(name: str, kind: str, reason: str, start: float) -> events.MemoryPlanRecord:
+def _unread(name: str, kind: str, reason: str, start: float) -> MemoryPlanRecord:
     """Return the record of a function that gets Inductor's plan without being read."""
-    return events.MemoryPlanRecord(
+    return MemoryPlanRecord(
         graph=name,
         kind=kind,
         cache_key=None,
@@ -1125,7 +1126,7 @@ def _forced(settings: Settings) -> bool:
     return bool(inductor_config.memory_planning) or settings.memory_arenas == "always"
 
 
-def _check_budget(record: events.MemoryPlanRecord, settings: Settings) -> None:
+def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
     budget = parse_bytes(settings.memory_budget or 0)
     for device in peak_report.devices(record):
         needed = max(peak_report.held(record, device), default=0)
@@ -1177,7 +1178,7 @@ class _Planner:
         # The assumption of `_held` that the record reports.
         self.assumption = -1 if kind == "backward" else 0
 
-    def run(self, start: float) -> events.MemoryPlanRecord:
+    def run(self, start: float) -> MemoryPlanRecord:
         """Replace the wrapper's lines and return the record."""
         decision = self._decide()
         stock = _planned(self.before)
@@ -1212,7 +1213,7 @@ class _Planner:
             reading, shown = self.before, None
         name = self.wrapper.launcher_fn_name
         _subgraph_peaks.setdefault(_root(self.wrapper), {})[name] = after
-        return events.MemoryPlanRecord(
+        return MemoryPlanRecord(
             graph=name,
             kind=self.kind,
             cache_key=None,
@@ -1285,8 +1286,8 @@ class _Planner:
         )
 
 
-def _arena_row(variable: ArenaVariable, arena: arenas.Arena) -> events.PlannedArena:
-    return events.PlannedArena(
+def _arena_row(variable: ArenaVariable, arena: arenas.Arena) -> PlannedArena:
+    return PlannedArena(
         name=variable.name,
         device=str(variable.device),
         bytes=arena.peak_hint,

@@ -9,6 +9,7 @@ import torch
 
 import inductor_ext
 from inductor_ext import events, exc
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import plan_store
 
 
@@ -36,7 +37,7 @@ def main(elsewhere: str) -> None:
         error = str(missing)
     found = {
         "events": [record.name for record in records],
-        "caches": [record.cache for record in records if isinstance(record, events.CompileRecord)],
+        "caches": [record.cache for record in records if isinstance(record, CompileRecord)],
         "report": report.to_json(),
         "error": error,
     }

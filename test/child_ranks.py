@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from inductor_ext import events
+from inductor_ext.templates.records import ProductRecord, TuningRecord
 
 WIDTH, HIDDEN, ROWS = 512, 2048, 64
 """Rows are those of a rank, where the batch is divided among ranks."""
@@ -100,9 +101,9 @@ def main(mode: str, device_type: str, folder: Path) -> None:
     products = {
         record.problem.key: record.chosen.to_json() if record.chosen else None
         for record in records
-        if isinstance(record, events.ProductRecord) and record.problem
+        if isinstance(record, ProductRecord) and record.problem
     }
-    tuned = [record.problem.key for record in records if isinstance(record, events.TuningRecord)]
+    tuned = [record.problem.key for record in records if isinstance(record, TuningRecord)]
     found = {"products": products, "tuned": tuned, "error": max(errors)}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

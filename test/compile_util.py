@@ -21,6 +21,7 @@ import torch._functorch.config
 from torch._dynamo.utils import counters
 
 from inductor_ext import _compat, events
+from inductor_ext.hooks.records import CompileRecord
 
 BACKEND = "inductor_ext"
 BACKENDS = ("inductor", BACKEND)
@@ -62,7 +63,7 @@ def compiled_graphs() -> Iterator[Counter[str]]:
     kinds: Counter[str] = Counter()
     with events.capture() as records:
         yield kinds
-    kinds.update(record.kind for record in records if isinstance(record, events.CompileRecord))
+    kinds.update(record.kind for record in records if isinstance(record, CompileRecord))
 
 
 def leaves(tree: object) -> list[Any]:

@@ -44,6 +44,7 @@ from benchmarks import measure, memory_peak
 from inductor_ext import events
 from inductor_ext.hooks import compile_fx as compile_hook
 from inductor_ext.memory import compiled_callables
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
 
 __all__ = ["MODES", "SETTINGS", "Failure", "Program", "check", "generate", "reduced"]
@@ -952,7 +953,7 @@ class _Compiled:
         compiled: dict[str, Callable[..., Any]] = {}
         for name in self.names:
             try:
-                with _configured(name), events.capture(events.MemoryPlanRecord) as records:
+                with _configured(name), events.capture(MemoryPlanRecord) as records:
                     compiled[name] = self._compile_one(name, _copy(gm), inputs, more)
                 self.records[name] += records
             except Exception as error:

@@ -45,6 +45,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from benchmarks import results as results_format
+from inductor_ext.hooks.records import CompileRecord
 from test import op_sweep_data as data
 
 DEFAULT_DTYPES = ("float32", "int64", "bool")
@@ -347,7 +348,7 @@ def _compiled_outcome(backend: str, prepared: Sequence[Prepared], *, whole: bool
     except Exception as error:
         return Outcome(Status.FAILS, reason(error))
     graphs = counters["stats"]["unique_graphs"]
-    ours = sum(isinstance(record, events.CompileRecord) for record in records)
+    ours = sum(isinstance(record, CompileRecord) for record in records)
     if ours != (graphs if backend == "inductor_ext" else 0):
         return Outcome(Status.FAILS, f"inductor_ext compiled {ours} graphs of {graphs}")
     for run in runs:

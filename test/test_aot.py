@@ -22,7 +22,9 @@ from torch.export import Dim, ExportedProgram
 import inductor_ext
 from inductor_ext import aot, events, exc
 from inductor_ext.cpp_wrapper.package import write_package as packaging
+from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks import activate
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.storage import artifact_store
 from inductor_ext.toolchain import components
 from test import aot_util
@@ -61,7 +63,7 @@ def package(program: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) 
     path = tmp_path_factory.mktemp("aot") / "net.pt2"
     configs = {"fallback_to_eager": False, "aot_inductor.use_runtime_constant_folding": False}
     given = dict(configs)
-    with events.capture(events.CompileRecord, events.PackageRecord) as records:
+    with events.capture(CompileRecord, PackageRecord) as records:
         result = inductor_ext.aoti_compile_and_package(
             program, package_path=path, inductor_configs=configs
         )
@@ -171,7 +173,7 @@ def test_stock_function_inside_an_activation(
     net: Net, program: ExportedProgram, tmp_path: pathlib.Path
 ) -> None:
     path = str(tmp_path / "net.pt2")
-    with events.capture(events.CompileRecord) as records, inductor_ext.activate():
+    with events.capture(CompileRecord) as records, inductor_ext.activate():
         assert torch._inductor.aoti_compile_and_package(program, package_path=path) == path
     assert [record.kind for record in records] == ["aot"]
     check(net, torch._inductor.aoti_load_package(path))
@@ -181,7 +183,7 @@ def test_stock_function_after_install_and_into_a_buffer(net: Net, program: Expor
     buffer = io.BytesIO()
     inductor_ext.install()
     try:
-        with events.capture(events.CompileRecord) as records:
+        with events.capture(CompileRecord) as records:
             torch._inductor.aoti_compile_and_package(program, package_path=buffer)
     finally:
         inductor_ext.uninstall()
@@ -192,7 +194,7 @@ def test_stock_function_after_install_and_into_a_buffer(net: Net, program: Expor
 
 def test_disabled_is_stock(program: ExportedProgram, tmp_path: pathlib.Path, net: Net) -> None:
     path = str(tmp_path / "net.pt2")
-    with events.capture(events.CompileRecord) as records:
+    with events.capture(CompileRecord) as records:
         inductor_ext.aoti_compile_and_package(
             program, package_path=path, inductor_configs={"enabled": False}
         )

@@ -23,6 +23,8 @@ import inductor_ext
 from inductor_ext import config, events, settings
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.cpp_wrapper.cache import key
+from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord, PackageRecord
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.storage import artifact_store
 
 CHECKOUT = pathlib.Path(__file__).parent.parent
@@ -83,11 +85,11 @@ def compiler() -> Compiler:
 
 def compiled(
     programs: Any, target: Any, compiler: Callable[..., Any], **patches: Any
-) -> tuple[str | IO[bytes], events.ArtifactCacheRecord]:
+) -> tuple[str | IO[bytes], ArtifactCacheRecord]:
     """What came out, and what was recorded of it."""
     if isinstance(programs, ExportedProgram):
         programs = {"model": programs}
-    with events.capture(events.ArtifactCacheRecord) as records:
+    with events.capture(ArtifactCacheRecord) as records:
         result = artifact_cache.compiled(programs, target, patches, config.snapshot(), compiler)
     (record,) = records
     return result, record
@@ -128,7 +130,7 @@ def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
     It is done in the folder of all tests, where what artifacts share is compiled already.
     """
     path = tmp_path / "net.pt2"
-    with events.capture(events.ArtifactCacheRecord, events.CompileRecord) as records:
+    with events.capture(ArtifactCacheRecord, CompileRecord) as records:
         inductor_ext.aoti_compile_and_package(export(UNCOMPILED), package_path=path)
     first, compile_ = records
     assert (first.state, compile_.kind) == ("miss", "aot")
@@ -142,7 +144,7 @@ def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
         inductor_ext.aoti_compile_and_package(export(UNCOMPILED), package_path=path)
     hit, package = records
     assert (hit.state, hit.key) == ("hit", first.key)
-    assert isinstance(package, events.PackageRecord)
+    assert isinstance(package, PackageRecord)
     assert path.read_bytes() == content
     x = torch.rand(3, 8)
     torch.testing.assert_close(inductor_ext.load(path)(x), Net(UNCOMPILED)(x))

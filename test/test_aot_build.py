@@ -27,6 +27,7 @@ from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper.build import artifact, compiler, cpu_isa, cpu_target
 from inductor_ext.cpp_wrapper.codegen import cpp_wrapper, extern_nodes, weights_layout
 from inductor_ext.hooks import activate
+from inductor_ext.hooks.records import CompileRecord
 
 LIBRARY_BYTES = 350_000
 """What a small model's shared object may have; stock's has 1.5 million."""
@@ -340,7 +341,7 @@ class TestWeightsOutside:
     def test_where_no_file_can_be(self, tmp_path: pathlib.Path, name: str) -> None:
         program = torch.export.export(torch.nn.Linear(4, 3).eval(), (torch.randn(3, 4),))
         with (
-            events.capture(events.CompileRecord) as compiles,
+            events.capture(CompileRecord) as compiles,
             pytest.raises(exc.BadWeightsFileError, match=r"does not exist|a folder stands there"),
         ):
             inductor_ext.aoti_compile_and_package(

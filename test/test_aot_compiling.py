@@ -218,6 +218,7 @@ import json, sys
 import torch
 import inductor_ext
 from inductor_ext import events
+from inductor_ext.hooks.records import CompileRecord
 
 (device,) = sys.argv[1:]
 x, y = torch.arange(6.0, device=device).view(2, 3), torch.ones(2, 3, device=device)
@@ -229,7 +230,7 @@ with inductor_ext.activate(), torch.library._scoped_library(
     results = [torch.add(x, y), torch.add(x.clone(), y)]
 for result in results:
     assert torch.equal(result, expected), result
-kinds = [record.kind for record in records if isinstance(record, events.CompileRecord)]
+kinds = [record.kind for record in records if isinstance(record, CompileRecord)]
 print(json.dumps(kinds))
 """
 

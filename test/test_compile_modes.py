@@ -24,6 +24,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import inductor_ext
 from inductor_ext import events, exc
 from inductor_ext.backend import inductor_ext as backend_function
+from inductor_ext.hooks.records import CompileRecord
 from test import compile_util
 from test.compile_util import (
     BACKEND,
@@ -575,7 +576,7 @@ def test_regional_inductor() -> None:
     with (
         torch.fx.traceback.preserve_node_meta(),
         inductor_ext.activate(),
-        events.capture(events.CompileRecord) as records,
+        events.capture(CompileRecord) as records,
     ):
         check(f, batch, backend=backend, fullgraph=True)
     assert [record.operators for record in records] == [len(("mul", "cos"))]

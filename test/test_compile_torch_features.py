@@ -20,6 +20,7 @@ from inductor_ext import _compat, config, events, exc
 from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
 from inductor_ext.memory import plan_store
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test.compile_util import INFERENCE, compiled_graphs
 
@@ -197,7 +198,7 @@ def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> N
     inputs = [((256, 256), HALF), ((256, 64), HALF), ((512, 64), HALF)]
     values = config.snapshot({"memory_arenas": "always"})
     with (
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
         scope.compile_scope(values),
         decide.forced(lambda _: chosen),
     ):

@@ -39,6 +39,7 @@ from inductor_ext.templates.cutlass import background_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import ranking
 from test import fake_cuda, kernel_util
 from test.gemm_problems import device
@@ -604,7 +605,7 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
 
     monkeypatch.setattr(tuner, "tune", GatesTuned(saved))
     both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
-    with events.capture(events.ProductRecord) as records:
+    with events.capture(ProductRecord) as records:
         lowered = compiled(function, *linear(*shapes), **both)
     if saved > 30:
         assert not calls

@@ -31,6 +31,7 @@ from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, plain, read
+from inductor_ext.templates.records import TuningRecord
 from test import tuning_bench
 from test.gemm_problems import device
 from test.tuning_bench import candidate, cutlass_candidate
@@ -92,7 +93,7 @@ def test_candidates_of_both_families_are_measured_together(
 ) -> None:
     fast, wrong = cutlass_candidate(60), cutlass_candidate(10, tuning_bench.WRONG)
     with (
-        events.capture(events.TuningRecord) as records,
+        events.capture(TuningRecord) as records,
         mock.patch("torch._inductor.select_algorithm.PRINT_AUTOTUNE", True),
     ):
         decision = tune([candidate(80)], [fast, wrong])[TOLD]

@@ -16,8 +16,9 @@ from typing import ClassVar
 import pytest
 
 from inductor_ext import events
+from inductor_ext.cpp_wrapper.records import PackageRecord
 
-RECORD = events.PackageRecord(path="a.pt2", bytes=3, seconds=0.5)
+RECORD = PackageRecord(path="a.pt2", bytes=3, seconds=0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,14 @@ def test_records_describe_themselves_and_are_json() -> None:
     assert RECORD.describe() == "package: path=a.pt2, bytes=3, seconds=0.5"
     expected = {"event": "package", "path": "a.pt2", "bytes": 3, "seconds": 0.5}
     assert json.loads(json.dumps(RECORD.as_json())) == expected
+
+
+def test_records_are_still_found_under_their_former_names() -> None:
+    assert PackageRecord is PackageRecord
+    for name in events._FORMER_NAMES:
+        assert getattr(events, name).__name__ == name
+    with pytest.raises(AttributeError, match="NoSuchRecord"):
+        _ = events.NoSuchRecord
 
 
 def test_capture_sees_records_only_inside() -> None:

@@ -19,11 +19,12 @@ from inductor_ext import events, exc
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.cli import main
-from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.hooks import activate, scope
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings.graph import explain_records
 from inductor_ext.report import gemm_report
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductCandidate, ProductRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda
 from test.gemm_problems import device
@@ -285,7 +286,7 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
         expected = compiled(x)
         # It is compiled already, and its graph lies in the cache.
         for target in (module, module.forward, compiled):
-            with events.capture(events.CompileRecord) as compiles:
+            with events.capture(CompileRecord) as compiles:
                 report = inductor_ext.explain(target, x)
             assert [compile_.cache for compile_ in compiles] == ["off"]
             (found,) = report.gemms
@@ -293,7 +294,7 @@ def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
             assert found.record.origin == "uncovered"
             assert found.record.reason == "the product is computed on cpu"
             assert found.record.operands[0] == "float32[4, 8]"
-        with events.capture(events.CompileRecord) as compiles:
+        with events.capture(CompileRecord) as compiles:
             torch.testing.assert_close(compiled(x), expected)
         assert not compiles
 
@@ -319,7 +320,7 @@ def test_it_counts_for_no_recompile_limit() -> None:
 
 
 def test_wrong_options_are_refused_before_anything_is_compiled() -> None:
-    with events.capture(events.CompileRecord) as compiles:
+    with events.capture(CompileRecord) as compiles:
         with pytest.raises(exc.UnknownOptionError, match="max_autotune"):
             inductor_ext.explain(Layers(), torch.randn(4, 8), options={"max_autotun": True})
         with pytest.raises(exc.UnknownModeError):

@@ -20,6 +20,7 @@ from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import inductor_template
 from inductor_ext.templates.triton.config import GemmConfig
 
@@ -178,7 +179,7 @@ def test_under_batch_invariance_inductor_computes_products(m: int) -> None:
     given = matrix(m, 512), matrix(512, 64)
     with (
         inductor_config.patch(batch_invariant=True),
-        events.capture(events.ProductRecord) as records,
+        events.capture(ProductRecord) as records,
     ):
         lowered, asked = lower(lambda _: TILE, function, *given)
         stock = fake_cuda.lower(function, *given)
@@ -193,7 +194,7 @@ def test_under_batch_invariance_inductor_computes_products(m: int) -> None:
 def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
     with (
         inductor_config.patch(emulate_precision_casts=True),
-        events.capture(events.ProductRecord) as records,
+        events.capture(ProductRecord) as records,
     ):
         _, asked = lower(lambda _: None, layer, *layer_inputs(16))
     assert asked

@@ -33,6 +33,7 @@ from inductor_ext.autotune import (
 )
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import activate, compile_fx, scope
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import (
@@ -42,6 +43,7 @@ from inductor_ext.templates.problem import (
     Operand,
     Prologue,
 )
+from inductor_ext.templates.records import ProductRecord, TuningRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test import fake_cuda, tuning_bench
 from test.gemm_problems import device, examples, problems
@@ -525,7 +527,7 @@ class TestTuner:
         log = tmp_path / "events.jsonl"
         settings = Settings(event_log=str(log))
         wrong = candidate(10, tuning_bench.WRONG)
-        with events.capture(events.TuningRecord) as records:
+        with events.capture(TuningRecord) as records:
             decision = tune(candidate(80), wrong, settings=settings)
         assert decision.config == candidate(80)
         assert decision.origin == "measured"
@@ -592,7 +594,7 @@ class TestTuner:
         with (
             mock.patch.object(tuner.ranking, "rank", return_value=ranked),
             mock.patch.object(tuner, "_print_table", side_effect=KeyboardInterrupt),
-            events.capture(events.TuningRecord) as records,
+            events.capture(TuningRecord) as records,
             pytest.raises(KeyboardInterrupt) as kept,
         ):
             tuner.tune([LINEAR, other], H200, lambda index: Bench(), Settings())
@@ -852,8 +854,8 @@ class TestVariants:
             lambda x, w: torch.relu(x @ w.t()), matrix(64, 512), matrix(256, 512)
         )
         kinds = [type(record) for record in records]
-        assert kinds.count(events.TuningRecord) == kinds.count(events.ProductRecord) == 1
-        assert kinds.count(events.MemoryPlanRecord) == 1
+        assert kinds.count(TuningRecord) == kinds.count(ProductRecord) == 1
+        assert kinds.count(MemoryPlanRecord) == 1
         assert len(set(codes)) == len(codes) == 7
         taken = [constants(code) for code in codes]
         assert constants(lowered.code) == taken[2] != taken[1]

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 import inductor_ext
 from inductor_ext import events
+from inductor_ext.hooks.records import CompileRecord
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +50,7 @@ def test_training_matches_float64(dtype: torch.dtype, dynamic: bool) -> None:
     reference.load_state_dict(model.state_dict())
     model.to(dtype)
     compiled = torch.compile(model, backend="inductor_ext", dynamic=dynamic)
-    with events.capture(events.CompileRecord) as records:
+    with events.capture(CompileRecord) as records:
         for batch in (33, 65):
             x = torch.randn(batch, 96, device="cuda", dtype=dtype, requires_grad=True)
             wide = x.detach().double().requires_grad_()
@@ -66,7 +67,7 @@ def test_training_matches_float64(dtype: torch.dtype, dynamic: bool) -> None:
 def test_settings_reach_the_backward_thread() -> None:
     x = torch.randn(64, 96, device="cuda", requires_grad=True)
     options = {"fallback_to_eager": False}
-    with events.capture(events.CompileRecord) as records:
+    with events.capture(CompileRecord) as records:
         out = torch.compile(MLP().cuda(), backend="inductor_ext", options=options)(x)
         out.sum().backward()
     assert [record.settings for record in records] == [options, options]
@@ -135,7 +136,7 @@ def test_ours_and_stocks_cache_entries_are_apart() -> None:
 def test_activation_and_install_reach_stock_entry_points() -> None:
     x = torch.randn(8, 96, device="cuda")
     model = MLP().cuda()
-    with events.capture(events.CompileRecord) as records, torch.no_grad():
+    with events.capture(CompileRecord) as records, torch.no_grad():
         with inductor_ext.activate():
             out = torch.compile(model)(x)
         torch.testing.assert_close(out, model(x), rtol=1e-4, atol=1e-4)

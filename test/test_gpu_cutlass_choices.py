@@ -25,6 +25,7 @@ from inductor_ext.templates import kernels as families
 from inductor_ext.templates.cutlass import nvcc_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductRecord, TuningRecord
 from inductor_ext.toolchain import components
 from test import gpu_util
 from test.gpu_util import device
@@ -251,7 +252,7 @@ def assert_right(found: Any, function: Callable[..., Any], inputs: Tensors) -> N
 
 
 def chosen(records: list[events.Record]) -> list[families.Config | None]:
-    return [record.chosen for record in records if isinstance(record, events.ProductRecord)]
+    return [record.chosen for record in records if isinstance(record, ProductRecord)]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -342,7 +343,7 @@ def test_lists_leave_only_or_none_of_pingpong(
     inputs = linear((2048, 1024), (1024, 1024))
     with (
         config.patch(tuning_cache_dir=str(tmp_path)),
-        events.capture(events.TuningRecord) as records,
+        events.capture(TuningRecord) as records,
     ):
         found = compiled(mm, inputs, max_autotune=True, **options)
     assert_right(found, mm, inputs)
@@ -370,7 +371,7 @@ def test_a_faulty_kernel_is_dropped_and_stock_s_path_is_taken(
         made = best(problem)
         assert made is not None
         _put_faulty(families.source_of(problem, made), FAULTS[fault])
-        with events.capture(events.TuningRecord) as records:
+        with events.capture(TuningRecord) as records:
             found = compiled(mm, inputs, **options)
     assert_right(found, mm, inputs)
     (record,) = records

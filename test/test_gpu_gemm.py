@@ -20,7 +20,9 @@ from torch._inductor.utils import fresh_cache
 import inductor_ext
 from inductor_ext import events
 from inductor_ext.autotune import decide
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from test import gpu_util
@@ -107,7 +109,7 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def chosen(records: list[events.Record]) -> list[GemmConfig | None]:
-    return [record.chosen for record in records if isinstance(record, events.ProductRecord)]
+    return [record.chosen for record in records if isinstance(record, ProductRecord)]
 
 
 @pytest.mark.parametrize("dtype", ERROR)
@@ -143,7 +145,7 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
                 out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[torch.bfloat16]
-    products = [record for record in records if isinstance(record, events.ProductRecord)]
+    products = [record for record in records if isinstance(record, ProductRecord)]
     # Q, K and V; what follows them; a gate and what it gates; and the last one.
     assert len(products) == 4
     assert None not in chosen(records)
@@ -188,7 +190,7 @@ def test_unknown_rows_take_their_branches() -> None:
 
     compiled = torch.compile(module, backend="inductor_ext", dynamic=True)
     wide = exact(module)
-    with torch.no_grad(), decide.forced(by_size), events.capture(events.CompileRecord) as records:
+    with torch.no_grad(), decide.forced(by_size), events.capture(CompileRecord) as records:
         for rows in (7, 16, 17, 64, 65, 256, 257, 2048, 3000):
             x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
             assert relative_error(compiled(x), wide(x.double())) < ERROR[torch.bfloat16], rows
@@ -218,7 +220,7 @@ class TestUnknownSizes:
         compiled = torch.compile(mlp, backend="inductor_ext")
         with (
             decide.forced(first(template)),
-            events.capture(events.CompileRecord) as compiles,
+            events.capture(CompileRecord) as compiles,
             events.capture() as records,
         ):
             for sizes in ((6, 48, 40), (7, 33, 5), (300, 129, 64), (2050, 1000, 31), (2, 2, 2)):
@@ -238,7 +240,7 @@ class TestUnknownSizes:
             return None if problem.m == 64 else first()(problem)
 
         compiled = torch.compile(attention, backend="inductor_ext")
-        with decide.forced(by_size), events.capture(events.CompileRecord) as records:
+        with decide.forced(by_size), events.capture(CompileRecord) as records:
             for size in (128, 9, 64, 65, 300, 1000, 2100):
                 given = torch.randn(3, 8, size, 64, device="cuda", dtype=torch.bfloat16).unbind()
                 for item in given:
@@ -506,7 +508,7 @@ class TestTuning:
         origins = []
         for _ in range(2):
             torch._dynamo.reset()
-            with torch.no_grad(), events.capture(events.ProductRecord) as records:
+            with torch.no_grad(), events.capture(ProductRecord) as records:
                 tuned(module)(x)
             origins.append({record.origin for record in records})
         assert "measured" in origins[0]
@@ -524,7 +526,7 @@ class TestTuning:
         ):
             for _ in range(2):
                 torch._dynamo.reset()
-                with torch.no_grad(), events.capture(events.CompileRecord) as records:
+                with torch.no_grad(), events.capture(CompileRecord) as records:
                     out = tuned(module)(x)
                 states += [record.cache for record in records]
         assert states == ["miss", "hit"]

@@ -12,6 +12,7 @@ from inductor_ext import events
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference_programs import program
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from test import gpu_util
@@ -63,7 +64,7 @@ def run(
     with torch.no_grad(), decide.forced(rule), events.capture() as records:
         compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
         results = compiled(*inputs)
-    taken = [record.chosen for record in records if isinstance(record, events.ProductRecord)]
+    taken = [record.chosen for record in records if isinstance(record, ProductRecord)]
     return results, taken
 
 

@@ -28,6 +28,7 @@ from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.records import TuningRecord
 from inductor_ext.templates.triton import ranking
 from test import gpu_tuning_bench
 
@@ -169,7 +170,7 @@ def test_operands_come_from_memory() -> None:
 
 def test_two_shapes_are_tuned_in_seconds() -> None:
     begun = time.perf_counter()
-    with events.capture(events.TuningRecord) as records:
+    with events.capture(TuningRecord) as records:
         decisions = tune(DECODE, SQUARE)
     seconds = time.perf_counter() - begun
     for problem, decision in decisions.items():

@@ -14,6 +14,7 @@ from torch._inductor import config as inductor_config
 
 import inductor_ext
 from inductor_ext import events
+from inductor_ext.memory.records import MemoryPlanRecord
 
 pytestmark = pytest.mark.gpu
 
@@ -21,12 +22,12 @@ pytestmark = pytest.mark.gpu
 @contextlib.contextmanager
 def planning(
     inductor: dict[str, Any] | None = None, **ours: Any
-) -> Iterator[list[events.MemoryPlanRecord]]:
+) -> Iterator[list[MemoryPlanRecord]]:
     torch._dynamo.reset()
     with (
         inductor_ext.config.patch(ours),
         inductor_config.patch({"fx_graph_cache": False, **(inductor or {})}),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         yield records
 

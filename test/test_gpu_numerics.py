@@ -18,6 +18,7 @@ from inductor_ext.autotune import inductor_benchmark, subprocess_runner, tuner
 from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductRecord, TuningRecord
 from test import gpu_util
 
 pytestmark = pytest.mark.gpu
@@ -93,8 +94,8 @@ def test_what_is_measured_with_float16_sums_holds_for_these_alone(tmp_path: Path
         with (
             numerics.with_matmul_flags(flags, "float16"),
             inductor_ext.activate(tuning_cache_dir=str(tmp_path)),
-            events.capture(events.TuningRecord) as tuned,
-            events.capture(events.ProductRecord) as products,
+            events.capture(TuningRecord) as tuned,
+            events.capture(ProductRecord) as products,
         ):
             compiled = torch.compile(torch.mm, options={"max_autotune": True}, dynamic=False)
             found = compiled(x, w)

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import inductor_ext
 from inductor_ext import _compat, config, events, exc, lowerings
 from inductor_ext.hooks import activate, compile_fx, scope
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.storage import artifact_store
 
 ATEN_SINH = torch.ops.aten.sinh.default
@@ -56,11 +57,11 @@ def run(backend: str = "inductor", **compile_kwargs: Any) -> None:
 
 
 def kinds(records: list[events.Record]) -> list[str]:
-    return [record.kind for record in records if isinstance(record, events.CompileRecord)]
+    return [record.kind for record in records if isinstance(record, CompileRecord)]
 
 
 def test_activate_holds_inside_and_not_outside(sinh_lowerings: list[Any]) -> None:
-    with events.capture(events.CompileRecord) as records:
+    with events.capture(CompileRecord) as records:
         run()
         assert kinds(records) == []
         with inductor_ext.activate():
@@ -184,7 +185,7 @@ def test_two_threads_do_not_see_each_other(entry: str) -> None:
 
 def test_backward_compiled_after_the_block_is_ours() -> None:
     x = torch.randn(5, requires_grad=True)
-    with events.capture(events.CompileRecord) as records, uncached():
+    with events.capture(CompileRecord) as records, uncached():
         with inductor_ext.activate(fallback_to_eager=False):
             out = torch.compile(lambda x: torch.sinh(x).sum())(x)
         assert kinds(records) == ["forward"]
@@ -198,7 +199,7 @@ def test_backward_in_another_thread_is_ours() -> None:
     x = torch.randn(5, requires_grad=True)
     with uncached():
         out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
-    with events.capture(events.CompileRecord) as records:
+    with events.capture(CompileRecord) as records:
         thread = threading.Thread(target=out.backward)
         thread.start()
         thread.join()
@@ -419,7 +420,7 @@ def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
 
 def test_patched_config_holds_for_the_backward_too() -> None:
     x = torch.randn(5, requires_grad=True)
-    with events.capture(events.CompileRecord) as records, uncached():
+    with events.capture(CompileRecord) as records, uncached():
         with config.patch(fallback_to_eager=False):
             out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
         out.backward()
@@ -462,7 +463,7 @@ def test_supported_torch_is_accepted(version: str) -> None:
 def test_standalone_compile_follows_the_activation() -> None:
     x = torch.randn(5)
     graph = make_fx(lambda x: (torch.sinh(x),), tracing_mode="fake")(x)
-    with events.capture(events.CompileRecord) as records, uncached():
+    with events.capture(CompileRecord) as records, uncached():
         with inductor_ext.activate():
             compiled = torch._inductor.standalone_compile(
                 graph, [x], dynamic_shapes="from_example_inputs"
@@ -474,7 +475,7 @@ def test_standalone_compile_follows_the_activation() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_compile_threads_and_worker_processes(threads: int) -> None:
     patches = {"compile_threads": threads, "worker_start_method": "subprocess"}
-    with events.capture(events.CompileRecord) as records:
+    with events.capture(CompileRecord) as records:
         run("inductor_ext", options=patches)
     assert kinds(records) == ["inference"]
 

@@ -23,6 +23,7 @@ import inductor_ext
 from inductor_ext import events, memory_planning
 from inductor_ext.memory import known_ir, plan_store
 from inductor_ext.memory.known_ir import LineUse
+from inductor_ext.memory.records import MemoryPlanRecord
 
 _CLASSES = """
 import contextlib, importlib, json, pkgutil, sys
@@ -155,13 +156,13 @@ def before_planning(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Any], Non
 
 
 @contextlib.contextmanager
-def compiling(**settings: Any) -> Iterator[list[events.MemoryPlanRecord]]:
+def compiling(**settings: Any) -> Iterator[list[MemoryPlanRecord]]:
     torch._dynamo.reset()
     with (
         torch.no_grad(),
         inductor_ext.config.patch(settings),
         inductor_config.patch(fx_graph_cache=False),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         yield records
 

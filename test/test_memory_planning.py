@@ -27,8 +27,10 @@ from torch.testing import FileCheck
 import inductor_ext
 from inductor_ext import events, exc, memory_planning
 from inductor_ext.hooks import scope
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import arena_runtime
 from inductor_ext.memory.planner import arenas
+from inductor_ext.memory.records import MemoryPlanRecord
 from test import aot_util
 from test.compile_util import OUT_VARIANT
 
@@ -36,7 +38,7 @@ KIB = 1024
 
 
 @contextlib.contextmanager
-def planning(**patches: Any) -> Iterator[list[events.MemoryPlanRecord]]:
+def planning(**patches: Any) -> Iterator[list[MemoryPlanRecord]]:
     """Compile uncached, with settings of ours and of Inductor's by name; yield the plans made."""
     torch._dynamo.reset()
     own = {name: value for name, value in patches.items() if name.startswith("memory_")}
@@ -45,7 +47,7 @@ def planning(**patches: Any) -> Iterator[list[events.MemoryPlanRecord]]:
     with (
         inductor_ext.config.patch(own),
         inductor_config.patch({"fx_graph_cache": False, **theirs}),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         yield records
 
@@ -600,7 +602,7 @@ def test_a_plan_survives_the_cache(tmp_path: Path) -> None:
     with planning(memory_arenas="always", fx_graph_cache=True) as records:
         check(compiled(matmuls), matmuls, *inputs)
         torch._dynamo.reset()
-        with events.capture(events.CompileRecord) as compiles:
+        with events.capture(CompileRecord) as compiles:
             check(compiled(matmuls), matmuls, *inputs)
     assert len(records) <= 1
     assert [record.cache for record in compiles] == ["hit"]
@@ -635,7 +637,7 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
     settings = inductor_ext.config.snapshot({"memory_arenas": arenas_})
     with (
         scope.compile_scope(settings),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         code = fake_cuda.lower(chain, square, square).code
     (record,) = records

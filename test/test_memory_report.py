@@ -23,9 +23,11 @@ import pytest
 import inductor_ext
 from inductor_ext import events, exc
 from inductor_ext.cli import main
-from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
+from inductor_ext.cpp_wrapper.records import PackageRecord
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import compiled_callables, plan_store
 from inductor_ext.memory.planner import peak_report
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.report import memory_html, memory_measure, memory_report
 from inductor_ext.report.memory_measure import Allocation, Measured
 from inductor_ext.report.memory_report import MemoryReport
@@ -492,7 +494,7 @@ class TestCommand:
     @pytest.fixture
     def log(self, tmp_path: pathlib.Path) -> str:
         path = str(tmp_path / "events.jsonl")
-        events.emit(events.PackageRecord(path="a.pt2", bytes=3, seconds=0.5), event_log=path)
+        events.emit(PackageRecord(path="a.pt2", bytes=3, seconds=0.5), event_log=path)
         for record in TestReport.REPORT.records:
             events.emit(record, event_log=path)
         return path
@@ -672,7 +674,7 @@ class TestOwners:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
     ) -> None:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-        compiled_callables.begin_compile().add("fkey", [SMALL, events.PackageRecord("a", 1, 0.1)])
+        compiled_callables.begin_compile().add("fkey", [SMALL, PackageRecord("a", 1, 0.1)])
         expected = (dataclasses.replace(SMALL, cache_key="fkey"),)
         assert plan_store.load("fkey") == expected
         plan_store._plans.clear()
@@ -831,11 +833,11 @@ class TestCompiled:
         program = torch.export.export(Model(), (torch.randn(32, 64),))
         path = tmp_path / "program.pt2"
         torch.export.save(program, path)
-        with events.capture(events.MemoryPlanRecord, events.CompileRecord) as records:
+        with events.capture(MemoryPlanRecord, CompileRecord) as records:
             report = memory_report.read(str(path))
         assert [type(record) for record in records] == [
-            events.MemoryPlanRecord,
-            events.CompileRecord,
+            MemoryPlanRecord,
+            CompileRecord,
         ]
         (record,) = report.records
         assert (record.kind, record.graph) == ("aot", "call")

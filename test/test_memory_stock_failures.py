@@ -22,6 +22,7 @@ import inductor_ext
 from benchmarks import measure, memory_models
 from benchmarks.memory_peak import allocator_changes
 from inductor_ext import events
+from inductor_ext.memory.records import MemoryPlanRecord
 from test import compile_util
 from test.compile_util import BACKEND, assert_same, check
 from test.memory_graphs import GRAPHS, SIDE, Graph, matrix
@@ -44,9 +45,9 @@ def _compiles_alone() -> Iterator[None]:
         yield
 
 
-def plans(records: list[events.Record]) -> list[events.MemoryPlanRecord]:
+def plans(records: list[events.Record]) -> list[MemoryPlanRecord]:
     """The memory plans among the records."""
-    return [record for record in records if isinstance(record, events.MemoryPlanRecord)]
+    return [record for record in records if isinstance(record, MemoryPlanRecord)]
 
 
 def compiled_peak(

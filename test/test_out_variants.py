@@ -27,6 +27,7 @@ import inductor_ext
 from benchmarks import measure
 from inductor_ext import events
 from inductor_ext.memory.out_variants import OUT_VARIANTS, SCRATCHLESS, out_variant
+from inductor_ext.memory.records import MemoryPlanRecord
 from test import compile_util
 
 aten = torch.ops.aten
@@ -420,7 +421,7 @@ PRODUCT = normal(128, 128) / 11, normal(128, 128, seed=1) / 11
 
 
 def test_outputs_of_a_sort_lie_in_an_arena() -> None:
-    with events.capture(events.MemoryPlanRecord) as records:
+    with events.capture(MemoryPlanRecord) as records:
         outputs, code = code_of(_sorted_product, *PRODUCT, options={"memory_arenas": "always"})
     compile_util.assert_same(outputs, _sorted_product(*PRODUCT), tolerance=1e-4)
     (record,) = records

@@ -254,8 +254,9 @@ def test_the_installed_wheel_is_a_dynamo_backend(installed: Path, tmp_path: Path
             largest_error = (compiled(x) - f(x)).abs().max().item()
 
             import inductor_ext
+            from inductor_ext.hooks.records import CompileRecord
 
-            with inductor_ext.events.capture(inductor_ext.events.CompileRecord) as records:
+            with inductor_ext.events.capture(CompileRecord) as records:
                 torch.compile(lambda x: x.exp() + 1, backend="inductor_ext")(x)
 
             (entry,) = importlib.metadata.entry_points(

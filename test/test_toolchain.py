@@ -13,6 +13,7 @@ import torch
 import torch._inductor.config as inductor_config
 
 from inductor_ext import events, exc
+from inductor_ext.backend import EagerFallbackRecord
 from inductor_ext.toolchain import components, requirements
 
 
@@ -29,7 +30,7 @@ def test_a_cpu_graph_runs_in_eager_mode(
         (gradient,) = torch.autograd.grad(out.sum(), x)
         torch.testing.assert_close(gradient, torch.cosh(x))
         (record,) = records
-        assert isinstance(record, events.EagerFallbackRecord)
+        assert isinstance(record, EagerFallbackRecord)
         assert (record.part, record.operators) == ("C++ compiler", 2)
         assert "g++" in record.install
     ours = [message for message in caplog.messages if "eager mode" in message]

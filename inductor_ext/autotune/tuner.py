@@ -4,7 +4,7 @@
 this process, or `subprocess_runner` in a worker process) and returns decisions. If the cost model
 sees no gain from fusing the prologue, no Triton candidates are tried. CUTLASS kernels are built
 first, and are always tried in a worker process. A candidate that fails is dropped, never an error;
-the record (`events.TuningRecord`) says why.
+the record (`TuningRecord`) says why.
 
 Inductor's options apply: `autotune_in_subproc` selects the process;
 `max_autotune_gemm_search_space` set to EXHAUSTIVE tries every legal candidate;
@@ -38,6 +38,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductCandidate, TuningRecord
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 
 __all__ = ["CANDIDATES", "tune"]
@@ -213,11 +214,9 @@ def _failures(report: Report) -> str:
     return "; ".join(str(reason) for reason in reasons)
 
 
-def _record(
-    report: Report, device: Device, predictions: Mapping[Config, float]
-) -> events.TuningRecord:
+def _record(report: Report, device: Device, predictions: Mapping[Config, float]) -> TuningRecord:
     candidates = tuple(
-        events.ProductCandidate(
+        ProductCandidate(
             config=timing.config,
             predicted=predictions[timing.config] if timing.config is not None else None,
             measured=timing.microseconds,
@@ -225,7 +224,7 @@ def _record(
         )
         for timing in report.timings
     )
-    return events.TuningRecord(
+    return TuningRecord(
         problem=report.problem,
         device=device.name,
         chosen=report.chosen,

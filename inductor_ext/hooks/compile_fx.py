@@ -18,6 +18,7 @@ from typing import Any
 
 from inductor_ext import config, events, exc
 from inductor_ext.hooks import aot, cache_keys, context, direct_compiles, registry, scope
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import compiled_callables
 from inductor_ext.settings import Settings
 
@@ -69,7 +70,7 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
             output = stock(*call.args, **call.kwargs)
         if _autograd_cache_hits() > hits:
             # inner_compile, which records each graph, was not called.
-            record = events.CompileRecord(
+            record = CompileRecord(
                 kind="whole",
                 operators=_operators(model),
                 seconds=round(time.perf_counter() - start, 3),
@@ -124,7 +125,7 @@ def scoped_inner_compile(
         key = getattr(output, "_fx_graph_cache_key", None)
         if kind != "aot":
             compile_.add(key, None if state == "hit" else records)
-        record = events.CompileRecord(
+        record = CompileRecord(
             kind=kind,
             operators=operators,
             seconds=round(time.perf_counter() - start, 3),

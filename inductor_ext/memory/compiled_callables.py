@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.events import MemoryPlanRecord
 from inductor_ext.hooks import context
 from inductor_ext.memory import plan_store
+from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = [
     "Compile",

@@ -17,7 +17,7 @@ import typing
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.events import MemoryPlanRecord
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.storage import artifact_store
 
 __all__ = ["load", "parse", "store"]

@@ -20,12 +20,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import _compat, config, events, exc
-from inductor_ext.events import ProductRecord
 from inductor_ext.hooks.activate import activate
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.graph.explain_records import operators
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
+from inductor_ext.templates.records import ProductRecord
 
 __all__ = ["Gemm", "GemmReport", "add_arguments", "explain", "run"]
 
@@ -443,7 +444,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = None if arguments.json is None else os.path.abspath(arguments.json)
     if out is not None:
         _write(out, "", "a")
-    with listen() as found, events.capture(events.CompileRecord) as compiles:
+    with listen() as found, events.capture(CompileRecord) as compiles:
         try:
             return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
         finally:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
-from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.memory.planner import peak_report
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.report.memory_measure import Measured
 
 __all__ = ["page"]

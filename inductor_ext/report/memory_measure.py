@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from inductor_ext.events import MemoryPlanRecord
 from inductor_ext.memory.planner import peak_report
+from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = ["Allocation", "Measured", "growth", "measure"]
 

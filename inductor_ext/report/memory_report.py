@@ -1,6 +1,6 @@
 """`inductor_ext.memory_report` and `inductor-ext memory`: what a model's memory is used for.
 
-A report consists of memory plans (`events.MemoryPlanRecord`), one per generated function. It can be
+A report consists of memory plans (`MemoryPlanRecord`), one per generated function. It can be
 made for a callable returned by torch.compile, including graphs loaded from a cache; for an exported
 program, whose code is generated but not compiled; or from a file. As text, JSON or one HTML page
 with charts, it shows the memory in use at the peak of every plan and the modules that use it.
@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, exc
-from inductor_ext.events import MemoryPlanRecord
 from inductor_ext.memory import compiled_callables, plan_store
 from inductor_ext.memory.planner.peak_report import (
     PeakRow,
@@ -29,6 +28,7 @@ from inductor_ext.memory.planner.peak_report import (
     peak_rows,
     peak_table,
 )
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import memory_html, memory_measure
 from inductor_ext.report.memory_measure import Measured
 from inductor_ext.storage import artifact_store

@@ -4,7 +4,7 @@
 `artifact_cache`, `artifact_cache_dir` and `artifact_cache_size` govern the cache; torch's
 `force_disable_caches` disables it, too. Concurrent processes compile the same package only once. A
 program without a key is compiled each time. A failure of the cache never fails a compile. An
-`events.ArtifactCacheRecord` reports the outcome and the reason.
+`ArtifactCacheRecord` reports the outcome and the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import events
 from inductor_ext.cpp_wrapper.cache import key as artifact_key
+from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord
 from inductor_ext.settings import Settings, parse_bytes
 from inductor_ext.storage import artifact_store
 
@@ -64,7 +65,7 @@ def compiled(
 
     def emit(state: str, key: str | None = None, why: str | None = None) -> None:
         seconds = round(time.perf_counter() - start, 3)
-        record = events.ArtifactCacheRecord(state=state, key=key, why=why, seconds=seconds)
+        record = ArtifactCacheRecord(state=state, key=key, why=why, seconds=seconds)
         events.emit(record, event_log=settings.event_log)
 
     off = _switched_off(patches, settings)

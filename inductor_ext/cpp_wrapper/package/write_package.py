@@ -19,9 +19,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import __version__, events, exc
+from inductor_ext import __version__, exc
 from inductor_ext.cpp_wrapper.codegen import weights_layout
 from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_writer
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.storage import artifact_store
 from inductor_ext.toolchain import components
 
@@ -37,7 +38,7 @@ def write(
     artifacts: Mapping[str, Artifact],
     *,
     options: Mapping[str, Any],
-    plans: Mapping[str, events.MemoryPlanRecord],
+    plans: Mapping[str, MemoryPlanRecord],
     compiler: str,
     weights_file: str | None = None,
 ) -> None:
@@ -165,7 +166,7 @@ def _model(
     name: str,
     artifact: Artifact,
     options: Mapping[str, Any],
-    plan: events.MemoryPlanRecord | None,
+    plan: MemoryPlanRecord | None,
     outside: manifest.File | None,
 ) -> manifest.Model:
     summary: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Records of the decision for each matmul of a graph (`events.ProductRecord`).
+"""Records of the decision for each matmul of a graph (`ProductRecord`).
 
 Matmuls that keep Inductor's lowering have records too, with the reason: they are the first thing to
 look at when a model is not faster.
@@ -16,7 +16,6 @@ import torch
 from inductor_ext import events, numerics
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.decision import Decision
-from inductor_ext.events import ProductCandidate, ProductRecord
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.fused import cutlass, fused, scaled_int_mm, with_row_maxima
 from inductor_ext.lowerings.graph import matmul_nodes
@@ -26,6 +25,7 @@ from inductor_ext.templates import kernels
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductCandidate, ProductRecord
 
 __all__ = ["emit", "note_exact_pointwise", "note_rejected_fusion", "operators", "reason"]
 

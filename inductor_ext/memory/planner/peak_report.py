@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 
 __all__ = [
     "PeakRow",

@@ -1,0 +1,112 @@
+"""Records of memory plans: what a generated function allocates, when, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from inductor_ext.events import Record
+
+__all__ = [
+    "MemoryPlanRecord",
+    "PlannedArena",
+    "PlannedStorage",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedStorage:
+    """A storage of a memory plan: a buffer and all buffers that reuse its memory."""
+
+    name: str
+    """The buffer that allocates the storage."""
+    bytes: int
+    """Size at the size hint, rounded as the allocator does."""
+    start: int
+    """First step of its live range. A step of the schedule is a line of the generated code."""
+    end: int
+    """First step at which the storage is free again (exclusive end of the live range)."""
+    kind: str
+    """"intermediate", "output", "extern" (allocated by the extern kernel that computes it), "input"
+    (freed during the call), "subgraph" (memory that a called subgraph needs during its call)."""
+    device: str
+    arena: int | None
+    """Index into the plan's arenas; None if the storage is allocated separately."""
+    offset: int | None
+    """Bytes from the start of the arena, at the size hint."""
+    operator: str
+    """Operators fused into the kernel that computes the buffer, such as "addmm, gelu"."""
+    module: str
+    """Path of the model's module that computes the buffer, such as "encoder.layer.0.attention"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedArena:
+    """An arena (one allocation shared by several storages) of a memory plan."""
+
+    name: str
+    device: str
+    bytes: int
+    """Size at the size hint."""
+    lower_bound: int
+    """Maximum number of bytes of its storages that are live at the same time."""
+    start: int
+    end: int
+    size: str
+    """Expression of its size in bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlanRecord(Record):
+    """The memory plan of one generated function.
+
+    Sizes are bytes at the size hint, summed over devices. They cover the memory that the function
+    allocates or can free, not the memory that its callers keep alive during the whole call.
+    """
+
+    name: ClassVar[str] = "memory_plan"
+
+    graph: str
+    """The generated function, such as "call" or "partition_0"."""
+    kind: str
+    """"inference", "forward", "backward" or "aot"."""
+    cache_key: str | None
+    """Key in the FX graph cache; None if the graph is not cached."""
+    strategy: str
+    """"arenas", "reuse", "plain" or "stock" (Inductor's plan)."""
+    peak_before: int
+    """Peak under Inductor's buffer reuse, on the same schedule."""
+    peak: int
+    lower_bound: int
+    """Maximum number of bytes live at the same time if every buffer is freed after its last use."""
+    steps: int
+    """Length of the schedule."""
+    calls_before: int
+    """Allocator calls under Inductor's buffer reuse."""
+    calls: int
+    peak_reordered_from: int | None
+    """Lower bound under Inductor's kernel order, if the extension changed the order; else None."""
+    seconds: float
+    """CPU time of planning."""
+    arenas: tuple[PlannedArena, ...]
+    storages: tuple[PlannedStorage, ...]
+    reason: str = ""
+    """Why the function was not analyzed and keeps Inductor's plan; all sizes are 0 then. Otherwise
+    empty."""
+
+    @property
+    def ratio(self) -> float:
+        """Peak divided by lower bound; 1.0 if nothing is allocated."""
+        return self.peak / self.lower_bound if self.lower_bound else 1.0
+
+    def describe(self) -> str:
+        """Return a one-line, human-readable description, without the storages."""
+        if self.reason:
+            return f"memory_plan: {self.graph} ({self.kind}) Inductor's plan: {self.reason}"
+        mib = 1024**2
+        return (
+            f"memory_plan: {self.graph} ({self.kind}) peak {self.peak_before / mib:.2f} -> "
+            f"{self.peak / mib:.2f} MiB, lower bound {self.lower_bound / mib:.2f} MiB, ratio "
+            f"{self.ratio:.3f}, {len(self.arenas)} arenas, allocator calls {self.calls_before} -> "
+            f"{self.calls}, {self.strategy}"
+        )
