@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from inductor_ext.autotune.reference_programs import ACTIVATIONS
+from inductor_ext.autotune.reference import ACTIVATIONS
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import (
     Epilogue,

@@ -31,7 +31,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from inductor_ext.autotune import reference_programs
+from inductor_ext.autotune.reference import ACTIVATIONS
 from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.semaphores import Counters
@@ -221,7 +221,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     if problem.epilogue.gated and problem.operation == "addmm":
         products = [product + rest.pop(0).double() for product in products]
     if problem.epilogue.gated:
-        activation = reference_programs.ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
+        activation = ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
         found = activation(products[0]) * products[1]
     else:
         found = torch.cat(products, -1)

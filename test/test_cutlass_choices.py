@@ -28,7 +28,7 @@ from inductor_ext.autotune import (
     cutlass_options,
     decide,
     inductor_benchmark,
-    reference_programs,
+    reference,
 )
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
@@ -331,7 +331,7 @@ def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> N
     function, inputs, _ = GRAPHS[name]
     _, asked = lower(best, function, *inputs)
     problem = next(item for item in asked if item.epilogue.tree == calls[0].tree.text)
-    program = reference_programs.program(problem)
+    program = reference.program(problem)
     tensors = program.make_inputs("cpu")
     verifier = accuracy.Verifier(program, tensors)
     outputs = program.function(*tensors)

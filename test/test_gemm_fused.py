@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from inductor_ext import config
 from inductor_ext.autotune import decide, inductor_benchmark
-from inductor_ext.autotune.reference_programs import ACTIVATIONS
+from inductor_ext.autotune.reference import ACTIVATIONS
 from inductor_ext.hooks import scope
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig

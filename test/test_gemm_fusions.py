@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import fx
 from torch.nn import functional as F
 
-from inductor_ext.autotune.reference_programs import program
+from inductor_ext.autotune.reference import program
 from inductor_ext.lowerings.graph import fusion, match_shared_input
 from inductor_ext.lowerings.graph.epilogue_region import flatten, region, with_epilogue
 from inductor_ext.lowerings.graph.fusion import Fusion

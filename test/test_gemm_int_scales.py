@@ -15,7 +15,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 
 from inductor_ext import config
 from inductor_ext.autotune import decide
-from inductor_ext.autotune.reference_programs import program
+from inductor_ext.autotune.reference import program
 from inductor_ext.hooks import scope
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from benchmarks.gemm_models import LlamaLayer, int4_linear, int8_linear, quantize_int8
 from inductor_ext import config
 from inductor_ext.autotune import decide
-from inductor_ext.autotune.reference_programs import program
+from inductor_ext.autotune.reference import program
 from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import (
     match_dequantized,

@@ -19,7 +19,7 @@ from inductor_ext import config
 from inductor_ext.autotune import decide as choose
 from inductor_ext.autotune.accuracy import Verifier
 from inductor_ext.autotune.decision import Decision, Timing
-from inductor_ext.autotune.reference_programs import program
+from inductor_ext.autotune.reference import program
 from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import match_dequantized, match_row_amax, match_shared_input
 from inductor_ext.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inductor_ext.autotune import inductor_benchmark, reference_programs
+from inductor_ext.autotune import inductor_benchmark, reference
 from inductor_ext.templates.problem import GemmProblem, Operand
 
 
@@ -47,7 +47,7 @@ def test_the_precision_of_float32_is_that_from_before(before: str, tf32: bool) -
     problem = GemmProblem("mm", 8, 8, 8, operand, operand, "float32", tf32=tf32)
     matmul.fp32_precision = before
     try:
-        with reference_programs.precision(problem):
+        with reference.precision(problem):
             assert (matmul.fp32_precision == "tf32") == tf32
         assert matmul.fp32_precision == before
     finally:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from inductor_ext.autotune.accuracy import bound, error
-from inductor_ext.autotune.reference_programs import unpack_int4
+from inductor_ext.autotune.reference import unpack_int4
 from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.constraints import why_not

@@ -10,7 +10,7 @@ import torch
 
 from inductor_ext import events
 from inductor_ext.autotune import decide
-from inductor_ext.autotune.reference_programs import program
+from inductor_ext.autotune.reference import program
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
 from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import search_space

@@ -12,7 +12,7 @@ import torch._inductor
 
 import inductor_ext
 from inductor_ext import events
-from inductor_ext.autotune import decide, reference_programs
+from inductor_ext.autotune import decide, reference
 from inductor_ext.autotune.accuracy import Verifier
 from inductor_ext.templates.problem import Epilogue, GemmProblem
 from inductor_ext.templates.records import ProductRecord
@@ -220,7 +220,7 @@ def test_a_package(tmp_path: Path) -> None:
 def test_the_canonical_program_is_verified(rows: int, stored: str | None) -> None:
     epilogue = Epilogue(gated=True, reductions=1, out=stored)
     problem = GemmProblem.contiguous("mm", rows, 1040, 256, parts=(520, 520), epilogue=epilogue)
-    canonical = reference_programs.program(problem)
+    canonical = reference.program(problem)
     inputs = canonical.make_inputs("cuda")
     verifier = Verifier(canonical, inputs)
     verifier.set_stock(canonical.function(*inputs))

@@ -16,7 +16,7 @@ from inductor_ext.autotune import (
     accuracy,
     candidate_run,
     inductor_benchmark,
-    reference_programs,
+    reference,
     subprocess_runner,
     timing,
     tuner,
@@ -100,8 +100,8 @@ def test_stocks_path_is_taken_for_right(problem: GemmProblem) -> None:
     if problem.stored.startswith("float8") and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8")
     bench = inductor_benchmark.cuda_bench(0)
-    program = reference_programs.program(problem)
-    with bench.prepared(), reference_programs.precision(problem):
+    program = reference.program(problem)
+    with bench.prepared(), reference.precision(problem):
         (compiled,) = bench.compile([(problem, None)], lambda index: None)
         assert isinstance(compiled, Compiled), compiled
         inputs = program.make_inputs(bench.device)

@@ -44,7 +44,7 @@ PURE = (
     "autotune.candidate_run",
     "autotune.decision",
     "autotune.distributed",
-    "autotune.reference_programs",
+    "autotune.reference",
     "autotune.results",
     "autotune.results_db",
     "autotune.timing",

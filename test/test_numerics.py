@@ -11,7 +11,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from inductor_ext import numerics
-from inductor_ext.autotune import reference_programs
+from inductor_ext.autotune import reference
 from inductor_ext.templates.problem import GemmProblem
 
 MATMUL: Any = torch.backends.cuda.matmul
@@ -170,10 +170,10 @@ def test_a_program_multiplies_as_its_problem_says() -> None:
     freed = GemmProblem.contiguous(
         "mm", 16, 64, 64, "float16", math_flags="allow_fp16_accumulation"
     )
-    with reference_programs.precision(freed):
+    with reference.precision(freed):
         assert numerics.matmul_flags() == freed.math_flags
         # Also where the process is set otherwise than it was for the problem.
-        with reference_programs.precision(plain):
+        with reference.precision(plain):
             assert numerics.matmul_flags() is None
         assert numerics.matmul_flags() == freed.math_flags
     assert numerics.matmul_flags() is None

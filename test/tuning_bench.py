@@ -142,9 +142,9 @@ class CpuBench:
         if behaviour == HANGS:
             time.sleep(60)
         # A crash needs no torch; what is left of this module does.
-        from inductor_ext.autotune import reference_programs
+        from inductor_ext.autotune import reference
 
-        program = reference_programs.program(problem)
+        program = reference.program(problem)
 
         def call(*tensors: Any) -> Any:
             self.ran = float(microseconds)

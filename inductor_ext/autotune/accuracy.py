@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from inductor_ext.autotune.reference_programs import FILLING, Program, rounds, select
+from inductor_ext.autotune.reference import FILLING, Program, rounds, select
 from inductor_ext.templates.problem import BATCHED, GemmProblem, size_of
 
 __all__ = ["Verifier", "bound", "error"]

@@ -160,17 +160,17 @@ class _Trial:
         budget: float,
     ) -> tuple[Config | None, str]:
         """Return the chosen configuration and the reason."""
-        from inductor_ext.autotune import reference_programs
+        from inductor_ext.autotune import reference
 
         candidates = self._distinct(stock, own)
         try:
             if isinstance(stock, Exception):
                 raise stock
-            program = reference_programs.program(self.problem)
+            program = reference.program(self.problem)
             shortage = self._shortage(program)
             if shortage is not None:
                 return self._given_up(shortage)
-            with reference_programs.precision(self.problem):
+            with reference.precision(self.problem):
                 self.notify(None)
                 inputs = program.make_inputs(self.bench.device)
                 calls = self._verified(program, inputs, stock, candidates)

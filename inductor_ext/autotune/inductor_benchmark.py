@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.autotune import compile_workers, decide, reference_programs
+from inductor_ext.autotune import compile_workers, decide, reference
 from inductor_ext.autotune.candidate_run import Compiled, Variant
 from inductor_ext.autotune.timing import CudaStopwatch, Stopwatch
 from inductor_ext.templates.cutlass.config import CutlassConfig
@@ -238,9 +238,9 @@ def _trace(problem: GemmProblem, device: str) -> _Traced:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    program = reference_programs.program(problem)
+    program = reference.program(problem)
     mode = FakeTensorMode()
-    with reference_programs.precision(problem), tracing(TracingContext(mode)):
+    with reference.precision(problem), tracing(TracingContext(mode)):
         with mode:
             inputs = program.empty_inputs(device)
             gm = make_fx(program.function, decomposition_table=select_decomp_table())(*inputs)
@@ -262,7 +262,7 @@ def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
 
     gm, inputs = copy.deepcopy(traced.graph), list(traced.inputs)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(reference_programs.precision(traced.problem))
+        stack.enter_context(reference.precision(traced.problem))
         stack.enter_context(inductor_config.patch(_OPTIONS))
         stack.enter_context(tracing(TracingContext(traced.mode)))
         stack.enter_context(V.set_fake_mode(traced.mode))

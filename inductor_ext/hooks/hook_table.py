@@ -451,7 +451,7 @@ HOOKS: tuple[Hook, ...] = (
         "ephemeral_precision",
         "changed",
         ("torch.backends.cuda.matmul",),
-        "autotune.reference_programs",
+        "autotune.reference.operators",
         "The float32 precision of the reference program while a candidate is measured, restored "
         "afterwards.",
     ),
