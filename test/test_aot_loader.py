@@ -29,8 +29,8 @@ from torch.utils import _pytree as pytree
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.load import load
-from inductor_ext.cpp_wrapper.load.load import LoadedModel
+from inductor_ext.cpp_wrapper.load import package_files
+from inductor_ext.cpp_wrapper.load.model import LoadedModel
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from test import aot_util, artifact_fuzz
 
@@ -684,7 +684,7 @@ def test_a_flipped_bit_is_found(path: str, temporary: pathlib.Path, ending: str)
 def test_large_weights_are_verified_by_their_constants(
     path: str, plain: Plain, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_LARGE", 0)
+    monkeypatch.setattr(package_files, "_LARGE", 0)
     check(inductor_ext.load(path), plain)
     damaged = tmp_path / "damaged.pt2"
     with zip_reader.open_package(path) as package:

@@ -1,0 +1,121 @@
+"""Which tensors can replace the constants of a loaded model, and tensors on a model's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import torch
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.package import manifest
+
+__all__ = ["ConstantRules", "raise_mismatch", "view_constant"]
+
+
+def raise_mismatch(why: str, remedy: str = "") -> NoReturn:
+    """Raise `exc.ConstantMismatchError`. Both texts are without a full stop."""
+    raise exc.ConstantMismatchError(why=why, mend=f"{remedy}." if remedy else "")
+
+
+class ConstantRules:
+    """The constants of one model: their names, and what a new value must be."""
+
+    names: Mapping[str, Sequence[str]]
+    """Names in the generated code by the fully qualified name of the constant."""
+
+    def __init__(
+        self,
+        fqns: Mapping[str, str],
+        records: Sequence[manifest.Constant],
+        device: str,
+    ) -> None:
+        """
+        Args:
+            fqns: the fully qualified name by the name in the generated code; may be empty.
+            records: the manifest's description of the constants.
+            device: device of the model, such as "cuda:1".
+        """
+        names: dict[str, list[str]] = {}
+        for name, fqn in fqns.items():
+            names.setdefault(fqn or name, []).append(name)
+        self.names = names
+        self._records = {record.name: record for record in records}
+        self._device = device
+
+    def convert(
+        self, tensors: Mapping[str, torch.Tensor], *, user_managed: bool, allow_h2d_copy: bool
+    ) -> dict[str, torch.Tensor]:
+        """Check new values, and return them by name in the code, on the constants' devices.
+
+        Args:
+            tensors: new values by fully qualified name.
+            user_managed: whether the model will use the tensors instead of copies.
+            allow_h2d_copy: whether CPU tensors may be copied to the constants' device.
+
+        Raises:
+            exc.ConstantMismatchError: see `model.LoadedModel.load_constants`.
+        """
+        converted: dict[str, torch.Tensor] = {}
+        for fqn, tensor in tensors.items():
+            if fqn not in self.names:
+                names = ", ".join(sorted(self.names)[:8])
+                more = ", ..." if len(self.names) > 8 else ""
+                raise_mismatch(f"it has no constant {fqn!r}", f"It has {names}{more}")
+            for name in self.names[fqn]:
+                converted[name] = self._convert_one(
+                    fqn, tensor, self._records.get(name), user_managed, allow_h2d_copy
+                )
+        return converted
+
+    def _convert_one(
+        self,
+        fqn: str,
+        tensor: object,
+        record: manifest.Constant | None,
+        user_managed: bool,
+        allow_h2d_copy: bool,
+    ) -> torch.Tensor:
+        if not isinstance(tensor, torch.Tensor):
+            raise_mismatch(f"{fqn!r} is of type {type(tensor).__name__}", "Give a tensor")
+        tensor = tensor.detach()
+        if record is not None:
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            if (dtype, shape) != (record.dtype, record.shape):
+                raise_mismatch(
+                    f"{fqn!r} is a tensor ({dtype}, {list(shape)}), and the model has one of "
+                    f"({record.dtype}, {list(record.shape)})"
+                )
+        if tensor.device.type != "meta" and tensor.layout == torch.strided:
+            if tensor.untyped_storage().device.type == "meta":
+                raise_mismatch(f"{fqn!r} is a fake tensor", "Give one that has values")
+            if user_managed and (tensor.is_conj() or tensor.is_neg()):
+                # The model would read the memory, which holds the values before conj or neg.
+                kind = "conj" if tensor.is_conj() else "neg"
+                raise_mismatch(f"{fqn!r} is lazy", f"Call .resolve_{kind}() on it")
+        # A GPU model may have constants on the CPU.
+        device = self._device
+        if record is not None and torch.device(record.device).type == "cpu":
+            device = "cpu"
+        if tensor.device.type != torch.device(device).type:
+            if user_managed or not allow_h2d_copy or tensor.device.type != "cpu":
+                raise_mismatch(f"{fqn!r} is on {tensor.device}, and the model's is on {device}")
+            tensor = tensor.to(device)
+        return tensor
+
+
+def view_constant(tensor: torch.Tensor, owner: object) -> torch.Tensor:
+    """Return a CPU tensor on the same memory whose storage keeps `owner` alive.
+
+    A tensor on another device is returned unchanged.
+    """
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
+        return tensor
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * step for size, step in steps)
+    size = (last + 1) * tensor.element_size()
+    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    memory.holder = owner  # type: ignore[attr-defined]
+    flat = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride())

@@ -1,0 +1,194 @@
+"""The files of one model of a package: copying those that running it needs, finding the weights.
+
+All files are checked against the SHA-256 of the manifest, unless the user has turned that off.
+Weights are located for memory-mapping, not copied, wherever their alignment allows it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from typing import NoReturn
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
+
+__all__ = ["OTHER_FOLDER", "PackageFiles"]
+
+OTHER_FOLDER = (
+    "If the folder for temporary files is full or does not allow libraries to be loaded from it "
+    "(mount option noexec), set TMPDIR to another."
+)
+"""Remedy for errors of files in the temporary folder."""
+
+_CONSTANTS = "data/constants/"
+_ALIGNMENT = 64
+"""Alignment of weights in bytes that compiled code requires."""
+
+_LARGE = 64 << 20
+"""Minimum size of weights in bytes for which hashing by several threads pays off."""
+
+_UNUSED = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
+"""Suffixes of files in a package that running the model does not need copies of."""
+
+Location = tuple[str, int, int]
+"""(file path, offset, size), offset and size in bytes."""
+
+
+class PackageFiles:
+    """The files of a model that the extension compiled."""
+
+    def __init__(
+        self,
+        package: zip_reader.Package,
+        content: manifest.Manifest,
+        name: str,
+        verify: bool,
+    ) -> None:
+        """
+        Args:
+            package: the open package.
+            content: its manifest.
+            name: name of the model, which must have a library.
+            verify: whether to check the SHA-256 of every file used.
+
+        Raises:
+            exc.BadPackageError: the library is not where it belongs.
+        """
+        self._package = package
+        self._content = content
+        self._model = content.models[name]
+        self._name = name
+        self._verify = verify
+        self._prefix = f"{zip_format.MODELS_FOLDER}{name}/"
+        self.library = str(self._model.library)
+        if self.library.rpartition("/")[0] != self._prefix.rstrip("/"):
+            self.raise_bad(f"its manifest names {self.library!r} as a library")
+
+    def raise_bad(self, why: str) -> NoReturn:
+        raise exc.BadPackageError(path=self._package.where, why=why)
+
+    def raise_load_error(self, why: str, remedy: str = "") -> NoReturn:
+        raise exc.ArtifactLoadError(path=self._package.where, name=self._name, why=why, mend=remedy)
+
+    def _digest(self, name: str) -> str | None:
+        """Return the expected SHA-256 of an entry; None if it is not to be checked."""
+        if not self._verify:
+            return None
+        if name not in self._content.files:
+            self.raise_bad(f"its manifest does not list {name!r}")
+        return self._content.files[name].sha256
+
+    def extract(self, folder: str) -> None:
+        """Copy the files that running the model needs to `folder`.
+
+        Raises:
+            exc.BadPackageError: a file is damaged or not listed in the manifest.
+            exc.ArtifactLoadError: `folder` cannot be written.
+        """
+        needed = {
+            name
+            for name in self._package.entries
+            if name.startswith((self._prefix, _CONSTANTS)) and not name.endswith(_UNUSED)
+        }
+        for name in sorted({*needed, self.library}):
+            target = os.path.join(folder, *name.split("/"))
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            try:
+                self._package.extract(name, target, self._digest(name))
+            except OSError as error:
+                self.raise_load_error(f"{error.strerror} while writing to {folder}", OTHER_FOLDER)
+
+    def locate_weights(
+        self, folder: str, outside: str | os.PathLike[str] | None
+    ) -> Location | None:
+        """Return where the weights can be memory-mapped; None if the model has none.
+
+        Args:
+            folder: an empty entry of it is used if the package cannot be mapped.
+            outside: the weights file or package that the user named.
+
+        Raises:
+            exc.BadPackageError: the weights are damaged.
+            exc.ArtifactLoadError: `outside` is needed, not allowed, or has other weights.
+        """
+        name = self._model.weights
+        file = self._content.files.get(name) if name is not None else self._model.outside
+        if outside is not None:
+            return self._locate_outside(os.path.abspath(os.fspath(outside)), file)
+        if name is None:
+            if file is not None:
+                self.raise_load_error(
+                    "its weights are kept outside of the package", "Give their file as `weights`."
+                )
+            return None
+        location = self._package.locate(name)
+        if location is not None and location[1] % _ALIGNMENT == 0:
+            if self._verify and not self._is_intact(location, str(self._digest(name))):
+                self.raise_bad(f"{name} is damaged: its content does not fit its SHA-256")
+            return location
+        # The package is a buffer, or another tool rewrote it without alignment.
+        target = os.path.join(folder, "weights")
+        self._package.extract(name, target, self._digest(name))
+        return target, 0, self._package.entries[name].size
+
+    def _locate_outside(self, path: str, file: manifest.File | None) -> Location:
+        if file is None:
+            self.raise_load_error("it has no weights, and some are given", "Leave `weights` out.")
+        if path.endswith(".pt2"):
+            with zip_reader.open_package(path) as package:
+                location = self._find_entry(package, file)
+            if location is None:
+                why = f"{path} has no entry with its weights"
+                self.raise_load_error(why, "Give the one that does.")
+            return location
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            self.raise_load_error(f"its weights in {path} cannot be read ({error.strerror})")
+        location = path, 0, size
+        if size != file.bytes or (self._verify and not self._is_intact(location, file.sha256)):
+            self.raise_load_error(f"{path} does not have its weights", "Give the file that does.")
+        return location
+
+    def _find_entry(self, package: zip_reader.Package, file: manifest.File) -> Location | None:
+        for name, entry in package.entries.items():
+            location = package.locate(name)
+            if entry.size != file.bytes or location is None or location[1] % _ALIGNMENT:
+                continue
+            if not self._verify or self._is_intact(location, file.sha256):
+                return location
+        return None
+
+    def _is_intact(self, location: Location, expected: str) -> bool:
+        """Whether weights match their SHA-256. Large weights are checked by several threads."""
+        path, begin, size = location
+        pieces = self._pieces(size) if size >= _LARGE else None
+        if pieces is None:
+            return zip_format.file_sha256(path, begin, size) == expected
+
+        def check(piece: tuple[int, int, str]) -> bool:
+            return zip_format.file_sha256(path, begin + piece[0], piece[1]) == piece[2]
+
+        workers = min(8, len(os.sched_getaffinity(0)))
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            return all(pool.map(check, pieces))
+
+    def _pieces(self, size: int) -> list[tuple[int, int, str]] | None:
+        """Return (offset, size, SHA-256) of all constants; None if they do not cover the weights.
+
+        Gaps between constants must be padding of less than a page, which is never read.
+        """
+        pieces = set()
+        for constant in self._model.constants:
+            if constant.offset is not None and constant.bytes:
+                if constant.sha256 is None:
+                    return None
+                pieces.add((constant.offset, constant.bytes, constant.sha256))
+        end = 0
+        for offset, count, _ in [*sorted(pieces), (size, 0, "")]:
+            if offset - end >= zip_format.PAGE:
+                return None
+            end = max(end, offset + count)
+        # Largest first, for a balanced load of the threads.
+        return sorted(pieces, key=lambda piece: -piece[1])
