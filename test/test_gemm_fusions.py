@@ -20,7 +20,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from inductor_ext.autotune.reference import program
-from inductor_ext.lowerings.graph import fusion, match_shared_input
+from inductor_ext.lowerings.graph import match_shared_input, rewrite
 from inductor_ext.lowerings.graph.epilogue_region import flatten, region, with_epilogue
 from inductor_ext.lowerings.graph.fusion import Fusion
 from inductor_ext.lowerings.graph.matmul_nodes import problem_of
@@ -134,7 +134,7 @@ def apply_and_compare(
     before = run()
     values = {node.name: node.meta["val"] for item in fusions for node in item.outputs}
     with fake_cuda.device():
-        calls = [fusion.apply(graph, item, reference(item)) for item in fusions]
+        calls = [rewrite.apply(graph, item, reference(item)) for item in fusions]
     graph.lint()
     for call, item in zip(calls, fusions, strict=True):
         assert call.target is not None

@@ -26,7 +26,8 @@ from inductor_ext.lowerings.graph import (
     matmul_nodes,
     undo_woq_int8,
 )
-from inductor_ext.lowerings.graph.fusion import Fusion, View, apply
+from inductor_ext.lowerings.graph.fusion import Fusion, View
+from inductor_ext.lowerings.graph.rewrite import apply
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
 from inductor_ext.templates.triton.config import GemmConfig

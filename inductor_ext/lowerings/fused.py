@@ -21,7 +21,7 @@ from inductor_ext.lowerings.emit import (
     make_choice,
     with_actual_layouts,
 )
-from inductor_ext.lowerings.graph.formula import is_returned
+from inductor_ext.lowerings.graph.fx_nodes import is_returned
 from inductor_ext.lowerings.node_info import Plan, plan_of
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.problem import VECTOR_BYTES

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph.formula import call, is_read_by_strides, is_returned
+from inductor_ext.lowerings.graph.fx_nodes import call, is_read_by_strides, is_returned
 from inductor_ext.lowerings.graph.matmul_nodes import inputs
 from inductor_ext.settings import Settings
 

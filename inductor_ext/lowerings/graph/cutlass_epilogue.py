@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext.lowerings.graph import matmul_nodes
-from inductor_ext.lowerings.graph.formula import is_cast, is_view
 from inductor_ext.lowerings.graph.fusion import Fusion, View
+from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
 from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.cutlass.alignment import of_layout
 from inductor_ext.templates.cutlass.epilogue import (

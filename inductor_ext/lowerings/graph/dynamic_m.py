@@ -16,7 +16,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from inductor_ext.lowerings.graph.fusion import become, hoist
+from inductor_ext.lowerings.graph.rewrite import become, hoist
 
 __all__ = ["Range", "by_rows"]
 

@@ -14,7 +14,8 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph import matmul_nodes
-from inductor_ext.lowerings.graph.formula import (
+from inductor_ext.lowerings.graph.fusion import is_written_between
+from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
     flat,
     is_cast,
@@ -22,7 +23,7 @@ from inductor_ext.lowerings.graph.formula import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.graph.fusion import as_matrix, become, is_written_between
+from inductor_ext.lowerings.graph.rewrite import as_matrix, become
 from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 
 if TYPE_CHECKING:

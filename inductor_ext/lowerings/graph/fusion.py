@@ -7,32 +7,18 @@ that they read is written in between.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings.graph.formula import is_view, shape
-from inductor_ext.lowerings.graph.matmul_nodes import NotCovered, is_product, value_of
+from inductor_ext.lowerings.graph.matmul_nodes import NotCovered
 from inductor_ext.templates.problem import GemmProblem
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = [
-    "Fusion",
-    "View",
-    "apply",
-    "as_matrix",
-    "become",
-    "call_inputs",
-    "hoist",
-    "is_closed",
-    "is_written_between",
-    "later",
-    "named_graph",
-]
+__all__ = ["Fusion", "View", "is_closed", "is_written_between", "named_graph"]
 
 
 @dataclass(frozen=True)
@@ -174,161 +160,3 @@ def named_graph(owner: Any, node: fx.Node) -> fx.GraphModule | None:
     for name in str(node.target).split("."):
         module = getattr(module, name, None)
     return module if isinstance(module, torch.fx.GraphModule) else None
-
-
-def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
-    """Replace the nodes of a fusion by one call.
-
-    The call gets the inputs of the fusion, A as [M, K], and a packed weight as two weights (views).
-    The output nodes keep their identity and metadata: they become the call, or elements of its
-    result if there are several, in their original shapes. Fusions of one graph that share no node
-    can therefore be applied in any order.
-
-    Args:
-        graph: the graph in which the fusion was found.
-        fusion: a fusion of `match_shared_input.find`, `match_dequantized.find` or the like.
-        target: a function of the inputs, for Inductor with the attribute
-            `_inductor_lowering_function`. It returns [M, columns], or a tuple with one [M, columns]
-            per fused matmul.
-
-    Returns:
-        The call, to which the caller may attach metadata.
-    """
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    anchor = min(fusion.outputs, key=order.__getitem__)
-    hoist(anchor, fusion.inputs, order)
-    product = next(filter(is_product, fusion.nodes))
-    with graph.inserting_before(anchor):
-        arguments = call_inputs(graph, fusion, product)
-        (first, *others) = fusion.outputs
-        if others:
-            call = graph.call_function(target, arguments)
-            call.meta = dict(anchor.meta)
-            call.meta["val"] = tuple(_flat(output, product) for output in fusion.outputs)
-            for index, output in enumerate(fusion.outputs):
-                if len(shape(output)) == 2:
-                    become(output, operator.getitem, (call, index))
-                    continue
-                with graph.inserting_before(output):
-                    part = graph.call_function(operator.getitem, (call, index))
-                part.meta = {**output.meta, "val": _flat(output, product)}
-                _reshape(output, part, fusion)
-        elif len(shape(first)) == 2:
-            call = first
-            become(first, target, arguments)
-        else:
-            call = graph.call_function(target, arguments)
-            call.meta = {**first.meta, "val": _flat(first, product)}
-            _reshape(first, call, fusion)
-    call.meta.pop("eager_input_vals", None)
-    for node in reversed(fusion.nodes):
-        if node not in fusion.outputs:
-            graph.erase_node(node)
-    return call
-
-
-def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
-    """Return an output's value as [M, columns]."""
-    value: torch.Tensor = output.meta["val"]
-    if value.dim() == 2:
-        return value
-    return value.new_empty((product.meta["val"].shape[0], value.shape[-1]))
-
-
-def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
-    """Turn an output into a view of its matrix, with the sizes of a view in the fusion."""
-    view = next(
-        node for node in fusion.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
-    )
-    sizes: Any = view.args[1]
-    become(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
-
-
-def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the inputs of a fusion as the call takes them; `product` is its matmul node."""
-    import torch
-
-    aten = torch.ops.aten
-    a, *rest = fusion.inputs
-    for index, view in enumerate(fusion.views):
-        rest[index] = _seen(graph, rest[index], view)
-    if len(shape(a)) != 2:
-        value = as_matrix(a.meta["val"], product.meta["val"].shape[0])
-        a = graph.call_function(aten.reshape.default, (a, [-1, fusion.problem.k]))
-        a.meta = {"val": value}
-    if fusion.halves:
-        halved = max(1, len(fusion.views))
-        half = fusion.problem.parts[0]
-        # The bias of a gate is one of its operands.
-        count = len(rest) - (fusion.problem.operation == "addmm")
-        parts = [
-            _columns(graph, whole, begin, half)
-            for whole in rest[:halved]
-            for begin in fusion.halves
-        ]
-        biases = [
-            _columns(graph, whole, begin, half) for whole in rest[count:] for begin in fusion.halves
-        ]
-        rest = [*parts, *rest[halved:count], *biases]
-    return (a, *rest)
-
-
-def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
-    """Return a range of columns of a weight, scale or bias; a scalar is returned as it is."""
-    import torch
-
-    value = value_of(whole)
-    if not value.dim():
-        return whole
-    axis = value.dim() - 1
-    part = graph.call_function(torch.ops.aten.slice.Tensor, (whole, axis, begin, begin + count))
-    offset = value.storage_offset() + begin * value.stride(axis)
-    size = (*value.shape[:-1], count)
-    part.meta = {"val": value.as_strided(size, value.stride(), offset)}
-    return part
-
-
-def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:
-    """Add a view of a node to the graph."""
-    import torch
-
-    aten = torch.ops.aten
-    value = value_of(node)
-    if tuple(value.shape) != view.sizes:
-        node = graph.call_function(aten.reshape.default, (node, list(view.sizes)))
-        node.meta = {"val": value.view(view.sizes)}
-    if view.transposed:
-        node = graph.call_function(aten.permute.default, (node, [1, 0]))
-        node.meta = {"val": view.of(value)}
-    return node
-
-
-def as_matrix(value: torch.Tensor, rows: Any) -> torch.Tensor:
-    """Return a contiguous tensor as a matrix with `rows` rows."""
-    columns = value.shape[-1]
-    return value.as_strided((rows, columns), (columns, 1), value.storage_offset())
-
-
-def become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
-    """Make a node call something else. Its users, name and metadata stay."""
-    node.target = target
-    node.args = arguments
-    node.kwargs = {}
-
-
-def hoist(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> None:
-    """Move the nodes that compute the inputs before `anchor`, in their original order."""
-    for node in sorted(later(anchor, inputs, order), key=order.__getitem__):
-        anchor.prepend(node)
-
-
-def later(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> set[fx.Node]:
-    """Return the nodes from `anchor` on that the inputs are computed from, including the inputs."""
-    found: set[fx.Node] = set()
-    pending = list(inputs)
-    while pending:
-        node = pending.pop()
-        if node not in found and order[node] >= order[anchor]:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found

@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph import cutlass_epilogue, epilogue_region, matmul_nodes
 from inductor_ext.lowerings.graph.cutlass_epilogue import Fused
-from inductor_ext.lowerings.graph.formula import is_view, shape
-from inductor_ext.lowerings.graph.fusion import (
-    Fusion,
-    as_matrix,
-    become,
-    call_inputs,
-    hoist,
-    is_written_between,
-)
+from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
+from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
+from inductor_ext.lowerings.graph.rewrite import as_matrix, become, call_inputs, hoist
 from inductor_ext.templates.cutlass.epilogue import NotExpressible
 from inductor_ext.templates.cutlass.evt import why_unsupported
 from inductor_ext.templates.problem import Epilogue, GemmProblem

@@ -16,8 +16,7 @@ and mslk, which torchao's other 4-bit weights use), pairs that are not adjacent 
 quanto), and 32-bit words (GPTQ, AWQ). int8 by int8 matmuls (`_int_mm`, torchao's dynamic
 activations) are ordinary matmuls whose scales are fused as an epilogue.
 
-Views are tracked by strides instead of matched: for each dimension the code knows the strides of K
-and N that it covers, so that any chain of reshapes, permutes and expands can be read.
+Views are not matched but tracked by strides: see `strided_views`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import match_shared_input, matmul_nodes
-from inductor_ext.lowerings.graph.formula import (
+from inductor_ext.lowerings.graph.fusion import Fusion, View, is_closed
+from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
     is_cast,
     is_computed_in_float32,
@@ -37,7 +37,16 @@ from inductor_ext.lowerings.graph.formula import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.graph.fusion import Fusion, View, is_closed
+from inductor_ext.lowerings.graph.strided_views import (
+    Atom,
+    Dims,
+    StoredTensor,
+    broadcast,
+    require,
+    static_shape,
+    through_view,
+    view_source,
+)
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     FP8,
@@ -96,8 +105,8 @@ def _product(node: fx.Node) -> Fusion:
     if problem is None or (biased and (node.kwargs or problem.epilogue.pointwise != 1)):
         raise matmul_nodes.NotCovered("no product, or one that scales its bias")
     *bias, a, b = node.args
-    _require(problem.a.dtype in HALF, f"factors of {problem.a.dtype}")
-    _shape(b)  # type: ignore[arg-type]
+    require(problem.a.dtype in HALF, f"factors of {problem.a.dtype}")
+    static_shape(b)  # type: ignore[arg-type]
     read = _Reader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
     inputs, views, prologue, options = read.prologue()
@@ -192,149 +201,6 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
     return None
 
 
-def _require(met: bool, reason: str) -> None:
-    if not met:
-        raise matmul_nodes.NotCovered(reason)
-
-
-# Views
-
-
-@dataclass(frozen=True)
-class Atom:
-    """A factor of a tensor dimension, which covers a strided range of an axis of B, [K, N]."""
-
-    size: int
-    axis: Literal["k", "n"]
-    stride: int
-    """Distance along the axis between adjacent elements."""
-
-
-Dims = tuple[tuple[Atom, ...], ...]
-"""The atoms of each dimension of a tensor, outermost first; empty for a dimension of size 1."""
-
-
-def _regrouped(dims: Dims, shape: Sequence[int]) -> Dims:
-    """Return the dimensions after a reshape to `shape`, which keeps the order of elements."""
-    atoms = [atom for dim in dims for atom in dim]
-    found = []
-    for size in shape:
-        dim, left = [], size
-        while left > 1:
-            _require(bool(atoms), "a view of more elements")
-            atom = atoms.pop(0)
-            taken = min(left, atom.size)
-            _require(left % taken == atom.size % taken == 0, "a view across borders")
-            inner = atom.size // taken
-            dim.append(Atom(taken, atom.axis, atom.stride * inner))
-            if inner > 1:
-                atoms.insert(0, Atom(inner, atom.axis, atom.stride))
-            left //= taken
-        found.append(tuple(dim))
-    return tuple(found)
-
-
-def _broadcast(dims: Dims, shape: Sequence[int]) -> Dims:
-    """Return the dimensions of an operand of `shape` that is broadcast to a tensor of `dims`."""
-    last = dims[len(dims) - len(shape) :]
-    return tuple(() if size == 1 else dim for dim, size in zip(last, shape, strict=True))
-
-
-def _merged(dims: Dims) -> list[Atom]:
-    """Return the atoms of a tensor in memory order, with adjacent atoms merged if they continue
-    each other.
-    """
-    found: list[Atom] = []
-    for atom in (atom for dim in dims for atom in dim):
-        last = found[-1] if found else None
-        if last and last.axis == atom.axis and last.stride == atom.size * atom.stride:
-            found[-1] = Atom(last.size * atom.size, atom.axis, atom.stride)
-        else:
-            found.append(atom)
-    return found
-
-
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    shape = tuple(matmul_nodes.value_of(node).shape)
-    _require(all(isinstance(item, int) for item in shape), "sizes of a weight are symbols")
-    return shape
-
-
-def _through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
-    """Return the source of a view and its dimensions; None if the node is not a view."""
-    import torch
-
-    source = _view_source(node)
-    if source is None:
-        return None
-    if node.target is torch.ops.aten.expand.default:
-        return source, _broadcast(dims, _shape(source))
-    if node.target is torch.ops.aten.permute.default:
-        axes: Any = node.args[1]
-        moved = {axis % len(dims): dim for axis, dim in zip(axes, dims, strict=True)}
-        return source, tuple(moved[axis] for axis in range(len(dims)))
-    return source, _regrouped(dims, _shape(source))
-
-
-def _view_source(node: Any) -> Any:
-    """Return the source of a view; None for any other node. Inductor's decompositions reduce all
-    views to these operators.
-    """
-    import torch
-
-    aten = torch.ops.aten
-    views = (
-        aten.reshape.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.clone.default,
-        aten.expand.default,
-        aten.permute.default,
-    )
-    return node.args[0] if node.target in views else None
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor that the kernel reads."""
-
-    node: fx.Node
-    dims: Dims
-
-    def atoms(self) -> dict[str, Atom]:
-        """Return the atom that covers K and the one that covers N.
-
-        Raises:
-            NotCovered: one of them needs several atoms.
-        """
-        merged = _merged(self.dims)
-        found: dict[str, Atom] = {atom.axis: atom for atom in merged}
-        _require(len(found) == len(merged), "what is stored is not in the order of K and N")
-        return found
-
-    def view(self) -> View:
-        """Return the view as [K, N], or with fewer elements where values are shared."""
-        atoms = _merged(self.dims)
-        sizes = {atom.axis: atom.size for atom in atoms}
-        along_k, along_n = sizes.get("k", 1), sizes.get("n", 1)
-        if [atom.axis for atom in atoms] == ["n", "k"]:
-            return View((along_n, along_k), transposed=True)
-        return View((along_k, along_n))
-
-    def words(self) -> int:
-        """Return how many elements adjacent along K the kernel reads as one aligned 32-bit word; 1
-        if it cannot.
-        """
-        value = self.view().of(matmul_nodes.value_of(self.node))
-        words = max(1, 4 // value.element_size())
-        groups, columns = value.shape
-        aligned = value.storage_offset() % words == 0 and value.stride(1) % words == 0
-        return words if groups > 1 and value.stride(0) == 1 and aligned and columns > 1 else 1
-
-
 # Dequantization
 
 
@@ -349,9 +215,9 @@ class _Reader:
     problem: GemmProblem
     nodes: list[fx.Node] = field(default_factory=list)
     """All nodes that the kernel replaces."""
-    stored: _Stored | None = None
-    scale: _Stored | None = None
-    zero: _Stored | None = None
+    stored: StoredTensor | None = None
+    scale: StoredTensor | None = None
+    zero: StoredTensor | None = None
     dtype: str = ""
     """The dtype of the stored tensor; `int4` or `uint4` for packed pairs."""
     constant: int = 0
@@ -379,7 +245,7 @@ class _Reader:
         aten = torch.ops.aten
         while len(self.nodes) < MOST_NODES:
             target = node.target
-            moved = _through_view(node, dims)
+            moved = through_view(node, dims)
             if target is aten.cat.default:
                 return self._pairs(node, dims)
             if moved is None and not self._computes(node):
@@ -390,7 +256,7 @@ class _Reader:
             elif target is torch.ops.prims.convert_element_type.default:
                 node = node.args[0]
             elif target is aten.bitwise_xor.Scalar:
-                _require(node.args[1] == 8 and not self.inverted, "bits are inverted")
+                require(node.args[1] == 8 and not self.inverted, "bits are inverted")
                 self.inverted = True
                 node = node.args[0]
             else:
@@ -419,37 +285,37 @@ class _Reader:
 
         aten = torch.ops.aten
         kind = _dtype(node)
-        _require(kind in (*_INTEGERS, "float32", self.problem.a.dtype), f"b is computed in {kind}")
+        require(kind in (*_INTEGERS, "float32", self.problem.a.dtype), f"b is computed in {kind}")
         self.wide |= kind == "float32"
         operands: Any = node.args[:2]
         left, right = operands
         if node.target is not aten.mul.Tensor:
-            _require(not node.kwargs, "a zero point that is scaled")
-            _require(kind != "uint8", "integers wrap around below 0")
+            require(not node.kwargs, "a zero point that is scaled")
+            require(kind != "uint8", "integers wrap around below 0")
             if kind == "int8":
                 self.bits = 4
             if isinstance(right, (int, float)):
                 known = not self.constant and right in range(MOST_ZERO[8] + 1)
-                _require(known, "a zero point that kernels do not subtract")
+                require(known, "a zero point that kernels do not subtract")
                 self.constant = int(right)
-                return left, _broadcast(dims, _shape(left))
-            _require(self.zero is None and kind != "int8", "a zero point of zero points")
+                return left, broadcast(dims, static_shape(left))
+            require(self.zero is None and kind != "int8", "a zero point of zero points")
             self.zero = self._shared(right, dims)
-            return left, _broadcast(dims, _shape(left))
-        _require(self.scale is None and self.zero is None and not self.constant, "two scales")
+            return left, broadcast(dims, static_shape(left))
+        require(self.scale is None and self.zero is None and not self.constant, "two scales")
         if not _is_quantized(left):
             left, right = right, left
         self.scale = self._shared(right, dims)
-        return left, _broadcast(dims, _shape(left))
+        return left, broadcast(dims, static_shape(left))
 
-    def _shared(self, node: Any, dims: Dims) -> _Stored:
+    def _shared(self, node: Any, dims: Dims) -> StoredTensor:
         """Return the stored tensor of a scale or zero point, behind views and lossless conversions,
         which kernels do themselves.
         """
-        dims = _broadcast(dims, _shape(node))
+        dims = broadcast(dims, static_shape(node))
         visited: list[fx.Node] = []
         while True:
-            moved = _through_view(node, dims)
+            moved = through_view(node, dims)
             if moved is None and _keeps_numbers(node):
                 moved = node.args[0], dims
             if moved is None or len(visited) == MOST_NODES:
@@ -461,38 +327,38 @@ class _Reader:
             if not set(item.users) <= {*self.nodes}:
                 break
             self.nodes.append(item)
-        return _Stored(node, dims)
+        return StoredTensor(node, dims)
 
     def _bytes(self, node: Any, dims: Dims) -> None:
         self.dtype = _dtype(node)
-        _require(self.dtype in _BYTES, f"b is computed from {self.dtype}")
-        _require(self.bits == 8, "integers wrap around in 8 bits")
-        _require(not self.inverted, "bits are inverted")
-        self.stored = _Stored(node, dims)
+        require(self.dtype in _BYTES, f"b is computed from {self.dtype}")
+        require(self.bits == 8, "integers wrap around in 8 bits")
+        require(not self.inverted, "bits are inverted")
+        self.stored = StoredTensor(node, dims)
 
     def _pairs(self, node: Any, dims: Dims) -> None:
         """Read both halves of the same bytes, joined along K."""
         parts, axis = node.args[0], (*node.args[1:], 0)[0]
-        _require(len(parts) == 2 and bool(dims[axis]), "no pairs")
+        require(len(parts) == 2 and bool(dims[axis]), "no pairs")
         first, *rest = dims[axis]
-        _require(first.size % 2 == 0, "parts of different sizes")
+        require(first.size % 2 == 0, "parts of different sizes")
         inner = first.size // 2
-        _require((first.axis, first.stride * inner) == ("k", 1), "pairs that are no neighbours")
+        require((first.axis, first.stride * inner) == ("k", 1), "pairs that are no neighbours")
         left = [Atom(inner, first.axis, first.stride)] if inner > 1 else []
         place = axis % len(dims)
         own = (*dims[:place], (*left, *rest), *dims[place + 1 :])
         self.nodes.append(node)
         halves = [self._half(part, own) for part in parts]
         (stored, high, signed), other = halves
-        _require(other == (stored, not high, signed), "halves of different bytes")
+        require(other == (stored, not high, signed), "halves of different bytes")
         self.stored, self.high_first = stored, high
-        _require(not (signed and (self.inverted or self.wraps)), "bits are inverted")
+        require(not (signed and (self.inverted or self.wraps)), "bits are inverted")
         if self.inverted:
-            _require(self.constant >= 8, "bits are inverted")
+            require(self.constant >= 8, "bits are inverted")
             self.constant -= 8
         self.dtype = "int4" if signed or self.inverted else "uint4"
 
-    def _half(self, node: Any, dims: Dims) -> tuple[_Stored, bool, bool]:
+    def _half(self, node: Any, dims: Dims) -> tuple[StoredTensor, bool, bool]:
         """Return the bytes of which a node is one half, whether it is the upper half, and whether
         it is signed.
         """
@@ -504,9 +370,9 @@ class _Reader:
         operations: list[tuple[str, int]] = []
         signed = False
         while len(self.nodes) < MOST_NODES:
-            moved = _through_view(node, dims)
+            moved = through_view(node, dims)
             if moved is None and node.target is torch.ops.prims.convert_element_type.default:
-                _require(_dtype(node) in ("int16", "int32", "int64"), "numbers change in between")
+                require(_dtype(node) in ("int16", "int32", "int64"), "numbers change in between")
                 moved = node.args[0], dims
             names = {aten.bitwise_and.Scalar: "and", **dict.fromkeys(right, "right")}
             name = {**names, **dict.fromkeys(left, "left")}.get(node.target)
@@ -520,11 +386,11 @@ class _Reader:
                 # An arithmetic right shift extends the sign.
                 signed = _dtype(node) != "uint8"
             if name == "left":
-                _require(_dtype(node) == "int8", "bits are shifted out of 8 only")
+                require(_dtype(node) == "int8", "bits are shifted out of 8 only")
             operations.append((str(name), node.args[1]))
             node = node.args[0]
         kind = _dtype(node)
-        _require(kind in ("int8", "uint8"), f"pairs in {kind}")
+        require(kind in ("int8", "uint8"), f"pairs in {kind}")
         signed = signed and kind == "int8"
         known = {
             (("and", 15),): (False, False),
@@ -532,8 +398,8 @@ class _Reader:
             (("and", 15), ("right", 4)): (True, False),
             (("right", 4), ("left", 4)): (False, True),
         }
-        _require(tuple(operations) in known, "bits that are no halves of bytes")
-        return (_Stored(node, dims), *known[tuple(operations)])
+        require(tuple(operations) in known, "bits that are no halves of bytes")
+        return (StoredTensor(node, dims), *known[tuple(operations)])
 
     def operand(self) -> Operand:
         """Return B as an operand, in elements of its dtype."""
@@ -554,14 +420,14 @@ class _Reader:
         packed = self.dtype in ("int4", "uint4")
         k = Atom(problem.k // 2, "k", 2) if packed else Atom(problem.k, "k", 1)
         whole = {item.axis: item for item in (k, Atom(problem.n, "n", 1)) if item.size > 1}
-        _require(atoms == whole, "b is a part of what is stored")
-        _require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
+        require(atoms == whole, "b is a part of what is stored")
+        require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
         whole_numbers = self.dtype in ("uint8", "int4", "uint4")
-        _require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
+        require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
         inputs, views = [self.stored.node], [self.stored.view()]
         options: dict[str, Any] = {}
         if self.scale is None:
-            _require(self.zero is None, "zero points without scales")
+            require(self.zero is None, "zero points without scales")
             prologue = Prologue("dequantize")
         else:
             group = self._group(self.scale)
@@ -579,14 +445,14 @@ class _Reader:
             for name, item in (("SCALE", self.scale), ("ZERO", self.zero)):
                 if item is None:
                     continue
-                _require(not group or (self._group(item) or problem.k) == group, "groups differ")
-                _require(not group or "n" in item.atoms() or problem.n == 1, "one zero for all")
+                require(not group or (self._group(item) or problem.k) == group, "groups differ")
+                require(not group or "n" in item.atoms() or problem.n == 1, "one zero for all")
                 inputs.append(item.node)
                 view = item.view()
                 if not group:
                     view = View(tuple(size for size in view.sizes if size > 1))
                     # The kernel assumes that they are contiguous.
-                    _require(
+                    require(
                         view.of(matmul_nodes.value_of(item.node)).is_contiguous(), "scales apart"
                     )
                 elif item.words() > 1:
@@ -600,15 +466,15 @@ class _Reader:
             options["HIGH_FIRST"] = True
         return inputs, tuple(views), prologue, options
 
-    def _group(self, stored: _Stored) -> int:
+    def _group(self, stored: StoredTensor) -> int:
         """Return the number of elements along K that share a scale or zero point; 0 if all do."""
         atoms = stored.atoms()
         n = atoms.get("n")
-        _require(n is None or n == Atom(self.problem.n, "n", 1), "a part of N shares a scale")
+        require(n is None or n == Atom(self.problem.n, "n", 1), "a part of N shares a scale")
         k = atoms.get("k")
         if k is None:
             return 0
-        _require(k.size * k.stride == self.problem.k, "a part of K shares a scale")
+        require(k.size * k.stride == self.problem.k, "a part of K shares a scale")
         return k.stride
 
 
@@ -627,7 +493,7 @@ def _is_quantized(node: Any) -> bool:
     for _ in range(MOST_NODES):
         if node.target is aten.cat.default:
             return True
-        if node.target not in steps and _view_source(node) is None:
+        if node.target not in steps and view_source(node) is None:
             break
         node = node.args[0]
         if not isinstance(node, torch.fx.Node):

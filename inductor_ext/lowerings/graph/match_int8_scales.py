@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
-from inductor_ext.lowerings.graph.formula import call, is_computed_in_float32
-from inductor_ext.lowerings.graph.fusion import become
+from inductor_ext.lowerings.graph.fx_nodes import call, is_computed_in_float32
+from inductor_ext.lowerings.graph.rewrite import become
 
 if TYPE_CHECKING:
     import torch

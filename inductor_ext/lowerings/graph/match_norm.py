@@ -1,6 +1,6 @@
 """Matching of RMSNorm and LayerNorm in an FX graph, independent of how the model writes them.
 
-`norm_of` reads a node as a formula (`formula.Reader`) and compares it with the definitions of both
+`norm_of` reads a node as a formula (`FormulaReader`) and compares it with the definitions of both
 norms. It returns None for anything else. The fusion is governed by `gemm_fuse_norm`.
 """
 
@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import sympy  # type: ignore[import-untyped]
 
 from inductor_ext.lowerings.graph import matmul_nodes
-from inductor_ext.lowerings.graph.formula import (
-    Reader,
-    Unreadable,
-    flat,
-    is_cast,
-    is_view,
-    mean,
-    shape,
-    symbol,
-)
+from inductor_ext.lowerings.graph.formula import FormulaReader, mean, symbol
+from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_view, shape
 
 if TYPE_CHECKING:
     from torch import fx
@@ -76,7 +68,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
         x = _averaged(root)
         if x is None or flat(x) != flat(root) or flat(x)[1] != k:
             return None
-        reader = Reader(root, leaf)
+        reader = FormulaReader(root, leaf)
         formula = reader.read(root)
     except Unreadable:
         return None

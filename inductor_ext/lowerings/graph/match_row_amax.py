@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
-from inductor_ext.lowerings.graph.formula import (
+from inductor_ext.lowerings.graph.fusion import Fusion, is_closed
+from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
     flat,
     is_cast,
@@ -31,7 +32,7 @@ from inductor_ext.lowerings.graph.formula import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.graph.fusion import Fusion, become, call_inputs, hoist, is_closed
+from inductor_ext.lowerings.graph.rewrite import become, call_inputs, hoist
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import QUANTIZED, GemmProblem
 
@@ -370,7 +371,7 @@ def _biases(base: Fusion) -> tuple[fx.Node, ...]:
 
 
 def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.Node:
-    """Replace the nodes of a fusion by one call, as `fusion.apply` does.
+    """Replace the nodes of a fusion by one call, as `rewrite.apply` does.
 
     Args:
         graph: the graph in which the fusion was found.

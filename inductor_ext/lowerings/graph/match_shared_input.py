@@ -30,27 +30,19 @@ import sympy  # type: ignore[import-untyped]
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import matmul_nodes
-from inductor_ext.lowerings.graph.formula import (
-    Reader,
+from inductor_ext.lowerings.graph.formula import FormulaReader, canonical, relu, symbol
+from inductor_ext.lowerings.graph.fusion import Fusion, is_closed, is_written_between
+from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
-    canonical,
     flat,
     is_cast,
     is_contiguous,
     is_read_by_strides,
     is_view,
-    relu,
     shape,
-    symbol,
-)
-from inductor_ext.lowerings.graph.fusion import (
-    Fusion,
-    as_matrix,
-    is_closed,
-    is_written_between,
-    later,
 )
 from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
+from inductor_ext.lowerings.graph.rewrite import as_matrix, later
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
@@ -233,7 +225,7 @@ class _Search:
             return symbol(node)
 
         try:
-            reader = Reader(root, leaf)
+            reader = FormulaReader(root, leaf)
             split = _split(reader.read(root), list(leaves))
         except Unreadable:
             return None

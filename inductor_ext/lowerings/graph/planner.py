@@ -41,8 +41,9 @@ from inductor_ext.lowerings.graph import (
     matmul_nodes,
 )
 from inductor_ext.lowerings.graph.decisions import Decider
-from inductor_ext.lowerings.graph.formula import is_cast, is_view
-from inductor_ext.lowerings.graph.fusion import Fusion, apply, is_written_between
+from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
+from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
+from inductor_ext.lowerings.graph.rewrite import apply
 from inductor_ext.lowerings.graph.site import (
     Site,
     find_matmuls,

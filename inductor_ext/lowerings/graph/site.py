@@ -12,8 +12,8 @@ import sympy  # type: ignore[import-untyped]
 from torch import fx
 
 from inductor_ext.lowerings.graph import epilogue_region, match_cutlass, matmul_nodes
-from inductor_ext.lowerings.graph.formula import is_cast, is_view
 from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
 from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.problem import GemmProblem
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph.formula import call
+from inductor_ext.lowerings.graph.fx_nodes import call
 
 __all__ = ["restore"]
 

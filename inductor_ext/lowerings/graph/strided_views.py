@@ -1,0 +1,171 @@
+"""Arithmetic of chains of views on B [K, N]: which elements of K and N a tensor's dimensions cover.
+
+Views are tracked by strides instead of matched: for each dimension of a tensor, `Dims` holds the
+strides of K and N that it covers, so that any chain of reshapes, permutes and expands can be read,
+from the matmul back to the stored tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.lowerings.graph.fusion import View
+
+if TYPE_CHECKING:
+    from torch import fx
+
+__all__ = [
+    "Atom",
+    "Dims",
+    "StoredTensor",
+    "broadcast",
+    "merge_atoms",
+    "regroup",
+    "require",
+    "static_shape",
+    "through_view",
+    "view_source",
+]
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A factor of a tensor dimension, which covers a strided range of an axis of B, [K, N]."""
+
+    size: int
+    axis: Literal["k", "n"]
+    stride: int
+    """Distance along the axis between adjacent elements."""
+
+
+Dims = tuple[tuple[Atom, ...], ...]
+"""The atoms of each dimension of a tensor, outermost first; empty for a dimension of size 1."""
+
+
+def regroup(dims: Dims, shape: Sequence[int]) -> Dims:
+    """Return the dimensions after a reshape to `shape`, which keeps the order of elements."""
+    atoms = [atom for dim in dims for atom in dim]
+    found = []
+    for size in shape:
+        dim, left = [], size
+        while left > 1:
+            require(bool(atoms), "a view of more elements")
+            atom = atoms.pop(0)
+            taken = min(left, atom.size)
+            require(left % taken == atom.size % taken == 0, "a view across borders")
+            inner = atom.size // taken
+            dim.append(Atom(taken, atom.axis, atom.stride * inner))
+            if inner > 1:
+                atoms.insert(0, Atom(inner, atom.axis, atom.stride))
+            left //= taken
+        found.append(tuple(dim))
+    return tuple(found)
+
+
+def broadcast(dims: Dims, shape: Sequence[int]) -> Dims:
+    """Return the dimensions of an operand of `shape` that is broadcast to a tensor of `dims`."""
+    last = dims[len(dims) - len(shape) :]
+    return tuple(() if size == 1 else dim for dim, size in zip(last, shape, strict=True))
+
+
+def merge_atoms(dims: Dims) -> list[Atom]:
+    """Return the atoms of a tensor in memory order, with adjacent atoms merged if they continue
+    each other.
+    """
+    found: list[Atom] = []
+    for atom in (atom for dim in dims for atom in dim):
+        last = found[-1] if found else None
+        if last and last.axis == atom.axis and last.stride == atom.size * atom.stride:
+            found[-1] = Atom(last.size * atom.size, atom.axis, atom.stride)
+        else:
+            found.append(atom)
+    return found
+
+
+def static_shape(node: fx.Node) -> tuple[int, ...]:
+    shape = tuple(matmul_nodes.value_of(node).shape)
+    require(all(isinstance(item, int) for item in shape), "sizes of a weight are symbols")
+    return shape
+
+
+def through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
+    """Return the source of a view and its dimensions; None if the node is not a view."""
+    import torch
+
+    source = view_source(node)
+    if source is None:
+        return None
+    if node.target is torch.ops.aten.expand.default:
+        return source, broadcast(dims, static_shape(source))
+    if node.target is torch.ops.aten.permute.default:
+        axes: Any = node.args[1]
+        moved = {axis % len(dims): dim for axis, dim in zip(axes, dims, strict=True)}
+        return source, tuple(moved[axis] for axis in range(len(dims)))
+    return source, regroup(dims, static_shape(source))
+
+
+def view_source(node: Any) -> Any:
+    """Return the source of a view; None for any other node. Inductor's decompositions reduce all
+    views to these operators.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    views = (
+        aten.reshape.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.clone.default,
+        aten.expand.default,
+        aten.permute.default,
+    )
+    return node.args[0] if node.target in views else None
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that the kernel reads."""
+
+    node: fx.Node
+    dims: Dims
+
+    def atoms(self) -> dict[str, Atom]:
+        """Return the atom that covers K and the one that covers N.
+
+        Raises:
+            NotCovered: one of them needs several atoms.
+        """
+        merged = merge_atoms(self.dims)
+        found: dict[str, Atom] = {atom.axis: atom for atom in merged}
+        require(len(found) == len(merged), "what is stored is not in the order of K and N")
+        return found
+
+    def view(self) -> View:
+        """Return the view as [K, N], or with fewer elements where values are shared."""
+        atoms = merge_atoms(self.dims)
+        sizes = {atom.axis: atom.size for atom in atoms}
+        along_k, along_n = sizes.get("k", 1), sizes.get("n", 1)
+        if [atom.axis for atom in atoms] == ["n", "k"]:
+            return View((along_n, along_k), transposed=True)
+        return View((along_k, along_n))
+
+    def words(self) -> int:
+        """Return how many elements adjacent along K the kernel reads as one aligned 32-bit word; 1
+        if it cannot.
+        """
+        value = self.view().of(matmul_nodes.value_of(self.node))
+        words = max(1, 4 // value.element_size())
+        groups, columns = value.shape
+        aligned = value.storage_offset() % words == 0 and value.stride(1) % words == 0
+        return words if groups > 1 and value.stride(0) == 1 and aligned and columns > 1 else 1
+
+
+def require(met: bool, reason: str) -> None:
+    if not met:
+        raise matmul_nodes.NotCovered(reason)
