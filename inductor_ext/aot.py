@@ -75,7 +75,7 @@ def aoti_compile_and_package(
     """
     programs = _programs(exported_program)
     _check_path(package_path)
-    ours, patches = options.split(None, inductor_configs)
+    ours, patches = options.split_options(None, inductor_configs)
     settings = config.snapshot({**(requested() or {}), **ours})
     if settings.aot_weights_file is not None and (why := _unwritable(settings.aot_weights_file)):
         raise exc.BadWeightsFileError(path=settings.aot_weights_file, why=why)

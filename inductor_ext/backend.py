@@ -67,8 +67,8 @@ def inductor_ext(
     import torch
     from torch._inductor import config as inductor_config
 
-    ours, patches = _options.split(mode, options)
-    with activate(**ours):
+    values, patches = _options.split_options(mode, options)
+    with activate(**values):
         settings = config.snapshot(requested())
         if settings.enabled:
             devices = requirements.device_types(

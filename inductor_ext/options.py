@@ -1,8 +1,9 @@
 """Validation of the arguments `mode=` and `options=` (or `inductor_configs=`).
 
-Users pass Inductor's options and the extension's settings in one dictionary. `split` validates all
-names and types before the compile starts, and separates the settings (for the activation) from
-Inductor's options (for a config patch). Invalid input raises an error of `exc`; nothing is ignored.
+Users pass Inductor's options and the extension's settings in one dictionary. `split_options`
+validates all names and types before the compile starts, and separates the settings (for `activate`)
+from Inductor's options (for a config patch). Invalid input raises an error of `exc`; nothing is
+ignored.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from inductor_ext import exc, settings
+from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
 
-__all__ = ["list_mode_options", "list_options", "split"]
+__all__ = ["list_mode_options", "list_options", "split_options"]
 
 
 def list_options() -> list[str]:
@@ -50,13 +52,13 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
         )
     if mode not in modes:
         raise exc.UnknownModeError(
-            mode=mode, allowed=", ".join(map(repr, modes)), nearest=settings.nearest(mode, modes)
+            mode=mode, allowed=", ".join(map(repr, modes)), nearest=suggest_name(mode, modes)
         )
     options: dict[str, Any] = torch._inductor.list_mode_options(mode, dynamic)
     return options
 
 
-def split(
+def split_options(
     mode: str | None, options: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Validate options and return them as (settings of the extension, options of Inductor).
@@ -75,26 +77,26 @@ def split(
         raise exc.BadArgumentError(
             name="options", given=repr(options), allowed="a dictionary of options by name"
         )
-    ours: dict[str, Any] = {}
-    inductors: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
+    extension: dict[str, Any] = {}
+    inductor: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
     # Copy the config only if needed: this function runs for every graph.
-    known: dict[str, Any] = inductor_config.get_config_copy() if options else {}
-    for given, value in (options or {}).items():
-        name = str(given).replace("-", "_")
+    defaults: dict[str, Any] = inductor_config.get_config_copy() if options else {}
+    for key, value in (options or {}).items():
+        name = str(key).replace("-", "_")
         if name in settings.types_of():
             settings.check(name, value)
-            ours[name] = value
-        elif name in known:
-            inductors[name] = _checked(name, value, known[name])
+            extension[name] = value
+        elif name in defaults:
+            inductor[name] = _converted(name, value, defaults[name])
         else:
-            allowed = [*known, *settings.names()]
+            allowed = [*defaults, *settings.names()]
             raise exc.UnknownOptionError(
-                name=name, value=value, nearest=settings.nearest(name, allowed), count=len(allowed)
+                name=name, value=value, nearest=suggest_name(name, allowed), count=len(allowed)
             )
-    return ours, inductors
+    return extension, inductor
 
 
-def _checked(name: str, value: Any, current: Any) -> Any:
+def _converted(name: str, value: Any, current: Any) -> Any:
     """Validate the value of an Inductor option and convert it to the type that Inductor expects."""
     from torch._inductor import config as inductor_config
 
@@ -102,12 +104,12 @@ def _checked(name: str, value: Any, current: Any) -> Any:
     if annotation is type(None):
         # Declared as `name = None` without an annotation: the type is unknown.
         return value
-    if not settings.accepts(value, annotation):
+    if not has_type(value, annotation):
         raise exc.BadOptionError(
             name=name,
             value=value,
             found=type(value).__name__,
-            allowed=settings.describe_type(annotation),
+            allowed=describe_type(annotation),
             default=current,
         )
     return float(value) if annotation is float else value

@@ -14,23 +14,25 @@ import pytest
 import torch
 import torch._inductor
 import torch._inductor.config as inductor_config
+import write_settings_docs
 
 import inductor_ext
 from inductor_ext import config, exc, options, settings
+from inductor_ext.settings.type_checks import describe_type, has_type
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_docs_hold_the_current_table() -> None:
-    """`python -m inductor_ext.settings > docs/settings.md` brings the page up to date."""
-    assert (ROOT / "docs" / "settings.md").read_text() == settings.markdown_page()
+    """`scripts/write_settings_docs.py` brings the page up to date."""
+    assert (ROOT / "docs" / "settings.md").read_text() == write_settings_docs.markdown_page()
 
 
 def test_every_setting_is_declared_in_full() -> None:
     for name in settings.names():
         field = settings.Settings.__dataclass_fields__[name]
         assert len(field.metadata["meaning"]) > 40, name
-        assert settings.accepts(field.default, settings.types_of()[name]), name
+        assert has_type(field.default, settings.types_of()[name]), name
         assert settings.environment_variable(name) == f"INDUCTOR_EXT_{name.upper()}"
 
 
@@ -40,7 +42,7 @@ def test_config_module_declares_every_setting_for_type_checkers() -> None:
     for name, kind in declared.items():
         declared[name] = kind.replace("_typing.", "").replace('"', "'")
     annotations = settings.types_of()
-    assert declared == {name: settings.describe_type(annotations[name]) for name in annotations}
+    assert declared == {name: describe_type(annotations[name]) for name in annotations}
 
 
 def test_our_names_do_not_hide_inductors() -> None:
@@ -185,8 +187,8 @@ class TestAccepts:
         ("annotation", "good", "bad"), CASES, ids=[str(case[0]) for case in CASES]
     )
     def test_types(self, annotation: Any, good: list[Any], bad: list[Any]) -> None:
-        assert [value for value in good if not settings.accepts(value, annotation)] == []
-        assert [value for value in bad if settings.accepts(value, annotation)] == []
+        assert [value for value in good if not has_type(value, annotation)] == []
+        assert [value for value in bad if has_type(value, annotation)] == []
 
 
 class TestOptions:
@@ -208,17 +210,17 @@ class TestOptions:
         with pytest.raises(
             exc.BadArgumentError, match=r"^Invalid mode=3: expected one of 'default', "
         ):
-            options.split(3, None)  # type: ignore[arg-type]
+            options.split_options(3, None)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("wrong", ["max_autotune", ["max_autotune"]])
     def test_options_that_are_no_dictionary(self, wrong: Any) -> None:
         with pytest.raises(
             exc.BadArgumentError, match=r"expected a dictionary of options by name\.$"
         ):
-            options.split(None, wrong)
+            options.split_options(None, wrong)
 
     def test_split_sorts_and_normalises(self) -> None:
-        ours, inductors = options.split(
+        ours, inductors = options.split_options(
             "max-autotune-no-cudagraphs",
             {"enabled": False, "max-autotune": False, "triton.cudagraphs": True},
         )
@@ -231,7 +233,7 @@ class TestOptions:
 
     def test_split_accepts_every_current_value_of_inductor(self) -> None:
         current = inductor_config.get_config_copy()
-        _, inductors = options.split(None, current)
+        _, inductors = options.split_options(None, current)
         assert inductors == current
 
     def test_split_is_at_least_as_lenient_as_stock(self) -> None:
@@ -246,7 +248,7 @@ class TestOptions:
                     torch._TorchCompileInductorWrapper(None, {name: value}, None)
                 except (RuntimeError, TypeError):
                     continue
-                assert options.split(None, {name: value})[1] == {name: value}
+                assert options.split_options(None, {name: value})[1] == {name: value}
 
     def test_whole_numbers_serve_for_float_options(self) -> None:
         floats = [
@@ -254,7 +256,7 @@ class TestOptions:
             for name in torch._inductor.list_options()
             if inductor_config.get_type(name) is float
         ]
-        _, inductors = options.split(None, {floats[0]: 2})
+        _, inductors = options.split_options(None, {floats[0]: 2})
         assert type(inductors[floats[0]]) is float
         torch._TorchCompileInductorWrapper(None, inductors, None)
 
@@ -270,7 +272,7 @@ class TestOptions:
     )
     def test_ill_typed(self, name: str, value: Any, allowed: str) -> None:
         with pytest.raises(exc.BadOptionError) as caught:
-            options.split(None, {name: value})
+            options.split_options(None, {name: value})
         text = str(caught.value)
         assert repr(name) in text
         assert repr(value) in text
@@ -286,7 +288,7 @@ class TestOptions:
     )
     def test_unknown(self, name: str, nearest: str) -> None:
         with pytest.raises(exc.UnknownOptionError) as caught:
-            options.split(None, {name: 17})
+            options.split_options(None, {name: 17})
         text = str(caught.value)
         assert repr(name) in text
         assert "17" in text
@@ -295,7 +297,7 @@ class TestOptions:
 
     def test_nothing_similar(self) -> None:
         with pytest.raises(exc.UnknownOptionError) as caught:
-            options.split(None, {"qqqqqqqq": 1})
+            options.split_options(None, {"qqqqqqqq": 1})
         assert "Did you mean" not in str(caught.value)
 
     @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from inductor_ext import __version__, _compat, exc, settings
+from inductor_ext import __version__, _compat, exc
+from inductor_ext.settings.type_checks import suggest_name
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -138,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     known = {command.name: command for command in COMMANDS}
     if arguments.command not in known:
-        hint = settings.nearest(arguments.command, known)
+        hint = suggest_name(arguments.command, known)
         parser.error(
             f"there is no command {arguments.command!r}.{hint} The commands are: "
             f"{', '.join(known)}."

@@ -187,9 +187,9 @@ def explain(
     """
     from torch._dynamo.backends.registry import lookup_backend
 
-    from inductor_ext import options as option_names
+    from inductor_ext.options import split_options
 
-    option_names.split(mode, options)
+    split_options(mode, options)
     target: Any = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
     ours: Any = lookup_backend("inductor_ext")
 

@@ -10,9 +10,7 @@ variable or from code, raises an error that names it (see `exc`); it is never ig
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
-import difflib
 import functools
 import hashlib
 import math
@@ -20,22 +18,19 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from inductor_ext import exc
+from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "Settings",
-    "accepts",
     "check",
-    "describe_type",
     "environment_variable",
     "from_environment",
-    "markdown_page",
     "names",
-    "nearest",
     "parse_bytes",
     "parse_rows",
     "resolve",
@@ -50,7 +45,7 @@ def _setting(
     meaning: str,
     *,
     in_cache_key: bool = True,
-    reads: Callable[[Any], object] | None = None,
+    parse: Callable[[Any], object] | None = None,
 ) -> Any:
     """Declare a setting.
 
@@ -58,12 +53,12 @@ def _setting(
         default: the value if neither the environment nor code sets one.
         meaning: one paragraph for the docs.
         in_cache_key: False only for a setting that cannot change the compiled code. Default: True.
-        reads: parses or validates a value of the right type. Raises ValueError, whose text
+        parse: parses or validates a value of the right type. Raises ValueError, whose text
             describes the allowed values; it is reported as `exc.BadOptionError`. Default: None.
     """
     return dataclasses.field(
         default=default,
-        metadata={"meaning": meaning, "in_cache_key": in_cache_key, "reads": reads},
+        metadata={"meaning": meaning, "in_cache_key": in_cache_key, "parse": parse},
     )
 
 
@@ -94,19 +89,19 @@ def parse_rows(value: str) -> tuple[int, ...]:
             is allowed.
     """
     allowed = "comma-separated positive integers, such as 1, 16, 2048"
-    numbers = [part.strip() for part in value.split(",")]
-    if not all(number.isdecimal() and int(number) for number in numbers):
+    words = [word.strip() for word in value.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
         raise ValueError(allowed)
-    return tuple(sorted({int(number) for number in numbers}))
+    return tuple(sorted(set(map(int, words))))
 
 
-def _positive(value: int) -> int:
+def _check_positive(value: int) -> int:
     if value < 1:
         raise ValueError("an integer of at least 1")
     return value
 
 
-def _count(value: int) -> int:
+def _check_not_negative(value: int) -> int:
     if value < 0:
         raise ValueError("an integer of at least 0")
     return value
@@ -171,7 +166,7 @@ class Settings:
         "previous one; the last choice also applies to larger M. With a single value, one kernel "
         "is used for all M. Has no effect with CUDA graphs, which are recorded separately for "
         "each size.",
-        reads=parse_rows,
+        parse=parse_rows,
     )
     persistent_rows: bool = _setting(
         True,
@@ -202,7 +197,7 @@ class Settings:
         None,
         'Bytes, or a string such as "8GiB". If the planned peak on a device exceeds it, the '
         "compile fails with an error that lists the buffers live at the peak.",
-        reads=parse_bytes,
+        parse=parse_bytes,
     )
     memory_debug: bool = _setting(
         False,
@@ -228,7 +223,7 @@ class Settings:
         "Approximate number of statements of the generated C++ wrapper per translation unit. A "
         "larger wrapper is split into several units, which are compiled in parallel, each in "
         "bounded memory. 0 never splits, which takes several times as long.",
-        reads=_count,
+        parse=_check_not_negative,
     )
     aot_debug_info: bool = _setting(
         False,
@@ -253,7 +248,7 @@ class Settings:
         "The same limit applies separately to the cache of CUTLASS kernels (about 2.5 MB each). "
         "The least recently used entries are removed first.",
         in_cache_key=False,
-        reads=parse_bytes,
+        parse=parse_bytes,
     )
     aot_check_inputs: bool = _setting(
         True,
@@ -278,14 +273,14 @@ class Settings:
         "applies separately to imported results. An entry takes 2 to 4 KB. The oldest entries are "
         "removed first; those just added are kept.",
         in_cache_key=False,
-        reads=_positive,
+        parse=_check_positive,
     )
     tuning_wait: int = _setting(
         300,
         "Seconds to wait for other processes that are tuning the same GEMMs, counted from the "
         "last result received from them. After that the process tunes the remaining GEMMs itself.",
         in_cache_key=False,
-        reads=_count,
+        parse=_check_not_negative,
     )
     cutlass_background: bool = _setting(
         False,
@@ -305,7 +300,7 @@ class Settings:
         "Approximate GPU time, in milliseconds, for benchmarking the candidates of one GEMM under "
         "`max_autotune`. Clear cases take less.",
         in_cache_key=False,
-        reads=_positive,
+        parse=_check_positive,
     )
 
     def cache_key(self) -> str:
@@ -342,66 +337,6 @@ def environment_variable(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a "Did you mean" sentence with the closest known name, or an empty string."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {match[0]!r}?" if match else ""
-
-
-def accepts(value: object, annotation: Any) -> bool:
-    """Whether `value` matches a type annotation.
-
-    Supports classes, None, unions, Literal and the element types of list, tuple, set and dict.
-    Annotations that cannot be checked (a protocol, a type variable, a forward reference) accept any
-    value. An int matches float; a bool matches int, as in Python; only a bool matches bool.
-    """
-    origin = typing.get_origin(annotation)
-    args = typing.get_args(annotation)
-    if annotation is Any or isinstance(annotation, (str, typing.TypeVar)):
-        return True
-    if annotation is None or annotation is type(None):
-        return value is None
-    if annotation is float:
-        return isinstance(value, (float, int)) and not isinstance(value, bool)
-    if origin in (typing.Union, types.UnionType):
-        return any(accepts(value, arg) for arg in args)
-    if origin is typing.Literal:
-        return any(value == arg and type(value) is type(arg) for arg in args)
-    if origin is typing.Annotated:
-        return accepts(value, args[0])
-    if origin is collections.abc.Callable or annotation is collections.abc.Callable:
-        return callable(value)
-    if origin in (list, set, frozenset, collections.abc.Sequence):
-        return isinstance(value, origin) and all(accepts(item, args[0]) for item in value)
-    if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            return isinstance(value, tuple) and all(accepts(item, args[0]) for item in value)
-        return (
-            isinstance(value, tuple) and len(value) == len(args) and all(map(accepts, value, args))
-        )
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            accepts(key, args[0]) and accepts(item, args[1]) for key, item in value.items()
-        )
-    if isinstance(origin, type):
-        return isinstance(value, origin)
-    if isinstance(annotation, type):
-        try:
-            return isinstance(value, annotation)
-        except TypeError:  # a protocol that cannot be checked at run time
-            return True
-    return True
-
-
-def describe_type(annotation: Any) -> str:
-    """Return a type annotation as a user would write it."""
-    if annotation is type(None):
-        return "None"
-    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
-        return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("collections.abc.", "")
-
-
 def check(name: str, value: object) -> None:
     """Check that `name` is a setting and `value` is valid for it.
 
@@ -412,13 +347,13 @@ def check(name: str, value: object) -> None:
     annotations = types_of()
     if name not in annotations:
         raise exc.UnknownOptionError(
-            name=name, value=value, nearest=nearest(name, annotations), count=len(annotations)
+            name=name, value=value, nearest=suggest_name(name, annotations), count=len(annotations)
         )
-    allowed = None if accepts(value, annotations[name]) else describe_type(annotations[name])
-    reads = _readers()[name]
-    if allowed is None and value is not None and reads is not None:
+    allowed = None if has_type(value, annotations[name]) else describe_type(annotations[name])
+    parse = _parsers()[name]
+    if allowed is None and value is not None and parse is not None:
         try:
-            reads(value)
+            parse(value)
         except ValueError as error:
             allowed = str(error)
     if allowed is not None:
@@ -432,8 +367,8 @@ def check(name: str, value: object) -> None:
 
 
 @functools.cache
-def _readers() -> dict[str, Callable[[Any], object] | None]:
-    return {field.name: field.metadata["reads"] for field in dataclasses.fields(Settings)}
+def _parsers() -> dict[str, Callable[[Any], object] | None]:
+    return {field.name: field.metadata["parse"] for field in dataclasses.fields(Settings)}
 
 
 def resolve(current: Mapping[str, object], overrides: Mapping[str, object]) -> Settings:
@@ -474,12 +409,6 @@ def _parse(text: str, annotation: Any) -> object:
     return annotation(text)
 
 
-def _nearest_variable(name: str) -> str:
-    """Like `nearest`, for environment variables; `name` is the setting name after the prefix."""
-    match = difflib.get_close_matches(name, types_of(), n=1, cutoff=0.6)
-    return f" Did you mean {environment_variable(match[0])!r}?" if match else ""
-
-
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the settings that `INDUCTOR_EXT_*` environment variables set, by setting name.
 
@@ -493,18 +422,17 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
     """
     environment = os.environ if environment is None else environment
     annotations = types_of()
-    known = {environment_variable(name): name for name in annotations}
+    names_by_variable = {environment_variable(name): name for name in annotations}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
-        name = known.get(variable)
+        name = names_by_variable.get(variable)
         if name is None:
             # Compare without the common prefix, which would make any two names look similar.
-            wanted = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            raise exc.UnknownVariableError(
-                variable=variable, value=text, nearest=_nearest_variable(wanted)
-            )
+            suffix = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            suggestion = suggest_name(suffix, annotations, display=environment_variable)
+            raise exc.UnknownVariableError(variable=variable, value=text, nearest=suggestion)
         allowed = describe_type(annotations[name])
         try:
             values[name] = _parse(text, annotations[name])
@@ -514,41 +442,3 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
                 allowed = error.fields["allowed"]
             raise exc.BadEnvironmentError(variable=variable, value=text, allowed=allowed) from None
     return values
-
-
-_PAGE = """# Settings
-
-A setting can be given in five ways. In order of increasing precedence:
-
-1. Environment variable, read when the process first uses inductor_ext.
-2. `inductor_ext.config.<name> = value`
-3. `with inductor_ext.config.patch(<name>=value):`
-4. `inductor_ext.activate(<name>=value)` and `inductor_ext.install(<name>=value)`
-5. For one model: `torch.compile(model, backend="inductor_ext", options={"<name>": value})` or
-   `inductor_ext.aoti_compile_and_package(..., inductor_configs={"<name>": value})`. Inductor's
-   options can be passed in the same dictionary.
-
-This page is generated by `python -m inductor_ext.settings > docs/settings.md`.
-
-"""
-
-
-def markdown_page() -> str:
-    """Return the text of docs/settings.md."""
-    lines = [
-        "| setting | type | default | environment variable | meaning |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    annotations = types_of()
-    for field in dataclasses.fields(Settings):
-        kind = describe_type(annotations[field.name]).replace("|", "\\|")
-        variable = environment_variable(field.name)
-        meaning = field.metadata["meaning"]
-        lines.append(
-            f"| `{field.name}` | `{kind}` | `{field.default!r}` | `{variable}` | {meaning} |"
-        )
-    return _PAGE + "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown_page(), end="")
