@@ -27,8 +27,9 @@ from typing import Any
 
 import torch
 
+from benchmarks import cutlass_launch
 from inductor_ext.storage import artifact_store
-from inductor_ext.templates.cutlass import launch, nvcc_build
+from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.cost_model import rank
 from inductor_ext.templates.cutlass.epilogue import (
@@ -152,9 +153,9 @@ def _measure(
     lines: list[dict[str, Any]] = []
     timed: list[dict[str, Any]] = []
     for config, predicted in ranked:
-        kernel = launch.load(source(config, case.epilogue), store)
+        kernel = cutlass_launch.load(source(config, case.epilogue), store)
         out = torch.zeros_like(expected)
-        arguments = launch.call(config, a, b, out, inputs, sms=sms)
+        arguments = cutlass_launch.call(config, a, b, out, inputs, sms=sms)
         size = kernel.workspace_size(arguments)
         if size is None:
             lines.append({"kernel": config.name, "failure": "cannot run this call"})

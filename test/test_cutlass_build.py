@@ -19,30 +19,31 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.cutlass_launch import Kernel, call
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build.compiler import RUNTIME
 from inductor_ext.storage import artifact_store
-from inductor_ext.templates.cutlass import aot_link, background_build, nvcc_build
+from inductor_ext.templates.cutlass import (
+    aot_link,
+    background_build,
+    build_slots,
+    nvcc_build,
+)
 from inductor_ext.templates.cutlass.background_build import build_later
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.evt import render
 from inductor_ext.templates.cutlass.find_headers import Headers
-from inductor_ext.templates.cutlass.launch import CUDA_ERRORS, Kernel, call
+from inductor_ext.templates.cutlass.launch import CUDA_ERRORS
 from inductor_ext.templates.cutlass.nvcc_build import (
     Toolchain,
     build_all,
     built,
     is_built,
-    jobs,
     key,
 )
-from inductor_ext.templates.cutlass.source import (
-    _CALL,
-    Source,
-    _collectives,
-    _includes,
-    source,
-)
+from inductor_ext.templates.cutlass.source import Source, source
+from inductor_ext.templates.cutlass.source.common import CALL
+from inductor_ext.templates.cutlass.source.sm90 import collectives, includes
 from inductor_ext.toolchain import components
 from test.gemm_problems import device
 from test.test_cutlass_source import BASE, CLASSES
@@ -201,7 +202,7 @@ class TestBuild:
         assert machine.runs == 2
 
     def test_a_killed_nvcc_is_no_reason_not_to_try_again(self, machine: Machine) -> None:
-        with pytest.raises(exc.KernelBuildError, match="nvcc exits with -9"):
+        with pytest.raises(exc.KernelBuildError, match="nvcc failed with exit code -9"):
             machine.built(KILLED)
         assert not is_built(KILLED, machine.store, machine.toolchain)
         (machine.folder / "fixed").touch()
@@ -339,18 +340,18 @@ class TestJobs:
             (128, 3, 3),
             (128, 40, 16),
         ):
-            monkeypatch.setattr(nvcc_build, "_memory", lambda g=gigabytes: g << 30)
-            assert jobs(limit) == expected
+            monkeypatch.setattr(build_slots, "total_bytes", lambda g=gigabytes: g << 30)
+            assert build_slots.jobs(limit) == expected
 
     def test_the_memory_is_this_machines(self) -> None:
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        assert 0 < nvcc_build._free_bytes() <= physical
-        assert 0 < nvcc_build._memory() <= physical
+        assert 0 < build_slots.available_bytes() <= physical
+        assert 0 < build_slots.total_bytes() <= physical
 
     def test_one_runs_where_there_is_no_memory(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(nvcc_build, "_free_bytes", lambda: 0)
+        monkeypatch.setattr(build_slots, "available_bytes", lambda: 0)
         sources = [script(f'sleep 0.05; echo {i} >"$out"', f"kernel_{i}") for i in range(2)]
         assert build_all(sources, machine.store, machine.toolchain) == {}
         assert machine.sequence == ["begin", "end"] * 2
@@ -376,7 +377,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     folder = tmp_path_factory.mktemp("echo")
     text = f"""
     #include <cstdint>
-    {_CALL}
+    {CALL}
     extern "C" int64_t inductor_ext_workspace_size(Call const* c) {{
       Operand const* t = c->tensors;
       return c->m == 0 ? -1 : c->m + 100 * c->n + 10000 * c->k + 1000000 * c->batch
@@ -537,17 +538,17 @@ def test_pipelines_are_as_deep_as_predicted() -> None:
         "scaled",
         "mixed_uint4",
     )
-    text = [_includes(BASE)]
+    text = [includes(BASE)]
     size = "sizeof(typename CollectiveEpilogue::SharedStorage)"
     for name in names:
         config, epilogue = CLASSES[name]
-        collectives = _collectives(config, render(epilogue, config), "Shape<int, int, int, int>")
+        types = collectives(config, render(epilogue, config), "Shape<int, int, int, int>")
         stages = config.pipeline(H200.shared_memory)
         text += [
             f"namespace {name} {{",
             "using namespace cute;",
             "constexpr auto Round = cutlass::FloatRoundStyle::round_to_nearest;",
-            collectives.split("struct Kernel")[0],
+            types.split("struct Kernel")[0],
             f"static_assert(CollectiveMainloop::DispatchPolicy::Stages == {stages});",
             f"static_assert({size} - {config.epilogue_bytes} <= 2048);",
             "}",

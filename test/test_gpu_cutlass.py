@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.cutlass_launch import Kernel, call, load
 from inductor_ext.autotune.accuracy import bound, error
 from inductor_ext.autotune.reference import unpack_int4
 from inductor_ext.storage import artifact_store
@@ -36,7 +37,6 @@ from inductor_ext.templates.cutlass.epilogue import (
     relu6,
     silu,
 )
-from inductor_ext.templates.cutlass.launch import Kernel, call, load
 from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build_all
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device

@@ -78,6 +78,8 @@ PURE = (
     "templates.cutlass.alignment",
     "templates.cutlass.aot_link",
     "templates.cutlass.background_build",
+    "templates.cutlass.build_slots",
+    "templates.cutlass.compiler_process",
     "templates.cutlass.config",
     "templates.cutlass.constraints",
     "templates.cutlass.cost_model",

@@ -25,7 +25,7 @@ from typing import Any
 
 from inductor_ext import exc, settings
 from inductor_ext.storage import artifact_store
-from inductor_ext.templates.cutlass import nvcc_build
+from inductor_ext.templates.cutlass import build_slots, nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.device import KNOWN, Device
@@ -353,7 +353,7 @@ def _build(
     failed = 0
     if missing:
         toolchain = nvcc_build.Toolchain.find()
-        jobs = min(len(missing), nvcc_build.jobs(arguments.jobs))
+        jobs = min(len(missing), build_slots.jobs(arguments.jobs))
         print(
             f"nvcc {toolchain.version}, CUTLASS {toolchain.headers.release}, {jobs} at a time; "
             "half a minute to a minute each"

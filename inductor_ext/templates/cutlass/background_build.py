@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable
 
 from inductor_ext.storage import artifact_store
-from inductor_ext.templates.cutlass import nvcc_build
+from inductor_ext.templates.cutlass import compiler_process, nvcc_build
 from inductor_ext.templates.cutlass.find_headers import Headers
 from inductor_ext.templates.cutlass.source import Source
 
@@ -105,7 +105,7 @@ def _is_claimed(source: Source, store: artifact_store.Store) -> bool:
 
 def _main() -> None:
     # The parent may be gone by the time this process is killed, so it kills its compilers itself.
-    signal.signal(signal.SIGTERM, lambda *_: nvcc_build.end_compilers())
+    signal.signal(signal.SIGTERM, lambda *_: compiler_process.end_compilers())
     os.nice(_NICE)
     request = json.load(sys.stdin)
     told = request["toolchain"]

@@ -1,9 +1,7 @@
-"""Launch built CUTLASS kernels through the two C functions of their sources.
+"""Arguments of CUTLASS kernels, which are called through the two C functions of their sources.
 
 `geometry` computes the sizes and strides of a launch, which may be symbolic; `packing` describes
-the memory layout of its arguments. `load` returns a `Kernel` in this process, and `call` packs its
-arguments from torch tensors. Only their sizes, strides and addresses are used, so this module does
-not import torch.
+the memory layout of its arguments.
 """
 
 from __future__ import annotations
@@ -14,24 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inductor_ext.storage import artifact_store
-from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS, Source
+from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS
 from inductor_ext.templates.problem import INT4, ceiling
 
 __all__ = [
     "CUDA_ERRORS",
     "OPERANDS_AT",
     "OPERAND_BYTES",
-    "Call",
     "Geometry",
-    "Kernel",
     "Shape",
-    "call",
     "functions",
     "geometry",
-    "load",
     "ordered",
     "packing",
     "reason",
@@ -75,19 +67,6 @@ class Geometry:
     """Leading stride and batch stride of each operand, in elements, in the call's order."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """The packed arguments of a launch."""
-
-    memory: Any
-    """A ctypes buffer with the layout of `packing`."""
-
-    @property
-    def address(self) -> int:
-        """Address of the `Call` struct."""
-        return ctypes.addressof(self.memory)
-
-
 def ordered(
     config: CutlassConfig,
     a: Any,
@@ -97,9 +76,11 @@ def ordered(
     outputs: Sequence[Any] = (),
     ends: Any = None,
 ) -> list[Any]:
-    """Return the operands in the call's order; see `call` for the arguments."""
-    factors = [b, a] if config.swap else [a, b]
-    return [*factors, out, *(() if ends is None else (ends,)), *inputs, *outputs]
+    """Return the operands in the call's order:
+    A, B, the output, the end offsets of the groups, the epilogue's inputs and its other outputs.
+    """
+    operands = [b, a] if config.swap else [a, b]
+    return [*operands, out, *(() if ends is None else (ends,)), *inputs, *outputs]
 
 
 def geometry(
@@ -111,7 +92,9 @@ def geometry(
     outputs: Sequence[Shape] = (),
     ends: Shape | None = None,
 ) -> Geometry:
-    """Return the sizes and strides of a launch; the arguments are the shapes of those of `call`."""
+    """Return the sizes and strides of a launch; the arguments are those of `ordered`,
+    as shapes.
+    """
     m, k = a[0][-2:]
     n = b[0][-1]
     batch = b[0][0] if ends is not None else out[0][0] if len(out[0]) == 3 else 1
@@ -122,13 +105,13 @@ def geometry(
         sizes = (n, m, k, batch)
     else:
         sizes = (m, n, k, batch)
-    stride, batch_stride = _factor(b, rows_of_b)
+    stride, batch_stride = _operand(b, rows_of_b)
     if config.a in INT4:
         # The tensor has bytes with two elements each; the kernel counts elements.
         stride, batch_stride = 2 * stride, 2 * batch_stride
     strides = ordered(
         config,
-        _factor(a, rows_of_a),
+        _operand(a, rows_of_a),
         (stride, batch_stride),
         _matrix(out),
         [_matrix(inp) for inp in inputs],
@@ -143,59 +126,7 @@ def settled(config: CutlassConfig) -> tuple[int, int, int]:
     return config.swizzle, RASTER[config.raster], config.split_k
 
 
-def call(
-    config: CutlassConfig,
-    a: Any,
-    b: Any,
-    out: Any,
-    inputs: Sequence[Any] = (),
-    outputs: Sequence[Any] = (),
-    *,
-    ends: Any = None,
-    scalars: Sequence[float] = (),
-    sms: int = 0,
-) -> Call:
-    """Pack the arguments of a launch on tensors.
-
-    Args:
-        config: of the kernel, with the launch parameters: splits, swizzle, raster order.
-        a: [M, K] or [batch, M, K]; [M, K] with the rows of all groups for a grouped GEMM.
-        b: [K, N] or [batch, K, N]; [groups, K, N] for a grouped GEMM; [K / 2, N] if b is 4-bit.
-        out: [M, N] or [batch, M, N], row-major.
-        inputs: of the epilogue, in its order: [M, N], [1, N] or [N], [M, 1], or one element, each
-            optionally with a leading batch dimension; group scales are [N, groups].
-        outputs: the epilogue's outputs other than `out`.
-        ends: end offsets of the groups of a grouped GEMM (exclusive), int32 [groups].
-        scalars: parameters of the epilogue.
-        sms: number of SMs of the device; 0 to query it.
-    """
-
-    def shape(tensor: Any) -> Shape:
-        return tensor.shape, tensor.stride()
-
-    found = geometry(
-        config,
-        shape(a),
-        shape(b),
-        shape(out),
-        [shape(inp) for inp in inputs],
-        [shape(output) for output in outputs],
-        None if ends is None else shape(ends),
-    )
-    tensors = ordered(config, a, b, out, inputs, outputs, ends)
-    layout = packing(len(tensors), len(scalars))
-    memory = ctypes.create_string_buffer(layout.size)
-    operands = ctypes.addressof(memory) + OPERANDS_AT
-    fields: list[float] = []
-    for tensor, (stride, batch) in zip(tensors, found.strides, strict=True):
-        fields += [tensor.data_ptr(), stride, batch]
-    numbers = operands + OPERAND_BYTES * len(tensors)
-    head = (*found.sizes, *settled(config), sms, operands, numbers)
-    layout.pack_into(memory, 0, *head, *fields, *scalars)
-    return Call(memory)
-
-
-def _factor(tensor: Shape, rows: bool) -> tuple[Any, Any]:
+def _operand(tensor: Shape, rows: bool) -> tuple[Any, Any]:
     """Return leading stride and batch stride of operand A or B, in elements.
 
     The leading stride is between rows if `rows`, else between columns. For a single row (or column)
@@ -236,52 +167,11 @@ def functions(library: ctypes.CDLL) -> tuple[Any, Any]:
 
 
 def reason(error: int) -> str:
-    """Return the message for an error code of `Kernel.run`."""
+    """Return the message for an error code of a kernel."""
     if error > CUDA_ERRORS:
-        return f"CUDA's error is {error - CUDA_ERRORS}"
-    return f"CUTLASS's status is {error}"
+        return f"CUDA error {error - CUDA_ERRORS}"
+    return f"CUTLASS status {error}"
 
 
 CUDA_ERRORS = 1000
 """Offset that is added to CUDA error codes."""
-
-
-class Kernel:
-    """A kernel that is loaded in this process."""
-
-    def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self.name = name
-        self._size, self._run = functions(library)
-
-    def workspace_size(self, arguments: Call) -> int | None:
-        """Return the bytes of a launch's workspace; None if the kernel cannot run the launch."""
-        size = int(self._size(arguments.address))
-        return None if size < 0 else size
-
-    def run(self, arguments: Call, workspace: int, stream: int) -> int:
-        """Launch the kernel.
-
-        Args:
-            arguments: from `call`.
-            workspace: address of `workspace_size` bytes of device memory.
-            stream: CUDA stream handle.
-
-        Returns:
-            0, or an error code as described in `source`.
-        """
-        return int(self._run(arguments.address, workspace, stream))
-
-
-def load(
-    source: Source,
-    store: artifact_store.Store,
-    toolchain: nvcc_build.Toolchain | None = None,
-    limit: int | None = None,
-) -> Kernel:
-    """Load a kernel into this process; build it if necessary.
-
-    Raises:
-        exc.MissingToolchainError, exc.KernelBuildError: see `nvcc_build.built`.
-    """
-    with nvcc_build.built(source, store, toolchain, "library", limit) as file:
-        return Kernel(ctypes.CDLL(str(file)), source.name)

@@ -2,10 +2,10 @@
 
 Results are in a store that all processes share (`artifact_store.Store`), keyed by source and flags.
 A cached kernel needs no compiler, and is used whichever nvcc built it. Processes that request the
-same kernel build it once, and the number of concurrent builds in all processes is limited by cores
-and memory (`jobs`). A killed build leaves no entry; the store cleans up after it and enforces its
-size limit. A compile error is raised with the kernel's name and nvcc's message, and cached for that
-nvcc version and CUTLASS release, so that it does not cost a minute again. The settings
+same kernel build it once, and `build_slots` limits the number of concurrent builds in all
+processes. A killed build leaves no entry; the store cleans up after it and enforces its size limit.
+A compile error is raised with the kernel's name and nvcc's message, and cached for that nvcc
+version and CUTLASS release, so that it does not cost a minute again. The settings
 `artifact_cache_dir` and `artifact_cache_size` determine the store of a compile (`runtime.store`).
 
 The two halves of a source (`source`) are compiled in parallel, by one nvcc each, then linked to a
@@ -37,19 +37,19 @@ import os
 import pathlib
 import platform
 import re
-import signal
 import subprocess
 import tempfile
-import threading
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 from inductor_ext import exc
 from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass import find_headers
+from inductor_ext.templates.cutlass.build_slots import build_slot
+from inductor_ext.templates.cutlass.compiler_process import start_compiler
 from inductor_ext.templates.cutlass.source import FLAGS, Source
 from inductor_ext.toolchain import components
 
@@ -62,9 +62,7 @@ __all__ = [
     "build",
     "build_all",
     "built",
-    "end_compilers",
     "is_built",
-    "jobs",
     "key",
 ]
 
@@ -87,12 +85,6 @@ _FAILURE = "failure.txt"
 
 _FORMAT = 1
 """Format version of store entries; part of their keys."""
-
-_JOB_BYTES = 5 << 30
-"""Upper bound of one build's memory, with both halves in parallel [measured: 3.8 and 1.2 GB]."""
-
-_POLL = 0.05
-"""Seconds between two attempts to acquire a build slot."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +144,10 @@ class Toolchain:
             ["objcopy", *kept, scratch / "whole.o", folder / OBJECT],
             [self.cxx, *library, "-ldl", "-lrt", "-lpthread"],
         ):
-            with _process([*map(str, command)], scratch, "link.log") as process:
+            with start_compiler([*map(str, command)], scratch, "link.log") as process:
                 if process.wait():
-                    said = (scratch / "link.log").read_text("utf-8", "replace")
-                    raise _error(source, f"it cannot be linked: {_last(said)}")
+                    output = (scratch / "link.log").read_text("utf-8", "replace")
+                    raise _error(source, f"the linker failed: {_last(output)}")
 
 
 _EMBEDDED = """.section .rodata
@@ -188,8 +180,8 @@ def _runtime(nvcc: str) -> pathlib.Path:
         if file.is_file():
             return file
     raise exc.MissingToolchainError(
-        part="CUDA's static runtime",
-        why=f"{nvcc} names no folder that has libcudart_static.a",
+        part="the static CUDA runtime",
+        why=f"libcudart_static.a is in none of the library folders of {nvcc}",
         install="install the libraries of the CUDA toolkit that nvcc belongs to",
     )
 
@@ -236,63 +228,6 @@ def _failure_key(source: Source, toolchain: Toolchain, kind: Kind) -> str:
 
 def _digest(told: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(told).encode()).hexdigest()
-
-
-def jobs(limit: int | None = None) -> int:
-    """Return the maximum number of concurrent builds, from cores and memory; at least 1.
-
-    Args:
-        limit: upper bound; None for no other than cores and memory.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, _memory() // _JOB_BYTES, limit or cores))
-
-
-def _memory() -> int:
-    """Return the bytes of memory of the machine, or the limit of the container (cgroup)."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):
-        text = pathlib.Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
-        return min(physical, int(text))
-    return physical
-
-
-def _free_bytes() -> int:
-    """Return the bytes of memory that are available to a new process."""
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return _memory()
-
-
-@contextlib.contextmanager
-def _slot(store: artifact_store.Store, limit: int | None) -> Iterator[None]:
-    """Hold a build slot; wait for one of those that all processes with this store share.
-
-    A slot is a file lock, so it is released when its process dies. Slots are not enforced if the
-    store's folder is not writable.
-    """
-    import filelock
-
-    folder = store.folder / "builds"
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            yield
-            return
-        while True:
-            for place in range(jobs(limit)):
-                # The first slot is unconditional; others need enough available memory.
-                if place and _free_bytes() < _JOB_BYTES:
-                    break
-                lock = filelock.FileLock(folder / f"{place}.lock")
-                with contextlib.suppress(filelock.Timeout, OSError):
-                    stack.enter_context(lock.acquire(timeout=0))
-                    yield
-                    return
-            time.sleep(_POLL)
 
 
 def is_built(
@@ -385,7 +320,7 @@ def build_all(
             return source.name, error
         return None
 
-    # These threads only wait for nvcc; `_slot` limits the number of builds.
+    # These threads only wait for nvcc; `build_slot` limits the number of builds.
     with concurrent.futures.ThreadPoolExecutor(max(1, min(len(missing), 64))) as pool:
         return dict(filter(None, pool.map(one, missing)))
 
@@ -407,7 +342,7 @@ def _make(
                 raise _error(source, (folder / _FAILURE).read_text(encoding="utf-8"))
         if is_built(source, store, kind=kind):
             return {}
-        with _slot(store, limit), store.publish(key(source, kind)) as folder:
+        with build_slot(store, limit), store.publish(key(source, kind)) as folder:
             begun = time.monotonic()
             (folder / "kernel.cu").write_text(source.text, encoding="utf-8")
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -456,15 +391,17 @@ def _build(
             # Each nvcc has its own folder for temporary files, removed with `scratch`.
             place = scratch / half
             place.mkdir()
-            halves[half] = stack.enter_context(_process(command, place, "log"))
+            halves[half] = stack.enter_context(start_compiler(command, place, "log"))
         for half, process in halves.items():
             if process.wait():
-                said = (scratch / half / "log").read_text("utf-8", "replace")
-                complaints = [line for line in said.splitlines() if re.search(r"\berror\b", line)]
-                if not complaints or _KILLED.search(said):
+                output = (scratch / half / "log").read_text("utf-8", "replace")
+                errors = [line for line in output.splitlines() if re.search(r"\berror\b", line)]
+                if not errors or _KILLED.search(output):
                     # Out of memory or disk: not cached as an error, as a retry may succeed.
-                    raise _error(source, f"nvcc exits with {process.returncode}: {_last(said)}")
-                text = "\n".join(complaints[:_COMPLAINTS])
+                    raise _error(
+                        source, f"nvcc failed with exit code {process.returncode}: {_last(output)}"
+                    )
+                text = "\n".join(errors[:_SHOWN_ERRORS])
                 raise _Refused(text.replace(f"{folder}{os.sep}", ""))
     if kind == "cubin":
         os.rename(scratch / FILES["cubin"], folder / FILES["cubin"])
@@ -472,64 +409,12 @@ def _build(
         toolchain.link(source, folder, scratch)
 
 
-def _last(said: str) -> str:
-    return (said.strip().splitlines() or ["it says nothing"])[-1]
-
-
-@contextlib.contextmanager
-def _process(
-    command: Sequence[str], scratch: pathlib.Path, log: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program; on exit from the context, kill it and all its child processes.
-
-    Args:
-        command: the program and its arguments.
-        scratch: folder for its temporary files.
-        log: file name in `scratch` for its output.
-    """
-    # `end_compilers` takes this lock, so it cannot miss a process that has just been started.
-    with open(scratch / log, "wb") as output, _starting:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"},
-            # nvcc starts child processes; a separate session allows killing the whole group.
-            start_new_session=True,
-        )
-        _running.add(process.pid)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            _kill(process.pid)
-            process.wait()
-        _running.discard(process.pid)
-
-
-_running: set[int] = set()
-"""Process groups that this process has started."""
-
-_starting = threading.RLock()
-"""Held while a process is started, until it is in `_running`."""
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def end_compilers() -> NoReturn:
-    """Kill the compilers that all threads have started, and exit this process immediately."""
-    _starting.acquire()
-    for group in tuple(_running):
-        _kill(group)
-    os._exit(1)
+def _last(output: str) -> str:
+    return (output.strip().splitlines() or ["no output"])[-1]
 
 
 _KILLED = re.compile(r"died due to signal|Killed|No space left|out of memory|cannot allocate", re.I)
-_COMPLAINTS = 5
+_SHOWN_ERRORS = 5
 
 
 def _error(source: Source, why: str) -> exc.KernelBuildError:
