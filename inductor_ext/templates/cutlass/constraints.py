@@ -81,24 +81,23 @@ def _whole(operand: Operand, rows: int, columns: int) -> int:
 def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
     """Check that the operation is a single matmul that the kernel supports."""
     if problem.parts:
-        return "CUTLASS kernels take one factor b"
+        return "CUTLASS kernels multiply by one weight, not by several fused ones"
     if problem.epilogue.reductions:
-        return "CUTLASS kernels reduce nothing over rows"
+        return "CUTLASS kernels have no reductions over rows in the epilogue"
     prologue = problem.prologue
     if prologue is not None and (prologue.normalizes or prologue.standardizes):
-        return "CUTLASS kernels do not normalise rows"
+        return "CUTLASS kernels do not fuse a norm of A"
     if prologue is not None and prologue.zero_points:
-        return "zero points of b are not covered"
+        return "CUTLASS kernels do not support zero points of the weight"
     if config.group != group(problem):
-        return f"scales are of groups of {group(problem)}, and the kernel's of {config.group}"
+        return f"the scales have groups of {group(problem)}, but the kernel expects {config.group}"
     if config.grouped != (problem.operation == "grouped"):
-        return (
-            f"a {'grouped' if config.grouped else 'plain'} kernel does not do {problem.operation}"
-        )
+        kind = "grouped" if config.grouped else "plain"
+        return f"a {kind} kernel does not compute {problem.operation}"
     if config.grouped and problem.divided != "m":
-        return f"groups that divide {problem.divided} are not covered"
+        return f"grouped matmuls that are divided along {problem.divided.upper()} are not supported"
     if config.grouped and config.arch < 90:
-        return "grouped products are covered for capability 9.0 only"
+        return "grouped matmuls are supported for compute capability 9.0 only"
     return None
 
 
@@ -122,29 +121,29 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
     if (config.a, config.b) != config.operand_dtypes(problem):
         return f"the kernel multiplies {config.a} and {config.b}"
     if (config.d, config.accumulator) != (problem.stored, problem.accumulator):
-        return f"the kernel sums up in {config.accumulator} and stores {config.d}"
+        return f"the kernel accumulates in {config.accumulator} and stores {config.d}"
     if problem.operation == "mixed":
         narrow, wide = problem.b.dtype, problem.a.dtype
         if wide not in HALF or narrow not in ("int8", *INT4, *FP8):
-            return f"{narrow} is not converted to {wide}"
+            return f"CUTLASS kernels do not convert {narrow} to {wide}"
         if config.arch == 90 and not config.swap:
-            return "the narrower operand has to be A, which passes through registers"
+            return "the kernel's A must be the narrower operand, as A passes through registers"
         if config.arch < 90 and narrow != "int8":
-            return f"{narrow} is not converted by mma.sync kernels"
+            return f"kernels before sm_90 do not convert {narrow}"
         if config.group and (narrow not in INT4 or problem.prologue.scale_dtype != wide):  # type: ignore[union-attr]
-            return f"groups of scales are those of 4 bits, in {wide}"
+            return f"group scales are supported for 4-bit weights only, in {wide}"
     elif config.swap and config.arch < 90:
-        return "operands are exchanged for warpgroup instructions only"
+        return "operands are swapped in sm_90 kernels only"
     elif problem.a.dtype != problem.b.dtype and problem.operation != "scaled":
-        return f"{problem.a.dtype} is not multiplied by {problem.b.dtype}"
+        return f"CUTLASS kernels do not multiply {problem.a.dtype} by {problem.b.dtype}"
     if not device.throughput(problem.arithmetic) or problem.arithmetic == "fma":
         return f"{device.name} has no tensor cores for {problem.a.dtype}"
     if problem.arithmetic == "fp8" and config.arch < 89:
         return "8-bit floats need code for sm_89 or newer"
     if config.tf32 != (problem.arithmetic == "tf32"):
-        return "float32 is rounded to tf32 if and only if the problem allows it"
+        return "the kernel uses tf32 and the problem does not allow it, or the reverse"
     if config.fast_accumulation != (problem.fast_accumulation and problem.arithmetic == "fp8"):
-        return "8-bit floats are summed up as the problem says"
+        return "the kernel's fast accumulation of float8 differs from what the problem asks for"
     return None
 
 
@@ -154,15 +153,15 @@ def _check_layouts(problem: GemmProblem, config: CutlassConfig, device: Device) 
 
     Operands need K contiguous unless they have 16 bits, or 16 bits and more below arch 90.
     """
-    found = layouts(problem, config.swap)
-    if found is None:
+    names = layouts(problem, config.swap)
+    if names is None:
         return "an operand has no contiguous dimension"
-    if config.layouts != found:
-        return f"the kernel takes {config.layouts}, and the operands are {found}"
-    k_major = found[:2] == "tn"
+    if config.layouts != names:
+        return f"the kernel takes the layouts {config.layouts}, but the operands are {names}"
+    k_major = names[:2] == "tn"
     wide = min(DTYPE_BITS[config.a], DTYPE_BITS[config.b]) >= 16
     if not k_major and not (wide and (DTYPE_BITS[config.a] == 16 or config.arch < 90)):
-        return f"{config.a} and {config.b} are multiplied with K contiguous only"
+        return f"{config.a} times {config.b} needs operands with K contiguous"
     return None
 
 
@@ -172,19 +171,19 @@ def _check_alignment(problem: GemmProblem, config: CutlassConfig, device: Device
 
     The minimum is 16 bytes for TMA and 4 bytes for cp.async.
     """
-    found = alignments(problem, config.swap)
-    for operand, needed, there in zip("ABD", config.alignments, found, strict=True):
-        if there % needed:
-            return f"{operand} is aligned to {there} elements, and the kernel needs {needed}"
+    aligned = alignments(problem, config.swap)
+    for operand, needed, available in zip("ABD", config.alignments, aligned, strict=True):
+        if available % needed:
+            return f"{operand} is aligned to {available} elements, but the kernel needs {needed}"
     dtypes = (config.a, config.b)
     least = 128 if config.arch == 90 else 32
     for operand, dtype, alignment in zip("AB", dtypes, config.alignments, strict=False):
         if alignment * DTYPE_BITS[dtype] < least:
             return (
-                f"{operand} is loaded by {alignment} elements, and {least // 8} bytes are the least"
+                f"{operand} is loaded {alignment} elements at a time, less than {least // 8} bytes"
             )
     if config.epilogue == "tma" and config.alignments[2] * DTYPE_BITS[config.d] < 128:
-        return f"D is stored by {config.alignments[2]} elements, and TMA needs 16 bytes"
+        return f"D is stored {config.alignments[2]} elements at a time, but TMA needs 16 bytes"
     return None
 
 
@@ -193,23 +192,23 @@ def _check_schedule(problem: GemmProblem, config: CutlassConfig, device: Device)
     """Check that the kernel family supports the schedule, epilogue, scheduler and cluster."""
     if config.arch < 90:
         if config.mainloop != "multistage" or config.epilogue != "direct":
-            return "kernels for capability 8.0 are multistage, and every thread stores"
+            return "kernels before sm_90 must be multistage, with a direct epilogue"
         if config.cluster != (1, 1, 1):
-            return "kernels for capability 8.0 have no clusters"
+            return "kernels before sm_90 have no clusters"
         if config.scheduler == "stream_k":
-            return "stream-K is covered for capability 9.0 only"
+            return "stream-K is supported for sm_90 only"
         return None
     if config.mainloop == "multistage":
-        return "kernels for capability 9.0 are warp-specialised"
+        return "kernels for sm_90 are warp-specialized"
     if config.epilogue != "tma":
-        return "kernels for capability 9.0 store by TMA"
+        return "kernels for sm_90 store by TMA"
     cooperative = config.mainloop == "warpspecialized_cooperative"
     if config.scheduler == "stream_k" and not cooperative:
-        return "stream-K is there for cooperative kernels only"
+        return "stream-K is supported for cooperative kernels only"
     if config.scheduler == "stream_k" and config.grouped:
-        return "a grouped kernel has no stream-K"
+        return "grouped kernels do not support stream-K"
     if config.grouped and config.mainloop == "warpspecialized":
-        return "a grouped kernel is cooperative or pingpong"
+        return "grouped kernels must be cooperative or pingpong"
     m, n, k = config.cluster
     if k != 1 or m * n > _MOST_CLUSTER or m & (m - 1) or n & (n - 1):
         return f"a cluster of {m}x{n}x{k}: powers of two, {_MOST_CLUSTER} CTAs at most, 1 along K"
@@ -227,23 +226,25 @@ def _check_tile(problem: GemmProblem, config: CutlassConfig, device: Device) -> 
         try:
             along_m, along_n = config.warps
         except KeyError:
-            return f"there is no division of a tile of {m}x{n} among warps"
+            return f"a tile of {m}x{n} has no division among warps"
         step = config.instruction[2]
         if k % (2 * step) or m % (16 * along_m) or n % (8 * along_n):
-            return f"a tile of {m}x{n}x{k} is not made of whole instructions"
+            return f"a tile of {m}x{n}x{k} is not a multiple of the MMA instruction"
         return None
     rows = 128 if config.mainloop == "warpspecialized_cooperative" else 64
     if m % rows:
-        return f"{config.mainloop} takes {rows} rows, and the tile has {m}"
+        return f"{config.mainloop} needs a multiple of {rows} rows, but the tile has {m}"
     if n % 16 or not 16 <= n <= 256 or m > 256:
-        return f"a tile of {m}x{n} is not made of whole instructions"
+        return f"a tile of {m}x{n} is not a multiple of the MMA instruction"
     narrow, wide = sorted((DTYPE_BITS[config.a], DTYPE_BITS[config.b]))
     if k * wide % 256 or k * wide < 512:
-        return f"a tile has {k} elements along K, which is not twice 32 bytes or more"
+        return (
+            f"a tile of {k} elements along K is less than two steps of 32 bytes, or not a multiple"
+        )
     if narrow != wide and k * narrow % 256:
-        return f"a tile has {k} elements of {narrow} bits along K, and 32 bytes are the least"
+        return f"a tile of {k} elements of {narrow} bits along K is not a multiple of 32 bytes"
     if config.group is not None and config.group % k:
-        return f"groups of {config.group} elements along K are not tiles of {k}"
+        return f"groups of {config.group} elements along K are not a multiple of the tile's {k}"
     return None
 
 
@@ -255,7 +256,9 @@ def _check_registers(problem: GemmProblem, config: CutlassConfig, device: Device
     except KeyError:
         return None  # `_check_tile` rejects this tile.
     if needed > MOST_ACCUMULATORS:
-        return f"{needed} registers a thread hold accumulators; beyond {MOST_ACCUMULATORS} spills"
+        return (
+            f"accumulators need {needed} registers per thread; above {MOST_ACCUMULATORS} they spill"
+        )
     return None
 
 
@@ -264,10 +267,10 @@ def _check_shared_memory(problem: GemmProblem, config: CutlassConfig, device: De
     """Check that at least two pipeline stages and the epilogue fit into a CTA's shared memory."""
     stages = config.pipeline(device.shared_memory, broadcast_bytes(problem, config))
     if stages < 2:
-        return f"{stages} stages of the pipeline fit, and 2 are the least"
+        return f"the shared memory fits {stages} stages of the pipeline; at least 2 are needed"
     needed = stages * config.stage_bytes
     if needed > device.shared_memory:
-        return f"needs {needed} bytes of shared memory, and a CTA may have {device.shared_memory}"
+        return f"the kernel needs {needed} bytes of shared memory; a CTA has {device.shared_memory}"
     return None
 
 
@@ -285,15 +288,15 @@ def broadcast_bytes(problem: GemmProblem, config: CutlassConfig) -> int:
 def _check_epilogue(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
     """Check that the epilogue is not gated and reads only what CUTLASS supports."""
     if problem.epilogue.gated:
-        return "a tile of one product does not gate another"
+        return "CUTLASS kernels do not compute gated epilogues (gate and up projection)"
     for inp in problem.epilogue.inputs:
         if inp.dtype not in SHORT_NAMES:
-            return f"the epilogue reads {inp.dtype}"
+            return f"CUTLASS epilogues do not read {inp.dtype}"
     matrices = {inp.dtype for inp in problem.epilogue.inputs if inp.broadcast == "matrix"}
     if config.c != "void" and config.c not in matrices:
-        return f"the epilogue reads no matrix of {config.c}"
+        return f"the epilogue reads no matrix of {config.c}, which the kernel loads as C"
     if config.grouped and problem.epilogue.inputs:
-        return "a grouped kernel's epilogue reads nothing"
+        return "the epilogue of a grouped kernel may not read tensors"
     return None
 
 
@@ -304,14 +307,14 @@ def _check_split_k(problem: GemmProblem, config: CutlassConfig, device: Device) 
     The stream-K scheduler adds up splits in a fixed order.
     """
     if not problem.allows_split_k and (config.split_k > 1 or config.scheduler == "stream_k"):
-        return "torch.backends.cuda.matmul does not allow the sum along K to be split"
+        return "torch.backends.cuda.matmul does not allow split-K"
     if config.split_k == 1:
         return None
     if config.scheduler != "stream_k":
-        return "K is split by the stream-K scheduler only"
+        return "split-K needs the stream-K scheduler"
     steps = ceiling(problem.depth, config.tile[2])
     if config.split_k > steps:
-        return f"{config.split_k} splits of {steps} steps along K leave one without work"
+        return f"{config.split_k} splits of {steps} steps along K leave a split without work"
     return None
 
 
