@@ -386,7 +386,7 @@ def loop_of(found: kernel_util.Compiled) -> str:
 class TestDirect:
     @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
     @pytest.mark.parametrize(
-        "each",
+        "item",
         [
             case(
                 "int8",
@@ -460,7 +460,7 @@ class TestDirect:
 class TestStationary:
     @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
     @pytest.mark.parametrize(
-        "each",
+        "item",
         [
             case(
                 "int8",
