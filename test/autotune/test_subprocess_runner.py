@@ -1,0 +1,209 @@
+"""Tuning in a process of its own: what a crash, a hang and the end of the parent do to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from inductor_ext import numerics
+from inductor_ext.autotune import candidate_run, subprocess_runner
+from inductor_ext.templates.problem import Epilogue, GemmProblem, read
+from inductor_ext.templates.triton.config import GemmConfig
+from test.support import benchmark_backends
+from test.support.benchmark_backends import STOCK, candidate
+
+PROBLEM = GemmProblem.contiguous("mm", 24, 48, 64, "float32")
+OTHER = GemmProblem.contiguous("mm", 24, 48, 32, "float32")
+THIRD = GemmProblem.contiguous("mm", 24, 48, 16, "float32")
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    subprocess_runner._end()
+
+
+def reports(
+    *jobs: candidate_run.Job,
+    bench: Callable[[int], benchmark_backends.CpuBench] = benchmark_backends.cpu_bench,
+    deadline: float = 120.0,
+) -> dict[GemmProblem, candidate_run.Report]:
+    found = subprocess_runner.run(jobs, bench, 0, 50, deadline)
+    return {case.problem: case for case in found}
+
+
+def failures(report: candidate_run.Report) -> dict[GemmConfig | None, str | None]:
+    return {timing.config: timing.failure for timing in report.timings}
+
+
+def test_a_crash_takes_down_its_own_candidate_only() -> None:
+    dies, good = candidate(20, benchmark_backends.SEGFAULTS), candidate(80)
+    found = reports(candidate_run.Job(OTHER, (good,)), candidate_run.Job(PROBLEM, (dies, good)))
+    assert set(found) == {OTHER, PROBLEM}
+    for report in found.values():
+        assert report.chosen == good
+        assert report.timings[0].microseconds == pytest.approx(STOCK)
+    assert failures(found[PROBLEM]) == {
+        None: None,
+        good: None,
+        dies: "the process died of SIGSEGV",
+    }
+    # The one that went through stays for the next batch.
+    process = subprocess_runner._workers[0]._process.pid
+    assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert subprocess_runner._workers[0]._process.pid == process
+
+
+def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
+    started = subprocess_runner.warm_up(benchmark_backends.cpu_bench, 0)
+    assert started is not None
+    good = candidate(80)
+    # Whoever needs it while it starts waits for it.
+    assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    started.join()
+    process = subprocess_runner._workers[0]._process.pid
+    assert subprocess_runner.warm_up(benchmark_backends.cpu_bench, 0) is None
+    assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
+    assert subprocess_runner._workers[0]._process.pid == process
+
+
+def test_the_bench_of_a_worker_that_is_started_ahead_is_warmed_up() -> None:
+    good = candidate(80)
+    job = candidate_run.Job(PROBLEM, (good,))
+    assert "warmed up 0 times" in str(reports(job, bench=benchmark_backends.eager_bench)[PROBLEM])
+    subprocess_runner._end()
+    started = subprocess_runner.warm_up(benchmark_backends.eager_bench, 0)
+    assert started is not None
+    started.join()
+    assert reports(job, bench=benchmark_backends.eager_bench)[PROBLEM].chosen == good
+
+
+def test_a_hang_ends_with_the_deadline() -> None:
+    hangs, exits = (
+        candidate(10, benchmark_backends.HANGS),
+        candidate(20, benchmark_backends.CRASHES),
+    )
+    # Every other step takes less on a machine that is busy.
+    job = candidate_run.Job(PROBLEM, (hangs, exits))
+    found = reports(job, bench=benchmark_backends.warm_cpu_bench, deadline=20.0)
+    report = found[PROBLEM]
+    assert report.chosen is None
+    assert report.timings[0].microseconds == pytest.approx(STOCK)
+    assert failures(report)[hangs] == "no result within 20 s"
+    assert failures(report)[exits] == "the process ended with status 3"
+
+
+def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(benchmark_backends.cpu_bench, "__qualname__", "no_such_bench")
+    report = reports(candidate_run.Job(PROBLEM, (candidate(10),)))[PROBLEM]
+    assert report.chosen is None
+    assert "no_such_bench" in report.reason
+
+
+def test_a_process_that_cannot_be_started_leaves_everything_to_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    report = reports(candidate_run.Job(PROBLEM, (candidate(10),)))[PROBLEM]
+    assert report.chosen is None
+    assert "cannot be started" in report.reason
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_what_was_reported_holds_when_the_process_dies_after_that() -> None:
+    good = candidate(80)
+    jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
+    found = list(subprocess_runner.run(jobs, benchmark_backends.dying_bench, 0, 50, 120.0))
+    assert [(case.problem, case.chosen) for case in found] == [(PROBLEM, good), (OTHER, good)]
+
+
+def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
+    good = candidate(80)
+    jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
+    found = subprocess_runner.run(jobs, benchmark_backends.cpu_bench, 0, 50, 120.0)
+    assert next(found).problem == PROBLEM
+    found.close()
+    assert set(reports(candidate_run.Job(THIRD, (good,)))) == {THIRD}
+
+
+def test_a_process_may_have_many_files_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+        while not opened or opened[-1] < 1100:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        assert reports(candidate_run.Job(PROBLEM, (candidate(80),)))[PROBLEM].chosen == candidate(
+            80
+        )
+    finally:
+        subprocess_runner._end()
+        for item in opened:
+            os.close(item)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_it_ends_with_the_process_that_started_it() -> None:
+    parent = (
+        "import sys, os, signal\n"
+        "from inductor_ext.autotune import subprocess_runner\n"
+        "print(subprocess_runner._worker_of(0)._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert run.returncode == -signal.SIGKILL
+    process = int(run.stdout)
+    for _ in range(200):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlives its parent")
+
+
+def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config as inductor_config
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    job = candidate_run.Job(PROBLEM, ())
+
+    def told() -> str | None:
+        return failures(reports(job, bench=benchmark_backends.telling_bench)[PROBLEM])[None]
+
+    fill = numerics.determinism()[2]
+    plain = f"((False, False, {fill}), None, False)"
+    assert plain in str(told())
+    # The worker was there before.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    flags = "allow_fp16_accumulation,-allow_bf16_reduced_precision_reduction"
+    with (
+        inductor_config.patch(deterministic=True),
+        numerics.with_determinism((True, True, False)),
+        numerics.with_matmul_flags(flags),
+    ):
+        assert f"((True, True, False), '{flags}', True) :4096:8" in str(told())
+    assert plain in str(told())
+
+
+def test_a_worker_gets_all_of_a_problem() -> None:
+    problem = GemmProblem.contiguous(
+        "mm", 16, 64, 32, parts=(32, 32), epilogue=Epilogue(gated=True, activation="relu")
+    )
+    request = subprocess_runner._request(
+        [candidate_run.Job(problem, ())], benchmark_backends.cpu_bench, 0, 50
+    )
+    found = read(candidate_run.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
+    assert dataclasses.asdict(found) == dataclasses.asdict(problem)

@@ -1,0 +1,572 @@
+"""The command line and `doctor`: in-process on fake machines, and as a user starts them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inductor_ext import __version__, _compat, exc
+from inductor_ext.cli import main
+from inductor_ext.report import doctor
+from inductor_ext.toolchain import components
+
+CHECKOUT = Path(__file__).parents[2]
+
+SCHEMA = {
+    "schema": int,
+    "ok": bool,
+    "compiles_for": list,
+    "problems": list,
+    "remarks": list,
+    "python": {"version": str, "implementation": str, "executable": str},
+    "platform": {"system": str, "release": str, "machine": str, "libc": str},
+    "versions": dict,
+    "torch": {"version": (str, type(None)), "cuda": (str, type(None))}
+    | {"supported": list, "in_range": bool},
+    "hooks": {"checked": int, "fit": int, "misfits": list},
+    "devices": list,
+    "parts": dict,
+    "features": dict,
+    "caches": list,
+    "backend": {"registered": bool, "target": (str, type(None))},
+    "settings": dict,
+    "environment": dict,
+}
+"""The keys of the JSON object and the types of their values, as the module documents them."""
+
+PART_KEYS = {"title", "available", "version", "path", "detail", "why", "install"}
+FEATURE_KEYS = {"title", "available", "needs", "missing", "compiles_for", "why", "install"}
+DEVICE_KEYS = {"kind", "index", "name", "capability", "memory_bytes"}
+CACHE_KEYS = {"name", "path", "exists", "writable", "executable", "size_bytes", "free_bytes"}
+PROBLEM_KEYS = {"what", "why", "install"}
+MISFIT_KEYS = {"hook", "target", "why"}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for variable in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    components.clear()
+    yield
+    components.clear()
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give this machine exactly the named parts, besides torch; with no name, all of them."""
+
+    def give(*names: str, **details: dict[str, Any]) -> None:
+        real = components.probe
+
+        def probe(name: str) -> components.Part:
+            title = real(name).title
+            if name == "torch":
+                return real(name)
+            if names and name not in names:
+                why, install = f"no {name} here", f"fetch-me-{name} --now"
+                return components.Part(name, title, available=False, why=why, install=install)
+            return components.Part(name, title, available=True, **details.get(name, {}))
+
+        monkeypatch.setattr(components, "probe", probe)
+
+    return give
+
+
+def flat(text: str) -> str:
+    """Text without its line breaks and its indents."""
+    return " ".join(text.split())
+
+
+def assert_schema(value: dict[str, Any], schema: dict[str, Any]) -> None:
+    assert value.keys() == schema.keys()
+    for key, expected in schema.items():
+        if isinstance(expected, dict):
+            assert_schema(value[key], expected)
+        else:
+            assert isinstance(value[key], expected), key
+
+
+def doctor_process(
+    *arguments: str, environment: dict[str, str | None], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m inductor_ext ...` with variables set, or unset if their value is None."""
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "inductor_ext", *arguments],
+        cwd=cwd or CHECKOUT,
+        env={key: value for key, value in variables.items() if value is not None},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class TestReport:
+    def test_json_keeps_to_the_schema(self) -> None:
+        report = json.loads(json.dumps(doctor.examine().as_json()))
+        assert_schema(report, SCHEMA)
+        assert report["schema"] == 1
+        assert report["torch"]["supported"] == list(_compat.SUPPORTED)
+        assert list(report["parts"]) == components.names()
+        for entries, keys in (
+            (report["parts"].values(), PART_KEYS),
+            (report["features"].values(), FEATURE_KEYS),
+            (report["devices"], DEVICE_KEYS),
+            (report["caches"], CACHE_KEYS),
+            (report["problems"], PROBLEM_KEYS),
+        ):
+            for entry in entries:
+                assert entry.keys() == keys
+        for text in (*report["versions"].values(), *report["environment"].values()):
+            assert isinstance(text, str | None)
+
+    def test_the_documented_schema_is_this_one(self) -> None:
+        documented = re.findall(r"^    (\w+)  ", doctor.__doc__ or "", flags=re.MULTILINE)
+        assert documented == list(SCHEMA)
+        for keys in (
+            PART_KEYS,
+            FEATURE_KEYS,
+            DEVICE_KEYS,
+            CACHE_KEYS,
+            PROBLEM_KEYS,
+            MISFIT_KEYS,
+        ):
+            assert any(
+                set(re.findall(r'"(\w+)"', braces)) == keys
+                for braces in re.findall(r"\{([^}]*)\}", doctor.__doc__ or "")
+            )
+
+    def test_this_machine(self) -> None:
+        import torch
+
+        report = doctor.examine()
+        assert report.torch["version"] == report.versions["torch"] == torch.__version__
+        assert report.torch["cuda"] == torch.version.cuda
+        assert report.python["executable"] == sys.executable
+        assert report.versions["inductor_ext"] == __version__
+        cpu = report.devices[0]
+        assert (cpu.kind, cpu.capability) == ("cpu", torch.backends.cpu.get_cpu_capability())
+        assert cpu.memory_bytes is None or cpu.memory_bytes > 1 << 28
+
+    def test_what_is_missing_says_why_and_what_to_do(self, has: Callable[..., None]) -> None:
+        has("cxx", "openmp", "python_headers")
+        text = flat(doctor.render(doctor.examine()))
+        for part in components.probe_all().values():
+            if part.available:
+                assert f"no {part.name} here" not in text
+            else:
+                assert (
+                    f"{part.title} MISSING why: no {part.name} here "
+                    f"to mend it: fetch-me-{part.name} --now"
+                ) in text
+        assert "torch.compile on CPU yes" in text
+        assert "torch.compile on CUDA no, for lack of: CUDA device, Triton, C compiler" in text
+        assert text.endswith("The backend can compile here for: cpu.")
+
+    def test_no_line_is_long_for_want_of_wrapping(self, has: Callable[..., None]) -> None:
+        has("cc")
+        for line in doctor.render(doctor.examine()).splitlines():
+            assert len(line) <= 100 or not re.search(r"\S\s+\S", line[60:]), line
+
+    @pytest.mark.parametrize(
+        ("given", "compiles_for"),
+        [
+            ((), ("cpu", "cuda")),
+            (("cxx", "openmp", "python_headers"), ("cpu",)),
+            (("cuda", "triton", "cc", "python_headers"), ("cuda",)),
+            (("cuda", "cc", "python_headers"), ()),
+            (("nvcc", "cutlass"), ()),
+        ],
+    )
+    def test_verdict(
+        self, has: Callable[..., None], given: tuple[str, ...], compiles_for: tuple[str, ...]
+    ) -> None:
+        has(*given)
+        report = doctor.examine()
+        assert report.compiles_for == compiles_for
+        assert report.ok == bool(compiles_for)
+        assert bool(report.problems) == (not compiles_for)
+
+    def test_no_device_to_compile_for(self, has: Callable[..., None]) -> None:
+        has("nvcc")
+        report = doctor.examine()
+        assert [problem.what for problem in report.problems] == [
+            "torch.compile on CPU is not possible",
+            "torch.compile on CUDA is not possible",
+        ]
+        assert "fetch-me-cxx --now" in report.problems[0].install
+        text = flat(doctor.render(report))
+        assert "Problem: torch.compile on CPU is not possible. why: C++ compiler:" in text
+        assert text.endswith("The backend cannot compile here.")
+
+
+class TestTorchVersion:
+    @pytest.fixture
+    def unsupported(self, has: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+        has()
+        monkeypatch.setattr(_compat, "SUPPORTED", ("3.0", "3.1"))
+
+    @pytest.mark.usefixtures("unsupported")
+    def test_unsupported(self) -> None:
+        report = doctor.examine()
+        (problem,) = report.problems
+        assert problem.what == f"torch {report.torch['version']} is not supported"
+        assert problem.why.endswith("for torch 3.0 to 3.1")
+        assert "INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH=1" in problem.install
+        assert (report.ok, report.compiles_for) == (False, ())
+        assert "NOT supported, which are 3.0 to 3.1" in flat(doctor.render(report))
+
+    @pytest.mark.usefixtures("unsupported")
+    def test_unsupported_and_allowed(self) -> None:
+        from inductor_ext import config
+
+        with config.patch(allow_unsupported_torch=True):
+            report = doctor.examine()
+        assert (report.ok, report.torch["in_range"]) == (True, False)
+
+    def test_no_torch_at_all(self, tmp_path: Path) -> None:
+        # -S leaves site-packages out, and with them torch and everything else that is installed.
+        program = (
+            f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); "
+            "from inductor_ext.cli.main import main; sys.exit(main(['doctor', *sys.argv[1:]]))"
+        )
+        variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = [
+            subprocess.run(
+                [sys.executable, "-S", "-c", program, *arguments],
+                cwd=tmp_path,
+                env=variables,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            for arguments in (["--json"], [])
+        ]
+        assert [process.returncode for process in done] == [1, 1]
+        assert [process.stderr for process in done] == ["", ""]
+        report = json.loads(done[0].stdout)
+        assert report["torch"]["version"] is None
+        assert not report["features"]["aot-load"]["available"]
+        assert 'pip install "torch>=2.11,<2.16"' in report["parts"]["torch"]["install"]
+        text = flat(done[1].stdout)
+        assert "torch not installed" in text
+        assert "why: it is not installed for this Python" in text
+
+
+class TestSettings:
+    def test_shows_what_is_not_the_default(self) -> None:
+        from inductor_ext import config
+
+        with config.patch(fallback_to_eager=False, enabled=False):
+            report = doctor.examine()
+        assert report.settings == {"enabled": False, "fallback_to_eager": False}
+        assert any("enabled=False" in remark for remark in report.remarks)
+        assert "fallback_to_eager False" in flat(doctor.render(report))
+
+    def test_an_environment_that_cannot_be_read(self) -> None:
+        done = doctor_process("doctor", "--json", environment={"INDUCTOR_EXT_ENABLED": "perhaps"})
+        assert (done.returncode, done.stderr) == (1, "")
+        report = json.loads(done.stdout)
+        (problem,) = report["problems"]
+        assert problem["what"] == "the settings cannot be read"
+        assert "INDUCTOR_EXT_ENABLED='perhaps'" in problem["why"]
+        assert report["environment"]["INDUCTOR_EXT_ENABLED"] == "perhaps"
+
+    def test_variables_that_matter_and_no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("TORCH_LOGS", "TORCHINDUCTOR_MAX_AUTOTUNE", "CXX", "API_TOKEN"):
+            monkeypatch.setenv(name, f"<{name}>")
+        shown = doctor.examine().environment
+        assert shown["TORCH_LOGS"] == "<TORCH_LOGS>"
+        assert shown["TORCHINDUCTOR_MAX_AUTOTUNE"] == "<TORCHINDUCTOR_MAX_AUTOTUNE>"
+        assert shown["CXX"] == "<CXX>"
+        assert "API_TOKEN" not in shown
+
+    def test_torch_compile_switched_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+        remarks = doctor.examine().remarks
+        assert "TORCH_COMPILE_DISABLE=1 makes torch.compile do nothing." in remarks
+
+
+class TestMismatches:
+    def test_triton(self, has: Callable[..., None]) -> None:
+        has(triton={"version": "3.5.1", "detail": "this torch requires 3.6.0"})
+        assert "Triton is 3.5.1, and this torch requires 3.6.0." in doctor.examine().remarks
+
+    @pytest.mark.parametrize(("nvcc", "remarks"), [("12.6.85", 1), ("13.1.20", 0)])
+    def test_nvcc(self, has: Callable[..., None], nvcc: str, remarks: int) -> None:
+        has(nvcc={"version": nvcc}, cuda={"version": "13.0"})
+        said = [remark for remark in doctor.examine().remarks if "nvcc" in remark]
+        assert len(said) == remarks
+
+
+class TestCaches:
+    def test_a_folder_that_is_not_there_yet(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "not" / "yet"
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        inductor, triton = doctor.examine().caches
+        assert (inductor.path, triton.path) == (str(folder), str(folder / "triton"))
+        assert (inductor.exists, inductor.writable, inductor.size_bytes) == (False, True, 0)
+        assert inductor.free_bytes > 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_size_counts_files_and_not_what_links_lead_to(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cache = tmp_path / "cache"
+        (cache / "ab").mkdir(parents=True)
+        (cache / "one").write_bytes(b"x" * 1000)
+        (cache / "ab" / "two").write_bytes(b"x" * 500)
+        (cache / "link").symlink_to(cache / "one")
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        report = doctor.examine()
+        assert report.caches[0].size_bytes == 1500
+        assert f"{cache} (1.5 KiB, writable" in flat(doctor.render(report))
+
+    def test_a_folder_that_cannot_be_made(
+        self, has: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        has()
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+        report = doctor.examine()
+        (problem,) = report.problems
+        assert problem.why == "it cannot be written to"
+        assert problem.install == "set TORCHINDUCTOR_CACHE_DIR to another folder"
+        assert not report.ok
+
+    def test_a_file_system_that_runs_nothing(
+        self, has: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        has()
+        real = os.statvfs
+
+        def noexec(path: str) -> Any:
+            status = real(path)
+            fields = {name: getattr(status, name) for name in ("f_bavail", "f_frsize", "f_flag")}
+            fields["f_flag"] |= os.ST_NOEXEC
+            return types.SimpleNamespace(**fields)
+
+        monkeypatch.setattr(os, "statvfs", noexec)
+        report = doctor.examine()
+        assert {problem.install for problem in report.problems} == {
+            "set TORCHINDUCTOR_CACHE_DIR to another folder",
+            "set TRITON_CACHE_DIR to another folder",
+        }
+        assert "mounted noexec" in flat(doctor.render(report))
+
+    def test_the_default_is_inductors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        assert doctor.examine().caches[0].path == default_cache_dir()
+
+    def test_a_user_without_a_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        def nameless() -> str:
+            raise KeyError("getpwuid(): uid not found: 1234")
+
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setattr("getpass.getuser", nameless)
+        report = doctor.examine()
+        try:
+            expected = default_cache_dir()
+        except KeyError:  # torch before 2.13
+            (problem,) = report.problems
+            assert "uid not found: 1234" in problem.why
+            assert problem.install == "set TORCHINDUCTOR_CACHE_DIR to a writable folder"
+        else:
+            assert report.caches[0].path == expected
+
+    def test_little_space(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor, "_LITTLE_SPACE", 1 << 62)
+        assert any(re.match(r"Only [\d.]+ GiB are free", r) for r in doctor.examine().remarks)
+
+
+class TestRegistration:
+    @pytest.fixture
+    def entries(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Replace the installed entry points for backend="inductor_ext"."""
+
+        def replace(*values: str) -> None:
+            group, name = "torch_dynamo_backends", "inductor_ext"
+            found = metadata.EntryPoints(
+                metadata.EntryPoint(name, value, group) for value in values
+            )
+            monkeypatch.setattr(metadata, "entry_points", lambda **want: found.select(**want))
+
+        return replace
+
+    def test_ours_is_what_dynamo_finds(self) -> None:
+        backend = doctor.examine().backend
+        assert backend == {"registered": True, "target": "inductor_ext.backend:inductor_ext"}
+
+    def test_missing(self, has: Callable[..., None], entries: Callable[..., None]) -> None:
+        has()
+        entries()
+        report = doctor.examine()
+        assert report.backend == {"registered": False, "target": None}
+        (problem,) = report.problems
+        assert "no installed distribution has the entry point" in problem.why
+        assert not report.ok
+
+    def test_taken_by_somebody_else(
+        self, has: Callable[..., None], entries: Callable[..., None]
+    ) -> None:
+        has()
+        entries("other_package.backend:compile")
+        (problem,) = doctor.examine().problems
+        assert problem.why == "the name leads to other_package.backend:compile"
+
+
+class TestCommandLine:
+    def test_no_argument_prints_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main.main([]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert printed.startswith("usage: inductor-ext")
+        for command in main.COMMANDS:
+            assert f"{command.name} {command.summary}" in printed
+
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main.main(["--version"]) == 0
+        assert capsys.readouterr().out == (
+            f"inductor_ext {__version__}, torch {metadata.version('torch')}\n"
+        )
+
+    @pytest.mark.parametrize("argument", ["--help", "--version"])
+    def test_start_is_fast(self, argument: str) -> None:
+        program = (
+            "import atexit, sys; from inductor_ext.cli.main import main\n"
+            "atexit.register(lambda: print('torch' in sys.modules))\n"
+            f"main([{argument!r}])"
+        )
+        printed = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=CHECKOUT)
+        assert printed.splitlines()[-1] == "False"
+
+    @pytest.mark.parametrize(
+        ("word", "hint"), [("docter", "Did you mean 'doctor'?"), ("zzz", "The commands are:")]
+    )
+    def test_unknown_command(
+        self, capsys: pytest.CaptureFixture[str], word: str, hint: str
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main.main([word, "--json"])
+        assert stop.value.code == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert f"there is no command {word!r}. {hint}" in printed.err
+
+    def test_every_command_keeps_to_the_protocol(self) -> None:
+        names = [command.name for command in main.COMMANDS]
+        assert len(set(names)) == len(names)
+        for command in main.COMMANDS:
+            module = __import__(command.module, fromlist=["run"])
+            module.add_arguments(argparse.ArgumentParser())
+            assert callable(module.run)
+
+    def test_the_console_script_is_this(self) -> None:
+        (script,) = metadata.entry_points(group="console_scripts", name="inductor-ext")
+        assert script.load() is main.main
+
+
+class TestOwnCommand:
+    """A command is one line in the table and a module; errors are the command line's business."""
+
+    @pytest.fixture
+    def command(self, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+        module = types.SimpleNamespace(
+            add_arguments=lambda parser: parser.add_argument("--count", type=int, default=1),
+            run=lambda arguments: arguments.count,
+        )
+        monkeypatch.setitem(sys.modules, "own_command", module)
+        line = main.Command("own", "do something", "own_command")
+        monkeypatch.setattr(main, "COMMANDS", (*main.COMMANDS, line))
+        return module
+
+    @pytest.mark.usefixtures("command")
+    def test_arguments_and_exit_code(self) -> None:
+        assert main.main(["own", "--count", "7"]) == 7
+        assert main.main(["--traceback", "own"]) == 1
+
+    @pytest.mark.usefixtures("command")
+    def test_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main.main(["own", "--help"])
+        assert stop.value.code == 0
+        printed = capsys.readouterr().out
+        assert "usage: inductor-ext own" in printed
+        assert "--count COUNT" in printed
+
+    def test_our_error_is_one_line(
+        self, command: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def run(arguments: argparse.Namespace) -> int:
+            raise exc.MissingToolchainError(part="nvcc", why="gone", install="look for it")
+
+        command.run = run
+        assert main.main(["own"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err == "inductor-ext: nvcc is missing: gone. To fix: look for it\n"
+        with pytest.raises(exc.MissingToolchainError):
+            main.main(["--traceback", "own"])
+
+    def test_a_bug_keeps_its_traceback(self, command: types.SimpleNamespace) -> None:
+        def run(arguments: argparse.Namespace) -> int:
+            raise ZeroDivisionError
+
+        command.run = run
+        with pytest.raises(ZeroDivisionError):
+            main.main(["own"])
+
+
+class TestProcess:
+    def test_json(self, tmp_path: Path) -> None:
+        (tmp_path / "tmp").mkdir()
+        environment: dict[str, str | None] = {
+            "TMPDIR": str(tmp_path / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": None,
+        }
+        done = doctor_process("doctor", "--json", environment=environment, cwd=tmp_path)
+        assert done.stderr == ""
+        report = json.loads(done.stdout)
+        assert_schema(report, SCHEMA)
+        assert done.returncode == (0 if report["ok"] else 1)
+        # The cache folder is named and not made.
+        assert report["caches"][0]["path"].startswith(str(tmp_path / "tmp"))
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+    def test_a_machine_without_compilers(self, tmp_path: Path) -> None:
+        hidden = dict.fromkeys(("CXX", "CC", "CUDACXX", "CUDA_HOME", "CUDA_PATH"))
+        environment = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", **hidden}
+        done = doctor_process("doctor", environment=environment)
+        assert (done.returncode, done.stderr) == (1, "")
+        text = flat(done.stdout)
+        assert "C++ compiler MISSING why: g++ is not found on PATH to mend it: apt-get" in text
+        assert text.endswith("The backend cannot compile here.")
+
+    def test_a_reader_that_leaves(self) -> None:
+        # The pipe is closed before torch is imported, long before anything is printed.
+        command = [sys.executable, "-m", "inductor_ext", "doctor"]
+        with subprocess.Popen(
+            command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 1

@@ -1,0 +1,356 @@
+"""`inspect`, `verify` and `diff`: what they say of packages, and with which exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inductor_ext.cli import main
+from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
+from test.fuzz import aot_packages as artifact_fuzz
+
+STEM = "data/aotinductor/model/" + "c" + "a2" * 25 + "."
+METADATA = {"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "AVX2"}
+ENTRIES = {
+    f"{STEM}wrapper.so": b"library" * 100,
+    f"{STEM}wrapper.weights": bytes(4096),
+    f"{STEM}wrapper_metadata.json": json.dumps(METADATA).encode(),
+}
+
+
+def content() -> dict[str, Any]:
+    """A manifest that nothing was compiled for."""
+    constants = [
+        {
+            "name": f"layer_{at}_weight",
+            "fqn": f"layer.{at}.weight",
+            "dtype": "float32",
+            "shape": [4, 2 * at],
+            "stride": [2 * at, 1],
+            "bytes": 32 * at,
+            "offset": 512 * at,
+            "sha256": f"{at}" * 64,
+        }
+        for at in range(1, 5)
+    ]
+    signature = {
+        "inputs": [
+            {
+                "kind": "tensor",
+                "name": "batch['x']",
+                "path": "args[0]['x']",
+                "dtype": "float32",
+                "shape": ["s0", 8],
+                "stride": [8, 1],
+                "device": "cpu",
+            },
+            {"kind": "constant", "name": "times", "path": "args[1]", "value": 3},
+            {"kind": "symbol", "name": "k", "path": "args[2]", "type": "int", "symbol": "s1"},
+        ],
+        "symbols": {"s0": {"min": 2, "max": 64}, "s1": {"min": 0, "max": None}},
+        "constraints": ["Eq(Mod(s0, 2), 0)"],
+        "unchecked": [],
+        "outputs": [
+            {"kind": "tensor", "path": "", "dtype": "bfloat16", "shape": ["s0"], "device": "cpu"},
+            {"kind": "none", "path": "[1]"},
+        ],
+        "in_spec": "",
+        "out_spec": "",
+    }
+    return {
+        "format": 1,
+        "models": {
+            "model": {
+                "device": "cpu",
+                "library": f"{STEM}wrapper.so",
+                "weights": f"{STEM}wrapper.weights",
+                "signature": signature,
+                "constants": constants,
+                "kernels": [{"name": "cpp_fused_add_0", "operators": ["aten.add", "aten.mul"]}],
+                "cpu_features": ["popcnt"],
+                "options": {"max_autotune": True},
+                "memory": {"peak": 2048, "lower_bound": 1024, "allocator_calls": 4, "arenas": []},
+            }
+        },
+        "versions": {"torch": "2.0.1", "cuda": None, "compiler": "g++ 12.2.0"},
+        "platform": {"system": "linux", "machine": "x86_64"},
+        "provenance": {"commit": "abc123"},
+    }
+
+
+@pytest.fixture
+def package(tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(artifact_fuzz.seal(ENTRIES, content()))
+    return str(path)
+
+
+@pytest.fixture
+def stock(tmp_path: pathlib.Path) -> str:
+    """A package as stock writes it: without a manifest."""
+    path = tmp_path / "stock.pt2"
+    with open(path, "wb") as file:
+        writer = zip_writer.Writer(file, "stock")
+        for name, data in ENTRIES.items():
+            writer.add(name, data)
+        writer.finish()
+    return str(path)
+
+
+def other(tmp_path: pathlib.Path, change: Callable[[dict[str, Any]], None]) -> str:
+    """A package whose manifest differs."""
+    changed = content()
+    change(changed)
+    path = tmp_path / "other.pt2"
+    path.write_bytes(artifact_fuzz.seal(ENTRIES, changed))
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code and what was printed, errors included."""
+    code = main.main(list(arguments))
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
+
+
+def words(line: str) -> list[str]:
+    return line.split()
+
+
+# inspect
+
+
+def test_inspect_says_how_a_model_is_called(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run(capsys, "inspect", package)
+    assert code == 0
+    lines = [words(line) for line in out.splitlines()]
+    for line in (
+        "batch['x'] float32 [s0, 8] strides [8, 1] cpu",
+        "times always 3",
+        "k int s1",
+        "2 <= s0 <= 64",
+        "0 <= s1",
+        "Eq(Mod(s0, 2), 0)",
+        "result bfloat16 [s0] cpu",
+        "[1] always None",
+    ):
+        assert words(line) in lines
+
+
+def test_inspect_says_what_a_package_is_made_of(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out = run(capsys, "inspect", package, "--top", "2")
+    lines = [words(line) for line in out.splitlines()]
+    for line in (
+        "made with torch 2.0.1, g++ 12.2.0",
+        "made for linux x86_64",
+        "commit abc123",
+        "CPU needs popcnt",
+        "constants 4, 320 B, mapped",
+        "layer.4.weight float32 [4, 8] 128 B 444444444444",
+        "layer.3.weight float32 [4, 6] 96 B 333333333333",
+        "and 2 smaller ones",
+        "cpp_fused_add_0 cpu aten.add, aten.mul",
+        "memory peak 2.00 KiB, lower bound 1.00 KiB, allocator calls 4, 0 arenas",
+        "options max_autotune=True",
+        "files 9",
+    ):
+        assert words(line) in lines
+    assert "layer.1.weight" not in out
+    assert "runs here    no: it was compiled for torch 2.0.1, and this is torch" in out
+
+
+def test_inspect_prints_all_of_it_as_json(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "inspect", package, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert (
+        report["manifest"]["models"]["model"]["signature"]
+        == (content()["models"]["model"]["signature"])
+    )
+    assert report["bytes"] == pathlib.Path(package).stat().st_size
+    assert report["fits"] == {"model": False}
+    assert "torch 2.0.1" in report["misfits"]["model"]
+    assert report["metadata"] == {"model": METADATA}
+    places = {entry["name"]: entry["offset"] for entry in report["entries"]}
+    assert places.keys() == {*ENTRIES, manifest.PATH, *zip_format.BOOKKEEPING}
+    assert places[f"{STEM}wrapper.weights"] % zip_format.PAGE == 0
+
+
+def test_inspect_says_what_is_known_of_stocks(
+    stock: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run(capsys, "inspect", stock)
+    assert code == 0
+    assert "made by stock Inductor: no manifest" in out
+    assert words("AOTI_CPU_ISA AVX2") in [words(line) for line in out.splitlines()]
+    _, printed = run(capsys, "inspect", stock, "--json")
+    assert json.loads(printed)["manifest"] is None
+
+
+def test_inspect_reads_an_unpacked_folder(
+    package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zipfile.ZipFile(package).extractall(tmp_path / "unpacked")
+    code, out = run(capsys, "inspect", str(tmp_path / "unpacked"))
+    assert code == 0
+    assert "batch['x']" in out
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_cannot_be_read_ends_with_2(
+    command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.pt2"
+    assert "No such file" in run(capsys, command, str(path))[1]
+    path.write_bytes(b"nothing of the kind" * 10)
+    code, out = run(capsys, command, str(path))
+    assert code == 2
+    assert out.startswith(f"inductor-ext: The package {path} is damaged or unsafe: it is no zip")
+
+
+def test_inspect_refuses_a_signature_that_is_none(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(changed: dict[str, Any]) -> None:
+        changed["models"]["model"]["signature"]["inputs"] = [[1]]
+
+    code, out = run(capsys, "inspect", other(tmp_path, change))
+    assert code == 2
+    assert "the signature of its model 'model' is damaged" in out
+
+
+def test_inspect_and_verify_import_no_torch(package: str) -> None:
+    for command in ("inspect", "verify"):
+        code = (
+            "import sys; from inductor_ext.cli.main import main; "
+            f"assert main([{command!r}, sys.argv[1]]) == 0; assert 'torch' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", code, package], check=True, capture_output=True)
+
+
+# verify
+
+
+def test_verify_reads_every_file(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "verify", package)
+    assert code == 0
+    assert out.startswith(f"{package}: 9 files, ")
+    assert out.rstrip().endswith("intact by SHA-256")
+
+
+def test_verify_says_that_stocks_have_no_digests(
+    stock: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run(capsys, "verify", stock)
+    assert code == 0
+    assert "intact by CRC-32; stock Inductor made it" in out
+
+
+def test_an_exported_program_is_not_taken_for_a_package(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "exported.pt2"
+    with open(path, "wb") as file:
+        writer = zip_writer.Writer(file, "exported")
+        writer.add("models/model.json", b"{}")
+        writer.finish()
+    assert run(capsys, "inspect", str(path))[1].splitlines()[0].endswith("no compiled model in it")
+    code, out = run(capsys, "verify", str(path))
+    assert code == 0
+    assert out.rstrip().endswith("intact by CRC-32; no compiled model")
+
+
+def test_verify_finds_every_damaged_file(
+    package: str, stock: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (package, stock):
+        intact = pathlib.Path(path).read_bytes()
+        with zip_reader.open_package(io.BytesIO(intact)) as opened:
+            entries = list(opened.entries.values())
+        for entry in entries:
+            data = bytearray(intact)
+            data[entry.offset + entry.size // 2] ^= 1
+            pathlib.Path(path).write_bytes(data)
+            code, out = run(capsys, "verify", path)
+            assert code == 2
+            assert "is damaged" in out or "not the one that it was written with" in out
+
+
+def test_verify_finds_files_that_nobody_lists(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(package, "a") as opened:
+        opened.writestr("net/data/aotinductor/model/more.so", b"x")
+    code, out = run(capsys, "verify", package)
+    assert code == 2
+    assert "more.so' that its manifest does not list" in out
+
+
+# diff
+
+
+def test_equal_packages_do_not_differ(
+    package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "diff", package, other(tmp_path, lambda changed: None)) == (0, "")
+
+
+def test_hashed_names_are_no_difference(
+    package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = {name.replace("a2", "b3"): data for name, data in ENTRIES.items()}
+    changed = json.loads(json.dumps(content()).replace("a2" * 25, "b3" * 25))
+    path = tmp_path / "renamed.pt2"
+    path.write_bytes(artifact_fuzz.seal(renamed, changed))
+    assert run(capsys, "diff", package, str(path)) == (0, "")
+
+
+def test_differences_are_named_by_their_place(
+    package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(changed: dict[str, Any]) -> None:
+        changed["versions"]["torch"] = "2.13.0"
+        model = changed["models"]["model"]
+        model["constants"][1]["sha256"] = "f" * 64
+        model["signature"]["inputs"][0]["shape"] = ["s0", 16]
+        del model["constants"][0], model["options"]["max_autotune"]
+        model["kernels"].append({"name": "cpp_fused_1"})
+
+    path = other(tmp_path, change)
+    code, out = run(capsys, "diff", package, path)
+    assert code == 1
+    lines = out.splitlines()
+    before, after = "2" * 64, "f" * 64
+    for line in (
+        "  versions.torch: '2.0.1' -> '2.13.0'",
+        f"  models.model.constants['layer.2.weight'].sha256: '{before}' -> '{after}'",
+        "  models.model.signature.inputs[\"batch['x']\"].shape: ['s0', 8] -> ['s0', 16]",
+        "- models.model.options.max_autotune: True",
+    ):
+        assert line in lines
+    assert sum("layer.1.weight" in line for line in lines) == 1
+    assert [line[0] for line in lines if "cpp_fused_1" in line] == ["+"]
+    assert len(lines) == 6
+    code, out = run(capsys, "diff", package, path, "--json")
+    assert code == 1
+    assert {"place": "versions.torch", "before": "2.0.1", "after": "2.13.0"} in json.loads(out)
+
+
+def test_ours_and_stocks_are_compared_by_their_files(
+    package: str, stock: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run(capsys, "diff", stock, package)
+    assert code == 1
+    assert [line.split(":")[0] for line in out.splitlines()] == [f"+ files['{manifest.PATH}']"]

@@ -1,0 +1,334 @@
+"""AOT packages from the cache of artifacts: the same bytes, without a compile, or a compile."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+from unittest import mock
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from torch.export import Dim, ExportedProgram
+
+import inductor_ext
+from inductor_ext import config, events, settings
+from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
+from inductor_ext.cpp_wrapper.cache import key
+from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord, PackageRecord
+from inductor_ext.hooks.records import CompileRecord
+from inductor_ext.storage import artifact_store
+
+CHECKOUT = pathlib.Path(__file__).parents[3]
+
+
+class Net(torch.nn.Module):
+    """A linear layer."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+def export(seed: int = 0, most: int | None = None) -> ExportedProgram:
+    shapes = None if most is None else ({0: Dim("batch", min=2, max=most)},)
+    return torch.export.export(Net(seed), (torch.ones(3, 8),), dynamic_shapes=shapes)
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    return export()
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A cache folder of the test's own."""
+    with config.patch(artifact_cache_dir=str(tmp_path / "artifacts")):
+        yield tmp_path / "artifacts"
+
+
+class Compiler:
+    """Stands for the compiler: counts its calls, and writes what tells them apart."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, target: Any) -> str | IO[bytes]:
+        with self.lock:
+            self.calls += 1
+        content = b"package %d" % self.calls
+        if isinstance(target, (str, os.PathLike)):
+            pathlib.Path(target).write_bytes(content)
+            return os.fspath(target)
+        target.write(content)
+        assert not isinstance(target, (str, type(None)))
+        return target  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def compiler() -> Compiler:
+    return Compiler()
+
+
+def compiled(
+    programs: Any, target: Any, compiler: Callable[..., Any], **patches: Any
+) -> tuple[str | IO[bytes], ArtifactCacheRecord]:
+    """What came out, and what was recorded of it."""
+    if isinstance(programs, ExportedProgram):
+        programs = {"model": programs}
+    with events.capture(ArtifactCacheRecord) as records:
+        result = artifact_cache.compiled(programs, target, patches, config.snapshot(), compiler)
+    (record,) = records
+    return result, record
+
+
+def state(programs: Any, target: Any, compiler: Callable[..., Any], **patches: Any) -> str:
+    return compiled(programs, target, compiler, **patches)[1].state
+
+
+# --- with a real compile ---
+
+
+UNCOMPILED = 7
+"""Seed of a model that no other test compiles."""
+
+SECOND = """
+import json, sys
+started = []
+def listen(event, args):
+    if event == "subprocess.Popen":
+        started.append([*map(str, args[1])])
+sys.addaudithook(listen)
+from test.cpp_wrapper.cache import test_cache as here
+from inductor_ext import events
+import inductor_ext
+program = here.export(here.UNCOMPILED)
+started.clear()
+with events.capture() as records:
+    inductor_ext.aoti_compile_and_package(program, package_path=sys.argv[1])
+kinds = [type(record).__name__ for record in records]
+print(json.dumps([kinds, started, "torch._inductor.compile_fx" in sys.modules]))
+"""
+
+
+def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
+    """Neither in this process nor in a fresh one, which does not even import Inductor's.
+
+    It is done in the folder of all tests, where what artifacts share is compiled already.
+    """
+    path = tmp_path / "net.pt2"
+    with events.capture(ArtifactCacheRecord, CompileRecord) as records:
+        inductor_ext.aoti_compile_and_package(export(UNCOMPILED), package_path=path)
+    first, compile_ = records
+    assert (first.state, compile_.kind) == ("miss", "aot")
+    content = path.read_bytes()
+
+    path.unlink()
+    with (
+        events.capture() as records,
+        mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a process")),
+    ):
+        inductor_ext.aoti_compile_and_package(export(UNCOMPILED), package_path=path)
+    hit, package = records
+    assert (hit.state, hit.key) == ("hit", first.key)
+    assert isinstance(package, PackageRecord)
+    assert path.read_bytes() == content
+    x = torch.rand(3, 8)
+    torch.testing.assert_close(inductor_ext.load(path)(x), Net(UNCOMPILED)(x))
+
+    # The first of two fresh processes compiles if tests before this one have left this process with
+    # another configuration than a fresh one has.
+    made = []
+    for _ in range(2):
+        path.unlink()
+        run = subprocess.run(
+            [sys.executable, "-c", SECOND, str(path)],
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        made.append(path.read_bytes())
+    kinds, started, inductor = json.loads(run.stdout)
+    assert kinds == ["ArtifactCacheRecord", "PackageRecord"]
+    assert [command for command in started if command[1:] != ["--version"]] == []
+    assert not inductor
+    assert made[0] == made[1]
+
+
+def test_without_a_compiler_there_is_an_error_and_not_another_compilers_package(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, no_compiler: None
+) -> None:
+    with pytest.raises(inductor_ext.exc.MissingToolchainError):
+        inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "net.pt2")
+    assert not (tmp_path / "net.pt2").exists()
+
+
+# --- hits and misses ---
+
+
+def test_any_difference_misses(
+    program: ExportedProgram,
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    compiler: Compiler,
+) -> None:
+    path = tmp_path / "net.pt2"
+    dynamic = export(most=16)
+    calls: list[Callable[[], str]] = [
+        lambda: state(program, path, compiler),
+        lambda: state(export(seed=1), path, compiler),
+        lambda: state(program, path, compiler, max_autotune=True),
+        lambda: state(dynamic, path, compiler),
+        lambda: state(export(most=32), path, compiler),
+        lambda: state({"other": program}, path, compiler),
+        lambda: state({"model": program, "other": dynamic}, path, compiler),
+        lambda: state({"other": dynamic, "model": program}, path, compiler),
+        lambda: state(program, tmp_path / "other.pt2", compiler),
+    ]
+    assert [call() for call in calls] == ["miss"] * len(calls)
+    assert [call() for call in calls] == ["hit"] * len(calls)
+    assert compiler.calls == len(calls)
+    with config.patch(memory_arenas="never"):
+        assert state(program, path, compiler) == "miss"
+
+
+def test_paths_buffers_and_no_path_get_the_package(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    path = tmp_path / "net.pt2"
+    for expected in ("miss", "hit"):
+        path.unlink(missing_ok=True)
+        result, record = compiled(program, path, compiler)
+        assert (record.state, result, path.read_bytes()) == (expected, str(path), b"package 1")
+    for expected in ("miss", "hit"):
+        buffer = io.BytesIO()
+        result, record = compiled(program, buffer, compiler)
+        assert (record.state, result, buffer.getvalue()) == (expected, buffer, b"package 2")
+    # It has the key of a buffer's: neither has a name.
+    result, record = compiled(program, None, compiler)
+    assert isinstance(result, str)
+    assert (record.state, pathlib.Path(result).read_bytes()) == ("hit", b"package 2")
+    assert result.endswith(".pt2")
+    assert result.startswith(os.path.abspath(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+
+
+def test_a_damaged_entry_is_compiled_again(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    path = tmp_path / "net.pt2"
+    state(program, path, compiler)
+    (entry,) = (folder / "entries").iterdir()
+    (entry / "model.pt2").write_bytes(b"package 0")
+    assert state(program, path, compiler) == "miss"
+    assert path.read_bytes() == b"package 2"
+    assert state(program, path, compiler) == "hit"
+
+
+def test_a_compile_that_fails_leaves_nothing(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    def fail(target: Any) -> Any:
+        raise KeyError("compile")
+
+    for target in (tmp_path / "net.pt2", io.BytesIO(), None):
+        with pytest.raises(KeyError):
+            compiled(program, target, fail)
+    assert artifact_store.Store(folder, 1).usage().entries == 0
+    assert state(program, tmp_path / "net.pt2", compiler) == "miss"
+
+
+def test_of_several_one_compiles(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    states: list[str] = []
+    settings_ = config.snapshot()
+
+    def slow(target: Any) -> Any:
+        time.sleep(0.1)
+        return compiler(target)
+
+    def work(index: int) -> None:
+        path = tmp_path / str(index) / "net.pt2"
+        path.parent.mkdir()
+        artifact_cache.compiled({"model": program}, path, {}, settings_, slow)
+        states.append(path.read_text())
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states == ["package 1"] * 5
+
+
+# --- without the cache ---
+
+
+def test_it_can_be_switched_off(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    path = tmp_path / "net.pt2"
+    state(program, path, compiler)
+    for changes in ({"artifact_cache": False}, {"aot_debug_info": True}):
+        with config.patch(changes):
+            assert state(program, path, compiler) == "off"
+    with torch.compiler.config.patch(force_disable_caches=True):
+        assert state(program, path, compiler) == "off"
+    with inductor_config.patch("trace.enabled", True):
+        assert state(program, path, compiler) == "off"
+    _, record = compiled(program, path, compiler, **{"aot_inductor.output_path": "net.so"})
+    assert record.why == "aot_inductor.output_path makes files outside the package"
+    assert compiler.calls == 6
+
+
+def test_what_has_no_key_is_compiled_each_time(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    path = tmp_path / "net.pt2"
+    for _ in range(2):
+        _, record = compiled(program, path, compiler, post_grad_custom_post_pass=lambda graph: None)
+        assert record.state == "bypass"
+        assert "post_grad_custom_post_pass" in str(record.why)
+    with mock.patch.object(key, "ingredients", side_effect=AttributeError("moved")):
+        _, record = compiled(program, path, compiler)
+    assert record.why == "the key cannot be made: AttributeError: moved"
+    assert compiler.calls == 3
+    assert not folder.exists()
+
+
+def test_a_folder_of_no_use_is_said_once(
+    program: ExportedProgram, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    (tmp_path / "file").touch()
+    warned: dict[str, str] = {}
+    with (
+        config.patch(artifact_cache_dir=str(tmp_path / "file")),
+        mock.patch.object(events, "warn_once", side_effect=warned.setdefault),
+    ):
+        for _ in range(2):
+            assert state(program, tmp_path / "net.pt2", compiler) == "miss"
+    assert compiler.calls == 2
+    (message,) = warned.values()
+    assert "artifacts are built without it" in message
+
+
+def test_the_store_is_as_the_settings_say(tmp_path: pathlib.Path) -> None:
+    ours = settings.Settings(artifact_cache_dir=str(tmp_path), artifact_cache_size="3 MiB")
+    store = artifact_cache.store(ours)
+    assert (store.folder, store.max_bytes) == (tmp_path, 3 * 2**20)
+    inductor = os.path.abspath(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert str(artifact_cache.store(settings.Settings()).folder).startswith(inductor)

@@ -1,0 +1,577 @@
+"""The C++ checks of an artifact's inputs: every kind of wrong call, its message, and an oracle."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.codegen import input_checks
+from inductor_ext.cpp_wrapper.signature import expression
+from inductor_ext.cpp_wrapper.signature.signature import (
+    ConstantInput,
+    Extent,
+    Range,
+    Signature,
+    SymbolInput,
+    TensorInput,
+)
+from test.support.checks_library import Library, accepts, contiguous, tensor_input
+
+MIXED = Signature(
+    inputs=(
+        tensor_input("x", ("s0", 10)),
+        tensor_input("batch['ids']", ("s0", "2*s0 + 1"), dtype="int64"),
+        ConstantInput("flag", "kwargs['flag']", True),
+        SymbolInput("n", "args[1]", "int", "s1"),
+        tensor_input("z", ("4*s5",), dtype="complex64"),
+        tensor_input("w", (2, 3, 4, 4), (48, 1, 12, 3)),
+        tensor_input("v", (2, 6), (9, 1)),
+    ),
+    outputs=(),
+    symbols={"s0": Range(2, 64), "s1": Range(0), "s5": Range(1, 3)},
+    constraints=("s0 % 4 == 0", "s1 <= s0", "s0 // s1 > 0"),
+)
+
+STRIDED = Signature(
+    inputs=(tensor_input("x", ("s0", "s1"), ("s1*s9", "s9")), tensor_input("y", ("s1", "s9 + 1"))),
+    outputs=(),
+    symbols={"s0": Range(1), "s1": Range(1, 8), "s9": Range()},
+)
+
+EXPRESSIONS = Signature(
+    inputs=(
+        SymbolInput("a", "args[0]", "int", "a"),
+        SymbolInput("b", "args[1]", "int", "b"),
+        SymbolInput("c", "args[2]", "int", "c"),
+    ),
+    outputs=(),
+    symbols=dict.fromkeys("abc", Range()),
+)
+
+FORMULAS = (
+    "a + b",
+    "a - b",
+    "a*b",
+    "a // b",
+    "a % b",
+    "a**3",
+    "-a",
+    "abs(a)",
+    "min(a, b, 3)",
+    "max(a, b, 3)",
+    "a == b",
+    "a != b",
+    "a < b",
+    "a <= b",
+    "a > b",
+    "a >= b",
+    "a & b",
+    "a | b",
+    "a ^ b",
+    "not a",
+    "a > 0 and b > 0",
+    "a > 1 and b > a",
+    "not a or b < 0",
+    "b != 0 and a // b > 1",
+    "b == 0 or a % b == 1",
+    "(a if b else a - 1)",
+    "(7 if b == 0 else a // b)",
+    "-(-a // b)",
+    "1 - (a - (b - 2*a)) // (b*b)",
+)
+
+ONE_DIMENSION = {
+    "symbol": Signature((tensor_input("x", ("s",)),), (), {"s": Range(3)}),
+    "upper": Signature((tensor_input("x", ("s",)),), (), {"s": Range(None, 4)}),
+    "linear": Signature((tensor_input("x", ("3 - 2*s",)),), (), {"s": Range(-9, 1)}),
+    "empty": Signature((), ()),
+    "quoted": Signature((tensor_input('é"??/\\', (3,)),), ()),
+}
+
+PROPERTIES = 120
+
+
+def formula(text: str) -> Signature:
+    return replace(EXPRESSIONS, constraints=(f"({text}) == c",))
+
+
+def random_signature(generator: random.Random) -> Signature:
+    """Sizes and strides like those that export finds, and some that it hardly ever does."""
+    symbols = ["s0", "s1", "s2"]
+
+    def extent() -> Extent:
+        first, second = generator.choices(symbols, k=2)
+        number = generator.randint(1, 4)
+        kinds: list[Extent] = [generator.randint(0, 6), generator.randint(1, 6), *[first] * 4]
+        kinds += [f"{number}*{first} + {generator.randint(0, 3)}", f"{number}*{first}"]
+        kinds += [f"{first}*{second}", f"{first} + {second}", f"{first} // {number + 1}"]
+        kinds += [f"max(1, {first})", f"{first} - {number} + {second}"]
+        return generator.choice(kinds)
+
+    inputs: list[TensorInput | SymbolInput] = []
+    for index in range(generator.randint(1, 4)):
+        if generator.random() < 0.15:
+            inputs.append(SymbolInput(f"n{index}", "", "int", generator.choice(symbols)))
+            continue
+        shape = [extent() for _ in range(generator.randint(0, 3))]
+        stride = list(contiguous(shape))
+        kind = generator.random()
+        if kind < 0.2 and len(shape) > 1:
+            shape[0], shape[1] = shape[1], shape[0]
+            stride[0], stride[1] = stride[1], stride[0]
+        elif kind < 0.3 and shape:
+            stride = ["t0", *stride[1:]]
+        elif kind < 0.4 and shape:
+            stride = [f"t0*({size})" for size in stride]
+        dtype = generator.choice(["float32", "float32", "int64", "bfloat16", "bool", "complex64"])
+        inputs.append(tensor_input(f"x{index}", shape, stride, dtype))
+    first, second = generator.sample(symbols, 2)
+    number = generator.randint(1, 4)
+    conditions = [
+        f"{first} % {number} == 0",
+        f"{first} < {second} + {number}",
+        f"{first}*{second} <= 30",
+        f"{first} // {number} != {second}",
+        f"{second} % {first} == 0",
+        f"{first} == {number} or {second} > 1",
+    ]
+    limits = {
+        symbol: Range(*generator.choice([(2, None), (0, 5), (2, 7), (None, 6), (0, None)]))
+        for symbol in symbols
+    }
+    chosen = generator.sample(conditions, generator.choice([0, 0, 1, 2]))
+    return Signature(tuple(inputs), (), {**limits, "t0": Range()}, tuple(chosen))
+
+
+def random_signatures() -> list[Signature]:
+    """Those whose symbols can be told from the inputs."""
+    generator = random.Random(0)
+    found: list[Signature] = []
+    while len(found) < PROPERTIES:
+        candidate = random_signature(generator)
+        try:
+            input_checks.render(candidate)
+        except exc.UncheckableInputError:
+            continue
+        found.append(candidate)
+    return found
+
+
+SIGNATURES = [
+    MIXED,
+    STRIDED,
+    *ONE_DIMENSION.values(),
+    *map(formula, FORMULAS),
+    Signature(tuple(tensor_input(f"x{i}", (8, 16)) for i in range(10)), ()),
+    *random_signatures(),
+]
+
+Check = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(SIGNATURES, tmp_path_factory.mktemp("checks"))
+
+
+def number_of(signature: Signature) -> int:
+    return SIGNATURES.index(signature)
+
+
+def right() -> list[torch.Tensor]:
+    """What MIXED takes."""
+    return [
+        torch.zeros(8, 10),
+        torch.zeros(8, 17, dtype=torch.int64),
+        torch.tensor(3),
+        torch.zeros(8, dtype=torch.complex64),
+        torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.zeros(2, 9)[:, :6],
+    ]
+
+
+def test_a_right_call_passes(library: Library) -> None:
+    assert library(0, right()) == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (0, None, "input 'x' is a null handle, and the artifact takes a tensor of dtype float32"),
+        (
+            0,
+            torch.zeros(8, 10, dtype=torch.float64),
+            (
+                "input 'x' has dtype float64, and the artifact takes float32: "
+                "call .to(torch.float32) on it"
+            ),
+        ),
+        (
+            0,
+            torch.zeros(8, 10, 2),
+            (
+                "input 'x' has shape (8, 10, 2), of 3 dimensions, and the artifact takes "
+                "(2 to 64, 10), of 2"
+            ),
+        ),
+        (
+            0,
+            torch.zeros(8),
+            "input 'x' has shape (8,), of 1 dimension, and the artifact takes (2 to 64, 10), of 2",
+        ),
+        (0, torch.zeros(8, 11), "input 'x': dimension 1 is 11, and the artifact takes 10"),
+        (0, torch.zeros(65, 10), "input 'x': dimension 0 is 65, and the artifact takes 2 to 64"),
+        (
+            0,
+            torch.zeros(1, 10),
+            (
+                "input 'x': dimension 0 is 1, and the artifact takes 2 to 64 (to allow less, "
+                "export with torch.export.Dim(name, min=0) for this dimension)"
+            ),
+        ),
+        (
+            0,
+            torch.zeros(10, 8).t(),
+            (
+                "input 'x' has strides (1, 8), and the compiled code needs (10, 1): "
+                "call .contiguous() on it"
+            ),
+        ),
+        (
+            0,
+            torch.zeros(8, 10).to_sparse(),
+            (
+                "input 'x' is of layout sparse_coo, and the artifact takes strided tensors: "
+                "call .to_dense() on it"
+            ),
+        ),
+        (
+            0,
+            torch.zeros(8, 10, device="meta"),
+            "input 'x' is on meta, and the artifact takes cpu: call .to('cpu') on it",
+        ),
+        (
+            0,
+            torch.zeros(8, 10, dtype=torch.complex64).conj().imag,
+            (
+                "input 'x' has strides (20, 2), and the compiled code needs (10, 1): "
+                "call .contiguous() on it"
+            ),
+        ),
+        (
+            0,
+            torch._neg_view(torch.zeros(81))[1:].view(8, 10),
+            "input 'x' is a lazy negative: call .resolve_neg() on it",
+        ),
+        (
+            1,
+            torch.zeros(7, 17, dtype=torch.int64),
+            (
+                "input 'batch['ids']': dimension 0 is 7, and it has to equal dimension 0 of 'x', "
+                "which is 8"
+            ),
+        ),
+        (
+            1,
+            torch.zeros(8, 16, dtype=torch.int64),
+            (
+                "input 'batch['ids']': dimension 1 is 16, and it has to be 2*x.size(0) + 1, "
+                "which is 17"
+            ),
+        ),
+        (
+            1,
+            torch.zeros(17, 8, dtype=torch.int64).t(),
+            (
+                "input 'batch['ids']' has strides (1, 8), and the compiled code needs (17, 1): "
+                "call .contiguous() on it"
+            ),
+        ),
+        (2, torch.tensor(-1), "input 'n' is -1, and the artifact takes 0 or more"),
+        (
+            2,
+            torch.tensor(9),
+            "input 'n': the artifact takes inputs with n <= x.size(0), and n is 9, x.size(0) is 8",
+        ),
+        (
+            2,
+            torch.tensor(0),
+            (
+                "input 'x': the artifact takes inputs with x.size(0) // n > 0, "
+                "and x.size(0) is 8, n is 0"
+            ),
+        ),
+        (2, torch.tensor(3.0), "input 'n' has dtype float32, and the artifact takes int64"),
+        (
+            2,
+            torch.tensor([3]),
+            "input 'n' has shape (1,), of 1 dimension, and the artifact takes (), of 0",
+        ),
+        (
+            3,
+            torch.zeros(7, dtype=torch.complex64),
+            "input 'z': dimension 0 is 7, and it has to be 4*s5 for a whole number s5",
+        ),
+        (
+            3,
+            torch.zeros(16, dtype=torch.complex64),
+            "input 'z': dimension 0 is 16, and z.size(0) // 4 has to be 1 to 3",
+        ),
+        (
+            3,
+            torch.zeros(8, dtype=torch.complex64).conj(),
+            "input 'z' is a lazy conjugate: call .resolve_conj() on it",
+        ),
+        (
+            4,
+            torch.zeros(2, 3, 4, 4),
+            (
+                "input 'w' has strides (48, 16, 4, 1), and the compiled code needs (48, 1, 12, 3): "
+                "call .contiguous(memory_format=torch.channels_last) on it"
+            ),
+        ),
+        (
+            5,
+            torch.zeros(2, 6),
+            (
+                "input 'v' has strides (6, 1), and the compiled code needs (9, 1): copy it into "
+                "torch.empty_strided((2, 6), (9, 1), ...)"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_input_is_named_with_what_was_expected_and_what_came(
+    library: Library, place: int, value: torch.Tensor | None, message: str
+) -> None:
+    call: list[torch.Tensor | None] = [*right()]
+    call[place] = value
+    assert library(0, call) == message
+
+
+def test_the_number_of_inputs_is_checked_before_they_are_read(library: Library) -> None:
+    assert library(0, right()[:2]) == "the artifact takes 6 tensors, and 2 came"
+    empty = number_of(ONE_DIMENSION["empty"])
+    assert library(empty, []) == ""
+    assert library(empty, right()[:1]) == "the artifact takes 0 tensors, and 1 came"
+
+
+def test_a_dimension_has_to_be_a_multiple(library: Library) -> None:
+    call = right()
+    call[0], call[1] = torch.zeros(6, 10), torch.zeros(6, 13, dtype=torch.int64)
+    message = "input 'x': dimension 0 is 6, and it has to be a multiple of 4"
+    assert library(0, call) == message
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 6, 7])
+def test_ranges_without_an_end_and_linear_sizes(library: Library, size: int) -> None:
+    tensor = [torch.zeros(size)]
+    above = library(number_of(ONE_DIMENSION["symbol"]), tensor)
+    assert above == (
+        "" if size >= 3 else f"input 'x': dimension 0 is {size}, and the artifact takes 3 or more"
+    )
+    below = library(number_of(ONE_DIMENSION["upper"]), tensor)
+    assert below == (
+        "" if size <= 4 else f"input 'x': dimension 0 is {size}, and the artifact takes 4 or less"
+    )
+    linear = library(number_of(ONE_DIMENSION["linear"]), tensor)
+    assert (linear == "") == (size % 2 == 1)
+
+
+def test_names_are_written_as_they_are(library: Library) -> None:
+    found = library(number_of(ONE_DIMENSION["quoted"]), [torch.zeros(4)])
+    assert found == "input 'é\"??/\\': dimension 0 is 4, and the artifact takes 3"
+
+
+def test_strides_that_nobody_uses_may_be_anything(library: Library) -> None:
+    assert library(0, [torch.zeros(8, 10), *right()[1:]]) == ""
+    one = torch.empty_strided((3, 1), (2, 77))
+    other = torch.empty_strided((1, 3), (99, 1))
+    assert accepts(STRIDED, [one, other]) == (library(1, [one, other]) == "")
+    strided = torch.zeros(3, 4, 2)[:, :, 0]
+    assert library(1, [strided, torch.zeros(4, 3)]) == ""
+    assert "'y': dimension 1 is 4, and it has to be x.stride(0) // x.size(1) + 1, which is 3" in (
+        library(1, [strided, torch.zeros(4, 4)])
+    )
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_formulas_mean_what_they_mean_in_python(library: Library, text: str) -> None:
+    node = expression.parse(text)
+    which = number_of(formula(text))
+    for a in range(-7, 8):
+        for b in range(-3, 4):
+            try:
+                expected = int(eval(text, {"a": a, "b": b}))
+            except ZeroDivisionError:
+                with pytest.raises(ZeroDivisionError):
+                    expression.evaluate(node, {"a": a, "b": b})
+                call = [torch.tensor(a), torch.tensor(b), torch.tensor(0)]
+                assert "the artifact takes inputs with" in library(which, call)
+                continue
+            assert expression.evaluate(node, {"a": a, "b": b}) == expected
+            call = [torch.tensor(a), torch.tensor(b), torch.tensor(expected)]
+            assert library(which, call) == ""
+            call[2] += 1
+            assert "the artifact takes inputs with" in library(which, call)
+
+
+@pytest.mark.parametrize("text", ["a + b", "a*b", "a - b", "a // b", "a**3", "-a", "abs(a)"])
+def test_what_does_not_fit_into_64_bits_is_no_value(library: Library, text: str) -> None:
+    ends = [-(1 << 63), -(1 << 62) - 1, -1, 0, 1, (1 << 62) + 1, (1 << 63) - 1]
+    which = number_of(formula(text))
+    for a in ends:
+        for b in ends:
+            if "/" in text and b == 0:
+                continue
+            exact = int(eval(text, {"a": a, "b": b}))
+            wrapped = (exact + (1 << 63)) % (1 << 64) - (1 << 63)
+            call = [torch.tensor(value) for value in (a, b, wrapped)]
+            fits = exact == wrapped or text not in FORMULAS
+            assert (library(which, call) == "") == fits, (a, b)
+
+
+def random_calls(
+    signature: Signature, generator: random.Random
+) -> Iterator[list[torch.Tensor | None]]:
+    """Calls around what a signature takes, most of them wrong in one place."""
+    for _ in range(60):
+        values = {
+            name: generator.randint(limits.min or 0, min(limits.max or 9, 9))
+            for name, limits in signature.symbols.items()
+        }
+        call: list[torch.Tensor | None] = []
+        for tensor in signature.tensors:
+            if isinstance(tensor, SymbolInput):
+                call.append(torch.tensor(values[tensor.symbol]))
+                continue
+            extents = [
+                [max(0, expression.evaluate(expression.parse(str(e)), values)) for e in part]
+                for part in (tensor.shape, tensor.stride)
+            ]
+            call.append(torch.empty_strided(*extents, dtype=getattr(torch, tensor.dtype)))
+        yield call
+        yield mutated(call, generator)
+        yield mutated(mutated(call, generator), generator)
+
+
+def mutated(call: list[torch.Tensor | None], generator: random.Random) -> list[torch.Tensor | None]:
+    place = generator.randrange(len(call))
+    tensor = call[place]
+    changed = tensor
+    kind = generator.randrange(8)
+    if tensor is None or kind == 0:
+        changed = None
+    elif kind == 1:
+        other = generator.choice([torch.float64, torch.int8, torch.float32])
+        changed = torch.empty_like(tensor, dtype=other)
+    elif kind == 2:
+        changed = tensor.unsqueeze(0) if generator.random() < 0.5 else tensor.reshape(-1)
+    elif kind in (3, 4) and tensor.dim():
+        sizes, strides = list(tensor.shape), list(tensor.stride())
+        where = generator.randrange(len(sizes))
+        changes = sizes if kind == 3 else strides
+        changes[where] = max(0, changes[where] + generator.choice([-1, 1, 2]))
+        changed = torch.empty_strided(sizes, strides, dtype=tensor.dtype)
+    elif kind == 5 and tensor.dim() > 1:
+        changed = tensor.transpose(0, 1)
+    elif kind == 6:
+        changed = tensor.clone()
+    elif kind == 7 and tensor.dim() == 0 and tensor.dtype == torch.int64:
+        changed = torch.tensor(generator.randint(-2, 9))
+    return [*call[:place], changed, *call[place + 1 :]]
+
+
+def test_random_calls_of_random_signatures_are_judged_as_by_the_oracle(library: Library) -> None:
+    generator = random.Random(1)
+    right = wrong = 0
+    for which in range(len(SIGNATURES) - PROPERTIES, len(SIGNATURES)):
+        for call in random_calls(SIGNATURES[which], generator):
+            expected = accepts(SIGNATURES[which], call)
+            found = library(which, call)
+            assert (found == "") == expected, (SIGNATURES[which], call, found)
+            right, wrong = right + expected, wrong + (not expected)
+    assert right > 2000
+    assert wrong > 2000
+
+
+def test_a_tensor_costs_less_than_a_microsecond(library: Library) -> None:
+    which = len(SIGNATURES) - PROPERTIES - 1
+    tensors = [torch.zeros(8, 16) for _ in range(10)]
+    best = 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        assert library(which, tensors, repetitions=2000) == ""
+        best = min(best, (time.perf_counter() - start) / 2000 / len(tensors))
+    assert best < 1e-6
+
+
+def test_dtypes_and_devices_have_the_numbers_of_the_c_interface() -> None:
+    shim = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    checked = 0
+    for number, name in enumerate(input_checks.DTYPES):
+        function = getattr(shim, f"aoti_torch_dtype_{name}", None)
+        if function is not None:
+            assert function() == number
+            checked += 1
+    assert checked >= 20
+    for name, number in input_checks.DEVICE_TYPES.items():
+        assert getattr(shim, f"aoti_torch_device_type_{name}")() == number
+
+
+def test_a_dtype_that_came_is_called_by_its_name(library: Library) -> None:
+    for name in input_checks.DTYPES:
+        dtype = getattr(torch, name, None)
+        if dtype is None or name.startswith("q") or name == "float32":
+            continue
+        tensor = torch.zeros(8, 10 * dtype.itemsize, dtype=torch.uint8).view(dtype)
+        found = library(0, [tensor, *right()[1:]])
+        assert found.startswith(f"input 'x' has dtype {name}, and the artifact takes float32")
+
+
+@pytest.mark.parametrize(
+    ("signature", "complaint"),
+    [
+        (Signature((tensor_input("x", ("s*t",)),), ()), "s*t depends on s, which no input tells"),
+        (Signature((tensor_input("x", ("s // 2",)),), ()), "s // 2 depends on s"),
+        (Signature((tensor_input("x", (3,)),), (), {}, ("u > 3",)), "u > 3 depends on u"),
+        (Signature((tensor_input("x", (3,), dtype="float31"),), ()), "its dtype is float31"),
+        (Signature((tensor_input("x", (3,), device="abacus"),), ()), "its device is abacus"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(signature: Signature, complaint: str) -> None:
+    with pytest.raises(exc.UncheckableInputError) as raised:
+        input_checks.render(signature)
+    assert complaint in str(raised.value)
+
+
+def test_a_device_index_counts_where_there_are_several() -> None:
+    one = Signature((tensor_input("x", (3,), device="cuda:1"),), ())
+    both = Signature((tensor_input("y", (3,), device="cuda:0"), *one.inputs), ())
+    assert "1, 6, 1, -1, Number::none" in input_checks.render(one)
+    assert "1, 6, 1, 1, Number::none" in input_checks.render(both)
+
+
+@pytest.mark.gpu
+def test_tensors_have_to_be_on_the_model_s_device(tmp_path: pathlib.Path) -> None:
+    inputs = (tensor_input("x", (3,), device="cuda:0"), tensor_input("y", (3,)))
+    check = Library([Signature(inputs, ())], tmp_path)
+    host, device = torch.zeros(3), torch.zeros(3, device="cuda")
+    assert check(0, [device, host]) == ""
+    assert check(0, [host, host]) == (
+        "input 'x' is on cpu, and the artifact takes cuda: call .to('cuda') on it"
+    )
+    assert check(0, [device, device]) == (
+        "input 'y' is on cuda, and the artifact takes cpu: call .to('cpu') on it"
+    )
+    assert check(0, [device, host], device_index=0) == ""
+    assert check(0, [device, host], device_index=1) == (
+        "input 'x' is on cuda:0, and the artifact takes cuda:1: call .to('cuda:1') on it"
+    )

@@ -1,0 +1,527 @@
+"""Big programs of AOT artifacts in several functions and units: the same program in other words."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+import re
+import shutil
+import subprocess
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.export import Dim
+
+from inductor_ext import events
+from inductor_ext.cpp_wrapper.build import artifact as build
+from inductor_ext.cpp_wrapper.build import compiler
+from inductor_ext.cpp_wrapper.codegen import split_units
+from test.support import aot_util, split_programs
+from test.support.split_programs import PROLOGUE, numbered, program
+
+MANY = tuple(f"use(nullptr, {number});" for number in range(12))
+"""As many statements as to fill some functions of `small`."""
+
+
+def small(text: str, unit: int = 12, function: int = 4, path: str = "") -> list[str]:
+    """Split by numbers that suit small programs."""
+    return split_units.split(text, unit, function=function, path=path)
+
+
+def run_of(units: Sequence[str]) -> str:
+    """The body of `run_impl`."""
+    _, _, rest = units[0].partition("void AOTInductorModel::run_impl(")
+    return rest.partition("// AOTInductorModel::run_impl")[0]
+
+
+def functions(units: Sequence[str]) -> dict[int, str]:
+    """The bodies of the functions that were taken out, by number."""
+    head = r"^void AOTInductorModel::run_part<(\d+)>\([^{;]*\) \{\n(.*?)^\}$"
+    found = (match for unit in units for match in re.findall(head, unit, re.M | re.S))
+    return {int(number): body for number, body in found}
+
+
+def order(units: Sequence[str]) -> list[int]:
+    """The numbers of a numbered program's statements, in the order in which they run."""
+    bodies = functions(units)
+    text = re.sub(r"run_part<(\d+)>\(", lambda match: bodies[int(match[1])], run_of(units))
+    return [int(number) for number in re.findall(r"<(\d+)> \*/", text)]
+
+
+def apart(*declared: str, use: str) -> tuple[list[str], str, str]:
+    """Split a program that declares something and uses it two functions later.
+
+    Returns:
+        The units, the function that declares and the one that uses.
+    """
+    marks = "/* declared */", "/* used */"
+    statements = (*PROLOGUE, *MANY, f"{marks[0]} {declared[0]}", *declared[1:], *MANY)
+    units = small(program(*statements, f"{marks[1]} {use}", *MANY))
+    (first,), (second,) = (
+        [body for body in functions(units).values() if mark in body] for mark in marks
+    )
+    assert first != second
+    return units, first, second
+
+
+class TestSize:
+    def test_a_small_program_stays_as_it_is(self) -> None:
+        text = program(*PROLOGUE, *MANY)
+        assert split_units.split(text, 1000) == [text]
+        assert small(text, function=12) == [text]
+
+    def test_zero_never_splits(self) -> None:
+        text = program(*PROLOGUE, *MANY * 50)
+        assert len(split_units.split(text, 100)) > 1
+        assert split_units.split(text, 0) == [text]
+
+    def test_functions_and_units_are_of_the_size_asked_for(self) -> None:
+        units = small(program(*PROLOGUE, *MANY * 20), unit=60, function=10)
+        assert len(units) == 1 + 4
+        sizes = [body.count("use(") for body in functions(units).values()]
+        assert len(sizes) == 24
+        assert set(sizes) <= {9, 10, 11}
+        assert [len(functions([unit])) for unit in units] == [0, 6, 6, 6, 6]
+
+    def test_a_program_of_a_unit_has_functions_in_it(self) -> None:
+        (unit,) = small(program(*PROLOGUE, *MANY * 2), unit=1000, function=8)
+        assert len(functions([unit])) == 3
+
+    def test_a_statement_with_many_inside_counts_as_many(self) -> None:
+        block = f"if (s0 > 3) {{ {' '.join(MANY)} }}"
+        units = small(program(*PROLOGUE, *(block,) * 4), unit=24, function=12)
+        assert [body.count("if (s0") for body in functions(units).values()] == [1] * 4
+
+    def test_lines_are_those_of_the_whole_program(self) -> None:
+        text = program(*PROLOGUE, *MANY, "RAIIAtenTensorHandle buf0(", "    nullptr);", *MANY)
+        lines = {line.strip(): number for number, line in enumerate(text.split("\n"), 1)}
+        for unit in small(text, path='/a "b"\\c.cpp'):
+            number = 0
+            for line in unit.split("\n"):
+                if match := re.fullmatch(r'#line (\d+) "/a \\"b\\"\\\\c.cpp"', line):
+                    number = int(match[1])
+                    continue
+                if number and line.strip() in MANY:
+                    assert text.split("\n")[number - 1] == line
+                number += number > 0
+        assert len(lines) > len(MANY)
+
+
+VIEW = "wrap_with_raii_handle_if_needed(reinterpret_tensor_wrapper(arg0_1, 2, n, n, 0L))"
+
+KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
+    # What is declared, how it is used, how it is declared then, and known where it is used.
+    "owner": (
+        ("RAIIAtenTensorHandle x(handle);",),
+        "x.reset();",
+        "auto& x = *new (&inductor_ext_frame.tensors[0]) RAIIAtenTensorHandle(handle);",
+        "auto& x = inductor_ext_frame.tensors[0];",
+    ),
+    "owner of nothing yet": (
+        ("RAIIAtenTensorHandle x;",),
+        "x = std::move(arg0_1);",
+        "auto& x = inductor_ext_frame.tensors[0];",
+        "auto& x = inductor_ext_frame.tensors[0];",
+    ),
+    "owner made by a call": (
+        ("RAIIAtenTensorHandle x = scalar_to_tensor_handle(3L);",),
+        "use(x);",
+        "RAIIAtenTensorHandle(scalar_to_tensor_handle(3L));",
+        "auto& x = inductor_ext_frame.tensors[0];",
+    ),
+    "owner that is moved": (
+        ("auto x = std::move(arg0_1);  // reuse",),
+        "output_handles[0] = x.release();",
+        "RAIIAtenTensorHandle(std::move(arg0_1));  // reuse",
+        "auto& x = inductor_ext_frame.tensors[0];",
+    ),
+    "view": (
+        (f"auto x = {VIEW}; arg0_1.reset();  // reuse",),
+        "use(x);",
+        f"RAIIAtenTensorHandle({VIEW}); arg0_1.reset();  // reuse",
+        "auto& x = inductor_ext_frame.tensors[0];",
+    ),
+    "handle": (
+        ("AtenTensorHandle x;",),
+        "use(&x);",
+        "auto& x = inductor_ext_frame.x;",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "number": (
+        ("const int64_t x = std::max<int64_t>(s0, 3L);",),
+        "use(nullptr, x);",
+        "auto& x = inductor_ext_frame.x; x = std::max<int64_t>(s0, 3L);",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "number that is given later": (
+        ("bool x;", "AOTI_TORCH_ERROR_CODE_CHECK(item(arg0_1, &x));"),
+        "if (x) { use(nullptr); }",
+        "auto& x = inductor_ext_frame.x;",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "number of a number's type": (
+        ("auto x = s0;",),
+        "use(nullptr, x);",
+        "auto& x = inductor_ext_frame.x; x = s0;",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "size": (
+        ("auto x = arg0_1.size(0);",),
+        "use(nullptr, x);",
+        "auto& x = inductor_ext_frame.x; x = arg0_1.size(0);",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "sizes": (
+        ("auto x = arg0_1.sizes();",),
+        "use(nullptr, x[1]);",
+        "auto& x = inductor_ext_frame.x; x = arg0_1.sizes();",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "data": (
+        ("auto* x = get_data_ptr_wrapper(weight);",),
+        "use(x);",
+        "auto& x = inductor_ext_frame.x; x = get_data_ptr_wrapper ( weight );",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "table of numbers": (
+        ("const int64_t x[] = {s0, std::max<int64_t>(s0, 3L), 7L};",),
+        "use(x);",
+        "7L}; std::copy(x, x + 3, inductor_ext_frame.x);",
+        "auto& x = inductor_ext_frame.x;",
+    ),
+    "constant table": (
+        ("static constexpr int64_t x[] = {8L, -1L};",),
+        "use(x);",
+        "static constexpr int64_t x[] = {8L, -1L};",
+        "static constexpr int64_t x[] = {8L, -1L};",
+    ),
+    "empty table": (
+        ("const int64_t *x=nullptr;",),
+        "use(x);",
+        "const int64_t *x=nullptr;",
+        "const int64_t *x=nullptr;",
+    ),
+    "constant of the model": (
+        ("[[maybe_unused]] auto& x = constants_->at(7);",),
+        "use(x.data_ptr());",
+        "[[maybe_unused]] auto& x = constants_->at(7);",
+        "[[maybe_unused]] auto& x = constants_->at(7);",
+    ),
+}
+
+
+class TestKinds:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_crosses_functions(self, kind: str) -> None:
+        declared, use, declaration, binding = KINDS[kind]
+        units, first, second = apart(*declared, use=use)
+        assert declaration in first
+        before, _, after = second.partition("/* used */")
+        assert binding in before
+        assert after.strip().startswith(use)
+        assert "/* " not in run_of(units)
+
+    def test_what_does_not_cross_stays_a_variable(self) -> None:
+        text = program(*PROLOGUE, *MANY, "int64_t x = s0;", "use(nullptr, x);", *MANY)
+        (body,) = (body for body in functions(small(text)).values() if "int64_t x = s0;" in body)
+        assert "frame.x" not in body
+
+    def test_what_is_declared_before_all_is_referred_to(self) -> None:
+        units, _, second = apart("AtenTensorHandle x;", use="use(arg1_1, s0, arg0_1_size);")
+        for name in ("arg1_1", "s0", "arg0_1_size"):
+            assert f"auto& {name} = inductor_ext_frame.{name};" in second
+        assert "RAIIAtenTensorHandle& arg1_1;" in units[0]
+        assert "int64_t& s0;" in units[0]
+        assert "int64_t*& arg0_1_size;" in units[0]
+
+    def test_what_is_used_afterwards_in_run_impl_is_known_there(self) -> None:
+        kept = "auto f = [&]() { return x; };"
+        text = program(*PROLOGUE, *MANY, "int64_t x = s0;", *MANY, kept, "use(nullptr, f());")
+        run = run_of(small(text))
+        assert run.index("auto& x = inductor_ext_frame_1.x;") < run.index(kept)
+
+    def test_pointers_to_variables_stay_beside_them(self) -> None:
+        statements = (*PROLOGUE, *MANY, "int64_t x = s0;", "int64_t* p = &x;", *MANY, "use(p);")
+        units = small(program(*statements, *MANY, *MANY))
+        (body,) = (body for body in functions(units).values() if "use(p);" in body)
+        assert "int64_t* p = &x;" in body
+        assert all(call in body for call in MANY)
+
+    def test_a_pointer_into_what_is_taken_out_of_two_stretches_stays(self) -> None:
+        statements = (*MANY, "int64_t* p = &s0;", *MANY, "Guard guard(1);", *MANY, "use(p);", *MANY)
+        run = run_of(small(program(*PROLOGUE, *statements)))
+        assert "int64_t* p = &s0;" in run
+        assert "use(p);" in run
+
+    def test_a_unit_has_what_it_uses_and_no_more(self) -> None:
+        call = "kernel_of_all(weight.data_ptr(), cached_torch_dtype_float8_e4m3fn);"
+        launch = "call_launched(arg0_1, 3L, kernels);"
+        units = small(program(*PROLOGUE, *MANY, call, *MANY, *MANY, launch), unit=8)
+        (calling,) = (unit for unit in units if call in unit)
+        (launching,) = (unit for unit in units if launch in unit)
+        assert "void  kernel_of_all(" in calling
+        assert "CACHE_TORCH_DTYPE(float8_e4m3fn);" in calling
+        assert "call_launched" not in calling
+        assert "loadKernel" not in calling
+        assert "class AOTInductorModelKernels " in launching
+        assert "static inline void call_launched(" in launching
+        assert "static inline int64_t loadKernel(" in launching
+        for unit in (calling, launching):
+            assert '#include "model.h"' in unit
+            for absent in ("kernel_of_none", "dtype_float32", "kNames", "_check_env"):
+                assert absent not in unit
+
+    def test_the_class_of_the_kernels_is_one_for_all_units(self) -> None:
+        units = small(program(*PROLOGUE, *MANY, "call_launched(arg0_1, 3L, kernels);", *MANY))
+        for unit in (unit for unit in units if "class AOTInductorModelKernels " in unit):
+            before = unit[: unit.index("class AOTInductorModelKernels ")]
+            assert before.count("namespace {") == 0
+
+
+STAYING = (
+    "Guard guard(s0);",
+    "auto f = [&](int64_t n) { return n + s0; };",
+    "auto x = unknown_call(s0);",
+    "std::vector<AtenTensorHandle> list{arg0_1};",
+    "struct Own { int64_t x; };",
+    "if (s0 == 3L) return;",
+    "auto x = std::move(unknown);",
+    "int64_t x = 3L, y = 4L;",
+    "DECLARING_MACRO(x);",
+    "auto& x = arg0_1;",
+    "use(nullptr, times_called());",
+    "use(kNames);",
+)
+
+
+class TestBarriers:
+    @pytest.mark.parametrize("statement", STAYING)
+    def test_what_is_not_understood_stays_in_place(self, statement: str) -> None:
+        statements = (*PROLOGUE, *MANY, statement, *MANY)
+        units = small(numbered(*statements))
+        assert statement in run_of(units)
+        assert not any(statement in body for body in functions(units).values())
+        assert run_of(units).count("run_part<") == 6
+        assert order(units) == sorted(order(units))
+
+    @pytest.mark.parametrize(
+        ("declared", "use"),
+        [
+            ("auto f = [&](int64_t n) { return n; };", "use(nullptr, f(3L));"),
+            ("auto x = unknown_call(s0);", "auto y = std::move(x);"),
+            ("auto x = unknown_call(s0);", "int64_t y = x[0];"),
+            ("std::vector<int64_t> x{3};", "{ Guard inner(x[0]); }"),
+        ],
+    )
+    def test_what_uses_it_stays_as_well(self, declared: str, use: str) -> None:
+        run = run_of(small(program(*PROLOGUE, *MANY, declared, *MANY, use, *MANY)))
+        assert declared in run
+        assert use in run
+
+    def test_few_statements_between_barriers_stay(self) -> None:
+        statements = [part for i in range(9) for part in (f"Guard guard{i}(1);", *MANY[:3])]
+        text = program(*PROLOGUE, *statements)
+        assert small(text) == [text]
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "use(sizeof(decltype(arg0_1)));",
+            "#ifdef X\n    use(nullptr);\n#endif",
+            "use(nullptr, 3L",
+            "ArrayRefTensor<float> x;",
+            "int64_t inductor_ext_frame = 3L;",
+            "do { use(nullptr); } while (false);",
+            "auto [a, b] = pair_of(s0);",
+            'use("',
+        ],
+    )
+    def test_what_cannot_be_read_stays_whole(self, statement: str) -> None:
+        text = program(*PROLOGUE, *MANY, statement, *MANY)
+        assert small(text) == [text]
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("} // AOTInductorModel::run_impl", "}"),
+            ("void AOTInductorModel::run_impl(", "void Other::run_impl("),
+            ("using namespace torch", "#if X\nusing namespace torch"),
+            ("using namespace torch", "#define use\nusing namespace torch"),
+            ("namespace torch::aot_inductor {\n\n", "namespace other {\n\n"),
+        ],
+    )
+    def test_a_frame_that_is_not_known_stays_whole(self, old: str, new: str) -> None:
+        text = program(*PROLOGUE, *MANY, *MANY)
+        assert len(small(text)) > 1
+        changed = text.replace(old, new)
+        assert changed != text
+        assert small(changed) == [changed]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    length=st.integers(10, 150),
+    unit=st.integers(1, 80),
+    function=st.integers(1, 30),
+)
+def test_every_statement_runs_once_and_in_order(
+    seed: int, length: int, unit: int, function: int
+) -> None:
+    made = split_programs.Program(seed, length)
+    units = split_units.split(made.text, unit, function=function)
+    found = order(units)
+    # Declarations that may be repeated are dropped where nothing uses them.
+    repeated = re.compile(
+        r"static constexpr|(\[\[maybe_unused\]\] )?auto& |const int64_t \w+\[\] = \{[-\dL, ]*\};"
+    )
+    needed = [i for i, text in enumerate(made.statements) if not repeated.match(text)]
+    assert [number for number in found if number in set(needed)] == needed
+    assert found == sorted(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 20), st.data())
+def test_a_damaged_program_is_no_error(seed: int, data: st.DataObject) -> None:
+    text = split_programs.Program(seed, 60).text
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 40)))
+        text = (
+            text[:start] + data.draw(st.sampled_from(["", "}", "(", '"', ";", "auto"])) + text[end:]
+        )
+    units = small(text)
+    assert units == [text] or functions(units)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
+    """A compiler, and a folder with the runtime that tells what a program does."""
+    program_path = shutil.which("g++")
+    if program_path is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("split")
+    (folder / "model.h").write_text(split_programs.MODEL)
+    (folder / "main.cpp").write_text(split_programs.MAIN)
+    return program_path, folder
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_happens_whatever_throws(tools: tuple[str, pathlib.Path], seed: int) -> None:
+    """Calls, destructions and outputs, when nothing throws and when any one call does."""
+    made = split_programs.Program(seed, 150)
+    units = small(made.text, unit=50, function=10)
+    assert len(units) >= 3
+    traces = [trace(tools, [made.text]), trace(tools, units)]
+    assert traces[0].count("\ndone\n") == 1
+    assert traces[0].count("\nthrown ") > 40
+    assert traces[0] == traces[1]
+
+
+def trace(tools: tuple[str, pathlib.Path], units: Sequence[str]) -> str:
+    compiler_path, folder = tools
+    sources = [folder / f"unit{number}.cpp" for number in range(len(units))]
+    for source, text in zip(sources, units, strict=True):
+        source.write_text(text)
+    output = str(folder / "program")
+    flags = ["-std=c++20", "-O0", f"-I{folder}"]
+    paths = [str(source) for source in (folder / "main.cpp", *sources)]
+    subprocess.run([compiler_path, *flags, *paths, "-o", output], check=True)
+    return subprocess.run([output], check=True, capture_output=True, text=True).stdout
+
+
+class Mixed(torch.nn.Module):
+    """Control flow, sizes that are known at run time alone, buffers and several outputs."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor, positive: torch.Tensor) -> dict[str, Any]:
+        results = {}
+        for number, layer in enumerate(self.layers):
+            x = torch.nn.functional.gelu(layer(x)) + x.sum(-1, keepdim=True).softmax(0)
+            results[f"layer{number}"] = x.t() @ x
+        self.seen.add_(x.mean(0))
+        x = torch.cond(positive, lambda y: y.sin() @ y.t(), lambda y: y.cos() @ y.t(), (x,))
+        return {**results, "last": x, "large": (x > 0).nonzero(), "view": x.t()}
+
+
+@pytest.mark.parametrize("arenas", ["never", "always"])
+def test_an_artifact_of_many_units_computes_the_same_bytes(
+    arenas: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled: list[str] = []
+    real = compiler.Compiler.compile
+
+    def spy(self: Any, units: Sequence[compiler.Unit], fixed: compiler.Fixed) -> None:
+        compiled.extend(pathlib.Path(unit.source).name for unit in units)
+        real(self, units, fixed)
+
+    monkeypatch.setattr(compiler.Compiler, "compile", spy)
+    torch.manual_seed(0)
+    model = Mixed()
+    args = torch.randn(6, 8), torch.tensor(True)
+    shapes = {"x": {0: Dim("n", min=4, max=64)}, "positive": None}
+    artifacts = [
+        aot_util.compile_model(
+            model, args, dynamic_shapes=shapes, aot_unit_size=size, memory_arenas=arenas
+        )
+        for size in (0, 12)
+    ]
+    assert sum(bool(re.fullmatch(r"wrapper\d+\.cpp", name)) for name in compiled) >= 4
+    assert "aot_unit_size" not in caplog.text
+    for size, positive in ((6, True), (4, False), (33, True)):
+        inputs = torch.randn(size, 8), torch.tensor(positive)
+        outputs = [artifact.check(*inputs) for artifact in artifacts]
+        whole, parts = (list(output.values()) for output in outputs)
+        assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+WHOLE = compiler.Unit("/model.wrapper.cpp", "/wrapper.o", "wrapper")
+PARTS = [dataclasses.replace(WHOLE, source=f"/{number}.cpp") for number in range(3)]
+KERNEL = compiler.Unit("/kernel.cpp", "/kernel.o", "kernel")
+
+
+class TestBuilding:
+    def tools(self, broken: set[str]) -> Any:
+        """What compiles all sources but these."""
+        from torch._inductor.exc import CppCompileError
+
+        def compile_units(units: list[compiler.Unit], fixed: Any) -> None:
+            asked.append([unit.source for unit in units])
+            for unit in units:
+                if unit.source in broken:
+                    raise CppCompileError(["g++"], f"{unit.source} is wrong")
+
+        asked: list[list[str]] = []
+        return types.SimpleNamespace(compile=compile_units, asked=asked)
+
+    def test_parts_that_do_not_compile_are_compiled_whole(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(events, "_warned", set())
+        tools, fixed = self.tools({"/1.cpp"}), compiler.Fixed((), {})
+        with caplog.at_level(logging.WARNING, "inductor_ext"):
+            units = build._compile(tools, fixed, WHOLE, PARTS, [KERNEL])
+        assert {unit.source for unit in units} == {"/model.wrapper.cpp", "/kernel.cpp"}
+        assert "/1.cpp is wrong" in caplog.text
+        assert "aot_unit_size=0" in caplog.text
+
+    def test_an_error_of_the_program_is_told(self) -> None:
+        from torch._inductor.exc import CppCompileError
+
+        fixed = compiler.Fixed((), {})
+        for parts in (PARTS, [WHOLE]):
+            tools = self.tools({"/model.wrapper.cpp", "/1.cpp"})
+            with pytest.raises(CppCompileError, match=r"model\.wrapper\.cpp is wrong"):
+                build._compile(tools, fixed, WHOLE, parts, [])

@@ -1,0 +1,843 @@
+"""The operator sweep: PyTorch's operator samples through eager mode, stock and inductor_ext.
+
+    python -m test.fuzz.op_sweep                     the fixed sample of test/fuzz/op_sweep_data.py
+    python -m test.fuzz.op_sweep --all --jobs 2      every operator; writes benchmarks/results/
+    python -m test.fuzz.op_sweep addmm cat --dtypes float32
+
+A case is one entry of `op_db` with one dtype: its first few sample inputs, called in one compiled
+function. Promise held: wherever stock Inductor agrees with eager mode, so does inductor_ext. What
+"agrees" covers is said at `disagreement` and `layouts`; how a case is judged, at `judge`.
+
+Determinism. Random numbers: every run starts from one seed, and Inductor is told to take its random
+numbers from eager mode's generators (`fallback_random`), so that random operators are compared by
+value too. Memory that an operator leaves uninitialised cannot be compared: those operators
+(`UNINITIALIZED`) are held to shapes, dtypes and layouts. FX graph cache and AOTAutograd cache are
+off, so that each verdict comes from code generated in this run; compiled C++ is shared between
+stock and inductor_ext through Inductor's C++ cache, which is keyed by source text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import enum
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import resource
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+from benchmarks import results as results_format
+from inductor_ext.hooks.records import CompileRecord
+from test.fuzz import op_sweep_data as data
+
+DEFAULT_DTYPES = ("float32", "int64", "bool")
+OTHER_DTYPES = ("float16", "bfloat16", "float64", "complex64", "int32", "uint8")
+SAMPLES = 3
+BATCH = 8
+"""Cases compiled together: a C++ compile costs about the same for eight small loops as for one."""
+BATCHES_PER_WORKER = 25
+"""Compiled libraries stay loaded in the process that compiled them, so workers are replaced."""
+SEED = 1729
+
+UNINITIALIZED = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    }
+)
+"""Operators whose result is, in part or whole, memory that nobody wrote."""
+
+TOLERANCES = {
+    # Inductor's and eager mode's elementary functions differ by a few units in the last place, and
+    # their sums add in different orders.
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1e-5, 1e-5),
+    torch.complex64: (1e-5, 1e-5),
+    # Inductor computes a fused chain in float32 and rounds once; eager rounds after every operator.
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 1e-2),
+}
+"""(relative, absolute) by dtype. Any other dtype must agree exactly."""
+
+
+class Status(str, enum.Enum):
+    """What one backend made of one case."""
+
+    AGREES = "agrees"
+    DISAGREES = "disagrees"
+    FAILS = "fails"
+    NOT_CAPTURED = "not_captured"
+
+
+class Verdict(str, enum.Enum):
+    """What a case says about inductor_ext."""
+
+    AGREE = "agree"
+    OURS_DISAGREES = "ours_disagrees"
+    OURS_FAILS = "ours_fails"
+    STOCK_DISAGREES = "stock_disagrees"
+    STOCK_FAILS = "stock_fails"
+    EAGER_FAILS = "eager_fails"
+    NOT_CAPTURED = "not_captured"
+    """Dynamo handed no graph to any backend: the operator ran in eager mode."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Case:
+    """One `op_db` entry ("name" or "name.variant") with one dtype."""
+
+    operator: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.operator}[{self.dtype}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A backend's status, with the reason where it does not agree."""
+
+    status: Status
+    why: str = ""
+    other_layout: frozenset[int] = frozenset()
+    """Indices into `layouts` of the results whose strides or aliasing are not eager mode's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One judged case. `stock` and `ours` are None where the verdict was reached without them."""
+
+    case: Case
+    verdict: Verdict
+    why: str = ""
+    stock: Status | None = None
+    ours: Status | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object; `from_json` reads it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Result:
+        """Raises KeyError or ValueError where `fields` is not what `to_json` writes."""
+        stock, ours = fields["stock"], fields["ours"]
+        return cls(
+            case=Case(**fields["case"]),
+            verdict=Verdict(fields["verdict"]),
+            why=fields["why"],
+            stock=None if stock is None else Status(stock),
+            ours=None if ours is None else Status(ours),
+        )
+
+
+def operators() -> dict[str, Any]:
+    """The installed torch's OpInfo entries by full name, sorted."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    entries = {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
+    return dict(sorted(entries.items()))
+
+
+def supported(cases: Sequence[Case]) -> list[Case]:
+    """Those of `cases` that the installed torch has, in their order."""
+    known = operators()
+    return [
+        case
+        for case in cases
+        if case.operator in known
+        and getattr(torch, case.dtype) in known[case.operator].supported_dtypes("cpu")
+    ]
+
+
+def sample_cases() -> list[Case]:
+    """The fixed sample, whatever torch is installed."""
+    return [Case(name, dtype) for name, dtypes in data.SAMPLE.items() for dtype in dtypes.split()]
+
+
+def batches(cases: Sequence[Case], size: int = BATCH) -> list[list[Case]]:
+    """Cases in groups that are compiled together, each of one dtype, operators in order.
+
+    Known stock failures stand alone: they would only make their group be judged twice.
+    """
+    known = {(failure.operator, failure.dtype) for failure in data.STOCK_FAILURES}
+    alone = [case for case in cases if (case.operator, case.dtype) in known]
+    groups = [[case] for case in alone]
+    grouped: dict[str, list[Case]] = collections.defaultdict(list)
+    for case in cases:
+        if case not in alone:
+            grouped[case.dtype].append(case)
+    for same_dtype in grouped.values():
+        groups += [same_dtype[i : i + size] for i in range(0, len(same_dtype), size)]
+    return groups
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of an operator on one of its samples."""
+
+    operator: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass
+class Run:
+    """The results of a list of calls, and the arguments as the calls left them."""
+
+    arguments: list[Any]
+    results: list[Any]
+
+    def leaves(self) -> list[Any]:
+        """Everything observable: results first, then the arguments, which may be mutated."""
+        return pytree.tree_leaves((self.results, self.arguments))
+
+
+@dataclasses.dataclass
+class Prepared:
+    """A case with the calls that eager mode accepts, and what eager mode makes of them."""
+
+    case: Case
+    calls: list[Call]
+    uses_random_numbers: bool
+    expected: Run
+
+
+def _fresh(arguments: Any) -> Any:
+    """A copy of nested arguments that keeps strides, offsets and which tensors share memory."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        plain = tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
+        if not plain or tensor.is_nested or tensor.is_quantized:
+            return tensor.clone()
+        storage = tensor.untyped_storage()
+        copied = storages.setdefault(storage.data_ptr() or id(tensor), storage.clone())
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            copied, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+
+    return pytree.tree_map_only(torch.Tensor, copy, arguments)
+
+
+def _run(program: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> Run:
+    arguments = _fresh([(call.args, call.kwargs) for call in calls])
+    torch.manual_seed(SEED)
+    return Run(arguments, program(arguments))
+
+
+def _program(calls: Sequence[Call]) -> Callable[[list[Any]], list[Any]]:
+    targets = [call.operator for call in calls]
+
+    def program(arguments: list[Any]) -> list[Any]:
+        results = []
+        for target, (args, kwargs) in zip(targets, arguments, strict=True):
+            results.append(target(*args, **kwargs))
+        return results
+
+    return program
+
+
+def prepare(case: Case, operator: Any, samples: int = SAMPLES) -> Prepared | Result:
+    """Run the case in eager mode, leaving out the samples that eager mode refuses."""
+    torch.manual_seed(SEED)
+    calls = []
+    why = "no samples"
+    try:
+        inputs = operator.sample_inputs("cpu", getattr(torch, case.dtype))
+        for sample in itertools.islice(inputs, samples):
+            call = Call(operator.op, (sample.input, *sample.args), dict(sample.kwargs))
+            try:
+                _run(_program([call]), [call])
+            except Exception as error:
+                why = reason(error)
+            else:
+                calls.append(call)
+    except Exception as error:
+        why = reason(error)
+    if not calls:
+        return Result(case, Verdict.EAGER_FAILS, why)
+    torch.manual_seed(SEED)
+    seeded = torch.get_rng_state()
+    expected = _run(_program(calls), calls)
+    return Prepared(case, calls, not torch.equal(seeded, torch.get_rng_state()), expected)
+
+
+def _call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    import torch._dynamo.config
+    import torch._functorch.config
+    import torch._inductor.config
+    from torch.testing._internal import common_methods_invocations
+
+    import inductor_ext
+
+    with (
+        warnings.catch_warnings(),
+        # op_db wraps random operators in a function that seeds them, at which Dynamo stops.
+        mock.patch.object(common_methods_invocations, "wrapper_set_seed", _call),
+        # Without these, operators whose result's shape or value depends on data stay in eager mode.
+        torch._dynamo.config.patch(
+            capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+        ),
+        torch._inductor.config.patch(fx_graph_cache=False, fallback_random=True, compile_threads=1),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        inductor_ext.config.patch(enabled=True, fallback_to_eager=False),
+    ):
+        # An operator's warnings say nothing about how it was compiled.
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _compiled_outcome(backend: str, prepared: Sequence[Prepared], *, whole: bool) -> Outcome:
+    """Compile the calls of all cases in one function by `backend` and compare with eager mode.
+
+    Args:
+        backend: "inductor" or "inductor_ext".
+        prepared: the cases.
+        whole: refuse graph breaks, so that all calls are known to have been compiled.
+    """
+    from torch._dynamo.utils import counters
+
+    from inductor_ext import events
+
+    calls = [call for case in prepared for call in case.calls]
+    expected = Run(
+        [argument for case in prepared for argument in case.expected.arguments],
+        [result for case in prepared for result in case.expected.results],
+    )
+    values = not any(case.case.operator in UNINITIALIZED for case in prepared)
+    torch._dynamo.reset()
+    counters.clear()
+    try:
+        compiled = torch.compile(_program(calls), backend=backend, fullgraph=whole, dynamic=False)
+        with events.capture() as records:
+            # Run twice and compare both afterwards: a second call must not write into memory that
+            # results of the first still hold.
+            runs = [_run(compiled, calls), _run(compiled, calls)]
+    except Exception as error:
+        return Outcome(Status.FAILS, reason(error))
+    graphs = counters["stats"]["unique_graphs"]
+    ours = sum(isinstance(record, CompileRecord) for record in records)
+    if ours != (graphs if backend == "inductor_ext" else 0):
+        return Outcome(Status.FAILS, f"inductor_ext compiled {ours} graphs of {graphs}")
+    for run in runs:
+        why = disagreement(expected, run, values=values)
+        if why:
+            return Outcome(Status.DISAGREES, why)
+    other_layout = frozenset(
+        index
+        for run in runs
+        for index, (left, right) in enumerate(zip(layouts(expected), layouts(run), strict=True))
+        if left != right
+    )
+    return Outcome(Status.AGREES if graphs else Status.NOT_CAPTURED, other_layout=other_layout)
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+def disagreement(expected: Run, actual: Run, *, values: bool = True) -> str:
+    """How two runs differ in what a user can observe; empty where they agree.
+
+    Compared are the structure of the results, the type of every leaf (a tensor is no scalar), and
+    of tensors dtype, device, layout (strided, sparse), shape and, within `TOLERANCES`, values, NaN
+    being equal to NaN. Arguments are compared after the calls as results are, for mutations.
+
+    Args:
+        values: whether tensors' values are compared.
+    """
+    if pytree.tree_structure(expected.results) != pytree.tree_structure(actual.results):
+        return "the results are nested differently"
+    for left, right in zip(expected.leaves(), actual.leaves(), strict=True):
+        if type(left) is not type(right):
+            return f"{type(right).__name__} instead of {type(left).__name__}"
+        try:
+            if isinstance(left, torch.Tensor):
+                _assert_tensors_agree(left, right, values=values)
+            elif isinstance(left, (int, float, complex)):
+                torch.testing.assert_close(right, left, equal_nan=True)
+            elif isinstance(left, (str, tuple, torch.dtype)):
+                assert right == left, f"{right} instead of {left}"
+        except AssertionError as error:
+            return reason(error)
+    return ""
+
+
+def _assert_tensors_agree(left: torch.Tensor, right: torch.Tensor, *, values: bool) -> None:
+    if not values:
+        left, right = torch.zeros_like(left), torch.zeros_like(right)
+    rtol, atol = TOLERANCES.get(left.dtype, (0.0, 0.0))
+    torch.testing.assert_close(right, left, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def layouts(run: Run) -> list[tuple[tuple[int, ...], int | None]]:
+    """For each strided tensor in the results its strides and the argument whose memory it shares.
+
+    Inductor does not promise eager mode's strides, so they are held against inductor_ext only
+    where stock Inductor has them. Empty tensors are left out, and the stride of a dimension of
+    size one, which carries no meaning, is given as 0. Without shared memory the argument's index
+    is None.
+    """
+    owners: dict[int, int] = {}
+    for index, leaf in enumerate(pytree.tree_leaves(run.arguments)):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel():
+            owners.setdefault(leaf.untyped_storage().data_ptr(), index)
+    found = []
+    for leaf in pytree.tree_leaves(run.results):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel():
+            strides = (s if n > 1 else 0 for s, n in zip(leaf.stride(), leaf.shape, strict=True))
+            found.append((tuple(strides), owners.get(leaf.untyped_storage().data_ptr())))
+    return found
+
+
+_PATH = re.compile(r"(?:/[\w.+@=-]+){2,}")
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+def reason(error: BaseException) -> str:
+    """An exception as one line of a committed file: no machine's paths, no addresses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # torch.testing's message has three lines, and dynamo's begins by naming the backend.
+    begins = bool(lines) and lines[0].endswith(":")
+    wanted = 3 if isinstance(error, AssertionError) else 1 + begins
+    text = " ".join(lines[:wanted])
+    text = _PATH.sub(lambda match: os.path.basename(match.group()), text)
+    return _ADDRESS.sub("0x...", f"{type(error).__name__}: {text}")[:240]
+
+
+# --- judging ------------------------------------------------------------------------------------
+
+Announce = Callable[[str], None]
+
+
+def judge(
+    cases: Sequence[Case], *, samples: int = SAMPLES, announce: Announce = lambda stage: None
+) -> list[Result]:
+    """Judge a batch of cases.
+
+    The cases are compiled together, without graph breaks. Where both backends agree with eager
+    mode, that is every case's verdict. Else each half is judged by itself, down to single cases,
+    which may have graph breaks. Cases that draw random numbers are always judged alone, since
+    other operators' draws would shift theirs.
+
+    Args:
+        cases: of this torch, see `supported`.
+        samples: the number of samples of each operator, from its first.
+        announce: told the stage about to start, for the attribution of a crash: "eager", "stock",
+            and, once stock is known to agree, "ours".
+    """
+    known = operators()
+    announce("eager")
+    results, together = [], []
+    with _settings():
+        for case in cases:
+            ready = prepare(case, known[case.operator], samples)
+            if isinstance(ready, Result):
+                results.append(ready)
+            elif ready.uses_random_numbers or case.operator in UNINITIALIZED:
+                results.append(_judge_alone(ready, announce))
+                announce("eager")
+            else:
+                together.append(ready)
+        results += _judge_together(together, announce)
+    return sorted(results, key=lambda result: cases.index(result.case))
+
+
+def _judge_together(prepared: list[Prepared], announce: Announce) -> list[Result]:
+    if len(prepared) <= 1:
+        return [_judge_alone(case, announce) for case in prepared]
+    announce("stock")
+    stock = _compiled_outcome("inductor", prepared, whole=True)
+    if stock.status is Status.AGREES:
+        announce("ours")
+        ours = _compiled_outcome("inductor_ext", prepared, whole=True)
+        verdict, _ = verdict_of(stock, ours)
+        if verdict is Verdict.AGREE:
+            return [Result(p.case, verdict, "", stock.status, ours.status) for p in prepared]
+    middle = len(prepared) // 2
+    return [
+        *_judge_together(prepared[:middle], announce),
+        *_judge_together(prepared[middle:], announce),
+    ]
+
+
+def _judge_alone(prepared: Prepared, announce: Announce) -> Result:
+    announce("stock")
+    stock = _compiled_outcome("inductor", [prepared], whole=False)
+    if stock.status in (Status.AGREES, Status.NOT_CAPTURED):
+        announce("ours")
+    ours = _compiled_outcome("inductor_ext", [prepared], whole=False)
+    verdict, why = verdict_of(stock, ours)
+    return Result(prepared.case, verdict, why, stock.status, ours.status)
+
+
+def verdict_of(stock: Outcome, ours: Outcome) -> tuple[Verdict, str]:
+    """The verdict that follows from the two backends' outcomes, and its reason."""
+    if stock.status is Status.FAILS:
+        return Verdict.STOCK_FAILS, stock.why
+    if stock.status is Status.DISAGREES:
+        return Verdict.STOCK_DISAGREES, stock.why
+    if ours.status is Status.FAILS:
+        return Verdict.OURS_FAILS, ours.why
+    if ours.status is Status.DISAGREES:
+        return Verdict.OURS_DISAGREES, ours.why
+    if not ours.other_layout <= stock.other_layout:
+        return Verdict.OURS_DISAGREES, "strides or aliasing differ from eager mode and stock"
+    if ours.status is not stock.status:
+        return Verdict.OURS_FAILS, f"stock: {stock.status.value}, ours: {ours.status.value}"
+    if ours.status is Status.NOT_CAPTURED:
+        return Verdict.NOT_CAPTURED, "Dynamo captured no graph"
+    return Verdict.AGREE, ""
+
+
+# --- the script ---------------------------------------------------------------------------------
+
+
+def _serve(connection: Connection, samples: int, memory_bytes: int, log: str) -> None:
+    """Judge the batches that arrive until None does; body of a worker process."""
+    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space far beyond what they use.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    while (batch := connection.recv()) is not None:
+        print(f"batch: {', '.join(map(str, batch))}", flush=True)
+        connection.send(judge(batch, samples=samples, announce=connection.send))
+
+
+_CRASHED = {
+    "eager": (Verdict.EAGER_FAILS, None, None),
+    "stock": (Verdict.STOCK_FAILS, Status.FAILS, None),
+    "ours": (Verdict.OURS_FAILS, Status.AGREES, Status.FAILS),
+}
+"""By the stage that did not end: the verdict, and what is known of stock and of ours."""
+
+
+class Worker:
+    """A process that judges batches and may die of one."""
+
+    def __init__(self, samples: int, memory_bytes: int, log: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_serve, args=(theirs, samples, memory_bytes, log), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def judge(self, batch: Sequence[Case], timeout_s: float) -> list[Result] | tuple[str, str]:
+        """The batch's results or, if the process dies or is stuck, the stage and what happened.
+
+        After the latter the worker is spent.
+        """
+        stage = "eager"
+        try:
+            self.connection.send(batch)
+            while self.connection.poll(timeout_s):
+                message = self.connection.recv()
+                if not isinstance(message, str):
+                    return message
+                stage = message
+            why = f"no answer within {timeout_s:.0f} s"
+        except (EOFError, OSError):
+            self.process.join()
+            why = f"the process ended with exit code {self.process.exitcode}"
+        self.process.kill()
+        return stage, why
+
+    def close(self) -> None:
+        """End the process, which is idle or dead."""
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        self.process.join(timeout=30)
+        self.process.kill()
+        self.connection.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a sweep may use."""
+
+    jobs: int
+    samples: int
+    memory_bytes: int
+    """Of data, in each worker process."""
+    timeout_s: float
+    """For one stage of one batch."""
+
+
+def sweep(
+    cases: Sequence[Case], limits: Limits, log: str, on_results: Callable[[list[Result]], None]
+) -> None:
+    """Judge cases in worker processes.
+
+    A batch that kills its worker, or is stuck, is repeated case by case, so that one operator's
+    crash is one case's verdict.
+
+    Args:
+        cases: of this torch, see `supported`.
+        limits: processes, samples, memory and time.
+        log: path of the file to which the workers' output is appended.
+        on_results: called with each batch's results, one call at a time.
+    """
+    pending = collections.deque(batches(cases))
+    lock = threading.Lock()
+
+    def attend() -> None:
+        while pending:
+            worker = Worker(limits.samples, limits.memory_bytes, log)
+            try:
+                for _ in range(BATCHES_PER_WORKER):
+                    try:
+                        batch = pending.popleft()
+                    except IndexError:
+                        return
+                    answer = worker.judge(batch, limits.timeout_s)
+                    if isinstance(answer, list):
+                        results = answer
+                    elif len(batch) > 1:
+                        pending.extendleft([case] for case in batch)
+                        break
+                    else:
+                        stage, why = answer
+                        verdict, stock, ours = _CRASHED[stage]
+                        results = [Result(batch[0], verdict, why, stock, ours)]
+                    with lock:
+                        on_results(results)
+                    if results is not answer:
+                        break
+            finally:
+                worker.close()
+
+    with concurrent.futures.ThreadPoolExecutor(limits.jobs) as executor:
+        futures = [executor.submit(attend) for _ in range(limits.jobs)]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            pending.clear()
+
+
+class Journal:
+    """The results so far, one JSON object a line, so that an interrupted sweep can go on.
+
+    A journal holds for one torch, one source state of inductor_ext and one number of samples; any
+    other journal at its path is begun anew.
+    """
+
+    def __init__(self, path: Path, samples: int, *, restart: bool) -> None:
+        from inductor_ext.storage import artifact_store
+
+        self.results: dict[Case, Result] = {}
+        self._path = path
+        header = json.dumps([torch.__version__, artifact_store.source_key(), samples])
+        lines = path.read_text().splitlines() if path.exists() and not restart else []
+        known = []
+        if lines[:1] == [header]:
+            # A line cut short by an interruption is judged again.
+            for line in lines[1:]:
+                with contextlib.suppress(json.JSONDecodeError):
+                    known.append(Result.from_json(json.loads(line)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(header + "\n")
+        self.add(known)
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Keep results, in memory and on disk."""
+        self.results.update((result.case, result) for result in results)
+        with self._path.open("a") as file:
+            file.writelines(json.dumps(result.to_json()) + "\n" for result in results)
+
+
+def unlisted_stock_failures(results: Sequence[Result]) -> list[Result]:
+    """Stock failures that the data does not list for the installed torch."""
+    minor = ".".join(torch.__version__.split(".")[:2])
+    listed = {(f.operator, f.dtype) for f in data.STOCK_FAILURES if minor in f.torch.split()}
+    return [
+        result
+        for result in results
+        if result.verdict in (Verdict.STOCK_DISAGREES, Verdict.STOCK_FAILS)
+        and (result.case.operator, result.case.dtype) not in listed
+    ]
+
+
+def _row(case: str, metric: str, unit: str, **values: Any) -> results_format.Row:
+    return {
+        **dict.fromkeys(results_format.Row.__annotations__),
+        "case": case,
+        "metric": metric,
+        "unit": unit,
+        "better": "higher",
+        **values,
+    }
+
+
+def rows(results: Sequence[Result]) -> list[results_format.Row]:
+    """The results in the benchmarks' schema.
+
+    First the number of cases with each verdict, then for each dtype how many cases agree with
+    eager mode under each backend, then every case whose verdict is not "agree": 1 where a backend
+    agrees with eager mode, 0 where it does not, null where it was not asked. Eager mode agrees
+    with itself unless it fails.
+    """
+    counts = collections.Counter(result.verdict for result in results)
+    found = []
+    for verdict in Verdict:
+        better = "higher" if verdict is Verdict.AGREE else "lower"
+        found.append(_row("all", verdict.value, "cases", better=better, ours=counts[verdict]))
+    for dtype in dict.fromkeys(result.case.dtype for result in results):
+        ran = [result for result in results if result.case.dtype == dtype and result.stock]
+        agreeing = {
+            backend: sum(getattr(result, backend) is Status.AGREES for result in ran)
+            for backend in ("ours", "stock")
+        }
+        found.append(_row(dtype, _AGREES, "cases", eager=len(ran), **agreeing))
+    for result in results:
+        if result.verdict is not Verdict.AGREE:
+            agrees = {
+                backend: None if status is None else int(status is Status.AGREES)
+                for backend, status in (("ours", result.ours), ("stock", result.stock))
+            }
+            eager = int(result.verdict is not Verdict.EAGER_FAILS)
+            note = f"{result.verdict.value}: {result.why}"
+            found.append(_row(str(result.case), _AGREES, "bool", eager=eager, note=note, **agrees))
+    return found
+
+
+_AGREES = "agrees with eager"
+
+
+def _dtypes(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(isinstance(getattr(torch, name, None), torch.dtype) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r}: names of torch dtypes, separated by commas")
+    return names
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m test.fuzz.op_sweep",
+        description="Operator samples through eager mode, stock Inductor and inductor_ext.",
+    )
+    parser.add_argument("operators", nargs="*", help="only these, as name or name.variant")
+    parser.add_argument("--all", action="store_true", help="every operator of this torch")
+    parser.add_argument(
+        "--dtypes",
+        type=_dtypes,
+        help=f"with --all or operators; default {','.join(DEFAULT_DTYPES)}; "
+        f"useful as well: {','.join(OTHER_DTYPES)}",
+    )
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="inputs for each operator")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--memory-gib", type=float, default=8.0, help="for each worker")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one compile")
+    parser.add_argument(
+        "--journal", type=Path, help="with --all: where an interrupted sweep goes on"
+    )
+    parser.add_argument("--restart", action="store_true", help="with --all: forget the journal")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results_format.RESULTS,
+        help="with --all: the folder in which the result is written",
+    )
+    return parser.parse_args(arguments)
+
+
+def _chosen_cases(options: argparse.Namespace) -> list[Case]:
+    dtypes = options.dtypes or DEFAULT_DTYPES
+    if options.all:
+        names = list(operators())
+    elif options.operators:
+        names = options.operators
+    else:
+        cases = sample_cases()
+        return [case for case in cases if not options.dtypes or case.dtype in dtypes]
+    return [Case(name, dtype) for dtype in dtypes for name in names]
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; 1 where inductor_ext breaks what stock gets right, 0 elsewhere."""
+    options = _arguments(arguments)
+    header = results_format.collect_header("op-sweep", results_format.command_line())
+    chosen = _chosen_cases(options)
+    cases = supported(chosen)
+    extent = "all" if options.all else "some"
+    journal_path = options.journal or (
+        Path(tempfile.gettempdir()) / f"inductor_ext-op-sweep-{extent}-{torch.__version__}.jsonl"
+    )
+    journal = Journal(journal_path, options.samples, restart=options.restart or not options.all)
+    todo = [case for case in cases if case not in journal.results]
+    if not options.all:
+        absent = [str(case) for case in chosen if case not in set(cases)]
+        print(f"{len(absent)} cases absent from torch {torch.__version__}: {', '.join(absent)}")
+    print(f"{len(cases)} cases, {len(cases) - len(todo)} of them known from {journal_path}")
+    begin = time.monotonic()
+    judged = 0
+
+    def on_results(results: list[Result]) -> None:
+        nonlocal judged
+        journal.add(results)
+        judged += len(results)
+        elapsed = time.monotonic() - begin
+        left = elapsed / judged * (len(todo) - judged)
+        for result in results:
+            if result.verdict is not Verdict.AGREE:
+                print(f"  {result.case}: {result.verdict.value}: {result.why}")
+        print(
+            f"{judged}/{len(todo)} cases, {_duration(elapsed)}, about {_duration(left)} left",
+            flush=True,
+        )
+
+    limits = Limits(options.jobs, options.samples, int(options.memory_gib * 2**30), options.timeout)
+    sweep(todo, limits, f"{journal_path}.log", on_results)
+    results = [journal.results[case] for case in cases]
+    for verdict, count in collections.Counter(r.verdict for r in results).most_common():
+        print(f"{verdict.value}: {count}")
+    for result in unlisted_stock_failures(results):
+        print(f"not in STOCK_FAILURES: {result.case}: {result.verdict.value}: {result.why}")
+    if options.all:
+        path = results_format.write(options.results, {**header, "rows": rows(results)})
+        print(f"written: {path}")
+    broken = {Verdict.OURS_DISAGREES, Verdict.OURS_FAILS}
+    return int(any(result.verdict in broken for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The switch across processes: cache keys, reuse, and a stock Inductor that never notices us.
+
+Each scenario of switch_probe runs once in a process and a cache folder of its own; the tests look
+at what the processes saw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from inductor_ext import _compat
+from inductor_ext.hooks import registry
+from inductor_ext.hooks.hook_table import HOOKS
+
+
+class Scenarios:
+    """Runs scenarios on demand, each once for the whole module."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.results: dict[str, Any] = {}
+
+    def __call__(self, scenario: str, *, cache: str | None = None) -> Any:
+        if scenario not in self.results:
+            folder = self.folder / (cache or scenario)
+            environment = {
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": str(folder),
+                # Skips the probing of the CPU by the C++ compiler, 10 s in a new cache folder.
+                "TORCHINDUCTOR_VEC_ISA_OK": "1",
+            }
+            done = subprocess.run(
+                [sys.executable, "-m", "test.support.children.switch_probe", scenario, str(folder)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                cwd=pathlib.Path(__file__).parents[2],
+            )
+            assert done.returncode == 0, done.stderr
+            self.results[scenario] = json.loads(done.stdout)
+        return self.results[scenario]
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+    return Scenarios(tmp_path_factory.mktemp("switch"))
+
+
+def test_stock_after_ours_is_the_stock_of_a_process_that_never_imported_us(
+    scenarios: Scenarios,
+) -> None:
+    alone, after = scenarios("stock_alone"), scenarios("stock_after_ours")
+    assert not alone["imported"]
+    assert alone["stock"]["counters"]["fx_miss"] == 2
+    assert len(alone["stock"]["code"]) == 2
+    assert after["stock"] == alone["stock"]
+
+
+def test_the_disabled_extension_is_stock(scenarios: Scenarios) -> None:
+    stock = scenarios("stock_alone")["stock"]
+    disabled = scenarios("stock_after_ours")["disabled"]
+    assert disabled["autograd"] == stock["autograd"]
+    # It hits what stock has left in the cache in that process: the same keys, the same code.
+    assert disabled["counters"]["autograd_hit"] == 1
+    assert disabled["code"] == stock["code"]
+
+
+def test_keys_differ_between_stock_ours_settings_and_sources(scenarios: Scenarios) -> None:
+    after = scenarios("stock_after_ours")
+    variants = [after[name] for name in ("stock", "ours", "other_setting", "changed_source")]
+    for variant in variants:
+        assert (len(variant["autograd"]), len(variant["fx"])) == (1, 2)
+        assert variant["counters"]["fx_miss"] == 2
+    keys = [key for variant in variants for key in (*variant["autograd"], *variant["fx"])]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("entry", ["activated", "installed"])
+def test_stock_entry_points_share_the_cache_of_the_backend(
+    scenarios: Scenarios, entry: str
+) -> None:
+    after = scenarios("stock_after_ours")
+    assert after[entry]["autograd"] == after["ours"]["autograd"]
+    assert after[entry]["counters"]["autograd_hit"] == 1
+
+
+def test_a_second_process_hits_both_caches(scenarios: Scenarios) -> None:
+    first = scenarios("stock_after_ours")["ours"]
+    again = scenarios("again", cache="stock_after_ours")
+    assert again["autograd"]["autograd"] == first["autograd"]
+    assert again["autograd"]["counters"]["autograd_hit"] == 1
+    assert again["fx"]["fx"] == first["fx"]
+    assert again["fx"]["counters"]["fx_hit"] == 2
+    assert again["fx"]["counters"]["fx_miss"] == 0
+
+
+def test_importing_changes_nothing_in_torch(scenarios: Scenarios) -> None:
+    changes = scenarios("import_only")
+    assert changes == {
+        "attributes": [],
+        "lowerings": [],
+        "config": True,
+        "thread": True,
+        "modules": True,
+        "environment": [],
+    }
+
+
+def test_every_replacement_is_declared(scenarios: Scenarios) -> None:
+    """What compiles leave in torch's modules and classes is what the hook table says."""
+    seen = scenarios("replacements")
+    declared = {target for hook in HOOKS if hook.kind == "replaced" for target in hook.targets}
+    assert set(seen["replaced"]) <= declared
+    # Each hook is in place, under one of its names.
+    version = _compat.torch_version()
+    for hook in HOOKS:
+        if (
+            hook.kind == "replaced"
+            and hook.name != "lowerings"
+            and registry.concerns(hook, version)
+        ):
+            assert set(hook.targets) & set(seen["replaced"]), hook.name
+    assert "aten.mm.default" in seen["lowerings"]

@@ -1,0 +1,210 @@
+"""Products of one input by frozen weights: which become one, what comes out, and caches of them.
+
+On the CPU, for which `frozen.is_covered` is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+
+from inductor_ext.lowerings.graph import concat_frozen_weights
+from test.support import aot_util
+
+aten = torch.ops.aten
+
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+class Attention(nn.Module):
+    """Q, K and V of different widths, and what keeps them from being returned."""
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.q = nn.Linear(16, 24, bias=bias)
+        self.k = nn.Linear(16, 8, bias=bias)
+        self.v = nn.Linear(16, 4, bias=bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(x).unflatten(-1, (3, 8)).relu(), self.k(x).sigmoid(), self.v(x) * 2
+
+
+class Transposed(nn.Module):
+    """Weights whose rows are those of the second factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(16, 6))
+        self.second = nn.Parameter(torch.randn(16, 10))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ self.first).relu(), (x @ self.second).relu()
+
+
+class Three(nn.Module):
+    """Three products of one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, width) for width in (4, 8, 12))
+
+    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer(x) for layer in self.layers)
+
+
+class Returned(Three):
+    """The second of three products is returned."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first, second, third = self.products(x)
+        return first.relu(), second.view(2, 2, 8), third.relu()
+
+
+class Windows(Three):
+    """The first of three products is read by its places in memory."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        first, second, third = self.products(x)
+        return first.as_strided((3, 2, 4), (4, 4, 1)).relu(), second.relu(), third.relu()
+
+
+class Tied(nn.Module):
+    """One weight is used twice, and three products have inputs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.two(self.one(self.one(x).relu()).relu()).relu(), self.two(x).relu()
+
+
+class Unlike(nn.Module):
+    """One product has a bias and the other has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x).relu(), self.two(x).relu()
+
+
+@pytest.fixture(autouse=True)
+def covered() -> Iterator[None]:
+    with mock.patch.object(concat_frozen_weights, "is_covered", return_value=True):
+        yield
+
+
+@contextlib.contextmanager
+def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
+    """Inside, weights are frozen, or not; the products that Inductor is given."""
+    found: list[fx.Node] = []
+    run = concat_frozen_weights.run
+
+    def recorded(gm: fx.GraphModule, settings: Any) -> None:
+        run(gm, settings)
+        found.extend(node for node in gm.graph.nodes if node.target in PRODUCTS)
+
+    # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
+    asked = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
+    with asked, mock.patch.object(concat_frozen_weights, "run", recorded), torch.no_grad():
+        yield found
+
+
+def columns(products: list[fx.Node]) -> list[int]:
+    return sorted(product.meta["val"].shape[1] for product in products)
+
+
+def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any) -> list[fx.Node]:
+    """The products of what Inductor is given, after results have been compared."""
+    torch._dynamo.reset()
+    copied = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
+    with freezing(wanted) as products:
+        found, expected = copied(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert [item.stride() for item in found] == [item.stride() for item in expected]
+    return products
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no biases", "biases"])
+@pytest.mark.parametrize("rows", [(5,), (2, 3)], ids=["matrix", "batch"])
+def test_products_of_one_input_become_one(bias: bool, rows: tuple[int, ...]) -> None:
+    (product,) = compiled(Attention(bias=bias).eval(), torch.randn(*rows, 16))
+    assert columns([product]) == [24 + 8 + 4]
+
+
+def test_rows_may_be_known_only_at_run_time() -> None:
+    model = Attention(bias=True).eval()
+    torch._dynamo.reset()
+    run = torch.compile(copy.deepcopy(model), backend="inductor_ext", dynamic=True)
+    with freezing() as products:
+        for rows in (3, 7):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(run(x), model(x))
+    assert columns(products) == [36]
+
+
+@pytest.mark.parametrize(
+    ("model", "stride"),
+    [(Transposed(), (16, 1)), (Attention(bias=False), (1, 16))],
+    ids=["rows of the factor", "columns of the factor"],
+)
+def test_weights_keep_their_order_in_memory(model: nn.Module, stride: tuple[int, ...]) -> None:
+    (product,) = compiled(model.eval(), torch.randn(5, 16))
+    weight = product.all_input_nodes[-1]
+    assert weight.op == "get_attr"
+    assert weight.meta["val"].stride() == stride
+
+
+def test_what_is_returned_stays_contiguous() -> None:
+    assert columns(compiled(Returned().eval(), torch.randn(4, 16))) == [8, 4 + 12]
+
+
+def test_what_is_read_by_its_places_stays_in_its_own_memory() -> None:
+    assert columns(compiled(Windows().eval(), torch.randn(4, 16))) == [4, 8 + 12]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [(Tied(), [8, 8, 16, 16]), (Unlike(), [8, 16])], ids=["tied", "unlike"]
+)
+def test_other_products_stay(model: nn.Module, expected: list[int]) -> None:
+    assert columns(compiled(model.eval(), torch.randn(5, 16))) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"wanted": False}, {"gemm_fuse_shared_input": False}, {"gemm_templates": False}],
+    ids=["no freezing", "gemm_fuse_shared_input", "gemm_templates"],
+)
+def test_it_can_be_switched_off(options: dict[str, Any]) -> None:
+    found = compiled(Attention(bias=True).eval(), torch.randn(5, 16), **options)
+    assert columns(found) == [4, 8, 24]
+
+
+def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
+    x = torch.randn(5, 16)
+    with fresh_cache():
+        for hits in (0, 1):
+            before = counters["inductor"]["fxgraph_cache_hit"]
+            found = compiled(Attention(bias=True).eval(), x, fx_graph_cache=True)
+            assert columns(found) == [36]
+            assert counters["inductor"]["fxgraph_cache_hit"] == before + hits
+
+
+def test_a_package_holds_them_joined() -> None:
+    model, x = Attention(bias=True).eval(), torch.randn(5, 16)
+    with freezing() as products:
+        artifact = aot_util.compile_model(model, (x,))
+    assert columns(products) == [36]
+    artifact.check(x)

@@ -1,0 +1,164 @@
+"""Epilogues of CUTLASS kernels, read from graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.nn import functional
+
+pytest.importorskip("triton")
+
+from inductor_ext.lowerings.graph.cutlass_epilogue import Fused, read
+from inductor_ext.lowerings.graph.epilogue_region import region
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.epilogue import Epilogue, NotExpressible, Tensor, identity
+from inductor_ext.templates.cutlass.evt import render
+from test.support.gemm_graphs import lowered_graph, tensor
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+
+F32, BF16 = torch.float32, torch.bfloat16
+PINGPONG = CutlassConfig(90, "warpspecialized_pingpong", (128, 128, 64), *("bfloat16",) * 3)
+
+A, B = tensor(32, 64), tensor(64, 96)
+
+
+def fused(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> Fused:
+    graph = lowered_graph(function, *inputs, **rest)
+    (product,) = (node for node in graph.nodes if "mm" in str(node.target))
+    return read(region(product))
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Tensor, ...]]] = {
+    "relu": (lambda a, b: torch.relu(a @ b), (), ()),
+    "relu6": (lambda a, b: functional.relu6(a @ b), (), ()),
+    "gelu": (lambda a, b: functional.gelu(a @ b), (), ()),
+    "gelu_tanh": (lambda a, b: functional.gelu(a @ b, approximate="tanh"), (), ()),
+    "silu": (lambda a, b: functional.silu(a @ b), (), ()),
+    "tanh_sigmoid": (lambda a, b: torch.tanh(a @ b) * torch.sigmoid(a @ b), (), ()),
+    "clamp": (lambda a, b: torch.clamp(a @ b, -0.5, 0.75), (), ()),
+    "scale_shift": (lambda a, b: (a @ b) * 0.125 - 3, (), ()),
+    "leaky": (lambda a, b: functional.leaky_relu(a @ b, 0.1), (), ()),
+    "square": (lambda a, b: torch.relu(a @ b) ** 2, (), ()),
+    "by_size": (lambda a, b: (a @ b) / b.shape[1], (), ()),
+    "bias": (
+        lambda a, b, x: functional.gelu(a @ b + x),
+        (tensor(96),),
+        (Tensor("bfloat16", "row", 8),),
+    ),
+    "residual": (
+        lambda a, b, x, y: torch.add(x, torch.relu(a @ b + y), alpha=2),
+        (tensor(32, 96), tensor(32, 1, dtype=F32)),
+        (Tensor("bfloat16", "matrix", 8), Tensor("float32", "column")),
+    ),
+    "scalar": (lambda a, b, x: (a @ b) * x, (tensor(1, 1),), (Tensor("bfloat16", "scalar"),)),
+    "padded_rows": (
+        lambda a, b, x: a @ b + x,
+        (tensor(32, 96, strides=(100, 1)),),
+        (Tensor("bfloat16", "matrix", 4),),
+    ),
+    "addmm": (
+        lambda a, b, x: torch.relu(torch.addmm(x, a, b, alpha=2.0, beta=0.4)),
+        (tensor(32, 96),),
+        (Tensor("bfloat16", "matrix", 8),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_chain_is_what_the_graph_computes(name: str) -> None:
+    function, others, expected = CASES[name]
+    found = fused(function, A, B, *others)
+    assert sorted(found.epilogue.inputs, key=str) == sorted(expected, key=str)
+    torch.manual_seed(0)
+    a, b, *rest = (torch.randn(other.shape, dtype=F32) for other in (A, B, *others))
+    placeholders = found.inputs and found.inputs[0].graph.find_nodes(op="placeholder")
+    values = tuple((a, b, *rest)[placeholders.index(node)] for node in found.inputs)
+    scalars = [scalar for scalar in found.scalars if isinstance(scalar, float)]
+    (result,) = Epilogue(
+        (("float32", found.epilogue.outputs[0][1]),), found.epilogue.inputs
+    ).evaluate(a @ b, values, scalars)
+    torch.testing.assert_close(result, function(a, b, *rest), rtol=1e-4, atol=1e-5)
+    assert found.epilogue.outputs[0][0] in ("bfloat16", "float32")
+    if found.epilogue.outputs[0][0] == "bfloat16":
+        assert render(found.epilogue, PINGPONG).definitions
+
+
+def test_the_product_alone() -> None:
+    assert fused(torch.mm, A, B) == Fused(identity("bfloat16"), (), ())
+    int8 = fused(torch._int_mm, *(tensor(64, 64, dtype=torch.int8),) * 2)
+    assert int8.epilogue.outputs == identity("int32").outputs
+
+
+def test_a_size_is_given_at_launch_and_not_compiled_in() -> None:
+    """Whether it is known when compiling or not."""
+    static = fused(CASES["by_size"][0], A, B)
+    assert static.scalars == (96.0,)
+    dynamic = fused(CASES["by_size"][0], A, B, dynamic=[(1, 1)])
+    (size,) = dynamic.scalars
+    assert isinstance(size, fx.Node)
+    assert static.epilogue.outputs[0][1] == dynamic.epilogue.outputs[0][1]
+    # So is a root of one, and what a model has as a constant is not.
+    attention = fused(lambda a, b: (a @ b) * 128**-0.5 + 0.5, A, B)
+    assert attention.scalars == (128**-0.5,)
+
+
+def test_alpha_and_beta_are_given_at_launch() -> None:
+    found = fused(lambda x, a, b: torch.addmm(x, a, b, alpha=2.0, beta=0.4), tensor(96), A, B)
+    assert found.scalars == (2.0, 0.4)
+    assert fused(torch.addmm, tensor(96), A, B).scalars == ()
+
+
+def test_a_batch() -> None:
+    batch = tensor(4, 32, 64), tensor(4, 64, 96)
+    found = fused(lambda a, b, x, y: (a @ b + x) * y, *batch, tensor(4, 32, 96), tensor(96))
+    assert set(found.epilogue.inputs) == {
+        Tensor("bfloat16", "matrix", 8),
+        Tensor("bfloat16", "row", 8),
+    }
+    found = fused(torch.baddbmm, tensor(4, 1, 96), *batch)
+    assert found.epilogue.inputs == (Tensor("bfloat16", "row", 8),)
+
+
+def test_three_dimensions_of_a_linear_layer() -> None:
+    found = fused(
+        lambda a, b, x: functional.linear(a, b) + x,
+        tensor(2, 16, 64),
+        tensor(96, 64),
+        tensor(2, 16, 96),
+    )
+    assert found.epilogue.inputs == (Tensor("bfloat16", "matrix", 8),)
+
+
+def test_scales_of_fp8() -> None:
+    a, b = (tensor(32, 64, dtype=torch.float8_e4m3fn, strides=(64, 1)) for _ in range(2))
+    found = fused(
+        lambda a, b, x, y: torch._scaled_mm(a, b.t(), x, y, out_dtype=BF16),
+        a,
+        b,
+        tensor(32, 1, dtype=F32),
+        tensor(1, 32, dtype=F32),
+    )
+    assert [inp.broadcast for inp in found.epilogue.inputs] == ["column", "row"]
+    assert render(found.epilogue, PINGPONG).source is None
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "reason"),
+    [
+        (lambda a, b: torch.sin(a @ b), (), "do not support .*sin"),
+        (lambda a, b: (a @ b) ** 3, (), "a power that is"),
+        (lambda a, b: (a @ b).double() + 1, (), "float64"),
+        (lambda a, b, x: a @ b + x, (tensor(32, 96, strides=(1, 32)),), "strides"),
+        (lambda a, b, x: a @ b + x.double(), (tensor(96),), "float64"),
+    ],
+)
+def test_what_is_not_expressible_is_refused_with_the_reason(
+    function: Callable[..., Any], others: tuple[torch.Tensor, ...], reason: str
+) -> None:
+    with pytest.raises(NotExpressible, match=reason):
+        fused(function, A, B, *others)

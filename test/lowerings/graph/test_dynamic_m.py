@@ -1,0 +1,193 @@
+"""Products of which N, K or the batch is known only at run time: kernels that take every size."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
+from test.lowerings.graph.test_planner import lower
+from test.support import fake_cuda, kernel_util
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+
+Tensor = torch.Tensor
+HALF = torch.float16
+
+TILE = GemmConfig("splitk", 16, 32, 32, 2, 2)
+GEMV = GemmConfig("gemv", 4, 4, 64, 1, 1)
+TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
+SPLIT_TMA = GemmConfig("splitk", 16, 64, 32, 2, 4, swap=True, tma=True, split_k=2, one_launch=True)
+BATCH = GemmConfig("bmm_persistent", 64, 32, 32, 2, 4, tma=True)
+
+Shape = tuple[int | str, ...]
+
+
+def joined(x: Tensor, w: Tensor) -> Tensor:
+    """K is a multiple of 8, whatever it is."""
+    return x.flatten(1) @ w.flatten(1).t()
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return torch.bmm(q, k.transpose(1, 2))
+
+
+CASES: dict[str, tuple[GemmConfig, Callable[..., Tensor], list[Shape]]] = {
+    "bmm": (
+        dataclasses.replace(TILE, template="cp_async"),
+        torch.bmm,
+        [("b", "m", "k"), ("b", "k", "n")],
+    ),
+    "splits": (dataclasses.replace(TILE, split_k=2), torch.mm, [("m", "k"), ("k", "n")]),
+    "gemv": (GEMV, lambda x, w: x @ w.t(), [(3, "k"), ("n", "k")]),
+    "tma": (TMA, joined, [("m", "k", 8), ("n", "k", 8)]),
+    "tma in splits of one launch": (SPLIT_TMA, joined, [(5, "k", 8), ("n", "k", 8)]),
+    "scores": (BATCH, scores, [("b", 37, 32), ("b", "n", 32)]),
+}
+"""A configuration, a function, and the shapes of its inputs."""
+
+SIZES = {
+    "small": {"m": 3, "n": 5, "k": 2, "b": 2},
+    "odd": {"m": 19, "n": 67, "k": 9, "b": 1},
+}
+"""Sizes at run time; when it was compiled all were 64."""
+
+
+def inputs(shapes: list[Shape], sizes: dict[str, int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    numbers = ([sizes.get(str(size), size) for size in shape] for shape in shapes)
+    return [(torch.randn(shape, generator=generator) / 4).half() for shape in numbers]
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, fake_cuda.Lowered]:
+    return {
+        name: lower(
+            lambda _, config=config: config, function, *((shape, HALF) for shape in shapes)
+        )[0]
+        for name, (config, function, shapes) in CASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
+    return kernel_util.interpret_modules(
+        {
+            f"{name}, {which}": (modules[name].code, inputs(shapes, sizes))
+            for name, (_, _, shapes) in CASES.items()
+            for which, sizes in SIZES.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_kernel_of_ours_takes_all_sizes(
+    name: str, modules: dict[str, fake_cuda.Lowered]
+) -> None:
+    (config, _, _), code = CASES[name], modules[name].code
+    first, *rest = modules[name].kernels().values()
+    assert ("make_tensor_descriptor" in first) == config.tma
+    assert len(rest) == (config.split_k > 1 and not config.one_launch)
+    assert "extern_kernels." not in code
+    assert "EVEN_N : tl.constexpr = True" not in first
+
+
+@pytest.mark.parametrize("which", SIZES)
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_never_seen_equal_float64(name: str, which: str, results: dict[str, Tensor]) -> None:
+    _, function, shapes = CASES[name]
+    expected = function(*(value.double() for value in inputs(shapes, SIZES[which])))
+    found = results[f"{name}, {which}"]
+    assert found.shape == expected.shape
+    assert (found.double() - expected).abs().max() < 5e-3 * expected.abs().max()
+
+
+def test_sizes_of_one_symbol_are_decided_together() -> None:
+    """The products of attention, at each number of rows that is asked for."""
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        return None if problem.m <= 64 else dataclasses.replace(TILE, template="cp_async")
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.bmm(torch.softmax(scores(q, k), -1), v)
+
+    lowered, asked = lower(rule, attention, *((("b", "s", 32), HALF) for _ in range(3)))
+    sizes = (2, 16, 64, 256, 2048)
+    assert {(item.m, item.n, item.k) for item in asked} == {
+        *((size, size, 32) for size in sizes),
+        *((size, 32, size) for size in sizes),
+    }
+    # Rows of 32 elements are aligned for TMA, those of s elements are not.
+    assert all((item.tma_obstacle is None) == (item.k == 32) for item in asked if item.m != 32)
+    assert kernel_util.dispatch_limits(lowered.code) == [64, 64]
+    assert sum("tl.dot" in source for source in lowered.kernels().values()) == 2
+    assert lowered.code.count("extern_kernels.bmm(") == 2
+
+
+def test_branches_know_sizes_that_are_found_to_be_equal() -> None:
+    """The two K have symbols of their own, of which the product makes one."""
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        return None if problem.m <= 64 else TILE
+
+    code = lower(rule, joined, (("m", "k", 8), HALF), (("n", "k2", 8), HALF))[0].code
+    (k,) = set(re.findall(r"reinterpret_tensor\(arg0_1, \(s\d+, 8\*(s\d+)\)", code))
+    assert re.findall(r"inductor_ext_rows_\d_args = .*, (s\d+)]", code) == [k, k]
+
+
+def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
+    config = GemmConfig("persistent_tma", 128, 64, 64, 4, 8, tma=True, flatten=True)
+    lowered, _ = lower(
+        lambda _: config, joined, (("m", "k", 8), torch.bfloat16), (("n", "k", 8), torch.bfloat16)
+    )
+    found = kernel_util.compiled_module(lowered, config)
+    assert found.spills == 0
+    assert found.ptx.count("wgmma.mma_async") >= 4
+    assert found.ptx.count("cp.async.bulk.tensor") >= 6
+
+
+def test_what_branches_read_lies_as_they_know_it() -> None:
+    """A concatenation that would have the product's input as a part of its buffer."""
+
+    def rule(problem: GemmProblem) -> GemmConfig:
+        return dataclasses.replace(TILE, block_m=16 if problem.m <= 64 else 32)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.sin(x)
+        return torch.cat([y, y @ w], -1)
+
+    lowered, _ = lower(rule, function, (("m", 64), HALF), ((64, 32), HALF))
+    assert kernel_util.dispatch_limits(lowered.code) == [64]
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=generator).half() / 8 for shape in ((3, 64), (64, 32))]
+    found = kernel_util.interpret_modules({"module": (lowered.code, given)})["module"]
+    expected = function(*(value.double() for value in given))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
+def test_branches_know_numbers_that_are_read_at_run_time(dtype: torch.dtype) -> None:
+    """The product's factor is computed of one, and what is added is one itself."""
+
+    def rule(problem: GemmProblem) -> GemmConfig:
+        return dataclasses.replace(TILE, block_m=16 if problem.m <= 64 else 32)
+
+    def function(x: Tensor, w: Tensor, n: Tensor, k: Tensor) -> Tensor:
+        return (x @ w) * (n.item() * 2 + 1) + k.item()
+
+    inputs = (("m", 64), HALF), ((64, 32), HALF), ((), dtype), ((), dtype)
+    code = lower(rule, function, *inputs)[0].code
+    assert kernel_util.dispatch_limits(code) == [64]
+    branches = re.findall(r"^def inductor_ext_rows_\d(?:.|\n)*?\n    return", code, re.M)
+    assert len(branches) == 2
+    for branch in branches:
+        read = set(re.findall(r"\b(?:u|zuf)\d+\b", branch))
+        assert len(read) == 2
+        assert all(re.search(rf"^    {item} = ", branch, re.M) for item in read)

@@ -1,0 +1,228 @@
+"""Products of integers with scales and biases behind them: what is taken, what comes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torch import Tensor
+from torch._higher_order_ops.out_dtype import out_dtype
+
+from inductor_ext import config
+from inductor_ext.autotune import decide
+from inductor_ext.autotune.reference import program
+from inductor_ext.hooks import scope
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
+from test.support import fake_cuda, kernel_util
+
+TILE = GemmConfig("cp_async", 32, 32, 32, 2, 4)
+TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True)
+EXCHANGED = GemmConfig("splitk", 16, 64, 32, 2, 4, swap=True)
+M, N, K = 40, 48, 64
+F32, F16 = torch.float32, torch.float16
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """In float64 where operands are."""
+    return x @ w.t() if x.dtype == torch.float64 else torch._int_mm(x, w.t())
+
+
+def dynamic(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    return product(x, w).to(s.dtype) * s * t
+
+
+def biased(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
+    """Of three dimensions, as behind a layer, and followed by what Inductor fuses."""
+    scaled = (t * (product(x, w).to(s.dtype) * s)).to(b.dtype).view(2, M // 2, N)
+    return torch.relu(scaled + b)
+
+
+def torchao(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
+    """As its dynamic quantisation multiplies: through an operator of higher order, scales of rows
+    spread over the sums."""
+    if x.dtype == torch.float64:
+        sums = product(x, w)
+    else:
+        sums = out_dtype(torch.ops.aten.mm.default, torch.int32, x, w.t())
+    scaled = (sums * s.expand(M, N)).to(b.dtype)
+    return (scaled * t.flatten()).reshape(4, M // 4, N) + b
+
+
+def static(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """One scale for all activations, and that of the weights first."""
+    return (product(x, w).to(t.dtype) * t * s).to(t.dtype)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...], ...]]] = {
+    "dynamic": (dynamic, TILE, ((M, 1), (N,))),
+    "dynamic, TMA": (dynamic, TMA, ((M, 1), (1, N))),
+    "dynamic, exchanged": (dynamic, EXCHANGED, ((M, 1), (N,))),
+    "biased": (biased, TILE, ((M, 1), (N,), (N,))),
+    "biased, TMA": (biased, TMA, ((M, 1), (N,), (N,))),
+    "torchao": (torchao, TILE, ((M, 1), (N, 1), (N,))),
+    "static": (static, TILE, ((), (N,))),
+    "of tensors": (dynamic, TILE, ((1,), ())),
+}
+
+
+def lowered(function: Callable[..., Tensor], given: list[Tensor], asked: GemmConfig) -> str:
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
+        return fake_cuda.lower(function, *(item.to("meta") for item in given)).code
+
+
+def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    bytes_ = [
+        torch.randint(-127, 128, size, generator=generator, dtype=torch.int8)
+        for size in ((M, K), (N, K))
+    ]
+    # Of 64 products of bytes the sum is some 40,000.
+    scales = [(0.5 + torch.rand(size, generator=generator)) * 0.01 for size in shapes]
+    return [*bytes_, *(scale.to(dtype) for scale in scales)]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each case what its kernel computes, and float64."""
+    work, exact = {}, {}
+    for name, (function, asked, shapes) in CASES.items():
+        for dtype in (F32, F16):
+            given = operands(*shapes, dtype=dtype)
+            code = lowered(function, given, asked)
+            assert "RESCALED : tl.constexpr = True" in code, name
+            assert code.count("'''") == 2, f"{name}: more than one kernel"
+            work[f"{name}, {dtype}"] = code, given
+            exact[f"{name}, {dtype}"] = function(*(item.double() for item in given))
+    results = kernel_util.interpret_modules(work)
+    return {name: (results[name], exact[name]) for name in work}
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_float64(
+    found: dict[str, tuple[Tensor, Tensor]], name: str, dtype: torch.dtype
+) -> None:
+    result, exact = found[f"{name}, {dtype}"]
+    assert result.dtype == dtype
+    assert result.shape == exact.shape
+    error = (result.double() - exact).abs().max() / exact.abs().max()
+    assert error < (2e-6 if dtype == F32 else 2e-3)
+
+
+def test_rows_known_only_at_run_time() -> None:
+    def function(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return product(x, w) * s.expand(x.shape[0], N) * t
+
+    work, exact = {}, {}
+    x, w, s, t = operands((M, 1), (N,), dtype=F32)
+    for asked in (TILE, TMA):
+        with scope.compile_scope(config.snapshot({})), decide.forced(lambda _, asked=asked: asked):
+            module = fake_cuda.lower(
+                function, (("m", K), torch.int8), ((N, K), torch.int8), (("m", 1), F32), ((N,), F32)
+            )
+        assert "RESCALED : tl.constexpr = True" in module.code
+        work[asked.template] = module.code, [x, w, s, t]
+        exact[asked.template] = function(*(item.double() for item in (x, w, s, t)))
+    for name, result in kernel_util.interpret_modules(work).items():
+        assert (result.double() - exact[name]).abs().max() < 2e-6 * exact[name].abs().max()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, s, t: product(x, w).to(s.dtype) * s,
+        lambda x, w, s, t: product(x, w).to(s.dtype) * s * s,
+        lambda x, w, s, t: (product(x, w).to(s.dtype) + t) * s,
+        lambda x, w, s, t: product(x, w).to(s.dtype) * s * (s + t),
+        lambda x, w, s, t: (product(x, w) * 3).to(s.dtype) * s * t,
+    ],
+    ids=["one", "twice", "biases first", "a matrix", "of integers"],
+)
+def test_what_no_kernel_multiplies_by_is_left_to_inductor(function: Callable[..., Tensor]) -> None:
+    code = lowered(function, operands((M, 1), (N,)), TILE)
+    assert "ACC_TYPE : tl.constexpr = tl.int32" in code
+    assert "RESCALED : tl.constexpr = False" in code
+
+
+def test_sums_that_are_used_as_well_are_left_to_inductor() -> None:
+    def function(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        sums = product(x, w)
+        return sums, sums.to(s.dtype) * s * t
+
+    code = lowered(function, operands((M, 1), (N,)), TILE)  # type: ignore[arg-type]
+    assert "RESCALED : tl.constexpr = False" in code
+
+
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_divided_sums_are_left_to_inductor(one_launch: bool) -> None:
+    split = GemmConfig("splitk", 32, 32, 32, 2, 4, split_k=2, one_launch=one_launch)
+    code = lowered(dynamic, operands((M, 1), (N,)), split)
+    assert "RESCALED : tl.constexpr = False" in code
+    assert "SPLIT_K : tl.constexpr = 2" in code
+
+
+def test_rounding_as_in_eager_mode_leaves_it_to_inductor() -> None:
+    from torch._inductor import config as inductor_config
+
+    with inductor_config.patch(emulate_precision_casts=True):
+        code = lowered(dynamic, operands((M, 1), (N,)), TILE)
+    assert "RESCALED : tl.constexpr = False" in code
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_large_tiles_stay_in_registers(flatten: bool) -> None:
+    asked = GemmConfig("persistent_tma", 128, 256, 128, 4, 8, tma=True, flatten=flatten)
+    given = [
+        torch.empty(size, dtype=dtype, device="meta")
+        for size, dtype in (
+            ((2048, 4096), torch.int8),
+            ((14336, 4096), torch.int8),
+            ((2048, 1), F32),
+            ((14336,), torch.bfloat16),
+        )
+    ]
+    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
+        module = fake_cuda.lower(lambda *x: dynamic(*x).to(torch.bfloat16), *given)
+    made = kernel_util.compiled_module(module, asked)
+    assert made.spills == 0
+    assert "wgmma.mma_async" in made.ptx
+    assert ".s32.s8.s8" in made.ptx
+
+
+@pytest.mark.parametrize("count", [2, 3], ids=["", "biases"])
+def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
+    def model(x: Tensor, w: Tensor, s: Tensor, *rest: Tensor) -> Tensor:
+        scaled = product(x, w).float() * s * rest[0]
+        return (scaled + rest[1] if rest[1:] else scaled).to(F16)
+
+    def kernels(function: Callable[..., object], given: list[Tensor]) -> set[str]:
+        asked: list[GemmProblem] = []
+
+        def rule(found: GemmProblem) -> GemmConfig:
+            asked.append(found)
+            return TILE
+
+        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+            module = fake_cuda.lower(function, *given)
+        assert asked == [problem]
+        return {re.sub(r"triton_\w+", "", kernel) for kernel in module.kernels().values()}
+
+    inputs = (
+        EpilogueInput("float32", "column"),
+        *(EpilogueInput("float16", "row") for _ in range(count - 1)),
+    )
+    problem = GemmProblem.contiguous(
+        "int_mm", M, N, K, "int8", epilogue=Epilogue(inputs, count, out="float16")
+    )
+    scales, *rest = operands((M, 1), *[(N,)] * (count - 1))[2:]
+    given = [*operands()[:2], scales.float(), *rest]
+    canonical = program(problem)
+    (kernel,) = kernels(model, [item.to("meta") for item in given])
+    assert kernels(canonical.function, canonical.empty_inputs("meta")) == {kernel}
+    assert "RESCALED : tl.constexpr = True" in kernel

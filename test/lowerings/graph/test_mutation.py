@@ -1,0 +1,225 @@
+"""Graphs that write into memory between what one kernel could compute: what was read before the
+write is what counts, in kernels of ours as in eager mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torch import fx
+from torch.nn import functional as F
+
+from inductor_ext.lowerings.graph.fusion import is_closed, is_written_between
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.config import GemmConfig
+from test.lowerings.graph.test_planner import lower
+from test.support import kernel_util
+from test.support.gemm_graphs import lowered_graph, tensor
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+
+Tensor = torch.Tensor
+HALF = torch.float16
+aten = torch.ops.aten
+
+CONFIGS = {
+    "mixed": GemmConfig("mixed", 16, 16, 32, 2, 2),
+    "int_mm": GemmConfig("cp_async", 32, 32, 64, 2, 2),
+}
+TILE = GemmConfig("splitk", 16, 32, 64, 2, 2)
+
+
+def layer_norm(x: Tensor, n: Tensor, w: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    h = F.layer_norm(x, (64,), n)
+    x.index_put_((i,), v)
+    return F.linear(h, w)
+
+
+def layer_norm_before_parts(
+    x: Tensor, n: Tensor, w: Tensor, u: Tensor, i: Tensor, v: Tensor
+) -> tuple[Tensor, ...]:
+    h = F.layer_norm(x, (64,), n)
+    x.index_put_((i,), v)
+    return F.linear(h, w), F.linear(h, u)
+
+
+def gate_by(act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def function(x: Tensor, w: Tensor, i: Tensor, v: Tensor) -> Tensor:
+        gate, up = F.linear(x, w).chunk(2, -1)
+        x.index_put_((i,), v)
+        return act(gate) * up
+
+    return function
+
+
+def quantized_gate(x: Tensor, q: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    gate, up = F.linear(x, q.to(x.dtype)).chunk(2, -1)
+    x.index_put_((i,), v)
+    return torch.relu(gate) * up
+
+
+def sequence(x: Tensor, w: Tensor, r: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    h = F.linear(x, w) + r
+    r.index_put_((i,), v)
+    return torch.relu(h) * 2
+
+
+def integers(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    sums = torch._int_mm(a, b.t()).float() * rows
+    rows.index_put_((i,), v)
+    return sums * columns
+
+
+def several_sizes(x: Tensor, w: Tensor, r: Tensor, i: Tensor, v: Tensor) -> Tensor:
+    h = F.linear(x, w)
+    x.index_put_((i,), v)
+    return h + r
+
+
+def values(*shapes: tuple[int, ...], dtype: torch.dtype = HALF) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(sum(map(len, shapes)))
+    if dtype is torch.int8:
+        return [torch.randint(-127, 128, shape, generator=generator).to(dtype) for shape in shapes]
+    return [(torch.randn(shape, generator=generator) / 4).to(dtype) for shape in shapes]
+
+
+PLACES = torch.tensor([0, 3, 5, 9])
+X, W, WIDE, NEW = values((32, 64), (48, 64), (96, 64), (4, 64))
+NORM = torch.ones(64, dtype=HALF)
+X3, RESIDUAL, NEW3 = values((2, 16, 64), (2, 16, 48), (1, 16, 48))
+A, B = values((32, 64), (48, 64), dtype=torch.int8)
+ROWS, COLUMNS, NEW_ROWS = values((32, 1), (1, 48), (4, 1), dtype=torch.float32)
+
+CASES: dict[str, tuple[Callable[..., Any], list[Tensor], set[int]]] = {
+    "norm": (layer_norm, [X, NORM, W, PLACES, NEW], set()),
+    "norm before parts": (layer_norm_before_parts, [X, NORM, W, WIDE, PLACES, NEW], set()),
+    "gate": (gate_by(F.silu), [X, WIDE, PLACES, NEW], set()),
+    "relu gate": (gate_by(torch.relu), [X, WIDE, PLACES, NEW], set()),
+    "quantized gate": (
+        quantized_gate,
+        [X / 64, *values((96, 64), dtype=torch.int8), PLACES, NEW / 64],
+        set(),
+    ),
+    "sequence": (sequence, [X3, W, RESIDUAL, torch.tensor([1]), NEW3], set()),
+    "integers": (integers, [A, B, ROWS, COLUMNS, PLACES, NEW_ROWS], set()),
+    "several sizes": (several_sizes, [X, W, RESIDUAL.flatten(0, 1), PLACES, NEW], {0, 2}),
+}
+"""A function that writes into its first or third input, inputs, and those of unknown rows."""
+
+
+def rule(problem: GemmProblem) -> GemmConfig | None:
+    """A kernel of ours wherever there is one, with unknown rows for many alone."""
+    return CONFIGS.get(problem.operation, TILE) if problem.m > 16 else None
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    jobs = {}
+    for name, (function, given, unknown) in CASES.items():
+        inputs = [
+            (("rows", *item.shape[1:]) if index in unknown else tuple(item.shape), item.dtype)
+            for index, item in enumerate(given)
+        ]
+        for reorder in (False, True):
+            with kernel_util.interpretable():
+                lowered, asked = lower(
+                    rule, function, *inputs, reorder_for_locality=reorder, triton__max_tiles=1
+                )
+            assert asked
+            jobs[f"{name}, {reorder}"] = lowered.code, [item.clone() for item in given]
+    return kernel_util.interpret_modules(jobs)
+
+
+@pytest.mark.parametrize("reorder", [False, True], ids=["", "reordered"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_read_before_the_write_counts(
+    name: str, reorder: bool, results: dict[str, Any]
+) -> None:
+    function, given, _ = CASES[name]
+    wide = [item.double() if item.is_floating_point() else item.clone() for item in given]
+    if name == "integers":
+        # Which torch multiplies as integers only.
+        expected: Any = (A.double() @ B.double().t()) * ROWS.double() * COLUMNS.double()
+    else:
+        expected = function(*wide)
+    found = results[f"{name}, {reorder}"]
+    pairs = (
+        [(found, expected)] if isinstance(expected, Tensor) else zip(found, expected, strict=True)
+    )
+    for ours, exact in pairs:
+        error = (ours.double() - exact).abs().max() / exact.abs().max()
+        assert error < 4e-3
+
+
+def between(*targets: Any) -> tuple[fx.Graph, list[fx.Node]]:
+    """A graph of two products of one input, with calls between them, and the products."""
+    graph = lowered_graph(lambda x, w, u, c: (x @ w, x @ u, c), *[tensor(64, 64)] * 4)
+    products = graph.find_nodes(op="call_function", target=aten.mm.default)
+    with graph.inserting_before(products[1]):
+        for target, name in targets:
+            (node,) = (node for node in graph.nodes if node.name == name)
+            arguments = (node, 1) if target is aten.add_.Scalar else (node,)
+            graph.call_function(target, arguments).meta["val"] = node.meta["val"]
+    return graph, products
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ([], False),
+        ([(aten.cos.default, "arg0_1")], False),
+        ([(aten.add_.Scalar, "arg3_1")], False),
+        ([(aten.add_.Scalar, "arg0_1")], True),
+        ([(aten.cos.default, "arg0_1"), (aten.relu_.default, "arg2_1")], True),
+        # Nobody knows what it writes.
+        ([(torch.ops.higher_order.triton_kernel_wrapper_mutation, "arg3_1")], True),
+    ],
+    ids=["nothing", "pure", "elsewhere", "the input", "a later weight", "unknown"],
+)
+def test_writes_between(targets: list[Any], expected: bool) -> None:
+    _, products = between(*targets)
+    assert is_written_between(products) is expected
+    assert is_closed(products, products) is not expected
+    # Each by itself can stay where it is.
+    assert not any(is_written_between([product]) for product in products)
+
+
+def test_branches_that_write_nothing_are_no_obstacle() -> None:
+    graph, products = between()
+    branch = fx.GraphModule({}, fx.Graph())
+    given = branch.graph.placeholder("x")
+    branch.graph.output((branch.graph.call_function(aten.cos.default, (given,)),))
+    owner = graph.owning_module
+    assert owner is not None
+    owner.branch = branch
+    x = next(iter(graph.nodes))
+    with graph.inserting_before(products[1]):
+        name = graph.get_attr("branch")
+        graph.call_function(torch.ops.higher_order.cond, (True, name, name, (x,)))
+    assert not is_written_between(products)
+    with branch.graph.inserting_before(branch.graph.output_node()):
+        branch.graph.call_function(aten.add_.Scalar, (given, 1))
+    assert is_written_between(products)
+
+
+def test_scaled_rows_of_unknown_number_are_one_region() -> None:
+    # The cast stands before the maxima, and is read behind them as well.
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        wide = F.linear(x, w).float()
+        scales = wide.abs().amax(-1, keepdim=True) / 127
+        return (wide / scales).to(torch.int8), scales
+
+    inputs = (("rows", 64), HALF), ((48, 64), HALF)
+    lowered, asked = lower(rule, function, *inputs)
+    assert any(item.epilogue.reductions for item in asked)
+    x = values((40, 64))[0]
+    found = kernel_util.interpret_modules({"all": (lowered.code, [x, W])})["all"]
+    numbers, scales = function(x.double(), W.double())
+    assert (found[0].double() - numbers).abs().max() <= 1
+    assert torch.allclose(found[1].double(), scales.double(), rtol=2e-3)

@@ -1,0 +1,305 @@
+"""What `memory.planner.placement_policy` decides, replayed independently on random schedules.
+
+`PLANNER_EXAMPLES=100000 python -m pytest test/memory/planner/test_placement_policy.py -k random` is
+the long run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from inductor_ext.memory.planner import arenas
+from inductor_ext.memory.planner.placement_policy import (
+    Decision,
+    Storage,
+    count_calls,
+    decide,
+    load,
+)
+from test.support import planner_examples
+
+GRANULE = 64
+
+
+examples = functools.partial(planner_examples.examples, suppress=tuple(HealthCheck))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Arguments of `decide`."""
+
+    storages: tuple[Storage, ...]
+    steps: int
+    held: dict[str, list[list[int]]] | None
+    rigid: frozenset[int]
+    place: bool
+    smallest: int
+
+    def decide(self, *, force: bool = False, place: bool | None = None) -> Decision:
+        return decide(
+            self.storages,
+            self.steps,
+            plan=plan,
+            held=self.held,
+            rigid=self.rigid,
+            place=self.place if place is None else place,
+            force=force,
+            smallest=self.smallest,
+        )
+
+    @property
+    def devices(self) -> list[str]:
+        return sorted({storage.device for storage in self.storages} | set(self.held or ()))
+
+    def profiles(self, device: str) -> list[list[int]]:
+        """What is held besides, under each assumption."""
+        return (self.held or {}).get(device) or [[0] * self.steps]
+
+
+def plan(requests: Sequence[arenas.Request]) -> tuple[arenas.Arena, ...]:
+    return arenas.plan_arenas(requests, hint=int)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, most: int = 14) -> Case:
+    steps = draw(st.integers(1, 16))
+    devices = draw(st.sampled_from([("cpu",), ("cpu", "cuda:0")]))
+    storages = []
+    for index in range(draw(st.integers(0, most))):
+        start = draw(st.integers(0, steps - 1))
+        # The step that frees it comes later, if not much: it may be that of a dead store.
+        end = draw(st.integers(start + 1, steps) if draw(st.booleans()) else st.just(steps))
+        size = GRANULE * draw(st.integers(0, 12))
+        device = draw(st.sampled_from(devices))
+        name = str(index)
+        placeable = draw(st.integers(0, 3)) > 0
+        request = arenas.Request(name, start, end, size, GRANULE) if placeable else None
+        key = (device, size) if draw(st.integers(0, 4)) else None
+        storages.append(
+            Storage(
+                size=size,
+                start=start,
+                end=end,
+                device=device,
+                counted=placeable or draw(st.booleans()),
+                request=request,
+                group=draw(st.integers(0, 1)) if request else None,
+                wants=key,
+                leaves=key if draw(st.integers(0, 3)) else None,
+            )
+        )
+    held = None
+    if draw(st.booleans()):
+        count = draw(st.integers(1, 2))
+        profile = st.lists(st.integers(0, 8), min_size=steps, max_size=steps)
+        held = {
+            device: [[GRANULE * b for b in draw(profile)] for _ in range(count)]
+            for device in devices
+        }
+    return Case(
+        tuple(storages),
+        steps,
+        held,
+        draw(st.frozensets(st.integers(0, steps - 1), max_size=4)),
+        draw(st.integers(0, 4)) > 0,
+        draw(st.sampled_from((0, 256))),
+    )
+
+
+def spans(case: Case, decision: Decision) -> list[tuple[str, int, int, int]]:
+    """(device, bytes, start, end) of each allocation that the decision makes.
+
+    A chain of storages of which each takes over the one before is one allocation, as large as the
+    first, from the first one's start to the last one's end.
+    """
+    members = {int(m.request.name) for arena in decision.arenas for m in arena.members}
+    found = []
+    for arena in decision.arenas:
+        first = case.storages[int(arena.members[0].request.name)]
+        found.append((first.device, int(arena.size), arena.start, arena.end))
+    later = {earlier: index for index, earlier in decision.taken_over.items()}
+    for index, storage in enumerate(case.storages):
+        if index in members or index in decision.taken_over:
+            continue
+        last = index
+        while last in later:
+            last = later[last]
+        found.append((storage.device, storage.size, storage.start, case.storages[last].end))
+    return found
+
+
+def alive(case: Case, allocations: Sequence[tuple[str, int, int, int]], device: str) -> list[int]:
+    return [
+        sum(size for on, size, start, end in allocations if on == device and start <= step < end)
+        for step in range(case.steps)
+    ]
+
+
+def plain(case: Case) -> list[tuple[str, int, int, int]]:
+    return [(s.device, s.size, s.start, s.end) for s in case.storages]
+
+
+def check_structure(case: Case, decision: Decision) -> None:
+    """What holds for every decision."""
+    placed: list[int] = []
+    for arena in decision.arenas:
+        indices = [int(member.request.name) for member in arena.members]
+        inside = [case.storages[index] for index in indices]
+        placed += indices
+        assert len({(storage.device, storage.group) for storage in inside}) == 1
+        assert (arena.start, arena.end) == (
+            min(storage.start for storage in inside),
+            max(storage.end for storage in inside),
+        )
+        for storage, member in zip(inside, arena.members, strict=True):
+            assert member.request == storage.request
+            assert 0 <= int(member.offset) <= int(arena.size) - storage.size
+        for (a, x), (b, y) in itertools.combinations(zip(inside, arena.members, strict=True), 2):
+            if max(a.start, b.start) < min(a.end, b.end) and a.size and b.size:
+                assert int(x.offset) + a.size <= int(y.offset) or int(y.offset) + b.size <= int(
+                    x.offset
+                )
+    assert len(placed) == len(set(placed)), "in one arena at most"
+
+    assert len(set(decision.taken_over.values())) == len(decision.taken_over), "handed on once"
+    for index, earlier in decision.taken_over.items():
+        assert index not in placed
+        assert earlier not in placed
+        old, new = case.storages[earlier], case.storages[index]
+        assert new.wants is not None
+        assert new.wants == old.leaves
+        assert old.end <= new.start
+
+    allocations = spans(case, decision)
+    assumptions = max((len(case.profiles(device)) for device in case.devices), default=1)
+    assert len(decision.peaks) == assumptions
+    for number, peaks in enumerate(decision.peaks):
+        assert sorted(peaks) == case.devices
+        for device in case.devices:
+            profiles = case.profiles(device)
+            more = profiles[min(number, len(profiles) - 1)]
+            total = [
+                own + besides
+                for own, besides in zip(alive(case, allocations, device), more, strict=True)
+            ]
+            assert peaks[device] == max(total)
+    asked = set(range(len(case.storages))) - set(placed) - set(decision.taken_over)
+    assert decision.calls == len(decision.arenas) + sum(case.storages[i].counted for i in asked)
+
+
+def check_limits(case: Case, decision: Decision) -> None:
+    """No assumption's peak is raised, and nothing at the rigid steps."""
+    allocations = spans(case, decision)
+    for device in case.devices:
+        needed = alive(case, plain(case), device)
+        used = alive(case, allocations, device)
+        for more in case.profiles(device):
+            bound = max(a + b for a, b in zip(needed, more, strict=True))
+            for step in range(case.steps):
+                assert used[step] + more[step] <= bound
+                if step in case.rigid:
+                    assert used[step] <= needed[step]
+
+
+class TestRandomSchedules:
+    @examples(400)
+    @given(cases())
+    def test_random_schedules_keep_the_bound(self, case: Case) -> None:
+        decision = case.decide()
+        check_structure(case, decision)
+        check_limits(case, decision)
+        assert decision.calls <= count_calls(case.storages)
+
+    @examples(200)
+    @given(cases())
+    def test_random_schedules_without_arenas(self, case: Case) -> None:
+        decision = case.decide(place=False)
+        check_structure(case, decision)
+        check_limits(case, decision)
+        assert decision.arenas == ()
+
+    @examples(300)
+    @given(cases())
+    def test_random_schedules_forced(self, case: Case) -> None:
+        decision = case.decide(force=True, place=True)
+        check_structure(case, decision)
+        placed = {int(m.request.name) for arena in decision.arenas for m in arena.members}
+        wanted = {i for i, storage in enumerate(case.storages) if storage.request is not None}
+        assert placed == wanted
+
+    @examples(100)
+    @given(cases(most=60))
+    def test_random_large_schedules(self, case: Case) -> None:
+        decision = case.decide()
+        check_structure(case, decision)
+        check_limits(case, decision)
+
+    @examples(60)
+    @given(cases())
+    def test_random_schedules_repeat(self, case: Case) -> None:
+        assert case.decide() == case.decide()
+
+    @examples(100)
+    @given(cases())
+    def test_random_loads(self, case: Case) -> None:
+        for device in case.devices:
+            assert load(case.storages, case.steps, device) == alive(case, plain(case), device)
+
+
+def storage(size: int, start: int, end: int, **more: Any) -> Storage:
+    return Storage(size, start, end, "cpu", **more)
+
+
+def reusable(size: int, start: int, end: int) -> Storage:
+    return storage(size, start, end, wants=size, leaves=size)
+
+
+class TestRoom:
+    """What may be held across a gap is what the bound leaves there."""
+
+    @pytest.mark.parametrize(("between", "taken"), [(64, {1: 0}), (65, {})])
+    def test_a_gap_has_room_or_not(self, between: int, taken: dict[int, int]) -> None:
+        storages = [
+            reusable(64, 0, 2),
+            reusable(64, 3, 5),
+            storage(between, 2, 3),
+            storage(128, 5, 6),
+        ]
+        decision = decide(storages, 6, plan=plan)
+        assert decision.taken_over == taken
+        assert decision.peaks == ({"cpu": 128},)
+        assert decision.calls == 4 - len(taken)
+
+    def test_a_rigid_step_is_not_crossed(self) -> None:
+        storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(640, 5, 6)]
+        assert decide(storages, 6, plan=plan).taken_over == {1: 0}
+        assert decide(storages, 6, plan=plan, rigid={2}).taken_over == {}
+        assert decide(storages, 6, plan=plan, rigid={1, 3, 4, 5}).taken_over == {1: 0}
+
+    def test_every_assumption_counts(self) -> None:
+        storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(128, 5, 6)]
+        low, high = [0] * 6, [0, 0, 100, 0, 0, 0]
+        assert decide(storages, 6, plan=plan, held={"cpu": [low]}).taken_over == {1: 0}
+        both = decide(storages, 6, plan=plan, held={"cpu": [low, high]})
+        assert both.taken_over == {}
+        assert both.peaks == ({"cpu": 128}, {"cpu": 128})
+
+    def test_devices_have_rooms_of_their_own(self) -> None:
+        elsewhere = dataclasses.replace(storage(10_000, 2, 3), device="cuda:0")
+        storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(64, 2, 3), elsewhere]
+        assert decide(storages, 6, plan=plan).taken_over == {}
+        decision = decide([*storages, storage(128, 5, 6)], 6, plan=plan)
+        assert decision.taken_over == {1: 0}
+        assert decision.peaks == ({"cpu": 128, "cuda:0": 10_000},)
+
+    def test_no_storage_at_all(self) -> None:
+        assert decide([], 4, plan=plan) == Decision((), {}, ({},), 0)
+        assert decide([], 4, plan=plan, held={"cpu": [[1, 5, 2, 0]]}).peaks == ({"cpu": 5},)

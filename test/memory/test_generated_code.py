@@ -1,0 +1,663 @@
+"""The memory planner in generated code: Python and C++, JIT and AOT, inference and training.
+
+Every compile is uncached, so that its code and its record can be looked at; the graphs are small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._inductor import config as inductor_config
+from torch._inductor import ir
+from torch._inductor.codegen import common
+from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
+from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
+from torch.testing import FileCheck
+
+import inductor_ext
+from inductor_ext import events, exc, memory_planning
+from inductor_ext.hooks import scope
+from inductor_ext.hooks.records import CompileRecord
+from inductor_ext.memory import arena_runtime
+from inductor_ext.memory.planner import arenas
+from inductor_ext.memory.records import MemoryPlanRecord
+from test.support import aot_util
+from test.support.compile_util import OUT_VARIANT
+
+KIB = 1024
+
+
+@contextlib.contextmanager
+def planning(**patches: Any) -> Iterator[list[MemoryPlanRecord]]:
+    """Compile uncached, with settings of ours and of Inductor's by name; yield the plans made."""
+    torch._dynamo.reset()
+    own = {name: value for name, value in patches.items() if name.startswith("memory_")}
+    theirs = {name: own.pop(name) for name in ("memory_planning", "memory_pool") if name in own}
+    theirs |= {name: value for name, value in patches.items() if name not in own | theirs}
+    with (
+        inductor_ext.config.patch(own),
+        inductor_config.patch({"fx_graph_cache": False, **theirs}),
+        events.capture(MemoryPlanRecord) as records,
+    ):
+        yield records
+
+
+def matmuls(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Six matmuls; five square intermediates are alive at the peak's kernel or before."""
+    a = x @ y
+    b = a @ z
+    c = b.relu() @ a
+    return ((c @ b) @ c).sum(0)
+
+
+def squares(size: int, count: int = 3) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    return [torch.randn(size, size, generator=generator) / size**0.5 for _ in range(count)]
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend="inductor_ext", **options)
+
+
+def check(run: Callable[..., Any], reference: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    """Compare with eager in float64."""
+    expected = reference(*(value.double() for value in inputs))
+    torch.testing.assert_close(run(*inputs).double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def arena_lines(code: str) -> list[str]:
+    """What the code does with arenas, without indentation and comments."""
+    lines = [line.split("  #")[0].strip() for line in code.splitlines()]
+    return [line for line in lines if "pool0" in line]
+
+
+class TestGeneratedCode:
+    """One arena with a symbolic size, and views at symbolic aligned offsets."""
+
+    @torch.no_grad()
+    def test_python(self) -> None:
+        with planning(memory_planning=True) as records:
+            run = compiled(matmuls, dynamic=True)
+            _, (code,) = run_and_get_code(run, *squares(32))
+        ((arena,),) = (record.arenas for record in records)
+        symbol = re.fullmatch(r"4\*align\(4\*(s\d+)\*\*2\)", arena.size)[1]  # type: ignore[index]
+        view = f"reinterpret_tensor(pool0, ({symbol}, {symbol}), ({symbol}, 1), "
+        slot = f"align(4*{symbol}*{symbol})"
+        assert arena_lines(code) == [
+            f"pool0 = empty_strided_cpu(({slot}, ), (1, ), torch.float32)",
+            f"buf0 = {view}0)",
+            f"buf1 = {view}({slot}) // 4)",
+            f"buf2 = {view}(3*{slot}) // 4)",
+            f"buf3 = {view}({slot}) // 2)",
+        ]
+        FileCheck().check("# arena of 6 buffers").check("buf4 = buf0; del buf0  # reuse").run(code)
+        assert code.count(" = empty_strided_cpu(") == 2, "the arena and the output"
+        for size in (1, 7, 32, 65):
+            check(run, matmuls, *squares(size))
+
+    @torch.no_grad()
+    def test_cpp(self) -> None:
+        with planning(memory_planning=True, cpp_wrapper=True) as records:
+            run = compiled(matmuls, dynamic=True)
+            _, code = run_and_get_cpp_code(run, *squares(32))
+        assert [len(record.arenas) for record in records] == [1]
+        self.check_cpp(code)
+        for size in (1, 7, 32, 65):
+            check(run, matmuls, *squares(size))
+
+    @staticmethod
+    def check_cpp(code: str) -> None:
+        FileCheck().check("RAIIAtenTensorHandle pool0(pool0_handle);  // arena of 6 buffers").check(
+            "aoti_torch__alloc_from_pool(pool0, 0,"
+        ).check("auto buf0 = RAIIAtenTensorHandle(tmp_tensor_handle_").check(
+            "aoti_torch__alloc_from_pool(pool0, align(4L*"
+        ).check("aoti_torch__alloc_from_pool(pool0, 3L*align(4L*").check(
+            "auto buf4 = std::move(buf0);  // reuse"
+        ).run(code)
+
+    def test_aot(self, tmp_path: Path) -> None:
+        class Module(torch.nn.Module):
+            def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+                return matmuls(x, y, z)
+
+        size = torch.export.Dim("size", min=2, max=4096)
+        program = torch.export.export(
+            Module(), tuple(squares(32)), dynamic_shapes=[{0: size, 1: size}] * 3
+        )
+        with planning(memory_planning=True) as records:
+            _, code = run_and_get_cpp_code(
+                inductor_ext.aoti_compile_and_package, program, package_path=tmp_path / "m.pt2"
+            )
+        assert [(record.kind, len(record.arenas)) for record in records] == [("aot", 1)]
+        self.check_cpp(code)
+        run = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
+        for n in (2, 32, 65):
+            check(run, matmuls, *squares(n))
+
+    @torch.no_grad()
+    def test_stock_backend_is_left_alone(self) -> None:
+        with planning(memory_planning=True) as records, inductor_ext.config.patch(enabled=False):
+            _, (code,) = run_and_get_code(compiled(matmuls), *squares(32))
+        assert records == []
+        FileCheck().check("alloc_from_pool(pool").run(code)
+
+    @torch.no_grad()
+    def test_other_element_types_get_a_typed_alias(self) -> None:
+        def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            a = x @ y
+            b = (x.double() @ y.double()) @ y.double()
+            c = a @ y
+            return ((c @ a) @ c).double() @ b
+
+        with planning(memory_arenas="always"):
+            run = compiled(mixed)
+            _, (code,) = run_and_get_code(run, *squares(32, 2))
+        alias = re.search(r"(pool0_float\d\d) = pool0\.view\(torch\.float\d\d\)", code)
+        assert alias is not None
+        FileCheck().check(alias[0]).check(f"reinterpret_tensor({alias[1]}, ").run(code)
+        check(run, mixed, *squares(32, 2))
+
+
+class TestDecision:
+    @torch.no_grad()
+    def test_never_above_the_lowest_and_fewer_calls(self) -> None:
+        with planning() as records:
+            check(compiled(matmuls), matmuls, *squares(64))
+        (record,) = records
+        square = 64 * 64 * 4
+        assert record.peak == record.lower_bound == 4 * square
+        assert record.peak_before >= record.peak
+        assert (record.strategy, record.calls_before, record.calls) == ("arenas", 5, 3)
+        # The whole of it would leave no room for the output.
+        assert [arena.bytes for arena in record.arenas] == [3 * square]
+
+    @torch.no_grad()
+    def test_a_kernels_own_allocation_counts_to_the_end(self) -> None:
+        """Stock drops the line that frees it at the end; its peak has to hold it all the same."""
+
+        def filtered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch.conv2d(x, weight).sum(1)
+
+        generator = torch.Generator().manual_seed(1)
+        inputs = [
+            torch.randn(shape, generator=generator) for shape in ((1, 1, 34, 34), (4, 1, 3, 3))
+        ]
+        with planning() as records:
+            check(compiled(filtered), filtered, *inputs)
+        (record,) = records
+        assert record.peak_before == record.peak == record.lower_bound == (4 + 1) * 32 * 32 * 4
+
+    @torch.no_grad()
+    def test_never(self) -> None:
+        with planning(memory_arenas="never") as records:
+            check(compiled(matmuls), matmuls, *squares(64))
+        (record,) = records
+        assert (record.strategy, record.arenas) == ("reuse", ())
+        assert record.peak == record.lower_bound
+
+    @torch.no_grad()
+    def test_no_pool_and_no_reuse(self) -> None:
+        for patches in ({"memory_pool": "none"}, {"allow_buffer_reuse": False}):
+            with planning(**patches) as records:
+                check(compiled(matmuls), matmuls, *squares(64))
+            (record,) = records
+            assert record.arenas == ()
+            assert record.peak == record.lower_bound
+        assert (record.strategy, record.calls) == ("plain", 7)
+
+    @pytest.mark.parametrize("pool", ["intermediates", "outputs", "combined"])
+    @torch.no_grad()
+    def test_memory_pool_says_what_may_share_an_arena(self, pool: str) -> None:
+        def several(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            a = x @ y
+            b = a @ y
+            return b @ a, (b.relu() @ y) @ y, a.sum(1)
+
+        with planning(memory_planning=True, memory_pool=pool) as records:
+            run = compiled(several)
+            got = run(*squares(48, 2))
+        expected = several(*squares(48, 2))
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        (record,) = records
+        kinds = [
+            {storage.kind for storage in record.storages if storage.arena == index}
+            for index in range(len(record.arenas))
+        ]
+        assert all(len(found) == 1 for found in kinds) or pool == "combined"
+        placed = set().union(*kinds)
+        assert placed == (
+            {"intermediate"} if pool == "intermediates" else {"intermediate", "output"}
+        )
+        pointers = {value.untyped_storage().data_ptr() for value in got}
+        assert len(pointers) == (3 if pool == "intermediates" else 1)
+
+    @torch.no_grad()
+    def test_outputs_do_not_keep_intermediates_alive(self) -> None:
+        """Stock's combined pool lives as long as one output in it."""
+
+        def small_output(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return matmuls(x, y, y)[:4]
+
+        with planning(memory_planning=True, memory_pool="combined"):
+            output = compiled(small_output)(*squares(64, 2))
+        assert output.untyped_storage().nbytes() <= 64 * 4
+
+    def test_training(self) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            *(layer for _ in range(3) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU()))
+        )
+        x = torch.randn(32, 64)
+        with planning(memory_planning=True, memory_debug=True) as records:
+            compiled(model)(x).square().sum().backward()
+        got = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        model(x).square().sum().backward()
+        for grad, parameter in zip(got, model.parameters(), strict=True):
+            torch.testing.assert_close(grad, parameter.grad, atol=1e-4, rtol=1e-4)
+        assert [record.kind for record in records] == ["forward", "backward"]
+        assert records[1].arenas, "stock ignores the setting in training"
+        assert any(storage.kind == "input" for storage in records[1].storages)
+
+    @torch.no_grad()
+    def test_late_sizes_share_no_earlier_arena(self) -> None:
+        def late(x: torch.Tensor) -> torch.Tensor:
+            a = ((x @ x) @ x) @ x
+            rows = (a[:, 0] * x[:, 0]).nonzero().shape[0]
+            b = torch.ones(rows, 16) @ torch.full((16, 16), 2.0)
+            c = b @ b.t()
+            return ((c @ b) @ torch.ones(16, 4)).sum() * x
+
+        x = torch.rand(24, 24).round()
+        with (
+            planning(memory_planning=True, memory_debug=True) as records,
+            torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        ):
+            run = compiled(late, fullgraph=True)
+            for values in (x, 1 - x, torch.ones(24, 24), torch.zeros(24, 24)):
+                torch.testing.assert_close(run(values), late(values), rtol=1e-4, atol=1e-3)
+        (record,) = records
+        sizes = [arena.size for arena in record.arenas]
+        late_sizes = [size for size in sizes if re.search(r"u\d", size)]
+        assert 0 < len(late_sizes) < len(sizes)
+
+    @torch.no_grad()
+    def test_worst_sizes_are_planned_at_run_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_planning, "REPLAN_FROM", 0.0)
+        with planning(memory_arenas="always", memory_debug=True):
+            run = compiled(matmuls, dynamic=True)
+            _, (code,) = run_and_get_code(run, *squares(32))
+        FileCheck().check("plan_pool0 = Replanner(starts=").check(
+            "pool0_bytes, pool0_offsets = plan_pool0((4*"
+        ).check("pool0_offsets[").run(code)
+        for size in (1, 7, 32, 65, 7):
+            check(run, matmuls, *squares(size))
+        with planning(memory_arenas="always", memory_replan=False):
+            _, (code,) = run_and_get_code(compiled(matmuls, dynamic=True), *squares(32))
+        assert "Replanner" not in code
+
+
+class TestCombinations:
+    """With what else decides about memory."""
+
+    @torch.no_grad()
+    def test_freezing(self) -> None:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)
+        )
+        model.eval()
+        x = torch.randn(16, 32)
+        with planning(memory_arenas="always", memory_debug=True, freezing=True) as records:
+            torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-4)
+        assert [record.kind for record in records] == ["inference"]
+
+    @pytest.mark.parametrize("on_stack", [True, False])
+    def test_stack_allocation(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stack: bool
+    ) -> None:
+        """Stock gives it up for a graph with external kernels; then there are arenas."""
+        # Inductor looks at the setting once a process, when it first needs a wrapper for the CPU.
+        common.init_backend_registration()
+        array_ref = dataclasses.replace(
+            common.device_codegens["cpu"], cpp_wrapper_codegen=CppWrapperCpuArrayRef
+        )
+        monkeypatch.setitem(common.device_codegens, "cpu", array_ref)
+
+        class Module(torch.nn.Module):
+            def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+                if on_stack:
+                    return ((x - x.mean(0)) * y.sum(1)).softmax(-1).sum(0) * z.sum()
+                return matmuls(x, y, z)
+
+        inputs = squares(8)
+        program = torch.export.export(Module(), tuple(inputs))
+        path = str(tmp_path / "m.pt2")
+        with planning(memory_planning=True) as records:
+            inductor_ext.aoti_compile_and_package(
+                program,
+                package_path=path,
+                inductor_configs={"aot_inductor.allow_stack_allocation": True},
+            )
+        assert [bool(record.arenas) for record in records] == ([] if on_stack else [True])
+        # Stack allocation is stock's frame, whose packages crash at load on some machines.
+        if not aot_util.crashes_at_load(path):
+            check(torch._inductor.aoti_load_package(path), Module(), *inputs)
+
+    @torch.no_grad()
+    def test_tracing_of_allocations_says_that_there_are_no_arenas(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "_warned", set())
+        track = {"test_configs.track_memory_lifecycle": "log"}
+        with planning(memory_arenas="always", **track) as records, caplog.at_level("WARNING"):
+            check(compiled(matmuls), matmuls, *squares(16))
+        assert records == []
+        assert "track_memory_lifecycle" in caplog.text
+
+    @torch.no_grad()
+    def test_conditions_and_loops_are_counted(self) -> None:
+        def branches(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            def left(x: torch.Tensor) -> torch.Tensor:
+                return ((x @ x) @ x).sin()
+
+            def right(x: torch.Tensor) -> torch.Tensor:
+                return x.cos()
+
+            y = x @ x
+            return torch.cond(flag, left, right, (y,)) @ y
+
+        x = squares(32, 1)[0]
+        with planning() as records:
+            run = compiled(branches)
+            for flag in (torch.tensor(True), torch.tensor(False)):
+                torch.testing.assert_close(run(flag, x), branches(flag, x), atol=1e-4, rtol=1e-4)
+        graphs = {record.graph: record for record in records}
+        square = 32 * 32 * 4
+        assert graphs["true_graph_0"].peak == 2 * square
+        # The operand, and what the branch needs while it is called.
+        assert graphs["call"].peak == graphs["call"].lower_bound == 3 * square
+
+
+class TestAliases:
+    """What reaches a buffer's memory by another name keeps it from being given away."""
+
+    @torch.no_grad()
+    def test_complex_views_and_outputs_that_are_views(self) -> None:
+        def views(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            a = x @ y
+            spectrum = torch.view_as_complex((a @ y).view(-1, 16, 2).contiguous())
+            b = (x @ x) @ y
+            top = b[:3]
+            c = (b.t() @ a) @ y
+            return top, torch.view_as_real(spectrum * 2).sum(1), c.t(), c[1], top
+
+        for arenas_ in ("auto", "always"):
+            with planning(memory_arenas=arenas_, memory_debug=True):
+                got = compiled(views)(*squares(32, 2))
+            torch.testing.assert_close(got, views(*squares(32, 2)), atol=1e-4, rtol=1e-4)
+
+    @torch.no_grad()
+    def test_mutated_inputs_and_buffers(self) -> None:
+        def mutate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            a = x @ y
+            x.add_(a)
+            b = a @ x
+            b[2:5] = 1.0
+            b.mul_(2)
+            return (b @ a) @ x
+
+        for arenas_ in ("auto", "always"):
+            x, y = squares(32, 2)
+            mine, theirs = x.clone(), x.clone()
+            with planning(memory_arenas=arenas_, memory_debug=True):
+                got = compiled(mutate)(mine, y)
+            torch.testing.assert_close(got, mutate(theirs, y), atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(mine, theirs)
+
+    @torch.no_grad()
+    def test_empty_scalar_and_complex_buffers(self) -> None:
+        def odd(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            empty = x[:0] @ y
+            scalar = (x @ y).sum()
+            wave = torch.fft.rfft(x @ y)
+            return (empty @ y).sum(0), scalar * (y @ x), wave.abs() * scalar
+
+        with planning(memory_arenas="always", memory_debug=True):
+            got = compiled(odd)(*squares(32, 2))
+        torch.testing.assert_close(got, odd(*squares(32, 2)), atol=1e-3, rtol=1e-3)
+
+
+class TestDebug:
+    """A planning bug becomes an error, or a number that cannot be mistaken for a result."""
+
+    @staticmethod
+    def shifted(move: Callable[[int, int], int]) -> Callable[..., tuple[arenas.Arena, ...]]:
+        """`plan_arenas` with every offset moved: a planner with a bug that verification missed."""
+        plan = arenas.plan_arenas
+
+        def plan_arenas(requests: Any, **options: Any) -> tuple[arenas.Arena, ...]:
+            return tuple(
+                dataclasses.replace(
+                    arena,
+                    members=tuple(
+                        dataclasses.replace(m, offset=move(int(m.offset), int(arena.size)))
+                        for m in arena.members
+                    ),
+                )
+                for arena in plan(requests, **options)
+            )
+
+        return plan_arenas
+
+    @pytest.mark.parametrize("cpp", [False, True])
+    @torch.no_grad()
+    def test_bounds(self, monkeypatch: pytest.MonkeyPatch, cpp: bool) -> None:
+        broken = self.shifted(lambda offset, size: offset + size - 64)
+        monkeypatch.setattr(arenas, "plan_arenas", broken)
+        with planning(memory_arenas="always", memory_debug=True, cpp_wrapper=cpp):
+            match = "ends beyond its arena" if cpp else "ends at element .* of an arena of"
+            with pytest.raises(RuntimeError, match=match):
+                compiled(matmuls)(*squares(32))
+
+    @pytest.mark.parametrize("cpp", [False, True])
+    @torch.no_grad()
+    def test_poison(self, monkeypatch: pytest.MonkeyPatch, cpp: bool) -> None:
+        monkeypatch.setattr(arenas, "plan_arenas", self.shifted(lambda offset, size: 0))
+        with planning(memory_arenas="always", memory_debug=True, cpp_wrapper=cpp):
+            assert compiled(matmuls)(*squares(32)).isnan().all()
+
+    def test_poison_is_not_a_number(self) -> None:
+        arena = torch.zeros(64)
+        arena_runtime.poison(arena, 64, 32)
+        assert arena.isnan().nonzero().flatten().tolist() == list(range(16, 24))
+        assert (arena.view(torch.int32)[16:24] == -1).all()
+
+    def test_checked_view(self) -> None:
+        arena = torch.arange(24.0)
+        view = arena_runtime.checked_view(arena, (2, 3), (6, 2), 4)
+        torch.testing.assert_close(view, torch.tensor([[4.0, 6.0, 8.0], [10.0, 12.0, 14.0]]))
+        assert arena_runtime.checked_view(arena, (0, 3), (3, 1), 24).shape == (0, 3)
+        for size, stride, offset in (((4, 6), (6, 1), 1), ((1,), (1,), 24), ((1,), (1,), -1)):
+            with pytest.raises(exc.ArenaBoundsError, match="memory_arenas"):
+                arena_runtime.checked_view(arena, size, stride, offset)
+
+
+class TestBudget:
+    @torch.no_grad()
+    def test_error_names_the_buffers_at_the_peak(self) -> None:
+        with planning(memory_budget="32 KiB"), pytest.raises(Exception, match="budget") as caught:
+            compiled(matmuls)(*squares(64))
+        text = str(caught.value)
+        assert "MemoryBudgetError" in text
+        assert "peak of call on cpu is 64.00 KiB, above the budget of 32.00 KiB" in text
+        assert "buf1" in text
+        assert "activation checkpointing" in text
+
+    @torch.no_grad()
+    def test_enough(self) -> None:
+        with planning(memory_budget=64 * KIB) as records:
+            check(compiled(matmuls), matmuls, *squares(64))
+        assert records[0].peak == 64 * KIB
+
+
+def test_the_record_tells_modules_and_operators() -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(16, 64)
+            self.down = torch.nn.Linear(64, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+    model = torch.nn.Sequential(Block(), Block())
+    with planning() as records, torch.no_grad():
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-4)
+    (record,) = records
+    modules = {storage.module for storage in record.storages}
+    assert {"0.up", "0.down", "1.up", "1.down"} & modules
+    assert any("addmm" in storage.operator for storage in record.storages)
+    line = record.describe()
+    assert re.match(r"memory_plan: call \(inference\) peak [\d.]+ -> [\d.]+ MiB, lower bound", line)
+
+
+@pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
+@torch.no_grad()
+def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the operators themselves may: nothing is held over their steps."""
+    rigid: list[set[int]] = []
+    read = memory_planning._Planner._decide
+
+    def decide(planner: Any) -> Any:
+        rigid.append(planner.rigid)
+        return read(planner)
+
+    monkeypatch.setattr(memory_planning._Planner, "_decide", decide)
+    names = {"one": ["out"], "two": ["a", "b"]}
+    with torch.library._scoped_library("inductor_ext_rigid", "DEF") as library:
+        for name, outs in names.items():
+            returned = ["Tensor"] * len(outs)
+            library.define(f"{name}(Tensor x) -> ({', '.join(returned)})")
+            written = [f"Tensor({out}!)" for out in outs]
+            library.define(
+                f"{name}.out(Tensor x, *, "
+                + ", ".join(f"{kind} {out}" for kind, out in zip(written, outs, strict=True))
+                + f") -> ({', '.join(written)})",
+                tags=(OUT_VARIANT,),
+            )
+        library.impl("one", torch.empty_like, "Meta")
+        library.impl("two", lambda x: (torch.empty_like(x), torch.empty_like(x)), "Meta")
+        library.impl("one.out", lambda x, *, out: torch.sin(x, out=out), "CPU")
+        library.impl(
+            "two.out", lambda x, *, a, b: (torch.sin(x, out=a), torch.cos(x, out=b)), "CPU"
+        )
+        operators = torch.ops.inductor_ext_rigid
+
+        def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            sine, cosine = operators.two.default(operators.one.default(x @ y) @ y)
+            return (sine @ cosine) @ y
+
+        x, y = squares(32, 2)
+        sine = (x @ y).sin() @ y
+        with planning():
+            result = compiled(function)(x, y)
+    torch.testing.assert_close(result, (sine.sin() @ sine.cos()) @ y)
+    (steps,) = rigid
+    assert len(steps) == 2
+
+
+def test_threads_do_not_share_the_planner() -> None:
+    """One thread compiles with stock's pools while the other plans."""
+    codes: dict[str, str] = {}
+
+    def work(backend: str) -> None:
+        with torch.no_grad():
+            model = torch.compile(lambda *inputs: matmuls(*inputs), backend=backend)
+            _, (codes[backend],) = run_and_get_code(model, *squares(32))
+
+    with planning(memory_arenas="always"):
+        threads = [threading.Thread(target=work, args=(b,)) for b in ("inductor", "inductor_ext")]
+        for thread in threads:
+            thread.start()
+            thread.join()
+    assert "pool0" in codes["inductor_ext"]
+    assert "pool0" not in codes["inductor"]
+
+
+@torch.no_grad()
+def test_a_plan_survives_the_cache(tmp_path: Path) -> None:
+    """Code with an arena, taken from the FX graph cache, runs as it did."""
+    inputs = squares(32)
+    with planning(memory_arenas="always", fx_graph_cache=True) as records:
+        check(compiled(matmuls), matmuls, *inputs)
+        torch._dynamo.reset()
+        with events.capture(CompileRecord) as compiles:
+            check(compiled(matmuls), matmuls, *inputs)
+    assert len(records) <= 1
+    assert [record.cache for record in compiles] == ["hit"]
+
+
+HAS_POOLS = hasattr(stock_lines, "EnterCudaMemPoolContextLine")
+
+
+@pytest.mark.skipif(not HAS_POOLS, reason="torch >= 2.14 compiles torch.cuda.use_mem_pool")
+@pytest.mark.parametrize("arenas_", ["always", "never"])
+def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
+    """Lowered for a GPU that is not there: what is allocated in a pool stays in it."""
+    pytest.importorskip("triton")
+    from test.support import fake_cuda
+
+    def pool(index: int) -> Any:
+        return torch.fx.traceback.annotate({"mempool": index, "mempool_device": 0})
+
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.preserve_node_meta():
+            x = x @ y @ y
+            with pool(0):
+                x = x @ y @ y @ y
+            x = x @ y @ y
+            with pool(1):
+                x = x @ y @ y
+            with pool(0):
+                x = x @ y @ y
+            return x @ y @ y + 1
+
+    square = ((64, 64), torch.float32)
+    settings = inductor_ext.config.snapshot({"memory_arenas": arenas_})
+    with (
+        scope.compile_scope(settings),
+        events.capture(MemoryPlanRecord) as records,
+    ):
+        code = fake_cuda.lower(chain, square, square).code
+    (record,) = records
+    assert bool(record.arenas) == (arenas_ == "always")
+    context, indent, found = None, 0, {}
+    for line in code[code.index("def call(") :].splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if text and context is not None and depth <= indent:
+            context = None
+        if match := re.match(
+            r"with torch.cuda.use_mem_pool\(get_external_object_by_index\((\d)", text
+        ):
+            context, indent = match[1], depth
+        elif match := re.match(r"(\w+) = (?:empty_strided\w*|torch.empty\w*)\(", text):
+            found[match[1]] = context
+        elif match := re.match(
+            r"(\w+) = (?:reinterpret_tensor\((?P<arena>\w+),|(?P<old>\w+); del \w+  # reuse)", text
+        ):
+            assert found[match["arena"] or match["old"]] == context, text
+            found[match[1]] = context
+    assert {"0", "1", None} <= set(found.values())
+    assert "# reuse" in code

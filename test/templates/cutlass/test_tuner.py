@@ -1,0 +1,257 @@
+"""CUTLASS candidates in tuning, and decisions about them that are kept; without a GPU or nvcc."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch._inductor.config as inductor_config
+
+from inductor_ext import events, exc
+from inductor_ext.autotune import (
+    candidate_run,
+    compile_workers,
+    cutlass_kernels,
+    cutlass_options,
+    subprocess_runner,
+    tuner,
+)
+from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.autotune.results import Entry, Environment
+from inductor_ext.autotune.results_db import Store
+from inductor_ext.settings import Settings
+from inductor_ext.templates import kernels
+from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
+from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
+from inductor_ext.templates.format import config_words, problem_words
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, plain, read
+from inductor_ext.templates.records import TuningRecord
+from test.support import benchmark_backends
+from test.support.benchmark_backends import candidate, cutlass_candidate
+from test.support.gemm_strategies import device
+
+H200 = device("NVIDIA H200")
+ASKED = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON,CUTLASS"}
+RELU = Tree((("float32", apply("relu", ACCUMULATOR)),))
+
+LINEAR = GemmProblem.contiguous("mm", 24, 48, 64, "float32")
+TOLD = dataclasses.replace(LINEAR, epilogue=Epilogue((), 1, tree=RELU.text))
+PLAIN = dataclasses.replace(
+    GemmProblem.contiguous("mm", 512, 384, 256), epilogue=Epilogue(tree=identity("bfloat16").text)
+)
+BEST = cutlass_options.Options().rank(PLAIN, H200)[0][0]
+
+
+def in_a_process(
+    jobs: Sequence[candidate_run.Job], make_bench: Any, index: int, budget: float, deadline: float
+) -> Iterator[candidate_run.Report]:
+    """A worker's part, with all that is said to and by it as JSON."""
+    told = [read(candidate_run.Job, json.loads(json.dumps(plain(job))), "job") for job in jobs]
+    assert told == list(jobs)
+    for report in candidate_run.run(told, make_bench(index), budget, lambda *_: None):
+        yield read(candidate_run.Report, json.loads(json.dumps(plain(report))), "report")
+
+
+def tune(
+    triton: Sequence[kernels.Config],
+    cutlass: Sequence[CutlassConfig],
+    unbuilt: Mapping[CutlassConfig, str] | None = None,
+    problems: Sequence[GemmProblem] = (TOLD,),
+    **options: Any,
+) -> dict[GemmProblem, Decision]:
+    """Tune problems with these candidates, of which some cannot be built."""
+    reasons = {(TOLD, config): why for config, why in (unbuilt or {}).items()}
+    predicted = [(config, 40.0) for config in cutlass]
+    ranked = [(config, mock.Mock(total=50.0)) for config in triton]
+    with (
+        inductor_config.patch({**ASKED, **options}),
+        mock.patch.object(tuner.ranking, "rank", return_value=ranked),
+        mock.patch.object(cutlass_options.Options, "rank", return_value=predicted),
+        mock.patch.object(cutlass_kernels, "prepare", return_value=reasons),
+        mock.patch.object(subprocess_runner, "warm_up") as warm_up,
+        mock.patch.object(compile_workers, "warm_up") as compilers,
+        mock.patch.object(subprocess_runner, "run", side_effect=in_a_process) as run,
+    ):
+        found = tuner.tune(problems, H200, benchmark_backends.cpu_bench, Settings())
+    # While kernels are built.
+    assert warm_up.called == compilers.called == bool(cutlass)
+    apart = {job.problem for item in run.call_args_list for job in item.args[0]}
+    assert apart == {
+        problem for problem in problems if problem == TOLD and set(cutlass) - set(unbuilt or {})
+    }
+    return found
+
+
+def test_candidates_of_both_families_are_measured_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fast, wrong = cutlass_candidate(60), cutlass_candidate(10, benchmark_backends.WRONG)
+    with (
+        events.capture(TuningRecord) as records,
+        mock.patch("torch._inductor.select_algorithm.PRINT_AUTOTUNE", True),
+    ):
+        decision = tune([candidate(80)], [fast, wrong])[TOLD]
+    assert decision.config == fast
+    assert {timing.config for timing in decision.timings} == {None, candidate(80), fast, wrong}
+    assert decision.microseconds(wrong) is None
+    (record,) = records
+    assert {item.config: item.predicted for item in record.candidates}[fast] == 40.0
+    assert record.describe().startswith("tuning: mm 24x48x64: cutlass: 40.0% less time")
+    table = capsys.readouterr().err
+    assert f"  {config_words(fast)} 0.0600 ms 100.0% chosen" in table
+    assert "SubProcess AUTOTUNE" in table
+
+
+def test_problems_without_a_tree_are_tried_in_this_process() -> None:
+    found = tune([candidate(80)], [cutlass_candidate(60)], problems=[LINEAR, TOLD])
+    assert found[LINEAR].config == candidate(80)
+    assert found[TOLD].config == cutlass_candidate(60)
+
+
+def test_where_triton_is_no_backend_its_candidates_are_not_measured() -> None:
+    backends = {"max_autotune_gemm_backends": "CUTLASS"}
+    decision = tune([candidate(80)], [cutlass_candidate(90)], **backends)[TOLD]
+    assert {timing.config for timing in decision.timings} == {None, cutlass_candidate(90)}
+
+
+def test_what_is_not_built_is_dropped_with_its_reason() -> None:
+    broken, right = cutlass_candidate(10), cutlass_candidate(70)
+    decision = tune([], [broken, right], {broken: "does not build: no such instruction"})[TOLD]
+    assert decision.config == right
+    (timing,) = (timing for timing in decision.timings if timing.config == broken)
+    assert timing.failure == "does not build: no such instruction"
+
+
+def test_if_all_fail_stock_s_path_is_taken_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken, wrong = cutlass_candidate(10), cutlass_candidate(20, benchmark_backends.WRONG)
+    with mock.patch.object(events, "_warned", set()):
+        for _ in range(2):
+            decision = tune([], [broken, wrong], {broken: "does not build: why not"})[TOLD]
+            assert decision.config is None
+    (warning,) = (message for message in caplog.messages if "no kernel of ours" in message)
+    assert "does not build: why not" in warning
+    assert "wrong" in warning
+
+
+def environments(circumstances: str) -> Callable[[GemmProblem], Environment]:
+    return lambda problem: Environment.of(H200, problem.operation, circumstances)
+
+
+class TestKernels:
+    def test_missing_parts_are_said_once_with_the_command(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        error = exc.MissingToolchainError(part="nvcc", why="nowhere", install="apt install it")
+        with (
+            mock.patch.object(events, "_warned", set()),
+            mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find", side_effect=error),
+        ):
+            for _ in range(2):
+                reasons = cutlass_kernels.prepare([(PLAIN, BEST)], Settings())
+        assert list(reasons) == [(PLAIN, BEST)]
+        (warning,) = caplog.messages
+        assert "nvcc" in warning
+        assert "apt install it" in warning
+
+    def test_a_binary_is_built_once_for_all_that_share_it(self) -> None:
+        twin = dataclasses.replace(BEST, swizzle=1)
+        found = dataclasses.replace(BEST, tile=(128, 128, 64))
+        error = exc.KernelBuildError(kernel="it", why="no")
+        built: list[Any] = []
+
+        def build_all(sources: Any, store: Any) -> Any:
+            built.extend(source.name for source in sources)
+            return {kernels.source_of(PLAIN, found).name: error}
+
+        with (
+            mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find"),
+            mock.patch.object(cutlass_kernels.nvcc_build, "build_all", build_all),
+        ):
+            wanted = [(PLAIN, item) for item in (BEST, twin, found)]
+            reasons = cutlass_kernels.prepare(wanted, Settings())
+        assert len(built) == len(set(built)) == 2
+        assert reasons == {(PLAIN, found): "does not build: no"}
+
+
+class TestKept:
+    def test_what_asks_for_no_cutlass_has_the_key_that_it_always_had(self) -> None:
+        assert LINEAR.key == (
+            '{"a":{"alignment":4,"batch_stride":0,"dtype":"float32","strides":[64,1]},'
+            '"accumulator":"float32","b":{"alignment":4,"batch_stride":0,"dtype":"float32",'
+            '"strides":[1,64]},"batch":1,"deterministic":false,"divided":"m","epilogue":'
+            '{"gated":false,"inputs":[],"out":null,"pointwise":0,"reductions":0},'
+            '"fast_accumulation":false,"k":64,"m":24,"n":48,"operation":"mm","out":"float32",'
+            '"parts":[],"prologue":null,"tf32":false}'
+        )
+        assert TOLD.key != dataclasses.replace(TOLD, epilogue=Epilogue((), 1)).key
+
+    def test_problems_and_entries_make_the_round_trip(self) -> None:
+        assert GemmProblem.from_json(json.loads(TOLD.key)) == TOLD
+        decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
+        entry = Entry.of(PLAIN, decision, Environment.of(H200, "mm", "word"))
+        assert Entry.from_json(json.loads(entry.line)) == entry
+        assert entry.decision("cache").config == BEST
+
+    def test_wrong_records_are_refused(self) -> None:
+        value = {**BEST.to_json(), "arch": 70}
+        with pytest.raises(exc.BadGemmError, match="arch"):
+            kernels.config_from_json(value)
+        with pytest.raises(exc.BadGemmError):
+            kernels.config_from_json({**candidate(8).to_json(), "arch": 90})
+
+    def test_settings_make_another_environment(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
+        told = [cutlass_options.Options(limit=limit).circumstances for limit in (2, 3)]
+        store.put({PLAIN: decision}, H200, environments(told[0]))
+        same, other = (store.lookup(PLAIN, H200, environments(item)) for item in told)
+        assert same is not None
+        assert same.exact
+        assert other is not None
+        assert other.differences == ("with other CUTLASS settings",)
+        # The same sizes without a tree are another problem.
+        assert store.lookup(dataclasses.replace(PLAIN, epilogue=Epilogue()), H200) is None
+
+    def test_an_entry_whose_kernel_cannot_have_the_tree_is_passed_over(
+        self, tmp_path: Path
+    ) -> None:
+        store = Store(tmp_path)
+        wrong = dataclasses.replace(BEST, d="float32")
+        decision = Decision(wrong, "measured", (Timing(None, 9.0), Timing(wrong, 5.0)))
+        store.put({PLAIN: decision}, H200)
+        assert store.lookup(PLAIN, H200) is None
+
+
+def test_a_kernel_has_its_name_in_words() -> None:
+    assert config_words(BEST) == f"{BEST.name}, swizzle {BEST.swizzle}, along n"
+    assert "with CUTLASS" in problem_words(PLAIN)
+
+
+def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
+    from inductor_ext.templates.cutlass.epilogue import Tensor, read
+    from inductor_ext.templates.problem import EpilogueInput
+
+    def asked(alignment: int) -> str:
+        inputs = (Tensor("bfloat16", "matrix", alignment),)
+        tree = Tree((("bfloat16", apply("add", ACCUMULATOR, read(0))),), inputs)
+        told = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, tree=tree.text)
+        problem = dataclasses.replace(PLAIN, epilogue=told)
+        config = cutlass_options.Options().rank(problem, H200)[0][0]
+        assert kernels.legal(problem, config, H200)
+        return config.c
+
+    assert [asked(8), asked(1)] == ["bfloat16", "void"]
+
+
+def test_what_is_left_of_an_epilogue_is_done_behind_the_kernel() -> None:
+    whole = dataclasses.replace(TOLD, epilogue=dataclasses.replace(TOLD.epilogue, out="float16"))
+    assert (whole.stored, kernels.of_kernel(whole).stored) == ("float16", "float32")
+    assert Operand.of("float32", (24, 64), (64, 1)) == kernels.of_kernel(whole).a

@@ -1,0 +1,541 @@
+"""What Triton and ptxas make of the kernels for GPUs, and what Inductor generates of a template."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch._inductor.codegen.triton
+
+pytest.importorskip("triton")
+
+from expecttest import assert_expected_inline
+
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.constraints import legal
+from test.support import kernel_util
+from test.support.gemm_strategies import device
+from test.support.kernel_util import Case, Compiled
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
+
+H200 = device("NVIDIA H200")
+A100 = device("NVIDIA A100-SXM4-80GB")
+
+LINEAR = GemmProblem.contiguous("mm", 4096, 4096, 4096)
+WIDE = GemmConfig("persistent_tma", 128, 256, 64, 4, 8, tma=True, flatten=True)
+SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 256, 64, 4, 4, tma=True, warp_specialize=True)
+TILE = GemmConfig("cp_async", 128, 128, 64, 4, 8)
+SKINNY = GemmConfig("splitk", 16, 128, 64, 4, 4, swap=True, tma=True, split_k=4, pdl=True)
+GEMV = GemmConfig("gemv", 1, 4, 1024, 1, 4)
+BATCH = GemmConfig("bmm_persistent", 128, 128, 64, 4, 8, tma=True, flatten=True)
+GROUPED = GemmConfig("grouped", 128, 128, 64, 4, 8, tma=True)
+
+
+def but(record: Any, **fields: Any) -> Any:
+    return dataclasses.replace(record, **fields)
+
+
+def mm(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
+    return GemmProblem.contiguous(rest.pop("operation", "mm"), m, n, k, **rest)
+
+
+PARTS = mm(4096, 6144, 4096, parts=(4096, 1024, 1024))
+GATED = mm(4096, 8192, 4096, parts=(4096, 4096), epilogue=Epilogue(gated=True))
+BIASED = but(
+    GATED,
+    operation="addmm",
+    epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
+)
+ENDS = tuple(range(512, 4097, 512))
+EPSILON = {"EPSILON": 1e-5}
+
+
+def compiled(case: Case, on: Device = H200) -> Compiled:
+    """A legal case, compiled; it fits as the model says, without spilling."""
+    assert legal(case.problem, case.config, on)
+    found = kernel_util.compiled(case, on.capability)
+    assert found.spills == 0
+    # A kilobyte is nothing, and what a sum over warps takes is less.
+    assert found.shared <= max(1024, case.config.shared_memory(case.problem))
+    return found
+
+
+LARGE = mm((1 << 15) + 8, 1 << 16, 64)
+"""Its output has more than 2**31 elements."""
+
+
+FROM_REGISTERS = r"wgmma\.mma_async\S+\s*\{[^}]*\},\s*\{"
+"""Accumulators are followed by registers with an operand, and not by shared memory's address."""
+
+
+def count(pattern: str, found: Compiled) -> int:
+    return len(re.findall(pattern, found.ptx))
+
+
+@pytest.mark.parametrize("problem", [GATED, BIASED])
+def test_a_gate_and_what_it_gates_are_one_product(problem: GemmProblem) -> None:
+    found = compiled(Case(problem, but(WIDE, stages=4), {"ACTIVATION": "'silu'"}))
+    assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", found.ptx)) == {"m64n256k16"}
+    # Both tiles come at once, and are parted in registers: nothing but the result is in shared
+    # memory, on its way out.
+    assert count(r"ld\.shared", found) == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(LINEAR, WIDE, after=torch.relu),
+        Case(LINEAR, but(WIDE, flatten=False), bias="row"),
+        Case(PARTS, WIDE),
+        Case(GATED, but(WIDE, stages=3), {"ACTIVATION": "'silu'"}),
+        Case(BIASED, but(WIDE, stages=3, flatten=False), {"ACTIVATION": "'gelu'"}),
+        Case(mm(512, 512, 512, layouts="cr"), but(WIDE, block_n=128)),
+        Case(mm(512, 512, 512, dtype="float32", tf32=True), but(WIDE, block_n=128, block_k=32)),
+        Case(mm(16, 4096, 4096), but(SKINNY, pdl=False)),
+        Case(mm(512, 512, 512, operation="bmm", batch=64), BATCH),
+        Case(mm(4096, 512, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
+        Case(LARGE, but(WIDE, block_k=32, stages=2, index64=True)),
+    ],
+    ids=(
+        "relu",
+        "loops",
+        "parts",
+        "gated",
+        "biased",
+        "cr",
+        "tf32",
+        "skinny",
+        "batch",
+        "grouped",
+        "large",
+    ),
+)
+def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
+    found = compiled(case)
+    assert count(r"cp\.async\.bulk\.tensor", found) >= 2 * (case.config.stages - 1)
+    assert count(r"wgmma\.mma_async", found) >= case.config.block_k // 32
+    assert count(FROM_REGISTERS, found) == 0
+    # What a launcher has to allocate for each CTA, see test/lowerings/test_cpp_wrapper.py.
+    joined = case.config.joins(case.problem)
+    factors = 1 if joined else max(1, len(case.problem.parts))
+    assert found.scratch == 128 * (1 + factors)
+
+
+def test_only_the_masked_step_of_groups_along_k_passes_through_registers() -> None:
+    problem = mm(1 << 15, 1 << 14, 4096, operation="grouped", batch=8, divided="k", layouts="cr")
+    found = compiled(Case(problem, but(GROUPED, index64=True), offsets=ENDS))
+    assert count(r"wgmma\.mma_async", found) == 2 * count(FROM_REGISTERS, found) == 8
+
+
+@pytest.mark.parametrize("problem", [LINEAR, PARTS], ids=("one", "parts"))
+def test_warps_are_specialized(problem: GemmProblem) -> None:
+    found = compiled(Case(problem, SPECIALIZED))
+    assert count("setmaxnreg", found) > 0
+    assert count(r"\.reqntid 384", found) == 1
+    assert count(r"wgmma\.mma_async", found) > 0
+    assert count(r"cp\.async\.bulk\.tensor", found) > 0
+
+
+@pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
+@pytest.mark.parametrize("operation", ["mm", "bmm"])
+def test_tiles_are_loaded_by_threads_asynchronously(on: Device, operation: str) -> None:
+    batch = 4 if operation == "bmm" else 1
+    found = compiled(Case(mm(4096, 4096, 4096, operation=operation, batch=batch), TILE), on)
+    assert count(r"cp\.async\.cg\.shared\.global", found) > 0
+    assert count(r"wgmma\.mma_async" if on is H200 else r"mma\.sync", found) > 0
+
+
+RESIDUAL = mm(
+    512,
+    512,
+    64,
+    operation="bmm",
+    batch=64,
+    epilogue=Epilogue((EpilogueInput("bfloat16", "matrix"),), 1),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(LINEAR, but(WIDE, stages=3), after=torch.relu),
+        Case(RESIDUAL, BATCH, bias="matrix"),
+    ],
+    ids=("mm", "batch"),
+)
+def test_tma_stores_all_of_the_output(case: Case) -> None:
+    found = compiled(but(case, config=but(case.config, tma_store=True)))
+    assert count(r"cp\.async\.bulk\.tensor\S*\.global\.shared", found) == 1
+    assert count(r"st\.global\.", found) == 0
+    # All descriptors are made before the loop over tiles.
+    last = found.ptx.rindex("tensormap.cp_fenceproxy")
+    assert last < found.ptx.index("wgmma.mma_async")
+
+
+def test_the_second_of_two_that_share_a_tile_reads_what_the_first_has_released() -> None:
+    config = but(WIDE, block_n=128, flatten=False, stream_k=True)
+    found = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))
+    assert count(r"wgmma\.mma_async", found) > 0
+    fragment = found.ptx[: found.ptx.index("atom.global.gpu.acq_rel.add.u32")]
+    last_stored = fragment.rindex("st.global")
+    assert "bar.sync" in fragment[last_stored:]
+    # Whether the other one was first is asked, too.
+    assert count(r"(?:ld|atom)\.global\.gpu\.acquire", found) == 1
+    after = found.ptx[len(fragment) :]
+    assert after.index("bar.sync") < after.index("ld.global.cg")
+    assert "ld.global.cg" not in fragment
+
+
+def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
+    found = compiled(Case(mm(16, 4096, 4096), SKINNY))
+    assert count(r"griddepcontrol\.wait", found) == 1
+    assert count(r"griddepcontrol\.launch_dependents", found) == 1
+    # Inductor's dependent launches rely on it that what came before the kernel before has ended.
+    assert count(r"griddepcontrol\.wait[\s\S]*griddepcontrol\.launch_dependents", found) == 1
+
+
+ADDED_UP = (
+    Case(mm(16, 4096, 4096), but(SKINNY, pdl=False, one_launch=True), after=torch.relu),
+    Case(mm(64, 256, 4096), but(SKINNY, block_m=64, tma=False, pdl=False, one_launch=True)),
+    Case(mm(1, 4096, 4096), but(GEMV, split_k=2, one_launch=True)),
+)
+
+
+@pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
+@pytest.mark.parametrize("case", ADDED_UP, ids=("tma", "tile", "gemv"))
+def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Device) -> None:
+    if on is A100 and case.config.tma:
+        pytest.skip("TMA needs compute capability 9.0")
+    found = compiled(case, on)
+    letters = {
+        r"st\.global\.b32": "0",  # For the next launch; or narrow sums, or a narrow output.
+        r"st\.global": "s",
+        r"ld\.global\.cg": "l",
+        r"bar\.sync": "b",
+        r"atom\.global\.gpu\.acq_rel\.add\.u32": "a",
+    }
+    seen = "".join(
+        next(letter for pattern, letter in letters.items() if re.fullmatch(pattern, match))
+        for match in re.findall("|".join(letters), found.ptx)
+    )
+    # Nothing of the output is written before, and nothing of the sums is read.
+    assert re.fullmatch("[sb0]*[s0]bab+0l[lb]*[s0]+", seen)
+
+
+@pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
+@pytest.mark.parametrize("rows", [1, 4])
+def test_vectors_are_loaded_widely_and_nothing_waits_in_the_loop(on: Device, rows: int) -> None:
+    found = compiled(Case(mm(rows, 4096, 14336), but(GEMV, block_m=rows)), on)
+    (loop,) = re.findall(r"\$L__BB0_1:.*?bra", found.ptx, re.S)
+    loads = re.findall(r"ld\.global\S*", loop)
+    # Four columns of b, and the rows of a.
+    assert len(loads) == 4 + rows
+    assert all(".v4.b32" in load for load in loads)
+    assert "bar.sync" not in loop
+    assert "mma" not in found.ptx
+
+
+def kernel(case: Case) -> str:
+    """A kernel's body as generated, without its constants."""
+    (source,) = kernel_util.render(case).kernels().values()
+    return re.sub(r" +\w+ : tl\.constexpr = .*\n", "", source)
+
+
+@pytest.mark.parametrize(
+    ("config", "on"),
+    [
+        (GemmConfig("splitk", 16, 64, 128, 4, 4, pdl=True), H200),
+        (GemmConfig("splitk", 16, 64, 128, 4, 4, split_k=4, swap=True), H200),
+        (GEMV, H200),
+        (TILE, H200),
+        (but(TILE, stages=3), A100),
+    ],
+    ids=("few rows", "exchanged", "vector", "many rows", "sm_80"),
+)
+def test_rows_are_standardised_in_registers(config: GemmConfig, on: Device) -> None:
+    prologue = Prologue("standardize", vectors=2)
+    case = Case(mm(min(config.block_m, 2048), 4096, 4096, prologue=prologue), config, EPSILON)
+    found = compiled(case, on)
+    # The first pass asks for the next tiles of rows while it counts, unless there is one only.
+    asked = count(r"cp\.async\.c[ag]\.shared\.global", found)
+    assert asked >= 8 if config.template != "gemv" else asked == 0
+    assert count(r"rsqrt\.approx", found) > 0
+
+
+INT8 = mm(
+    16,
+    4096,
+    4096,
+    operation="mixed",
+    b_dtype="int8",
+    prologue=Prologue("dequantize", scales="column", scale_dtype="bfloat16"),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(LINEAR, WIDE),
+        Case(LINEAR, TILE),
+        Case(mm(1, 4096, 4096), GEMV),
+        Case(INT8, GemmConfig("direct", 16, 16, 512, 1, 4)),
+        Case(mm(4096, 4096, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
+    ],
+    ids=("persistent", "tile", "vector", "direct", "grouped"),
+)
+def test_the_module_has_the_text_that_was_compiled_ahead(case: Case) -> None:
+    ahead: list[str] = []
+    pool = mock.Mock(use_process_pool=lambda: True, triton=lambda name, text: ahead.append(text))
+    with mock.patch.object(torch._inductor.codegen.triton, "async_compile", pool):
+        code = kernel_util.render(case).code
+    (text,) = ahead
+    assert "\n\n" in text
+    found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
+    assert text in {node.value for node in found}
+
+
+class TestGolden:
+    """`EXPECTTEST_ACCEPT=1` writes what is generated into this file."""
+
+    def test_persistent(self) -> None:
+        small = mm(200, 64, 96, dtype="float16")
+        config = but(WIDE, block_n=64, stages=2)
+        assert_expected_inline(
+            kernel(Case(small, config)),
+            """\
+def triton_gemm_persistent_tma_128x64x64(arg_A, arg_B0, out_ptr0):
+    A = arg_A
+    B0 = arg_B0
+
+    M = 200
+    a_desc = tl.make_tensor_descriptor(
+        A,
+        shape=[M, K],
+        strides=[96, 1],
+        block_shape=[BLOCK_M, BLOCK_K],
+    )
+    b0_desc = tl.make_tensor_descriptor(
+        B0,
+        shape=[64, K],
+        strides=[96, 1],
+        block_shape=[COLUMNS, BLOCK_K],
+    )
+
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    width = GROUP_M * TILES_N
+    matrix = tiles_m * TILES_N
+    tiles = matrix
+    begin = tl.program_id(0).to(INDEX_DTYPE)
+    # Of the tile that is stored, so that nothing of it has to be kept while the next one is loaded.
+    stored = begin - tl.num_programs(0)
+    for tile in tl.range(
+        begin, tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
+    ):
+        local = tile
+        group = local // width
+        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
+        pid_m = group * GROUP_M + (local % width) % group_rows
+        pid_n = (local % width) // group_rows
+        row = (pid_m * BLOCK_M).to(tl.int32)
+        column = (pid_n * COLUMNS).to(tl.int32)
+        acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
+        for k in tl.range(0, K, BLOCK_K):
+            a = a_desc.load([row, k])
+            b = b0_desc.load([column, k]).T
+            acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
+        stored += tl.num_programs(0)
+        local = stored
+        group = local // width
+        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
+        pid_m = group * GROUP_M + (local % width) % group_rows
+        pid_n = (local % width) // group_rows
+        rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        N = 64
+        rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
+        idx_n = rn[None, :]
+        idx_m = rm[:, None]
+        mask = (rm[:, None] < M) & (rn[None, :] < N)
+        xindex = idx_n + 64*idx_m
+        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_persistent_tma_128x64x64
+""",
+        )
+
+    def test_tile(self) -> None:
+        small = mm(200, 64, 96, dtype="float16")
+        assert_expected_inline(
+            kernel(Case(small, but(TILE, block_n=64))),
+            """\
+def triton_gemm_tile_128x64x64(arg_A, arg_B0, out_ptr0):
+    A = arg_A
+    B0 = arg_B0
+
+    M = 200
+    K = 96
+    stride_am = 96
+    stride_ak = 1
+
+    pid = tl.program_id(0).to(INDEX_DTYPE)
+    width = GROUP_M * TILES_N
+    group = pid // width
+    group_rows = min(tl.cdiv(M, BLOCK_M) - group * GROUP_M, GROUP_M)
+    pid_m = group * GROUP_M + (pid % width) % group_rows
+    pid_n = (pid % width) // group_rows
+
+    B = B0
+    N = 64
+    stride_bk = 1
+    stride_bn = 96
+    first = 0
+    start_n = pid_n * COLUMNS
+    rn = start_n + tl.arange(0, COLUMNS)
+    start_m = pid_m * BLOCK_M
+    rm = start_m + tl.arange(0, BLOCK_M)
+    rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    begin = 0
+    end = K
+    tile_m = tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
+    tile_n = tl.arange(0, COLUMNS).to(INDEX_DTYPE)
+    a_from = A + start_m * stride_am + begin * stride_ak
+    a_at = tile_m[:, None] * stride_am + rk[None, :] * stride_ak
+    b_from = B + start_n * stride_bn + begin * stride_bk
+    b_at = rk[:, None] * stride_bk + tile_n[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
+    for k in tl.range(begin, end, BLOCK_K):
+        a = tl.load(a_from + a_at, mask=(rm[:, None] < M) & (rk[None, :] < end - k), other=0)
+        b = tl.load(b_from + b_at, mask=(rk[:, None] < end - k), other=0)
+        acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
+        a_from += BLOCK_K * stride_ak
+        b_from += BLOCK_K * stride_bk
+    idx_m = rm[:, None]
+    idx_n = (first + rn)[None, :]
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    xindex = idx_n + 64*idx_m
+    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_tile_128x64x64
+""",
+        )
+
+    def test_gemv(self) -> None:
+        assert_expected_inline(
+            kernel(Case(mm(1, 64, 2048), GEMV)),
+            """\
+def triton_gemm_gemv_1x4x1024(arg_A, arg_B0, out_ptr0):
+    A = arg_A
+    B0 = arg_B0
+
+    M = 1
+    K = 2048
+    stride_am = 2048
+    stride_ak = 1
+
+    pid = tl.program_id(0).to(INDEX_DTYPE)
+    pid_m = pid // TILES_N
+    pid_n = pid % TILES_N
+
+    B = B0
+    N = 64
+    stride_bk = 1
+    stride_bn = 2048
+    first = 0
+    start_n = pid_n * COLUMNS
+    rn = start_n + tl.arange(0, COLUMNS)
+    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
+    begin = 0
+    end = K
+
+    b_at = B + (begin + rk)[None, :] * stride_bk + rn[:, None] * stride_bn
+    a_at = A + pid_m * BLOCK_M * stride_am + (begin + rk) * stride_ak
+    acc0 = tl.zeros((COLUMNS, BLOCK_K), dtype=tl.float32)
+    for k in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
+        b = tl.load(b_at, eviction_policy="evict_first").to(tl.float32)
+        a0 = tl.load(a_at + 0 * stride_am).to(tl.float32)
+        acc0 += b * a0[None, :]
+        a_at += BLOCK_K * stride_ak
+        b_at += BLOCK_K * stride_bk
+
+    acc = tl.sum(acc0, 1)[None, :]
+    idx_m = rm[:, None]
+    idx_n = (first + rn)[None, :]
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    xindex = idx_n + 64*idx_m
+    tl.store(out_ptr0 + (tl.broadcast_to(idx_n, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_gemv_1x4x1024
+""",
+        )
+
+    def test_grouped(self) -> None:
+        small = mm(200, 64, 96, operation="grouped", batch=2)
+        config = but(GROUPED, block_n=64)
+        assert_expected_inline(
+            kernel(Case(small, config, offsets=(80, 200))),
+            """\
+def triton_gemm_grouped_128x64x64(arg_A, arg_B, arg_OFFSETS, out_ptr0):
+    A = arg_A
+    B = arg_B
+    OFFSETS = arg_OFFSETS
+
+    M = 200
+    N = 64
+    a_desc = tl.make_tensor_descriptor(
+        A,
+        shape=[M, K],
+        strides=[96, 1],
+        block_shape=[BLOCK_M, BLOCK_K],
+    )
+    b0_desc = tl.make_tensor_descriptor(
+        B,
+        shape=[GROUPS, 64, K],
+        strides=[6144, 96, 1],
+        block_shape=[1, COLUMNS, BLOCK_K],
+    )
+    groups = tl.arange(0, GROUPS_POWER)
+    ends = tl.load(OFFSETS + groups, mask=groups < GROUPS, other=0)
+    begins = tl.load(OFFSETS + groups - 1, mask=(groups > 0) & (groups < GROUPS), other=0)
+    others = TILES_N
+    counts = tl.cdiv(tl.maximum(ends - begins, 0), BLOCK_M) * others
+    totals = tl.cumsum(counts, 0)
+    tiles = tl.sum(counts, 0)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        g = tl.sum((totals <= tile).to(tl.int32), 0)
+        begin = tl.sum(tl.where(groups == g, begins, 0), 0)
+        end = tl.sum(tl.where(groups == g, ends, 0), 0)
+        local = tile - tl.sum(tl.where(groups == g, totals - counts, 0), 0)
+        tiles_m = tl.cdiv(end - begin, BLOCK_M)
+        tiles_n = TILES_N
+        width = GROUP_M * tiles_n
+        group = local // width
+        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
+        row = ((group * GROUP_M + (local % width) % group_rows) * BLOCK_M).to(tl.int32)
+        column = ((local % width) // group_rows * COLUMNS).to(tl.int32)
+        row += begin
+        acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
+        for k in tl.range(0, K, BLOCK_K):
+            a = a_desc.load([row, k])
+            b = b0_desc.load([g, column, k]).reshape(COLUMNS, BLOCK_K).T
+            acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
+        rm = row.to(INDEX_DTYPE) + tl.arange(0, BLOCK_M)
+        rn = column.to(INDEX_DTYPE) + tl.arange(0, COLUMNS)
+        idx_m = rm[:, None]
+        idx_n = rn[None, :]
+        rows = end
+        columns = N
+        mask = (idx_m < rows) & (idx_n < columns)
+        xindex = idx_n + 64*idx_m
+        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
+
+triton_tem_fused_0 = triton_gemm_grouped_128x64x64
+""",
+        )

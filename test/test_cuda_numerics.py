@@ -1,0 +1,141 @@
+"""Flags for numerics on a CUDA device: bits of results, and what is measured under them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from torch.nn import functional as F
+
+import inductor_ext
+from inductor_ext import config, events, numerics
+from inductor_ext.autotune import inductor_benchmark, subprocess_runner, tuner
+from inductor_ext.hooks import activate, compile_fx, scope
+from inductor_ext.settings import Settings
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.records import ProductRecord, TuningRecord
+from test.support import gpu_util
+
+pytestmark = pytest.mark.gpu
+
+Function = Callable[..., torch.Tensor]
+
+DECODE = GemmProblem.contiguous("mm", 16, 4096, 4096)
+
+
+def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], w[0], w[1])
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x @ w.t())
+
+
+def results(function: Function, backend: str, *inputs: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.reset()
+    found: torch.Tensor = torch.compile(function, backend=backend, dynamic=False)(*inputs)
+    return found
+
+
+@pytest.mark.skipif(
+    not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
+)
+@pytest.mark.parametrize("function", [norm, linear])
+@pytest.mark.parametrize("rows", [1, 32])
+def test_under_batch_invariance_bits_are_those_of_inductor(function: Function, rows: int) -> None:
+    """Each row's are as invariant as those of Inductor (default) then."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, w = (
+        torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for count in (32, 128)
+    )
+    options = {"batch_invariant": True, "max_autotune_gemm": True, "force_disable_caches": True}
+    with inductor_config.patch(options):
+        stock, ours = (
+            results(function, name, x[:rows].clone(), w) for name in ("inductor", "inductor_ext")
+        )
+    # Upstream may measure and choose a Triton template for a product, in either compile.
+    if function is norm:
+        assert torch.equal(ours, stock)
+    else:
+        torch.testing.assert_close(ours, stock)
+
+
+@pytest.mark.skipif(
+    not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
+)
+def test_a_row_of_a_norm_has_the_same_bits_whatever_their_number() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, w = (
+        torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for count in (32, 2)
+    )
+    with inductor_config.patch(batch_invariant=True, force_disable_caches=True):
+        stock = [results(norm, "inductor", x[:rows].clone(), w)[0] for rows in (1, 32)]
+        if not torch.equal(*stock):
+            pytest.skip("not of Inductor (default) either")
+        one, many = (results(norm, "inductor_ext", x[:rows].clone(), w)[0] for rows in (1, 32))
+    assert torch.equal(one, many)
+
+
+def test_what_is_measured_with_float16_sums_holds_for_these_alone(tmp_path: Path) -> None:
+    if not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"):
+        pytest.skip("this torch has no allow_fp16_accumulation")
+    x = torch.randn(512, 1024, device="cuda", dtype=torch.float16)
+    w = torch.randn(1024, 1024, device="cuda", dtype=torch.float16) / 32
+
+    def measured(flags: str | None) -> tuple[list[Any], str, torch.Tensor]:
+        torch._dynamo.reset()
+        with (
+            numerics.with_matmul_flags(flags, "float16"),
+            inductor_ext.activate(tuning_cache_dir=str(tmp_path)),
+            events.capture(TuningRecord) as tuned,
+            events.capture(ProductRecord) as products,
+        ):
+            compiled = torch.compile(torch.mm, options={"max_autotune": True}, dynamic=False)
+            found = compiled(x, w)
+        (product,) = products
+        return [case.problem.math_flags for case in tuned], product.origin, found
+
+    exact = x.double() @ w.double()
+    with gpu_util.compiling():
+        for flags, asked in (
+            (None, [None]),
+            ("allow_fp16_accumulation", ["allow_fp16_accumulation"]),
+            (None, []),
+            ("allow_fp16_accumulation", []),
+        ):
+            tuned, origin, found = measured(flags)
+            assert tuned == asked
+            assert origin == ("measured" if asked else "cache")
+            assert (found.double() - exact).norm() < 1e-2 * exact.norm()
+
+
+def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUBLAS_WORKSPACE_CONFIG cuBLAS is not called there, and nothing can be compared."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    problem = dataclasses.replace(DECODE, deterministic=True)
+    compile_fx.install_hooks(activate.requested)
+    subprocess_runner._end()
+    try:
+        with (
+            inductor_config.patch(force_disable_caches=True, deterministic=True),
+            numerics.with_determinism((True, False, False)),
+            scope.compile_scope(config.snapshot()),
+        ):
+            decision = tuner.tune(
+                [problem],
+                gpu_util.device(),
+                inductor_benchmark.cuda_bench,
+                Settings(),
+                isolated=True,
+            )[problem]
+    finally:
+        subprocess_runner._end()
+    assert decision.origin == "measured"
+    assert decision.microseconds(None) is not None, [timing.failure for timing in decision.timings]
