@@ -426,10 +426,10 @@ class Measured:
         return min(known.get(item, known.get(but(item, **new), math.inf)) for item in ranked)
 
 
-MEASURED = pathlib.Path(__file__).parents[2] / "data" / "gemm_h200.json"
+RECORDS = pathlib.Path(__file__).parents[2] / "data" / "gemm_h200.json"
 TIMED = [
     timed
-    for record in json.loads(MEASURED.read_text())
+    for record in json.loads(RECORDS.read_text())
     # None was timed that copies first, which takes a fifth of the time for 4096 rows of odd length.
     if rank((timed := Measured(record)).problem, H200)[0][0].realign is None
 ]
