@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,9 @@ from inductor_ext.templates.cutlass.epilogue import (
     silu,
 )
 from inductor_ext.templates.cutlass.source import Source, source
+from test.support.goldens import assert_matches_golden, golden_names
 
 BF16 = "bfloat16"
-
-
-GOLDENS = Path(__file__).parents[2] / "data" / "cutlass_sources.txt"
 
 
 def but(record: Any, **fields: Any) -> Any:
@@ -208,29 +205,13 @@ def changes(name: str) -> list[str]:
     ]
 
 
-def page() -> str:
-    """All goldens: `python -m test.templates.cutlass.test_source` writes them."""
-    sections = (f"==== {name}\n" + "\n".join(changes(name)) for name in CLASSES)
-    return "\n".join(sections) + "\n"
-
-
-@pytest.fixture(scope="module")
-def goldens() -> dict[str, str]:
-    sections = GOLDENS.read_text(encoding="utf-8").split("==== ")[1:]
-    return dict(section.rstrip("\n").split("\n", 1) for section in sections)
-
-
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_class_differs_from_the_plain_product_as_it_did(
-    goldens: dict[str, str], name: str
-) -> None:
-    assert "\n".join(changes(name)) == goldens.get(name), (
-        "python -m test.templates.cutlass.test_source"
-    )
+def test_a_class_differs_from_the_plain_product_as_it_did(name: str) -> None:
+    assert_matches_golden("\n".join(changes(name)) + "\n", "cutlass", name)
 
 
-def test_there_are_no_other_goldens(goldens: dict[str, str]) -> None:
-    assert goldens.keys() == CLASSES.keys()
+def test_there_are_no_other_goldens() -> None:
+    assert golden_names("cutlass") == CLASSES.keys()
 
 
 class TestSource:
@@ -312,7 +293,3 @@ class TestSource:
         signed = source(but(config, a="int4"), but(epilogue, packed=Packed(zero=3))).text
         assert "offset = 0x430b430b;" in signed
         assert "^ 0x88888888;" in signed
-
-
-if __name__ == "__main__":
-    GOLDENS.write_text(page(), encoding="utf-8")

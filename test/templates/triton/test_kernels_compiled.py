@@ -14,7 +14,6 @@ import torch._inductor.codegen.triton
 
 pytest.importorskip("triton")
 
-from expecttest import assert_expected_inline
 
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
@@ -22,6 +21,7 @@ from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from test.support import kernel_util
 from test.support.gemm_strategies import device
+from test.support.goldens import assert_matches_golden
 from test.support.kernel_util import Case, Compiled
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
@@ -303,239 +303,21 @@ def test_the_module_has_the_text_that_was_compiled_ahead(case: Case) -> None:
 
 
 class TestGolden:
-    """`EXPECTTEST_ACCEPT=1` writes what is generated into this file."""
+    """`EXPECTTEST_ACCEPT=1` writes what is generated into test/goldens/triton/."""
 
     def test_persistent(self) -> None:
         small = mm(200, 64, 96, dtype="float16")
         config = but(WIDE, block_n=64, stages=2)
-        assert_expected_inline(
-            kernel(Case(small, config)),
-            """\
-def triton_gemm_persistent_tma_128x64x64(arg_A, arg_B0, out_ptr0):
-    A = arg_A
-    B0 = arg_B0
-
-    M = 200
-    a_desc = tl.make_tensor_descriptor(
-        A,
-        shape=[M, K],
-        strides=[96, 1],
-        block_shape=[BLOCK_M, BLOCK_K],
-    )
-    b0_desc = tl.make_tensor_descriptor(
-        B0,
-        shape=[64, K],
-        strides=[96, 1],
-        block_shape=[COLUMNS, BLOCK_K],
-    )
-
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    width = GROUP_M * TILES_N
-    matrix = tiles_m * TILES_N
-    tiles = matrix
-    begin = tl.program_id(0).to(INDEX_DTYPE)
-    # Of the tile that is stored, so that nothing of it has to be kept while the next one is loaded.
-    stored = begin - tl.num_programs(0)
-    for tile in tl.range(
-        begin, tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE
-    ):
-        local = tile
-        group = local // width
-        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
-        pid_m = group * GROUP_M + (local % width) % group_rows
-        pid_n = (local % width) // group_rows
-        row = (pid_m * BLOCK_M).to(tl.int32)
-        column = (pid_n * COLUMNS).to(tl.int32)
-        acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
-        for k in tl.range(0, K, BLOCK_K):
-            a = a_desc.load([row, k])
-            b = b0_desc.load([column, k]).T
-            acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
-        stored += tl.num_programs(0)
-        local = stored
-        group = local // width
-        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
-        pid_m = group * GROUP_M + (local % width) % group_rows
-        pid_n = (local % width) // group_rows
-        rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        N = 64
-        rn = pid_n * COLUMNS + tl.arange(0, COLUMNS)
-        idx_n = rn[None, :]
-        idx_m = rm[:, None]
-        mask = (rm[:, None] < M) & (rn[None, :] < N)
-        xindex = idx_n + 64*idx_m
-        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
-
-triton_tem_fused_0 = triton_gemm_persistent_tma_128x64x64
-""",
-        )
+        assert_matches_golden(kernel(Case(small, config)), "triton", "persistent_tma")
 
     def test_tile(self) -> None:
         small = mm(200, 64, 96, dtype="float16")
-        assert_expected_inline(
-            kernel(Case(small, but(TILE, block_n=64))),
-            """\
-def triton_gemm_tile_128x64x64(arg_A, arg_B0, out_ptr0):
-    A = arg_A
-    B0 = arg_B0
-
-    M = 200
-    K = 96
-    stride_am = 96
-    stride_ak = 1
-
-    pid = tl.program_id(0).to(INDEX_DTYPE)
-    width = GROUP_M * TILES_N
-    group = pid // width
-    group_rows = min(tl.cdiv(M, BLOCK_M) - group * GROUP_M, GROUP_M)
-    pid_m = group * GROUP_M + (pid % width) % group_rows
-    pid_n = (pid % width) // group_rows
-
-    B = B0
-    N = 64
-    stride_bk = 1
-    stride_bn = 96
-    first = 0
-    start_n = pid_n * COLUMNS
-    rn = start_n + tl.arange(0, COLUMNS)
-    start_m = pid_m * BLOCK_M
-    rm = start_m + tl.arange(0, BLOCK_M)
-    rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
-    begin = 0
-    end = K
-    tile_m = tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
-    tile_n = tl.arange(0, COLUMNS).to(INDEX_DTYPE)
-    a_from = A + start_m * stride_am + begin * stride_ak
-    a_at = tile_m[:, None] * stride_am + rk[None, :] * stride_ak
-    b_from = B + start_n * stride_bn + begin * stride_bk
-    b_at = rk[:, None] * stride_bk + tile_n[None, :] * stride_bn
-    acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
-    for k in tl.range(begin, end, BLOCK_K):
-        a = tl.load(a_from + a_at, mask=(rm[:, None] < M) & (rk[None, :] < end - k), other=0)
-        b = tl.load(b_from + b_at, mask=(rk[:, None] < end - k), other=0)
-        acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
-        a_from += BLOCK_K * stride_ak
-        b_from += BLOCK_K * stride_bk
-    idx_m = rm[:, None]
-    idx_n = (first + rn)[None, :]
-    mask = (rm[:, None] < M) & (rn[None, :] < N)
-    xindex = idx_n + 64*idx_m
-    tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
-
-triton_tem_fused_0 = triton_gemm_tile_128x64x64
-""",
-        )
+        assert_matches_golden(kernel(Case(small, but(TILE, block_n=64))), "triton", "tile")
 
     def test_gemv(self) -> None:
-        assert_expected_inline(
-            kernel(Case(mm(1, 64, 2048), GEMV)),
-            """\
-def triton_gemm_gemv_1x4x1024(arg_A, arg_B0, out_ptr0):
-    A = arg_A
-    B0 = arg_B0
-
-    M = 1
-    K = 2048
-    stride_am = 2048
-    stride_ak = 1
-
-    pid = tl.program_id(0).to(INDEX_DTYPE)
-    pid_m = pid // TILES_N
-    pid_n = pid % TILES_N
-
-    B = B0
-    N = 64
-    stride_bk = 1
-    stride_bn = 2048
-    first = 0
-    start_n = pid_n * COLUMNS
-    rn = start_n + tl.arange(0, COLUMNS)
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rk = tl.arange(0, BLOCK_K).to(INDEX_DTYPE)
-    begin = 0
-    end = K
-
-    b_at = B + (begin + rk)[None, :] * stride_bk + rn[:, None] * stride_bn
-    a_at = A + pid_m * BLOCK_M * stride_am + (begin + rk) * stride_ak
-    acc0 = tl.zeros((COLUMNS, BLOCK_K), dtype=tl.float32)
-    for k in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        b = tl.load(b_at, eviction_policy="evict_first").to(tl.float32)
-        a0 = tl.load(a_at + 0 * stride_am).to(tl.float32)
-        acc0 += b * a0[None, :]
-        a_at += BLOCK_K * stride_ak
-        b_at += BLOCK_K * stride_bk
-
-    acc = tl.sum(acc0, 1)[None, :]
-    idx_m = rm[:, None]
-    idx_n = (first + rn)[None, :]
-    mask = (rm[:, None] < M) & (rn[None, :] < N)
-    xindex = idx_n + 64*idx_m
-    tl.store(out_ptr0 + (tl.broadcast_to(idx_n, [BLOCK_M, COLUMNS])), acc, mask)
-
-triton_tem_fused_0 = triton_gemm_gemv_1x4x1024
-""",
-        )
+        assert_matches_golden(kernel(Case(mm(1, 64, 2048), GEMV)), "triton", "gemv")
 
     def test_grouped(self) -> None:
         small = mm(200, 64, 96, operation="grouped", batch=2)
         config = but(GROUPED, block_n=64)
-        assert_expected_inline(
-            kernel(Case(small, config, offsets=(80, 200))),
-            """\
-def triton_gemm_grouped_128x64x64(arg_A, arg_B, arg_OFFSETS, out_ptr0):
-    A = arg_A
-    B = arg_B
-    OFFSETS = arg_OFFSETS
-
-    M = 200
-    N = 64
-    a_desc = tl.make_tensor_descriptor(
-        A,
-        shape=[M, K],
-        strides=[96, 1],
-        block_shape=[BLOCK_M, BLOCK_K],
-    )
-    b0_desc = tl.make_tensor_descriptor(
-        B,
-        shape=[GROUPS, 64, K],
-        strides=[6144, 96, 1],
-        block_shape=[1, COLUMNS, BLOCK_K],
-    )
-    groups = tl.arange(0, GROUPS_POWER)
-    ends = tl.load(OFFSETS + groups, mask=groups < GROUPS, other=0)
-    begins = tl.load(OFFSETS + groups - 1, mask=(groups > 0) & (groups < GROUPS), other=0)
-    others = TILES_N
-    counts = tl.cdiv(tl.maximum(ends - begins, 0), BLOCK_M) * others
-    totals = tl.cumsum(counts, 0)
-    tiles = tl.sum(counts, 0)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
-        g = tl.sum((totals <= tile).to(tl.int32), 0)
-        begin = tl.sum(tl.where(groups == g, begins, 0), 0)
-        end = tl.sum(tl.where(groups == g, ends, 0), 0)
-        local = tile - tl.sum(tl.where(groups == g, totals - counts, 0), 0)
-        tiles_m = tl.cdiv(end - begin, BLOCK_M)
-        tiles_n = TILES_N
-        width = GROUP_M * tiles_n
-        group = local // width
-        group_rows = min(tiles_m - group * GROUP_M, GROUP_M)
-        row = ((group * GROUP_M + (local % width) % group_rows) * BLOCK_M).to(tl.int32)
-        column = ((local % width) // group_rows * COLUMNS).to(tl.int32)
-        row += begin
-        acc = tl.zeros((BLOCK_M, COLUMNS), dtype=ACC_TYPE)
-        for k in tl.range(0, K, BLOCK_K):
-            a = a_desc.load([row, k])
-            b = b0_desc.load([g, column, k]).reshape(COLUMNS, BLOCK_K).T
-            acc = tl.dot(a, b, acc, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32)
-        rm = row.to(INDEX_DTYPE) + tl.arange(0, BLOCK_M)
-        rn = column.to(INDEX_DTYPE) + tl.arange(0, COLUMNS)
-        idx_m = rm[:, None]
-        idx_n = rn[None, :]
-        rows = end
-        columns = N
-        mask = (idx_m < rows) & (idx_n < columns)
-        xindex = idx_n + 64*idx_m
-        tl.store(out_ptr0 + (tl.broadcast_to(xindex, [BLOCK_M, COLUMNS])), acc, mask)
-
-triton_tem_fused_0 = triton_gemm_grouped_128x64x64
-""",
-        )
+        assert_matches_golden(kernel(Case(small, config, offsets=(80, 200))), "triton", "grouped")
