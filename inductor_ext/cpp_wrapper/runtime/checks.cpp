@@ -1,15 +1,16 @@
 #include "checks.h"
 
 #include <limits>
-#include <stdexcept>
 #include <string>
+
+#include "error.h"
 
 namespace inductor_ext {
 
 namespace {
 
 [[noreturn]] void refuse(const std::string& text) {
-  throw std::runtime_error(text);
+  throw Error(ErrorCode::input, text);
 }
 
 // The names of c10::ScalarType, in its order.
@@ -55,7 +56,7 @@ std::string quoted(const char* name) {
   return "input '" + std::string(name) + "'";
 }
 
-// In the order of _OPCODES in expression.py.
+// In the order of OPCODES in signature/expression.py; a test compares the two.
 enum Opcode : int64_t {
   kEnd,
   kNumber,
@@ -87,7 +88,7 @@ enum Opcode : int64_t {
   kIf,
 };
 
-// A number, unless it is beyond 64 bits, divided by zero or made of a symbol without a value.
+// Unknown if the value does not fit 64 bits, a divisor is zero, or a symbol has no value.
 struct Result {
   int64_t value = 0;
   bool known = false;
@@ -178,9 +179,9 @@ Result binary(int64_t opcode, int64_t a, int64_t b) {
   return result;
 }
 
-// values: of the symbols; only the first `defined` have one.
+// values: those of the symbols; only the first `defined` are set.
 Result evaluate(const int64_t* program, const int64_t* values, int32_t defined) {
-  constexpr int kDepth = 32;  // DEPTH in expression.py, which writes no program that needs more
+  constexpr int kDepth = 32;  // DEPTH in signature/expression.py, which writes no deeper program
   Result stack[kDepth];
   int top = -1;
   for (;;) {
@@ -208,7 +209,7 @@ Result evaluate(const int64_t* program, const int64_t* values, int32_t defined) 
         break;
       case kAnd:
       case kOr: {
-        // The right one counts only where the left one does not decide, as in Python.
+        // The right operand counts only if the left one does not decide, as in Python.
         const Result right = stack[top--];
         Result& left = stack[top];
         if (left.known) {
@@ -239,7 +240,7 @@ Result evaluate(const int64_t* program, const int64_t* values, int32_t defined) 
   }
 }
 
-// One call: the tables, and what is known so far.
+// The state of one call.
 struct Call {
   const Checks& checks;
   int64_t* values;
@@ -384,7 +385,7 @@ std::string limits(const Symbol& symbol) {
                       : ", which has no value for these inputs"));
 }
 
-// The value that a stride has to have; unknown if it depends on inputs that have not been read.
+// The required value of a stride; unknown if it depends on inputs that have not been read.
 Result expected_stride(const Call& call, const Extent& extent, int64_t found) {
   switch (extent.rule) {
     case Rule::fixed:
@@ -480,7 +481,7 @@ Result expected_stride(const Call& call, const Extent& extent, int64_t found) {
 }
 
 [[gnu::cold, gnu::noinline]] bool dispatched(const char* op, AtenTensorHandle tensor) {
-  // The dispatcher takes ownership of the handle that it is given.
+  // The dispatcher takes ownership of its arguments.
   AtenTensorHandle own = nullptr;
   if (aoti_torch_new_tensor_handle(tensor, &own) != 0) {
     return false;
@@ -489,8 +490,8 @@ Result expected_stride(const Call& call, const Extent& extent, int64_t found) {
   return aoti_torch_call_dispatcher(op, "", stack) == 0 && (stack[0] & 0xff) != 0;
 }
 
-// Lazy conjugation and negation are bits that the C interface does not show. Asking the dispatcher
-// costs half a microsecond, so real tensors are asked only where torch can have made a negative:
+// The C interface does not expose the bits of lazy conjugation and negation. A dispatcher call takes
+// half a microsecond, so a real tensor is queried only if torch can have created a lazy negative:
 // `z.conj().imag` begins within a complex element, so never at the start of its storage.
 void check_lazy_bits(const Input& input, AtenTensorHandle tensor) {
   if (input.dtype >= kComplex32 && input.dtype <= kComplex128) {
@@ -512,7 +513,7 @@ void require(int32_t code, const Input& input, const char* what) {
   }
 }
 
-// Fake tensors say what a real one would be, and so do those that transformations wrap.
+// For fake tensors and those of functorch transformations, which have metadata but no memory.
 [[noreturn, gnu::cold, gnu::noinline]] void refuse_memory(const Input& input) {
   refuse(quoted(input.name) + " is a tensor that has no memory: a fake one, or one of a transformation's");
 }
@@ -532,7 +533,7 @@ void check_memory(const Input& input, AtenTensorHandle tensor, const int64_t* si
   }
 }
 
-// found: the size or stride that the value comes from, which it is itself unless solved for.
+// found: the size or stride that the value was derived from; equal to it unless solved for.
 void define(
     Call& call,
     const Input& input,
@@ -549,7 +550,7 @@ void define(
   call.defined = index + 1;
 }
 
-// A symbol that stands in no size alone: the compiled code solves for it in the same way.
+// Solves an extent for a symbol that is no extent by itself, as the compiled code does.
 void solve(Call& call, const Input& input, bool stride, int32_t dimension, int64_t found) {
   const Extent& extent = (stride ? input.strides : input.sizes)[dimension];
   const Solve& terms = call.checks.solves[extent.value];
@@ -558,7 +559,7 @@ void solve(Call& call, const Input& input, bool stride, int32_t dimension, int64
   int64_t rest = 0;
   const bool exact = scale.known && shift.known && scale.value != 0 &&
       !__builtin_sub_overflow(found, shift.value, &rest) &&
-      // The one quotient that does not fit; -1 divides all others.
+      // INT64_MIN / -1 does not fit; -1 divides all other values.
       rest != std::numeric_limits<int64_t>::min() && rest % scale.value == 0;
   if (!exact) {
     refuse_solve(input, stride, dimension, found, extent.text);
@@ -566,8 +567,7 @@ void solve(Call& call, const Input& input, bool stride, int32_t dimension, int64
   define(call, input, stride, dimension, extent.index, rest / scale.value, found);
 }
 
-// Sizes first and then strides, of one input after the other: the order in which the compiled code
-// gives symbols their values.
+// Sizes, then strides, input by input: the order in which the compiled code assigns symbols.
 void check_early(Call& call, const Input& input, const int64_t* sizes, const int64_t* strides) {
   bool empty = false;
   for (int32_t d = 0; d < input.rank; ++d) {
@@ -598,7 +598,7 @@ void check_early(Call& call, const Input& input, const int64_t* sizes, const int
     const Extent& extent = input.strides[d];
     switch (extent.rule) {
       case Rule::fixed:
-        // A stride over one element or none is never used.
+        // The stride of a dimension of size 1, or of an empty tensor, is never used.
         if (__builtin_expect(strides[d] != extent.value, 0) && sizes[d] != 1 && !empty) {
           refuse_strides(call, input, sizes, strides);
         }
@@ -731,7 +731,7 @@ void check_tensors(
   }
   Call call{checks, values, device_index};
   bool late = false;
-  // Numbers give symbols their values before tensors do.
+  // Scalars assign symbols before tensors do.
   for (int32_t i = 0; i < checks.input_count; ++i) {
     if (checks.inputs[i].number != Number::none) {
       check_tensor(call, checks.inputs[i], tensors[i]);

@@ -1,8 +1,9 @@
-// The checks of a model's inputs: what the tables of a model's unit consist of, and what reads them.
+// Checks of a model's inputs: the tables in a model's translation unit, and the function that reads
+// them.
 //
-// A model's unit holds constant tables only, which cpp_wrapper/codegen/input_checks.py writes, so
-// that compiling it costs nothing. The code that reads them, with the text of every error, is
-// checks.cpp, compiled once. All tables are plain data without initialisers that run.
+// codegen/input_checks.py writes the tables as constant data, which takes no time to compile and has
+// no dynamic initialisation. checks.cpp, compiled once for all models, evaluates them and formats the
+// errors.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -11,23 +12,23 @@
 
 namespace inductor_ext {
 
-// How a size or a stride is known.
+// How a size or a stride is checked.
 enum class Rule : int32_t {
-  fixed,    // it is `value`
-  define,   // it is the value of the symbol `index`, which nothing before it has given
-  same,     // it has to be the value of the symbol `index`
-  derived,  // it has to be what the program at `index` gives
-  solve,    // the symbol `index` is such that solve number `value` gives it
+  fixed,    // it must be `value`
+  define,   // it assigns the symbol `index`, which has no value yet
+  same,     // it must equal the symbol `index`
+  derived,  // it must equal the result of the program at `index`
+  solve,    // solve number `value` computes the symbol `index` from it
 };
 
 struct Extent {
   Rule rule;
   int32_t index;
   int64_t value;
-  const char* text;  // in words of the model, where it is an expression
+  const char* text;  // the expression in the model's names; null without one
 };
 
-// size = scale * symbol + shift; both are programs over symbols that are known by then.
+// size = scale * symbol + shift; both are programs over symbols that were assigned before.
 struct Solve {
   int32_t scale;
   int32_t shift;
@@ -44,25 +45,25 @@ struct Input {
   int32_t dtype;        // c10::ScalarType
   int32_t device_type;   // c10::DeviceType
   int32_t device_index;  // -1: that of the model
-  Number number;         // what a tensor stands for that is no tensor to the model
+  Number number;         // not none: the model has a scalar, passed as a tensor of no dimensions
   bool late;             // whether a size or stride is derived
 };
 
-// In the order in which inputs give them their values.
+// In the order in which inputs assign them.
 struct Symbol {
-  const char* text;  // in words of the model
+  const char* text;  // in the model's names
   int64_t min;
   int64_t max;
   int32_t input;
   int32_t dimension;
   bool stride;
-  bool plain;  // it stands there itself, and is not solved for
+  bool plain;  // whether the extent is the symbol itself, and not solved for it
 };
 
 struct Constraint {
   const char* text;
   int32_t program;
-  int32_t symbol;  // where it says that one symbol is a multiple of `multiple`; else -1
+  int32_t symbol;  // the symbol that must be a multiple of `multiple`; -1: another constraint
   int64_t multiple;
 };
 
@@ -77,12 +78,12 @@ struct Checks {
   const int64_t* programs;
 };
 
-// Throws std::runtime_error, which names the input, what was expected and what came, unless the
-// tensors are what the compiled code takes.
+// Throws Error(ErrorCode::input), whose text names the input, the expected and the actual value,
+// unless the tensors match the tables.
 //
-// values: room for one number for each symbol; all are set when it returns.
-// device_index: that of the device which the model runs on; -1 where it is not known, and then
-// tensors that are not on the CPU have to be together. Where tables name an index, it counts.
+// values: receives the value of every symbol.
+// device_index: index of the model's device; -1 if unknown, in which case all tensors that are not on
+// the CPU must be on the same device. An index in the tables takes precedence.
 void check_tensors(
     const Checks& checks,
     AtenTensorHandle const* tensors,

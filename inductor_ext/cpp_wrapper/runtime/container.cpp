@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <stdexcept>
 #include <utility>
+
+#include "error.h"
 
 #ifdef USE_CUDA
 #include <torch/csrc/inductor/aoti_runtime/utils_cuda.h>
@@ -33,7 +34,6 @@ using torch::aot_inductor::RAIIAtenTensorHandle;
 
 namespace {
 
-// Constants are placed at multiples of this, in bytes; see `weights.py`.
 constexpr int64_t kBytesAsTensor[] = {1};
 
 std::string quoted(const Constant& constant) {
@@ -64,12 +64,12 @@ RAIIAtenTensorHandle view_bytes(void* data, uint64_t bytes, int32_t device_type,
   return RAIIAtenTensorHandle(handle);
 }
 
-// Whether all that the constant has along a dimension is one value.
+// Whether the constant is expanded along a dimension.
 bool expanded(const Constant& constant, int64_t dimension) {
   return constant.opaque == nullptr && constant.shape[dimension] > 1 && constant.stride[dimension] == 0;
 }
 
-// The tensor with a single step along the dimensions in which the constant is expanded.
+// A view of the tensor with size 1 along the dimensions in which the constant is expanded.
 RAIIAtenTensorHandle unexpanded(const Constant& constant, AtenTensorHandle tensor) {
   std::vector<int64_t> sizes(constant.shape, constant.shape + constant.ndim);
   for (int64_t d = 0; d < constant.ndim; ++d) {
@@ -82,7 +82,7 @@ RAIIAtenTensorHandle unexpanded(const Constant& constant, AtenTensorHandle tenso
   return RAIIAtenTensorHandle(view);
 }
 
-// torch copies nothing to where several elements share their memory.
+// torch rejects copies into a tensor whose elements share memory.
 void copy_elements(const Constant& constant, AtenTensorHandle to, AtenTensorHandle from) {
   bool shared = false;
   for (int64_t d = 0; d < constant.ndim; ++d) {
@@ -117,8 +117,8 @@ void parse_device(const std::string& text, int32_t& type, int32_t& index) {
   }
 }
 
-// Torch's executor reads the numbers of enumerations as c10's up to 2.11, as export's from 2.12 on.
-// Taken for the other, the dtype of a result is another than the code that reads it relies on.
+// torch's executor reads enumeration values as c10's up to 2.11, and as torch.export's since 2.12. With
+// the wrong one, an operator would return another dtype than the code expects.
 void check_executor() {
   const uint64_t version = aoti_torch_abi_version();
   const unsigned major = version >> 56;
@@ -149,7 +149,7 @@ class RunnerGuard {
   AOTInductorModel* model_;
 };
 
-// Makes a device the current one for a while; the caller's is another one than the model's at times.
+// Makes the model's device the current one within a scope.
 class OnDevice {
  public:
   OnDevice([[maybe_unused]] int32_t type, [[maybe_unused]] int32_t index) {
@@ -237,7 +237,7 @@ bool Runners::admit(Waiter& waiter) {
 
 void Runners::admit_waiting() {
   while (!waiting_.empty() && admit(*waiting_.front())) {
-    // Under the lock: as soon as the waiter can see that it is admitted, it may be gone.
+    // Keep the lock: once the waiter sees that it is admitted, it may be destroyed.
     waiting_.front()->changed.notify_one();
     waiting_.pop_front();
   }
@@ -297,8 +297,8 @@ void Container::load(Constants& set) {
   }
 }
 
-// Fills the set from the weights as they lie in the file; on the CPU in place, without a copy, if
-// the weights stay there and may be written to.
+// Fills the set from weights in the layout of the file. in_place: on the CPU, use the memory instead of
+// a copy; it must stay mapped and be writable.
 void Container::load_from(Constants& set, const uint8_t* weights, bool in_place) {
   bool on_device = false;
   for (size_t i = 0; i < model_info.num_constants; ++i) {
@@ -331,7 +331,7 @@ void Container::load_from(Constants& set, const uint8_t* weights, bool in_place)
   set.folded = false;
 }
 
-// Where the constant's storage lies in memory of the set's own, which has the weights' layout.
+// Address of the constant's storage in memory owned by the set, which has the layout of the file.
 uint8_t* Container::own_storage(Constants& set, const Constant& constant) {
   const bool cpu = on_cpu(constant);
   RAIIAtenTensorHandle& blob = cpu ? set.cpu_blob : set.device_blob;
@@ -411,7 +411,8 @@ void Container::run(
 void Container::require_constants(const Constants& set) const {
   for (size_t i = 0; i < model_info.num_constants; ++i) {
     if (!model_info.constants[i].folded && set.tensors[i].get() == nullptr) {
-      throw std::runtime_error(
+      throw Error(
+          ErrorCode::constant,
           quoted(model_info.constants[i]) +
           (loads_constants_ ? " has no value: the artifact carries no weights. Give it one with load_constants."
                             : " has no value: it is not among the constants that the model was created with."));
@@ -442,7 +443,7 @@ void Container::fold_alone(
       put(set, model_info.folded[i], RAIIAtenTensorHandle(results[i]), /*borrowed=*/false);
     }
 #ifdef USE_CUDA
-    // Later runs may be on other streams.
+    // Later runs may use other streams.
     AOTI_RUNTIME_CUDA_CHECK(cudaStreamSynchronize(stream));
 #endif
   }
@@ -466,17 +467,19 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor, &layout));
   if (dtype != constant.dtype()) {
-    throw std::runtime_error("The new value of " + quoted(constant) + " has another dtype.");
+    throw Error(ErrorCode::constant, "The new value of " + quoted(constant) + " has another dtype.");
   }
   if (ndim != constant.ndim || !std::equal(sizes, sizes + ndim, constant.shape)) {
-    throw std::runtime_error(
+    throw Error(
+        ErrorCode::constant,
         "The new value of " + quoted(constant) + " has the shape " + shape_text(sizes, ndim) +
         ", and the artifact takes " + shape_text(constant.shape, constant.ndim) + ".");
   }
   if (how.borrow) {
     for (int64_t d = 0; d < ndim; ++d) {
       if (sizes[d] > 1 && strides[d] != constant.stride[d]) {
-        throw std::runtime_error(
+        throw Error(
+            ErrorCode::constant,
             "The new value of " + quoted(constant) + " has the strides " + shape_text(strides, ndim) +
             ", and to be used without a copy it needs " + shape_text(constant.stride, ndim) + ".");
       }
@@ -484,19 +487,21 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
   }
   const bool moved = how.from_cpu && device_type == aoti_torch_device_type_cpu();
   if (device_type != constant.device_type() && !moved) {
-    throw std::runtime_error("The new value of " + quoted(constant) + " is on another device.");
+    throw Error(ErrorCode::constant, "The new value of " + quoted(constant) + " is on another device.");
   }
   if (constant.opaque != nullptr) {
-    throw std::runtime_error(
+    throw Error(
+        ErrorCode::constant,
         quoted(constant) + " was packed for this machine when the artifact was compiled, and cannot "
         "be given a new value.");
   }
   if (layout != constant.layout()) {
-    throw std::runtime_error("The new value of " + quoted(constant) + " has another layout.");
+    throw Error(ErrorCode::constant, "The new value of " + quoted(constant) + " has another layout.");
   }
   for (int64_t d = 0; d < ndim; ++d) {
     if (expanded(constant, d) && strides[d] != 0) {
-      throw std::runtime_error(
+      throw Error(
+          ErrorCode::constant,
           "The new value of " + quoted(constant) + " is not expanded along dimension " + std::to_string(d) +
           ", and the artifact has one value for all of it: call .expand on it.");
     }
@@ -506,7 +511,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
 void Container::copy_into(Constants& set, size_t index, AtenTensorHandle source) {
   const Constant& constant = model_info.constants[index];
   if (set.tensors[index].get() == nullptr || set.borrowed[index]) {
-    // Into place last, for a copy may fail.
+    // Replace the tensor last: the copy may fail.
     RAIIAtenTensorHandle own = tensor_in(constant, own_storage(set, constant));
     copy_elements(constant, own, source);
     put(set, index, std::move(own), /*borrowed=*/false);
@@ -548,7 +553,7 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
       given.emplace_back(i, found->second);
     } else if (how.all && constant.type != ConstantType::TensorConstant &&
                constant.type != ConstantType::Buffer && constant.bytes > 0) {
-      throw std::runtime_error("There is no new value of " + quoted(constant) + ".");
+      throw Error(ErrorCode::constant, "There is no new value of " + quoted(constant) + ".");
     }
   }
   AloneGuard alone(*runners_, device_type_, device_index_);
@@ -577,7 +582,7 @@ void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHa
     complete_from_active(set);
   }
   if (model_info.folding_needs_executor && proxy_executor == nullptr) {
-    // The next call has one, and folds what is not folded.
+    // The next run has an executor, and folds.
     require_constants(set);
     set.folded = false;
     return;

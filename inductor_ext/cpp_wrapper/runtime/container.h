@@ -1,5 +1,5 @@
-// A loaded model: its runners, which threads share in the order in which they ask, and its
-// constants, held twice so that new ones can be made ready while the old ones are in use.
+// A loaded model: its runners, which threads share first come first served, and two sets of its
+// constants, so that one can be updated while the other is in use.
 #pragma once
 
 #include <condition_variable>
@@ -17,15 +17,15 @@ namespace inductor_ext {
 
 using ConstantMap = std::unordered_map<std::string, AtenTensorHandle>;
 
-// How update() makes use of the tensors it is given.
+// How update() uses the caller's tensors.
 struct Update {
-  bool inactive = false; // into the constants that are not in use
-  bool all = false; // every parameter has to be among them
-  bool borrow = false; // keep the caller's tensors instead of copying them
+  bool inactive = false; // update the inactive set
+  bool all = false; // every parameter must have a tensor
+  bool borrow = false; // use the caller's tensors instead of copies
   bool from_cpu = false; // copy from the CPU to the model's device
 };
 
-// Lets at most as many threads in as there are runners, first come first served, or one alone.
+// Admits as many threads as there are runners, first come first served, or one thread alone.
 class Runners {
  public:
   explicit Runners(std::vector<torch::aot_inductor::AOTInductorModel*> models)
@@ -76,22 +76,22 @@ class Container {
   void swap();
   void free_inactive();
 
-  // Whether the container was made to take its constants from the artifact, as far as it has any.
+  // Whether the container was created to read its constants from the package, if it has any.
   bool loads_constants() const {
     return loads_constants_;
   }
 
-  // The live tensors by the model's names for them; borrowed.
+  // The current tensors by fully qualified name; the container owns them.
   ConstantMap extract(bool inactive) const;
 
  private:
-  // One set of constants. A slot without a tensor has not been given yet.
+  // One set of constants. A null tensor has no value yet.
   struct Constants {
     Mapping mapping;
     torch::aot_inductor::RAIIAtenTensorHandle device_blob;
     torch::aot_inductor::RAIIAtenTensorHandle cpu_blob;
     std::vector<torch::aot_inductor::RAIIAtenTensorHandle> tensors;
-    std::vector<bool> borrowed; // from the caller, who may not expect it to be written to
+    std::vector<bool> borrowed; // the caller's tensor, which must not be written
     std::shared_ptr<std::vector<torch::aot_inductor::ConstantHandle>> handles;
     bool folded = false;
   };

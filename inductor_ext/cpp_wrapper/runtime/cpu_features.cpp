@@ -17,7 +17,7 @@ namespace {
 
 enum Register { EAX, EBX, ECX, EDX };
 
-// Parts of the register file that the operating system has to save, as bits of XCR0.
+// Register state that the operating system must save, as bits of XCR0.
 constexpr uint64_t kNone = 0;
 constexpr uint64_t kAvx = 0x6;
 constexpr uint64_t kAvx512 = 0xe6;

@@ -1,5 +1,5 @@
-// The C interface of an artifact: that of torch's AOT Inductor, by which its loaders and C++ users
-// call models, and a few functions of our own.
+// The C interface of a compiled model: that of torch's AOT Inductor, which torch's loaders and C++
+// programs call, and the functions inductor_ext_*, which `load/native.py` calls.
 
 #include <torch/csrc/inductor/aoti_runtime/interface.h>
 
@@ -9,37 +9,41 @@
 
 #include "container.h"
 #include "cpu_features.h"
+#include "error.h"
 
 using inductor_ext::ConstantMap;
 using inductor_ext::Container;
+using inductor_ext::Error;
+using inductor_ext::ErrorCode;
 using inductor_ext::model_info;
 using inductor_ext::Update;
 using torch::aot_inductor::DeviceStreamType;
 
 namespace {
 
-// What a thread keeps has no destructors: they would hold the library in memory until the thread
-// ends, long after the model has gone.
+// Thread-local variables must not have destructors: those would keep the library loaded until the
+// thread ends, long after the model is deleted.
 thread_local char last_error[8192];
+thread_local ErrorCode last_error_code = ErrorCode::none;
 thread_local AOTInductorModelContainerHandle last_container = nullptr;
-bool quiet = false; // by __atomic_*, which unlike std::atomic is no function of a header
+bool quiet = false; // accessed by __atomic_*: misfit() must not call functions of headers
 std::atomic<bool> always_single_threaded{false};
 
-// Python's PyEval_SaveThread and PyEval_RestoreThread, where every caller holds its lock.
+// PyEval_SaveThread and PyEval_RestoreThread; null unless every caller holds the GIL.
 std::atomic<void* (*)()> save_python{nullptr};
 std::atomic<void (*)(void*)> restore_python{nullptr};
 
-// Lets other Python threads run while a model does. Besides being slow, to wait for a runner with
-// the lock held is a deadlock when the model that has the runner calls back into Python.
-class WithoutPython {
+// Releases the GIL while a model runs. Waiting for a runner with the GIL held would deadlock if the
+// model that has the runner calls back into Python.
+class ReleaseGil {
  public:
-  WithoutPython() {
+  ReleaseGil() {
     if (auto* save = save_python.load(std::memory_order_relaxed)) {
       state_ = save();
     }
   }
-  WithoutPython(const WithoutPython&) = delete;
-  ~WithoutPython() {
+  ReleaseGil(const ReleaseGil&) = delete;
+  ~ReleaseGil() {
     if (state_ != nullptr) {
       restore_python.load(std::memory_order_relaxed)(state_);
     }
@@ -49,7 +53,7 @@ class WithoutPython {
   void* state_ = nullptr;
 };
 
-// Kernels write into tensors that may require gradients, which autograd would refuse.
+// Kernels write into tensors that may require gradients, which autograd would reject.
 class NoGrad {
  public:
   NoGrad() : enabled_(aoti_torch_grad_mode_is_enabled()) {
@@ -64,7 +68,8 @@ class NoGrad {
   bool enabled_;
 };
 
-AOTIRuntimeError failed(const char* what) {
+AOTIRuntimeError fail(ErrorCode code, const char* what) {
+  last_error_code = code;
   std::snprintf(last_error, sizeof(last_error), "%s", what);
   if (!__atomic_load_n(&quiet, __ATOMIC_RELAXED)) {
     std::fprintf(stderr, "Error: %s\n", what);
@@ -77,12 +82,15 @@ template <typename Call>
 AOTIRuntimeError guarded(Call&& call) {
   try {
     last_error[0] = '\0';
+    last_error_code = ErrorCode::none;
     call();
     return AOTI_RUNTIME_SUCCESS;
+  } catch (const Error& error) {
+    return fail(error.code, error.what());
   } catch (const std::exception& error) {
-    return failed(error.what());
+    return fail(ErrorCode::failure, error.what());
   } catch (...) {
-    return failed("Unknown exception");
+    return fail(ErrorCode::failure, "Unknown exception");
   }
 }
 
@@ -92,8 +100,9 @@ INDUCTOR_EXT_ANY_CPU const char* missing_cpu_features() {
   return missing;
 }
 
-// Refuses to create a model whose code this CPU cannot run.
+// Fails to create a model whose code this CPU cannot run.
 INDUCTOR_EXT_ANY_CPU AOTIRuntimeError misfit(const char* missing) {
+  last_error_code = ErrorCode::cpu;
   const char* const parts[] = {
       "The artifact was compiled for a CPU with ", missing,
       ", which this machine lacks. Compile it for an older CPU (setting aot_isa), or run it on a newer one."};
@@ -140,7 +149,8 @@ AOTIRuntimeError run(
   return guarded([&] {
     try {
       if (num_inputs != model_info.num_inputs) {
-        throw std::runtime_error(
+        throw Error(
+            ErrorCode::input,
             "The artifact takes " + std::to_string(model_info.num_inputs) + " tensors, and was called with " +
             std::to_string(num_inputs) + ".");
       }
@@ -149,13 +159,13 @@ AOTIRuntimeError run(
             "The artifact returns " + std::to_string(model_info.num_outputs) + " tensors, and there is room for " +
             std::to_string(num_outputs) + ".");
       }
-      WithoutPython without_python;
+      ReleaseGil release_gil;
       NoGrad no_grad;
       container(handle).run(
           inputs, outputs, reinterpret_cast<DeviceStreamType>(stream), proxy_executor,
           single_threaded || always_single_threaded);
     } catch (...) {
-      // Inputs belong to the callee; those that the model has not taken are left to us.
+      // The callee owns the inputs; free those that the model has not freed.
       for (size_t i = 0; i < num_inputs; ++i) {
         if (inputs[i] != nullptr) {
           aoti_torch_delete_tensor_object(inputs[i]);
@@ -201,7 +211,7 @@ AOTIRuntimeError update(AOTInductorModelContainerHandle handle, const ConstantMa
 
 extern "C" {
 
-// --- our own --------------------------------------------------------------------------------------
+// --- functions of the extension -------------------------------------------------------------------
 
 AOTI_API void inductor_ext_set_weights(const char* path, uint64_t offset, uint64_t bytes) {
   inductor_ext::set_weights(path, offset, bytes);
@@ -209,6 +219,11 @@ AOTI_API void inductor_ext_set_weights(const char* path, uint64_t offset, uint64
 
 AOTI_API const char* inductor_ext_last_error() {
   return last_error;
+}
+
+// The kind of the error that inductor_ext_last_error describes: a value of ErrorCode in error.h.
+AOTI_API int32_t inductor_ext_last_error_code() {
+  return static_cast<int32_t>(last_error_code);
 }
 
 AOTI_API void inductor_ext_quiet(int on) {
@@ -219,13 +234,13 @@ AOTI_API INDUCTOR_EXT_ANY_CPU const char* inductor_ext_missing_cpu_features() {
   return missing_cpu_features();
 }
 
-// Makes AOTInductorModelContainerRun do what AOTInductorModelContainerRunSingleThreaded does, for
-// callers that cannot choose between the two.
+// Makes AOTInductorModelContainerRun behave as AOTInductorModelContainerRunSingleThreaded, for
+// callers that cannot call the latter.
 AOTI_API void inductor_ext_set_single_threaded(int on) {
   always_single_threaded = on != 0;
 }
 
-// From now on every caller of AOTInductorModelContainerRun holds Python's lock, which is given back
+// Declares that all callers of AOTInductorModelContainerRun hold the GIL, which is then released
 // while the model runs. The arguments are PyEval_SaveThread and PyEval_RestoreThread.
 AOTI_API void inductor_ext_release_gil(void* save, void* restore) {
   restore_python = reinterpret_cast<void (*)(void*)>(restore);
@@ -288,7 +303,7 @@ AOTIRuntimeError AOTInductorModelContainerRunSingleThreaded(
       proxy_executor_handle, true);
 }
 
-// --- what the model is ----------------------------------------------------------------------------
+// --- description of the model ---------------------------------------------------------------------
 
 AOTIRuntimeError AOTInductorModelContainerGetNumInputs(AOTInductorModelContainerHandle, size_t* number) {
   return guarded([&] { *number = model_info.num_inputs; });
@@ -473,7 +488,7 @@ AOTI_API AOTIRuntimeError AOTInductorGetLastError(const char** message) {
   return AOTI_RUNTIME_SUCCESS;
 }
 
-// --- a single model on the CPU, linked into a program ---------------------------------------------
+// --- one model on the CPU, linked into a program --------------------------------------------------
 
 INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelCreate(
     AOTInductorModelHandle* model_handle,
@@ -511,9 +526,9 @@ AOTIRuntimeError AOTInductorModelUpdateConstantsMap(
 
 #ifdef INDUCTOR_EXT_CONSTANT_PAIRS
 
-// From torch 2.13 on constants may also be passed as an array, which needs no C++ library in common.
-// AOTI_API, because the header of the torch that compiles this may not declare a function that the
-// loader of a later torch looks up.
+// Since torch 2.13, constants may also be passed as an array, so that caller and library need not
+// share a C++ standard library. AOTI_API is repeated here because the header of the compiling torch
+// may not declare a function that the loader of a later torch looks up.
 
 namespace {
 
@@ -545,14 +560,15 @@ AOTIRuntimeError create_from_external(
     size_t number) {
   return guarded([&] {
     if (number != 0 && constants == nullptr) {
-      throw std::runtime_error(
+      throw Error(
+          ErrorCode::constant,
           "There are to be " + std::to_string(number) + " external constants, and their array is null.");
     }
     NoGrad no_grad;
-    auto made = std::make_unique<Container>(runners, device, cubin_dir, /*load=*/false);
-    made->update(from_pairs(constants, number), {.borrow = true});
-    made->fold(/*inactive=*/false, /*stream=*/nullptr, /*proxy_executor=*/nullptr);
-    *handle = reinterpret_cast<AOTInductorModelContainerHandle>(made.release());
+    auto model = std::make_unique<Container>(runners, device, cubin_dir, /*load=*/false);
+    model->update(from_pairs(constants, number), {.borrow = true});
+    model->fold(/*inactive=*/false, /*stream=*/nullptr, /*proxy_executor=*/nullptr);
+    *handle = reinterpret_cast<AOTInductorModelContainerHandle>(model.release());
     last_container = *handle;
   });
 }
@@ -640,7 +656,7 @@ AOTI_API AOTIRuntimeError AOTInductorModelUpdateConstantsMapV2(
       {.borrow = true});
 }
 
-// From torch 2.14 on: the model uses the tensors that it gets, and reads no weights of its own.
+// Since torch 2.14. The model uses the given tensors and reads no weights of its own.
 AOTI_API INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelContainerCreateWithExternalConstants(
     AOTInductorModelContainerHandle* container_handle,
     size_t num_models,
@@ -655,7 +671,7 @@ AOTI_API INDUCTOR_EXT_ANY_CPU AOTIRuntimeError AOTInductorModelContainerCreateWi
                           : misfit(missing);
 }
 
-// From torch 2.14 on.
+// Since torch 2.14.
 AOTI_API AOTIRuntimeError AOTInductorModelContainerDidCallLoadConstants(
     AOTInductorModelContainerHandle container_handle,
     bool* did_call_load_constants) {

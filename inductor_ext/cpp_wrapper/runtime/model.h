@@ -1,10 +1,9 @@
-// What every generated unit of a model includes: the model's class and the tables that describe it.
+// Included by every generated translation unit of a model: its class, and the tables that describe it.
 //
-// A model's own code fills `inductor_ext::model_info` with constant-initialised data and defines
-// the member functions of AOTInductorModel. The other sources here, compiled once for all models, do
-// the rest. The namespace and the names that generated code uses are those of torch's own model.h,
-// which this file takes the place of: it carries no std::regex, iostream or hash table into an
-// artifact, and is read in a fraction of the time.
+// The generated code defines `inductor_ext::model_info` as constant-initialised data, and the member
+// functions of AOTInductorModel. The *.cpp files of this folder, compiled once for all models, do the
+// rest. Namespace and names are those of torch's model.h, which this file replaces: it compiles
+// faster, because it does without std::regex, iostream and hash tables.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +30,7 @@
 #include <filesystem>
 #endif
 
-// Generated code rounds the sizes of allocations with this.
+// Generated code rounds the sizes of allocations up with this.
 [[maybe_unused]] static inline int64_t align(int64_t bytes) {
   return (bytes + 63) & -64;
 }
@@ -52,7 +51,7 @@ struct AOTInductorModelKernelsBase {
 #endif
 };
 
-// One runner: it has kernels of its own and shares constants with the others of its container.
+// One runner. It has its own kernels and shares constants with the other runners of its container.
 class AOTInductorModel {
  public:
   AOTInductorModel(
@@ -67,7 +66,7 @@ class AOTInductorModel {
       DeviceStreamType stream,
       AOTIProxyExecutorHandle proxy_executor);
 
-  // A stretch of a big run_impl, which may stand in another unit: a specialisation for each.
+  // A part of a large run_impl: one specialisation per part, possibly in another translation unit.
   template <int Part, typename Frame>
   void run_part(
       Frame& frame,
@@ -93,12 +92,12 @@ class AOTInductorModel {
 
 namespace inductor_ext {
 
-// A dtype, a device type or a layout: torch tells its number at run time.
+// Returns the number of a dtype, a device type or a layout, which only torch's library knows.
 using Code = int32_t (*)();
 
 struct Constant {
   const char* name;
-  const char* fqn; // in the model
+  const char* fqn; // fully qualified name in the exported module
   Code dtype;
   Code device_type;
   Code layout;
@@ -124,17 +123,17 @@ struct ModelInfo {
   const size_t* folded; // indices of the constants that the folding graph returns
   size_t num_folded;
   uint64_t weights_bytes;
-  bool has_weights; // else the caller provides all constants
+  bool has_weights; // false: the caller provides all constants
   bool folds; // whether there is a folding graph
   bool folding_needs_executor; // whether it calls operators by name
   bool has_enumerations; // whether operators called by name take dtypes, layouts or memory formats
-  bool export_numbers; // whether these have export's numbers and not c10's
-  const char* torch; // the version that it was compiled with
+  bool export_numbers; // whether these are numbered as in torch.export instead of c10
+  const char* torch; // the version that compiled it
   const char* in_spec;
   const char* out_spec;
-  const char* cpu_features; // that the code needs, separated by commas
+  const char* cpu_features; // required by the code, separated by commas
   std::unique_ptr<torch::aot_inductor::AOTInductorModelKernelsBase> (*make_kernels)();
-  // Throws unless the tensors are what the model takes; null if nothing is to be checked.
+  // Throws unless the tensors match the signature; null if nothing is to be checked.
   void (*check)(AtenTensorHandle const* inputs, int64_t count, int32_t device_index);
 };
 

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
 #include <utility>
 
 #include <dlfcn.h>
@@ -11,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "error.h"
 
 namespace inductor_ext {
 
@@ -22,10 +23,10 @@ struct Place {
   uint64_t bytes = 0;
 };
 
-// Without a destructor, which would hold the library in memory until the thread ends.
+// A pointer, because a destructor would keep the library loaded until the thread ends.
 thread_local Place* next_place = nullptr;
 
-// What follows the weights where they are the end of a shared object; see `footer` in weights.py.
+// Follows weights that are appended to a shared object; see `footer` in codegen/weights_layout.py.
 struct Footer {
   uint64_t bytes;
   char magic[16];
@@ -35,7 +36,7 @@ constexpr char kMagic[16] = {'i', 'n', 'd', 'u', 'c', 't', 'o', 'r',
                              '_', 'w', 'e', 'i', 'g', 'h', 't', 's'};
 
 [[noreturn]] void fail(const std::string& path, const std::string& why) {
-  throw std::runtime_error("The weights cannot be read from " + path + ": " + why + ".");
+  throw Error(ErrorCode::weights, "The weights cannot be read from " + path + ": " + why + ".");
 }
 
 class File {
@@ -70,7 +71,7 @@ class File {
 std::string own_path() {
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&own_path), &info) == 0 || info.dli_fname == nullptr) {
-    throw std::runtime_error("The path of the compiled model is not known.");
+    throw Error(ErrorCode::weights, "The path of the compiled model is not known.");
   }
   return info.dli_fname;
 }

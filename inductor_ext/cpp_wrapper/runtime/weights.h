@@ -1,4 +1,4 @@
-// Where an artifact's weights lie, and their mapping into memory.
+// Locating a model's weights and mapping them into memory.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace inductor_ext {
 
-// A private mapping of a file's range: pages are shared with every process that maps the file until
-// they are written to, and never written back.
+// A private mapping of a file range. Pages are shared with all processes that map the file until they
+// are written to; writes do not reach the file.
 class Mapping {
  public:
   Mapping() = default;
@@ -21,16 +21,16 @@ class Mapping {
   }
 
  private:
-  void* start_ = nullptr; // of the page in which the range begins
+  void* start_ = nullptr; // of the page that contains the start of the range
   uint64_t mapped_ = 0;
   uint8_t* data_ = nullptr;
 };
 
-// Says where this thread's next container finds its weights.
+// Sets where the next container created by this thread finds its weights.
 void set_weights(const char* path, uint64_t offset, uint64_t bytes);
 
-// Maps the weights: those that set_weights named, else <shared object without .so>.weights, else
-// those at the end of the shared object itself, before the footer that weights.py writes.
+// Maps the weights: from the location of set_weights, else <shared object without .so>.weights, else
+// the end of the shared object, before the footer that codegen/weights_layout.py writes.
 Mapping map_weights(uint64_t bytes);
 
 } // namespace inductor_ext

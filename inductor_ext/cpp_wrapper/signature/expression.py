@@ -19,7 +19,7 @@ from typing import Any
 
 from inductor_ext import exc
 
-__all__ = ["DEPTH", "Apply", "Node", "evaluate", "parse", "program", "show", "symbols"]
+__all__ = ["DEPTH", "OPCODES", "Apply", "Node", "evaluate", "parse", "program", "show", "symbols"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def show(node: Node, names: Mapping[str, str] | None = None, above: int = 0) -> 
     return f"({text})" if level < above else text
 
 
-_OPCODES = (
+OPCODES = (
     "end",
     "number",
     "symbol",
@@ -271,17 +271,17 @@ def program(node: Node, numbers: Mapping[str, int]) -> list[int]:
     words: list[int] = []
     if _emit(node, numbers, words) > DEPTH:
         raise exc.BadExpressionError(text=show(node), why=f"it nests deeper than {DEPTH}")
-    return [*words, _OPCODES.index("end")]
+    return [*words, OPCODES.index("end")]
 
 
 def _emit(node: Node, numbers: Mapping[str, int], words: list[int]) -> int:
     """Append a node's words and return the stack depth that they need."""
     if isinstance(node, str):
-        words += [_OPCODES.index("symbol"), numbers[node]]
+        words += [OPCODES.index("symbol"), numbers[node]]
         return 1
     if isinstance(node, int):
-        words += [_OPCODES.index("number"), node]
+        words += [OPCODES.index("number"), node]
         return 1
     depth = max(i + _emit(part, numbers, words) for i, part in enumerate(node.arguments))
-    words.append(_OPCODES.index(node.operator))
+    words.append(OPCODES.index(node.operator))
     return depth

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions
 
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build import compiler
 from inductor_ext.cpp_wrapper.codegen import input_checks
 from inductor_ext.cpp_wrapper.signature import expression, from_export
 from inductor_ext.cpp_wrapper.signature.expression import Apply
@@ -153,6 +155,20 @@ def test_json_that_is_no_signature_is_refused_with_its_place(
 
 
 # --- expressions ------------------------------------------------------------------------------
+
+
+def test_python_and_cpp_have_the_same_opcodes_and_stack() -> None:
+    source = (compiler.RUNTIME / "checks.cpp").read_text()
+    (body,) = re.findall(r"enum Opcode : int64_t \{(.*?)\};", source, re.DOTALL)
+    pairs = (
+        "+:Add -:Subtract *:Multiply //:FloorDivide %:Modulo **:Power &:BitAnd |:BitOr ^:BitXor "
+        "<<:LeftShift >>:RightShift ==:Equal !=:NotEqual <:Less <=:LessEqual >:Greater "
+        ">=:GreaterEqual neg:Negate"
+    )
+    cpp = dict(re.findall(r"(\S+):(\w+)", pairs))
+    names = [f"k{cpp.get(name, name.capitalize())}" for name in expression.OPCODES]
+    assert re.findall(r"k\w+", body) == names
+    assert re.findall(r"int kDepth = (\d+);", source) == [str(expression.DEPTH)]
 
 
 @pytest.mark.parametrize(
