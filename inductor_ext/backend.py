@@ -100,7 +100,7 @@ inductor_ext.reset = _reset  # type: ignore[attr-defined]
 
 
 def _run_eagerly(
-    gm: torch.fx.GraphModule, missing: components.Part, settings: Settings
+    gm: torch.fx.GraphModule, missing: components.Component, settings: Settings
 ) -> Callable[..., Any]:
     from torch._dynamo.utils import count_calls
 

@@ -482,3 +482,9 @@ class BadReportFileError(InductorExtError):
 
     template = "{file}{where}: {why}."
     remedy = "{mend}"
+
+    @classmethod
+    def not_writable(cls, file: str, why: str | None) -> BadReportFileError:
+        """Return the error for a report file that cannot be written."""
+        remedy = "Pass a path in an existing, writable folder."
+        return cls(file=file, where="", why=f"cannot be written: {why}", mend=remedy)

@@ -55,12 +55,12 @@ COMMANDS = (
     Command(
         "doctor",
         "say what this machine can compile, and what is missing",
-        "inductor_ext.report.doctor",
+        "inductor_ext.cli.doctor",
     ),
     Command(
         "explain",
         "run a program, and say which kernel each of its GEMMs gets, and why",
-        "inductor_ext.report.gemm_report",
+        "inductor_ext.cli.explain",
     ),
     Command(
         "inspect",
@@ -70,7 +70,7 @@ COMMANDS = (
     Command(
         "memory",
         "show what a compiled model's memory is used for",
-        "inductor_ext.report.memory_report",
+        "inductor_ext.cli.memory",
     ),
     Command(
         "plan",

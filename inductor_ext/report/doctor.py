@@ -1,9 +1,8 @@
-"""`inductor-ext doctor`: whether the backend can compile on this machine, and what is missing.
+"""Whether the backend can compile on this machine, and what is missing.
 
-`examine()` inspects the machine and returns a `Report`; `render()` formats it as text, and
-`Report.as_json()` as JSON. It also works where the backend does not: with an unsupported torch,
-without torch, or with unreadable settings; it reports these as problems. It creates no files, not
-even a cache folder.
+`examine()` inspects the machine and returns a `Report`. It also works where the backend does not:
+with an unsupported torch, without torch, or with unreadable settings; it reports these as problems.
+It creates no files, not even a cache folder. The command `inductor-ext doctor` prints the report.
 
 The JSON object of `--json` (within a schema number, keys may be added, but no key changes its
 meaning):
@@ -32,25 +31,24 @@ meaning):
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
-import json
 import os
 import platform
 import stat
 import sys
-import textwrap
 from importlib import metadata
 from typing import Any
 
 from inductor_ext import _compat, exc, settings
 from inductor_ext.hooks import registry
 from inductor_ext.hooks.hook_table import HOOKS
+from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.toolchain import components
-from inductor_ext.toolchain.components import Feature, Part
+from inductor_ext.toolchain.components import Component, Feature
+from inductor_ext.toolchain.probes.cuda import cuda_devices
 
-__all__ = ["Cache", "Device", "Problem", "Report", "add_arguments", "examine", "render", "run"]
+__all__ = ["Cache", "Device", "Problem", "Report", "examine"]
 
 _SCHEMA = 1
 
@@ -128,7 +126,7 @@ class Report:
     torch: dict[str, Any]
     hooks: dict[str, Any]
     devices: tuple[Device, ...]
-    parts: dict[str, Part]
+    parts: dict[str, Component]
     features: dict[str, Feature]
     caches: tuple[Cache, ...]
     backend: dict[str, Any]
@@ -146,32 +144,23 @@ class Report:
 
 def examine() -> Report:
     """Inspect this machine and this Python, and return the report."""
-    found = components.probe_all()
+    parts = components.probe_all()
     features = {feature.name: feature for feature in components.features()}
-    values, unreadable = _settings(torch_available=found["torch"].available)
-    torch = _torch(found["torch"])
-    caches, no_cache = _caches(found["torch"])
+    values, problems = _settings(torch_available=parts["torch"].available)
+    torch = _torch(parts["torch"])
+    caches, cache_problems = _caches(parts["torch"])
     backend = _backend()
+    hooks = _hooks(parts["torch"])
 
-    hooks = _hooks(found["torch"])
-
-    problems = [*unreadable, *no_cache, *_version_problems(torch, values)]
+    problems += cache_problems
+    problems += _version_problems(torch, values)
     problems += _hook_problems(hooks)
     problems += _registration_problems(backend)
     problems += [problem for cache in caches for problem in _cache_problems(cache)]
-    compilers = [feature for feature in features.values() if feature.compiles_for]
-    if not any(feature.available for feature in compilers):
-        problems += [
-            Problem(
-                what=f"{feature.title} is not possible",
-                why=feature.why or "",
-                install=feature.install or "",
-            )
-            for feature in compilers
-        ]
+    problems += _compiler_problems(features)
     compiles_for = tuple(
         feature.compiles_for
-        for feature in compilers
+        for feature in features.values()
         if feature.compiles_for and feature.available and not problems
     )
     return Report(
@@ -179,36 +168,60 @@ def examine() -> Report:
         ok=bool(compiles_for),
         compiles_for=compiles_for,
         problems=tuple(problems),
-        remarks=tuple(_remarks(found, values, caches)),
+        remarks=tuple(_remarks(parts, values, caches)),
         python={
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
             "executable": sys.executable,
         },
-        platform={
-            "system": platform.system(),
-            "release": platform.release(),
-            "machine": platform.machine(),
-            "libc": " ".join(platform.libc_ver()).strip(),
-        },
+        platform=_platform(),
         versions={
             **{name: _version(name) for name in _DISTRIBUTIONS},
             "torch": torch["version"],  # unlike the distribution's version, includes the build
         },
         torch=torch,
         hooks=hooks,
-        devices=tuple(_devices(torch_available=found["torch"].available)),
-        parts=found,
+        devices=tuple(_devices(torch_available=parts["torch"].available)),
+        parts=parts,
         features=features,
         caches=tuple(caches),
         backend=backend,
         settings=values.non_default(),
-        environment={
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name in _VARIABLES or name.startswith(_PREFIXES)
-        },
+        environment=_environment(),
     )
+
+
+def _platform() -> dict[str, str]:
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+    }
+
+
+def _environment() -> dict[str, str]:
+    """Return the relevant environment variables that are set."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    }
+
+
+def _compiler_problems(features: dict[str, Feature]) -> list[Problem]:
+    """Return one problem per kind of device, if none of them can be compiled for."""
+    compilers = [feature for feature in features.values() if feature.compiles_for]
+    if any(feature.available for feature in compilers):
+        return []
+    return [
+        Problem(
+            what=f"{feature.title} is not possible",
+            why=feature.why or "",
+            install=feature.install or "",
+        )
+        for feature in compilers
+    ]
 
 
 def _version(distribution: str) -> str | None:
@@ -218,7 +231,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _torch(part: Part) -> dict[str, Any]:
+def _torch(part: Component) -> dict[str, Any]:
     cuda = None
     if part.available:
         import torch
@@ -232,7 +245,7 @@ def _torch(part: Part) -> dict[str, Any]:
     }
 
 
-def _hooks(part: Part) -> dict[str, Any]:
+def _hooks(part: Component) -> dict[str, Any]:
     """Check the declared hooks against the installed torch."""
     if not part.available or part.path is None or part.version is None:
         return {"checked": 0, "fit": 0, "misfits": []}
@@ -252,9 +265,9 @@ def _hooks(part: Part) -> dict[str, Any]:
 def _hook_problems(hooks: dict[str, Any]) -> list[Problem]:
     return [
         Problem(
-            what=f"hook {misfit['hook']} does not fit the installed torch",
+            what=f"hook {misfit['hook']} is not compatible with the installed torch",
             why=misfit["why"],
-            install="install a supported torch, and report this",
+            install="install a supported torch version, and report this",
         )
         for misfit in hooks["misfits"]
     ]
@@ -269,8 +282,8 @@ def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[
         Problem(
             what=f"torch {torch['version']} is not supported",
             why=f"inductor_ext is written and tested for torch {lowest} to {highest}",
-            install=f"install a torch within that range, or set "
-            f"{settings.environment_variable('allow_unsupported_torch')}=1 to try this one",
+            install=f"install a torch version in that range, or set "
+            f"{settings.environment_variable('allow_unsupported_torch')}=1 to use this one",
         )
     ]
 
@@ -302,14 +315,14 @@ def _backend() -> dict[str, Any]:
 
 def _registration_problems(backend: dict[str, Any]) -> list[Problem]:
     if not backend["registered"]:
-        why = "no installed distribution has the entry point, so torch does not know the name"
+        why = "no installed distribution registers this backend name as an entry point"
     elif backend["target"].partition(":")[0] != "inductor_ext.backend":
-        why = f"the name leads to {backend['target']}"
+        why = f"the name is registered by {backend['target']}"
     else:
         return []
     return [
         Problem(
-            what='backend="inductor_ext" is not this package',
+            what='backend="inductor_ext" does not select this package',
             why=why,
             install="pip install inductor_ext, or pip install . in a checkout",
         )
@@ -339,7 +352,7 @@ def _devices(*, torch_available: bool) -> list[Device]:
                 capability=".".join(map(str, device.capability)),
                 memory_bytes=device.memory_bytes,
             )
-            for device in components.cuda_devices()
+            for device in cuda_devices()
         ),
     ]
 
@@ -363,7 +376,7 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def _caches(torch: Part) -> tuple[list[Cache], list[Problem]]:
+def _caches(torch: Component) -> tuple[list[Cache], list[Problem]]:
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if inductor is None and torch.available and torch.path is not None:
         try:
@@ -372,8 +385,8 @@ def _caches(torch: Part) -> tuple[list[Cache], list[Problem]]:
             # In a container, the user may have a numeric id without a name, which not every torch
             # supports.
             problem = Problem(
-                what="Inductor finds no place for its cache",
-                why=f"asking for this user's name fails with {error}",
+                what="Inductor has no cache folder",
+                why=f"looking up the name of this user failed: {error}",
                 install="set TORCHINDUCTOR_CACHE_DIR to a writable folder",
             )
             return [], [problem]
@@ -432,174 +445,43 @@ def _cache_problems(cache: Cache) -> list[Problem]:
     if not cache.writable:
         why = "it cannot be written to"
     elif not cache.executable:
-        why = "its file system is mounted noexec, so that compiled code in it cannot be loaded"
+        why = "its file system is mounted noexec, so compiled code in it cannot be loaded"
     else:
         return []
     return [
         Problem(
-            what=f"the cache folder {cache.path} is of no use",
+            what=f"the cache folder {cache.path} cannot be used",
             why=why,
             install=f"set {variable} to another folder",
         )
     ]
 
 
-def _remarks(found: dict[str, Part], values: settings.Settings, caches: list[Cache]) -> list[str]:
+def _remarks(
+    parts: dict[str, Component], values: settings.Settings, caches: list[Cache]
+) -> list[str]:
     """Return remarks: conditions that do not prevent compiling, but may surprise the user."""
     remarks = []
     for variable in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(variable) == "1":
-            remarks.append(f"{variable}=1 makes torch.compile do nothing.")
+            remarks.append(f"{variable}=1 disables torch.compile: models run in eager mode.")
     if not values.enabled:
-        remarks.append("The setting enabled=False makes this backend the stock one.")
-    triton = found["triton"]
+        remarks.append(
+            "The setting enabled=False makes this backend behave like Inductor (default)."
+        )
+    triton = parts["triton"]
     if triton.available and triton.detail:
-        remarks.append(f"Triton is {triton.version}, and {triton.detail}.")
-    nvcc = found["nvcc"]
-    if nvcc.available and nvcc.version and found["cuda"].available:
-        built = found["cuda"].version or ""
+        remarks.append(f"Triton {triton.version} is installed, but {triton.detail}.")
+    nvcc = parts["nvcc"]
+    if nvcc.available and nvcc.version and parts["cuda"].available:
+        built = parts["cuda"].version or ""
         if nvcc.version.partition(".")[0] != built.partition(".")[0]:
             remarks.append(
-                f"nvcc is of CUDA {nvcc.version}, and torch was built with CUDA {built}."
+                f"nvcc is from CUDA {nvcc.version}, but torch was built with CUDA {built}."
             )
     for cache in caches:
         if cache.free_bytes < _LITTLE_SPACE:
-            remarks.append(f"Only {_bytes(cache.free_bytes)} are free for {cache.path}.")
+            remarks.append(
+                f"Only {human_bytes(cache.free_bytes)} are free for the cache folder {cache.path}."
+            )
     return remarks
-
-
-def _bytes(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{count} B"
-
-
-_WIDTH = 100
-
-_Row = tuple[str, str]
-"""A label and a text."""
-
-
-def _wrapped(text: str, indent: int) -> list[str]:
-    """Wrap `text` at the indent, without breaking words, so that commands can be copied."""
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _table(rows: list[_Row]) -> list[str]:
-    """Format rows as two columns, the second one wrapped."""
-    if not rows:
-        return ["  none"]
-    column = max(len(label) for label, _ in rows) + 4
-    lines = []
-    for label, text in rows:
-        first, *rest = _wrapped(text, column) or [""]
-        lines += [f"  {label:<{column - 2}}{first.strip()}", *rest]
-    return lines
-
-
-def _shortcoming(why: str | None, install: str | None) -> list[_Row]:
-    return [("", f"why: {why}"), ("", f"to mend it: {install}")]
-
-
-def render(report: Report) -> str:
-    """Format the report as text of at most 100 columns, except for longer paths and commands."""
-    sections = {
-        "Versions": _version_rows(report),
-        "Devices": [_device_row(device) for device in report.devices],
-        "Parts": [row for part in report.parts.values() for row in _part_rows(part)],
-        "What they allow": [_feature_row(report, name) for name in report.features],
-        "Cache folders": [_cache_row(cache) for cache in report.caches],
-        'backend="inductor_ext"': [("entry point", report.backend["target"] or "not registered")],
-        "Settings that are not the default": [
-            (name, repr(value)) for name, value in report.settings.items()
-        ],
-        "Environment variables that matter": list(report.environment.items()),
-    }
-    lines = []
-    for title, rows in sections.items():
-        lines += [title, *_table(rows), ""]
-    for remark in report.remarks:
-        lines += _wrapped(f"Note: {remark}", 0)
-    for problem in report.problems:
-        lines += _wrapped(f"Problem: {problem.what}.", 0)
-        lines += _table(_shortcoming(problem.why, problem.install))
-    if report.ok:
-        lines.append(f"The backend can compile here for: {', '.join(report.compiles_for)}.")
-    else:
-        lines.append("The backend cannot compile here.")
-    return "\n".join(lines)
-
-
-def _version_rows(report: Report) -> list[_Row]:
-    lowest, highest = report.torch["supported"]
-    range_note = "supported are" if report.torch["in_range"] else "NOT supported, which are"
-    rows = []
-    for name, version in report.versions.items():
-        note = f" ({range_note} {lowest} to {highest})" if name == "torch" and version else ""
-        rows.append((name, f"{version or 'not installed'}{note}"))
-    hooks = report.hooks
-    if hooks["checked"]:
-        rows.append(("hooks", f"{hooks['fit']} of {hooks['checked']} fit this torch"))
-    python = report.python
-    rows.append(
-        ("Python", f"{python['version']} ({python['implementation']}), {python['executable']}")
-    )
-    rows.append(("platform", " ".join(filter(None, report.platform.values()))))
-    return rows
-
-
-def _device_row(device: Device) -> _Row:
-    facts = [device.name]
-    if device.capability is not None:
-        label = "compute capability " if device.kind == "cuda" else ""
-        facts.append(f"{label}{device.capability}")
-    if device.memory_bytes is not None:
-        facts.append(_bytes(device.memory_bytes))
-    return f"{device.kind}:{device.index}", ", ".join(facts)
-
-
-def _part_rows(part: Part) -> list[_Row]:
-    if part.available:
-        return [(part.title, ", ".join(filter(None, (part.version, part.detail, part.path))))]
-    return [(part.title, "MISSING"), *_shortcoming(part.why, part.install)]
-
-
-def _feature_row(report: Report, name: str) -> _Row:
-    feature = report.features[name]
-    if feature.available:
-        return feature.title, "yes"
-    missing = ", ".join(report.parts[part].title for part in feature.missing)
-    return feature.title, f"no, for lack of: {missing}"
-
-
-def _cache_row(cache: Cache) -> _Row:
-    facts = [
-        _bytes(cache.size_bytes) if cache.exists else "not yet made",
-        "writable" if cache.writable else "NOT writable",
-        f"{_bytes(cache.free_bytes)} free",
-    ]
-    if not cache.executable:
-        facts.append("mounted noexec")
-    return cache.name, f"{cache.path} ({', '.join(facts)})"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the report. The exit code is 0 if the backend can compile for some device here."""
-    report = examine()
-    print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
-    return 0 if report.ok else 1

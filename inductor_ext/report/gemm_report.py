@@ -1,6 +1,6 @@
-"""`inductor_ext.explain` and `inductor-ext explain`: the kernel of every GEMM of a model, and why.
+"""`inductor_ext.explain`: the kernel of every GEMM of a model, and why.
 
-Compiles and calls a function once, or runs a script, with all caches of compiled code disabled, so
+Compiles and calls a function once, with all caches of compiled code disabled, so
 that every graph goes through all decisions again. Existing tuning results are used. For every GEMM
 the report shows the selected kernel, its time next to Inductor's and the roofline, the operators
 fused into the kernel, and the operators not fused, with the reason.
@@ -8,27 +8,21 @@ fused into the kernel, and the operators not fused, with the reason.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
 import logging
-import os
-import runpy
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from inductor_ext import _compat, config, events, exc
-from inductor_ext.hooks.activate import activate
-from inductor_ext.hooks.records import CompileRecord
+from inductor_ext import _compat, events
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.graph.explain_records import operators
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.records import ProductRecord
 
-__all__ = ["Gemm", "GemmReport", "add_arguments", "explain", "run"]
+__all__ = ["Gemm", "GemmReport", "explain", "listen"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,102 +392,3 @@ def _debugging(hear: Callable[[Any], None]) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(level)
         log.propagate = propagate
-
-
-# --- the command line ---------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
-    parser.add_argument("script", metavar="SCRIPT", help="a Python program that compiles a model")
-    rest = parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the program"
-    )
-    # In Python 3.11, argparse reports REMAINDER arguments as missing if the script is missing.
-    rest.required = False
-    parser.add_argument(
-        "--max-autotune",
-        action="store_true",
-        help="measure what has not been measured, whatever the program asks for",
-    )
-    parser.add_argument(
-        "--candidates", action="store_true", help="list what was measured for each GEMM"
-    )
-    parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the program with the extension active, and print the report when it ends or fails.
-
-    Returns:
-        The program's exit code.
-
-    Raises:
-        exc.BadReportFileError: the program does not exist, or the JSON file cannot be written. Both
-            are checked before the program runs.
-        BaseException: raised by the program.
-    """
-    if not os.path.isfile(arguments.script):
-        raise exc.BadReportFileError(
-            file=arguments.script,
-            where="",
-            why="there is no such file",
-            mend="Give the path of a Python program.",
-        )
-    # The program may change the working directory.
-    out = None if arguments.json is None else os.path.abspath(arguments.json)
-    if out is not None:
-        _write(out, "", "a")
-    with listen() as found, events.capture(CompileRecord) as compiles:
-        try:
-            return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
-        finally:
-            report = GemmReport(arguments.script, found())
-            print(report.table(candidates=arguments.candidates))
-            if not compiles:
-                print(_why_nothing())
-            if out is not None:
-                _write(out, report.to_json(), "w")
-
-
-def _why_nothing() -> str:
-    if not config.snapshot().enabled:
-        return "The extension was not asked: the setting enabled is False."
-    return (
-        "Inductor has compiled nothing in the program's process, and others that it started are "
-        "not looked into."
-    )
-
-
-def _write(path: str, text: str, mode: str) -> None:
-    try:
-        with open(path, mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise exc.BadReportFileError(
-            file=path,
-            where="",
-            why=f"cannot be written: {error.strerror}",
-            mend="Give a path in an existing writable folder.",
-        ) from None
-
-
-def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
-    from torch._inductor import config as inductor_config
-
-    before = sys.argv, sys.path[0]
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    patch = inductor_config.patch(max_autotune=True) if max_autotune else contextlib.nullcontext()
-    try:
-        with activate(), patch:
-            runpy.run_path(script, run_name="__main__")
-    except SystemExit as ended:
-        if ended.code is None or isinstance(ended.code, int):
-            return ended.code or 0
-        # Python prints any other exit value and exits with 1.
-        print(ended.code, file=sys.stderr)
-        return 1
-    finally:
-        sys.argv, sys.path[0] = before
-    return 0

@@ -1,4 +1,4 @@
-"""`inductor_ext.memory_report` and `inductor-ext memory`: what a model's memory is used for.
+"""`inductor_ext.memory_report`: what a model's memory is used for.
 
 A report consists of memory plans (`MemoryPlanRecord`), one per generated function. It can be
 made for a callable returned by torch.compile, including graphs loaded from a cache; for an exported
@@ -11,7 +11,6 @@ All sizes are bytes at the size hints: for dynamic shapes, the sizes of the exam
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import json
@@ -36,7 +35,7 @@ from inductor_ext.storage import artifact_store
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["MemoryReport", "add_arguments", "memory_report", "read", "run"]
+__all__ = ["MemoryReport", "memory_report", "read"]
 
 _SCHEMA = 1
 
@@ -141,7 +140,7 @@ class MemoryReport:
             ):
                 file.write(text)
         except OSError as error:
-            raise _not_writable(os.fspath(path), str(error)) from None
+            raise exc.BadReportFileError.not_writable(os.fspath(path), str(error)) from None
 
 
 def headline(record: MemoryPlanRecord) -> str:
@@ -231,7 +230,7 @@ def _plan(
     return tuple(record for record in records if isinstance(record, MemoryPlanRecord))
 
 
-# --- files and the command line -----------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------
 
 
 def read(path: str) -> MemoryReport:
@@ -330,81 +329,3 @@ def _unreadable(path: str, line: int | None, why: str) -> exc.BadReportFileError
         why=why,
         mend="Give an event log, a report written with --json, or a file of torch.export.save.",
     )
-
-
-def _not_writable(path: str, why: str) -> exc.BadReportFileError:
-    mend = "Give a path in an existing writable folder."
-    return exc.BadReportFileError(file=path, where="", why=f"cannot be written: {why}", mend=mend)
-
-
-def _choose(report: MemoryReport, path: str, wanted: str | None) -> MemoryReport:
-    """Return the report on the plans that `--graph` selects by number, function name or kind."""
-    if wanted is None:
-        return report
-    chosen = [
-        record
-        for number, record in enumerate(report.records, 1)
-        if wanted in (str(number), record.graph, record.kind)
-    ]
-    if not chosen:
-        known = ", ".join(
-            f"{number}. {record.graph} ({record.kind})"
-            for number, record in enumerate(report.records, 1)
-        )
-        raise exc.BadReportFileError(
-            file=path,
-            where="",
-            why=f"it has no graph {wanted!r}",
-            mend=f"Its graphs are: {known or 'none'}.",
-        )
-    keys = {record.cache_key for record in chosen}
-    measured = tuple(item for item in report.measured if item.cache_key in keys)
-    return MemoryReport(report.title, tuple(chosen), measured)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="an event log (setting event_log), a report written with --json, or an exported "
-        "program (torch.export.save), which is planned",
-    )
-    parser.add_argument(
-        "--top", type=_count, default=10, metavar="N", help="rows of each table (default: 10)"
-    )
-    parser.add_argument(
-        "--graph",
-        metavar="GRAPH",
-        help="only the plans of this number, generated function or kind",
-    )
-    parser.add_argument("--html", metavar="OUT", help="also write a page with a picture")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return count
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the report, and write the HTML page if requested."""
-    if arguments.html is not None:
-        _check_writable(arguments.html)
-    report = _choose(read(arguments.file), arguments.file, arguments.graph)
-    if arguments.html is not None:
-        report.write_html(arguments.html, arguments.top)
-    print(report.to_json() if arguments.json else report.table(arguments.top))
-    return 0
-
-
-def _check_writable(path: str) -> None:
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path):
-        raise _not_writable(path, "a folder stands there")
-    if not os.path.isdir(folder):
-        raise _not_writable(path, f"the folder {folder} does not exist")
-    if not os.access(folder, os.W_OK):
-        raise _not_writable(path, f"the folder {folder} is not writable")

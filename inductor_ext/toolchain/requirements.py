@@ -30,14 +30,14 @@ def device_types(values: Iterable[Any]) -> set[str]:
     return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
-def missing(use: Literal["jit", "aot"], devices: Collection[str]) -> components.Part | None:
+def missing(use: Literal["jit", "aot"], devices: Collection[str]) -> components.Component | None:
     """Return the first component that a compile for `devices` requires and this machine lacks."""
     # The wrapper of an ahead-of-time compile is C++ on every device.
     for device in sorted({*devices, "cpu"} if use == "aot" else devices):
         for name in _NEEDS.get((use, device), ()):
-            part = components.probe(name)
-            if not part.available:
-                return part
+            component = components.probe(name)
+            if not component.available:
+                return component
     return None
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from inductor_ext import __version__, _compat, exc
 from inductor_ext.cli import main
+from inductor_ext.cli.doctor import render
 from inductor_ext.report import doctor
 from inductor_ext.toolchain import components
 
@@ -69,14 +70,14 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def give(*names: str, **details: dict[str, Any]) -> None:
         real = components.probe
 
-        def probe(name: str) -> components.Part:
+        def probe(name: str) -> components.Component:
             title = real(name).title
             if name == "torch":
                 return real(name)
             if names and name not in names:
                 why, install = f"no {name} here", f"fetch-me-{name} --now"
-                return components.Part(name, title, available=False, why=why, install=install)
-            return components.Part(name, title, available=True, **details.get(name, {}))
+                return components.Component(name, title, available=False, why=why, install=install)
+            return components.Component(name, title, available=True, **details.get(name, {}))
 
         monkeypatch.setattr(components, "probe", probe)
 
@@ -161,22 +162,22 @@ class TestReport:
 
     def test_what_is_missing_says_why_and_what_to_do(self, has: Callable[..., None]) -> None:
         has("cxx", "openmp", "python_headers")
-        text = flat(doctor.render(doctor.examine()))
+        text = flat(render(doctor.examine()))
         for part in components.probe_all().values():
             if part.available:
                 assert f"no {part.name} here" not in text
             else:
                 assert (
                     f"{part.title} MISSING why: no {part.name} here "
-                    f"to mend it: fetch-me-{part.name} --now"
+                    f"to fix: fetch-me-{part.name} --now"
                 ) in text
         assert "torch.compile on CPU yes" in text
-        assert "torch.compile on CUDA no, for lack of: CUDA device, Triton, C compiler" in text
+        assert "torch.compile on CUDA no, missing: CUDA device, Triton, C compiler" in text
         assert text.endswith("The backend can compile here for: cpu.")
 
     def test_no_line_is_long_for_want_of_wrapping(self, has: Callable[..., None]) -> None:
         has("cc")
-        for line in doctor.render(doctor.examine()).splitlines():
+        for line in render(doctor.examine()).splitlines():
             assert len(line) <= 100 or not re.search(r"\S\s+\S", line[60:]), line
 
     @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ class TestReport:
             "torch.compile on CUDA is not possible",
         ]
         assert "fetch-me-cxx --now" in report.problems[0].install
-        text = flat(doctor.render(report))
+        text = flat(render(report))
         assert "Problem: torch.compile on CPU is not possible. why: C++ compiler:" in text
         assert text.endswith("The backend cannot compile here.")
 
@@ -225,7 +226,7 @@ class TestTorchVersion:
         assert problem.why.endswith("for torch 3.0 to 3.1")
         assert "INDUCTOR_EXT_ALLOW_UNSUPPORTED_TORCH=1" in problem.install
         assert (report.ok, report.compiles_for) == (False, ())
-        assert "NOT supported, which are 3.0 to 3.1" in flat(doctor.render(report))
+        assert "NOT supported; the supported range is 3.0 to 3.1" in flat(render(report))
 
     @pytest.mark.usefixtures("unsupported")
     def test_unsupported_and_allowed(self) -> None:
@@ -272,7 +273,7 @@ class TestSettings:
             report = doctor.examine()
         assert report.settings == {"enabled": False, "fallback_to_eager": False}
         assert any("enabled=False" in remark for remark in report.remarks)
-        assert "fallback_to_eager False" in flat(doctor.render(report))
+        assert "fallback_to_eager False" in flat(render(report))
 
     def test_an_environment_that_cannot_be_read(self) -> None:
         done = doctor_process("doctor", "--json", environment={"INDUCTOR_EXT_ENABLED": "perhaps"})
@@ -295,13 +296,16 @@ class TestSettings:
     def test_torch_compile_switched_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
         remarks = doctor.examine().remarks
-        assert "TORCH_COMPILE_DISABLE=1 makes torch.compile do nothing." in remarks
+        assert (
+            "TORCH_COMPILE_DISABLE=1 disables torch.compile: models run in eager mode." in remarks
+        )
 
 
 class TestMismatches:
     def test_triton(self, has: Callable[..., None]) -> None:
         has(triton={"version": "3.5.1", "detail": "this torch requires 3.6.0"})
-        assert "Triton is 3.5.1, and this torch requires 3.6.0." in doctor.examine().remarks
+        expected = "Triton 3.5.1 is installed, but this torch requires 3.6.0."
+        assert expected in doctor.examine().remarks
 
     @pytest.mark.parametrize(("nvcc", "remarks"), [("12.6.85", 1), ("13.1.20", 0)])
     def test_nvcc(self, has: Callable[..., None], nvcc: str, remarks: int) -> None:
@@ -333,7 +337,7 @@ class TestCaches:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         report = doctor.examine()
         assert report.caches[0].size_bytes == 1500
-        assert f"{cache} (1.5 KiB, writable" in flat(doctor.render(report))
+        assert f"{cache} (1.46 KiB, writable" in flat(render(report))
 
     def test_a_folder_that_cannot_be_made(
         self, has: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -366,7 +370,7 @@ class TestCaches:
             "set TORCHINDUCTOR_CACHE_DIR to another folder",
             "set TRITON_CACHE_DIR to another folder",
         }
-        assert "mounted noexec" in flat(doctor.render(report))
+        assert "mounted noexec" in flat(render(report))
 
     def test_the_default_is_inductors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -394,7 +398,7 @@ class TestCaches:
 
     def test_little_space(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "_LITTLE_SPACE", 1 << 62)
-        assert any(re.match(r"Only [\d.]+ GiB are free", r) for r in doctor.examine().remarks)
+        assert any(re.match(r"Only [\d.]+ [GT]iB are free", r) for r in doctor.examine().remarks)
 
 
 class TestRegistration:
@@ -421,7 +425,7 @@ class TestRegistration:
         report = doctor.examine()
         assert report.backend == {"registered": False, "target": None}
         (problem,) = report.problems
-        assert "no installed distribution has the entry point" in problem.why
+        assert "no installed distribution registers this backend name" in problem.why
         assert not report.ok
 
     def test_taken_by_somebody_else(
@@ -430,7 +434,7 @@ class TestRegistration:
         has()
         entries("other_package.backend:compile")
         (problem,) = doctor.examine().problems
-        assert problem.why == "the name leads to other_package.backend:compile"
+        assert problem.why == "the name is registered by other_package.backend:compile"
 
 
 class TestCommandLine:

@@ -20,6 +20,7 @@ import pytest
 
 from inductor_ext import exc
 from inductor_ext.toolchain import components
+from inductor_ext.toolchain.probes import common, cuda
 
 VARIABLES = (
     "CC",
@@ -50,7 +51,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(components, "_CUDA_HOME", str(tmp_path / "no-cuda"))
+    monkeypatch.setattr(cuda, "_CUDA_HOME", str(tmp_path / "no-cuda"))
     # What this test process has imported must not count.
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     monkeypatch.delitem(sys.modules, "torch.utils.cpp_extension", raising=False)
@@ -203,7 +204,7 @@ class TestCxx:
         assert (components.probe("cxx").why or "").startswith(why)
 
     def test_a_compiler_that_hangs(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(components, "_SECONDS", 0.2)
+        monkeypatch.setattr(common, "TIMEOUT", 0.2)
         script(machine / "bin" / "g++", "exec /bin/sleep 20")
         assert "no output" in (components.probe("cxx").why or "")
 
@@ -382,7 +383,7 @@ class TestCudaHeaders:
         self, toolkit: Callable[[str], str], machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A wrapper script in /usr/local/bin makes torch look for headers in /usr/local.
-        monkeypatch.setattr(components, "_CUDA_HOME", toolkit("default"))
+        monkeypatch.setattr(cuda, "_CUDA_HOME", toolkit("default"))
         assert components.probe("cuda_headers").available
         components.clear()
         nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
@@ -579,7 +580,7 @@ class TestCuda:
         """One usable device, and a torch that is built for CUDA 13.0."""
         import torch
 
-        monkeypatch.setattr(components, "_CUDA_DRIVER", driver_library)
+        monkeypatch.setattr(cuda, "_CUDA_DRIVER", driver_library)
         monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -595,9 +596,9 @@ class TestCuda:
 
     def test_devices(self, gpu: pytest.MonkeyPatch) -> None:
         gpu.setenv("FAKE_COUNT", "2")
-        assert components.cuda_devices() == (
-            components.CudaDevice(0, "Fake GPU", (9, 0), 80 << 30),
-            components.CudaDevice(1, "Other GPU", (9, 0), 80 << 30),
+        assert cuda.cuda_devices() == (
+            cuda.CudaDevice(0, "Fake GPU", (9, 0), 80 << 30),
+            cuda.CudaDevice(1, "Other GPU", (9, 0), 80 << 30),
         )
 
     def test_torch_without_cuda(self, gpu: pytest.MonkeyPatch) -> None:
@@ -618,11 +619,11 @@ class TestCuda:
         assert components.probe("cuda").why == "torch 2.13.0+cu130 is built with ROCm 6.4"
 
     def test_no_driver(self, gpu: pytest.MonkeyPatch) -> None:
-        gpu.setattr(components, "_CUDA_DRIVER", "libno-such-driver.so.1")
+        gpu.setattr(cuda, "_CUDA_DRIVER", "libno-such-driver.so.1")
         part = components.probe("cuda")
         assert "there is no NVIDIA driver" in (part.why or "")
         assert "--gpus all" in (part.install or "")
-        assert components.cuda_devices() == ()
+        assert cuda.cuda_devices() == ()
 
     def test_driver_too_old(self, gpu: pytest.MonkeyPatch) -> None:
         gpu.setenv("FAKE_VERSION", "12040")
@@ -678,7 +679,7 @@ class TestCuda:
         import torch
 
         assert components.probe("cuda").available
-        shown = components.cuda_devices()
+        shown = cuda.cuda_devices()
         assert len(shown) == torch.cuda.device_count()
         for device in shown:
             properties = torch.cuda.get_device_properties(device.index)
@@ -695,10 +696,10 @@ class TestFeatures:
         """The features of a machine that has every part but the named ones."""
 
         def look(*missing: str) -> dict[str, components.Feature]:
-            def probe(name: str) -> components.Part:
+            def probe(name: str) -> components.Component:
                 gone = name in missing
                 why, install = (f"no {name}", f"install {name}") if gone else (None, None)
-                return components.Part(name, name.upper(), not gone, why=why, install=install)
+                return components.Component(name, name.upper(), not gone, why=why, install=install)
 
             monkeypatch.setattr(components, "probe", probe)
             return {feature.name: feature for feature in components.features()}
@@ -768,10 +769,11 @@ def test_probing_leaves_nothing_behind(tmp_path: Path) -> None:
 import json, os, sys
 before = dict(os.environ)
 from inductor_ext.toolchain import components
+from inductor_ext.toolchain.probes.cuda import cuda_devices
 assert "torch" not in sys.modules
 components.probe_all()
 components.features()
-components.cuda_devices()
+cuda_devices()
 loaded = [name for name in ("torch._inductor", "triton", "cutlass_library") if name in sys.modules]
 changed = sorted(set(before.items()) ^ set(os.environ.items()))
 context = sys.modules["torch"].cuda.is_initialized()

@@ -91,10 +91,10 @@ class FakeParts:
     def __init__(self, *absent: str) -> None:
         self.absent = absent
 
-    def __call__(self, name: str) -> components.Part:
+    def __call__(self, name: str) -> components.Component:
         if name in self.absent:
-            return components.Part(name, name, False, why=f"no {name}", install=f"get {name}")
-        return components.Part(name, name, True)
+            return components.Component(name, name, False, why=f"no {name}", install=f"get {name}")
+        return components.Component(name, name, True)
 
 
 @pytest.mark.parametrize(

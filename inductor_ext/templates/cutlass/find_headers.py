@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from inductor_ext import exc
 from inductor_ext.toolchain import components
+from inductor_ext.toolchain.probes.cutlass import CUTLASS_INSTALL
 
 __all__ = ["LOWEST", "Headers", "find"]
 
@@ -53,12 +54,10 @@ def find(cutlass_dir: str | os.PathLike[str] | None = None) -> Headers:
         part = components.probe("cutlass")
         part.require()
         assert part.path is not None
-        root, install = pathlib.Path(part.path), components.CUTLASS_INSTALL
+        root, install = pathlib.Path(part.path), CUTLASS_INSTALL
     else:
         root = pathlib.Path(cutlass_dir).absolute()
-        install = (
-            f"give a checkout of CUTLASS as cutlass_dir, or none and {components.CUTLASS_INSTALL}"
-        )
+        install = f"give a checkout of CUTLASS as cutlass_dir, or none and {CUTLASS_INSTALL}"
     file = root / "include" / "cutlass" / "version.h"
     try:
         text = file.read_text(encoding="utf-8")

@@ -1,0 +1,112 @@
+"""`inductor-ext explain SCRIPT`: runs a program and reports the kernel of each of its GEMMs.
+
+The program runs in this process with the extension active and with all caches of compiled code
+disabled. The exit code is the program's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from inductor_ext import config, events, exc
+from inductor_ext.hooks.activate import activate
+from inductor_ext.hooks.records import CompileRecord
+from inductor_ext.report.gemm_report import GemmReport, listen
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to the parser."""
+    parser.add_argument("script", metavar="SCRIPT", help="a Python program that compiles a model")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the program"
+    )
+    # In Python 3.11, argparse reports REMAINDER arguments as missing if the script is missing.
+    rest.required = False
+    parser.add_argument(
+        "--max-autotune",
+        action="store_true",
+        help="measure what has not been measured, whatever the program asks for",
+    )
+    parser.add_argument(
+        "--candidates", action="store_true", help="list what was measured for each GEMM"
+    )
+    parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program with the extension active, and print the report when it ends or fails.
+
+    Returns:
+        The program's exit code.
+
+    Raises:
+        exc.BadReportFileError: the program does not exist, or the JSON file cannot be written. Both
+            are checked before the program runs.
+        BaseException: raised by the program.
+    """
+    if not os.path.isfile(arguments.script):
+        raise exc.BadReportFileError(
+            file=arguments.script,
+            where="",
+            why="there is no such file",
+            mend="Give the path of a Python program.",
+        )
+    # The program may change the working directory.
+    out = None if arguments.json is None else os.path.abspath(arguments.json)
+    if out is not None:
+        _write(out, "", "a")
+    with listen() as compiled_gemms, events.capture(CompileRecord) as compiles:
+        try:
+            return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+        finally:
+            report = GemmReport(arguments.script, compiled_gemms())
+            print(report.table(candidates=arguments.candidates))
+            if not compiles:
+                print(_why_nothing())
+            if out is not None:
+                _write(out, report.to_json(), "w")
+
+
+def _why_nothing() -> str:
+    if not config.snapshot().enabled:
+        return "The extension was not asked: the setting enabled is False."
+    return (
+        "Inductor has compiled nothing in the program's process, and others that it started are "
+        "not looked into."
+    )
+
+
+def _write(path: str, text: str, mode: str) -> None:
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise exc.BadReportFileError.not_writable(path, error.strerror) from None
+
+
+def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
+    from torch._inductor import config as inductor_config
+
+    before = sys.argv, sys.path[0]
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    patch = inductor_config.patch(max_autotune=True) if max_autotune else contextlib.nullcontext()
+    try:
+        with activate(), patch:
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        # Python prints any other exit value and exits with 1.
+        print(ended.code, file=sys.stderr)
+        return 1
+    finally:
+        sys.argv, sys.path[0] = before
+    return 0

@@ -1,0 +1,88 @@
+"""`inductor-ext memory FILE`: shows the memory plans in a file as text, JSON or an HTML page.
+
+FILE is an event log, a report written with --json, or an exported program, which is planned. The
+exit code is 0, or 2 if the file cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from inductor_ext import exc
+from inductor_ext.report.memory_report import MemoryReport, read
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to the parser."""
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="an event log (setting event_log), a report written with --json, or an exported "
+        "program (torch.export.save), which is planned",
+    )
+    parser.add_argument(
+        "--top", type=_count, default=10, metavar="N", help="rows of each table (default: 10)"
+    )
+    parser.add_argument(
+        "--graph",
+        metavar="GRAPH",
+        help="only the plans of this number, generated function or kind",
+    )
+    parser.add_argument("--html", metavar="OUT", help="also write a page with a picture")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return count
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report, and write the HTML page if requested."""
+    if arguments.html is not None:
+        _check_writable(arguments.html)
+    report = _select_graphs(read(arguments.file), arguments.file, arguments.graph)
+    if arguments.html is not None:
+        report.write_html(arguments.html, arguments.top)
+    print(report.to_json() if arguments.json else report.table(arguments.top))
+    return 0
+
+
+def _check_writable(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise exc.BadReportFileError.not_writable(path, "a folder stands there")
+    if not os.path.isdir(folder):
+        raise exc.BadReportFileError.not_writable(path, f"the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise exc.BadReportFileError.not_writable(path, f"the folder {folder} is not writable")
+
+
+def _select_graphs(report: MemoryReport, path: str, selector: str | None) -> MemoryReport:
+    """Return the report on the plans that `--graph` selects by number, function name or kind."""
+    if selector is None:
+        return report
+    selected = [
+        record
+        for number, record in enumerate(report.records, 1)
+        if selector in (str(number), record.graph, record.kind)
+    ]
+    if not selected:
+        names = ", ".join(
+            f"{number}. {record.graph} ({record.kind})"
+            for number, record in enumerate(report.records, 1)
+        )
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why=f"it has no graph {selector!r}",
+            mend=f"Its graphs are: {names or 'none'}.",
+        )
+    keys = {record.cache_key for record in selected}
+    measured = tuple(run for run in report.measured if run.cache_key in keys)
+    return MemoryReport(report.title, tuple(selected), measured)
