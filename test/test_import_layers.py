@@ -20,9 +20,17 @@ PACKAGE = Path(__file__).parent.parent / "inductor_ext"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_compat", "config", "exc", "numerics", "settings", "storage"}),
-    frozenset({"hooks.context", "hooks.hook_table", "hooks.registry", "hooks.torch_source"}),
+    frozenset(
+        {
+            "hooks.context",
+            "hooks.hook_table",
+            "hooks.lowering_table",
+            "hooks.registry",
+            "hooks.torch_source",
+        }
+    ),
     frozenset({"events", "memory", "memory_planning", "options", "templates", "toolchain"}),
-    frozenset({"autotune", "cpp_wrapper", "lowerings", "memory.out_variants"}),
+    frozenset({"autotune", "cpp_wrapper", "lowerings"}),
     frozenset({"hooks"}),
     frozenset({"aot", "backend"}),
     frozenset({"__main__", "cli", "report"}),
@@ -62,6 +70,7 @@ PURE = (
     "cpp_wrapper.signature.signature",
     "hooks.context",
     "hooks.hook_table",
+    "hooks.lowering_table",
     "hooks.registry",
     "hooks.torch_source",
     "memory.arena_runtime",

@@ -13,7 +13,8 @@
 | `cache_keys` | keys of the FX graph cache and of the AOTAutograd cache |
 | `graph_passes` | passes over FX graphs, scheduler nodes and wrapper lines |
 | `aot` | C++ codegen of AOT packages |
-| `lowerings` | Inductor's table of lowerings |
+| `lowering_table` | the extension's lowerings by operator |
+| `lowerings` | their dispatchers in Inductor's table of lowerings |
 | `upstream_fixes` | workarounds for Inductor bugs |
 
 A process-wide replacement is a dispatcher. If the extension is compiling in the current thread, the

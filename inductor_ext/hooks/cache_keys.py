@@ -10,8 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext import lowerings
-from inductor_ext.hooks import registry, scope
+from inductor_ext.hooks import lowering_table, registry, scope
 from inductor_ext.memory import compiled_callables
 from inductor_ext.storage import artifact_store
 
@@ -32,7 +31,11 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
         stock(self, gm, *args, **kwargs)
         settings = scope.settings()
         if settings is not None:
-            parts = [artifact_store.source_key(), settings.cache_key(), lowerings.registry_key()]
+            parts = [
+                artifact_store.source_key(),
+                settings.cache_key(),
+                lowering_table.registry_key(),
+            ]
             self.inductor_ext = "-".join([*parts, post_grad_pass.cache_key(settings, gm)])
 
     return __init__

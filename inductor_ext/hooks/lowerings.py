@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext import lowerings
-from inductor_ext.hooks import scope
+from inductor_ext.hooks import lowering_table, scope
 
 __all__ = ["install_hooks"]
 
@@ -27,7 +26,7 @@ def install_hooks() -> None:
     from inductor_ext.memory import out_variants  # noqa: F401
 
     with _lock:
-        for operator in lowerings.registered():
+        for operator in lowering_table.registered():
             if operator not in _replaced:
                 _replaced[operator] = module.lowerings[operator]
                 module.lowerings[operator] = _dispatch(operator)
@@ -38,7 +37,7 @@ def _dispatch(operator: Any) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def lower(*args: Any, **kwargs: Any) -> Any:
-        ours = lowerings.registered().get(operator)
+        ours = lowering_table.registered().get(operator)
         if ours is None or scope.settings() is None:
             return stock(*args, **kwargs)
         return ours(stock, *args, **kwargs)

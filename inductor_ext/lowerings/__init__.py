@@ -1,4 +1,4 @@
-"""Registry of the extension's lowerings from ATen calls to Inductor IR; one module per op family.
+"""From ATen calls to Inductor IR: the extension's lowerings, one module per op family.
 
 A lowering is a function whose first argument is Inductor's own lowering (`stock`), followed by the
 call's arguments:
@@ -9,84 +9,10 @@ call's arguments:
             return stock(mat1, mat2, layout=layout)
         ...
 
-Lowerings run only in compiles of the extension: `hooks.lowerings` installs a dispatcher in
-Inductor's process-wide table, which calls `stock` in every other compile. A lowering passes calls
-that it does not support to `stock` unchanged. The registry does not import Inductor.
+Lowerings run only in compiles of the extension. A lowering passes calls that it does not support to
+`stock` unchanged. `graph/` finds the groups of FX nodes that one kernel can compute.
 """
 
-from __future__ import annotations
+from inductor_ext.hooks.lowering_table import register_lowering, registered, unregister_lowering
 
-import hashlib
-import inspect
-import secrets
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar
-
-__all__ = ["register_lowering", "registered", "registry_key", "unregister_lowering"]
-
-Lowering = Callable[..., Any]
-_F = TypeVar("_F", bound=Lowering)
-
-_lowerings: dict[Any, Lowering] = {}
-_keys: dict[Any, str] = {}
-
-
-def register_lowering(*operators: Any) -> Callable[[_F], _F]:
-    """Register the decorated function as the lowering of `operators` in the extension's compiles.
-
-    Args:
-        operators: OpOverloads.
-
-    Raises:
-        ValueError: an operator is already registered.
-    """
-
-    def register(lowering: _F) -> _F:
-        for operator in operators:
-            if operator in _lowerings:
-                raise ValueError(f"{operator} is lowered by {_lowerings[operator]!r} already")
-            _lowerings[operator] = lowering
-            _keys[operator] = _identity(lowering)
-        return lowering
-
-    return register
-
-
-def unregister_lowering(*operators: Any) -> None:
-    """Remove the lowerings of `operators`, which restores Inductor's own."""
-    for operator in operators:
-        del _lowerings[operator], _keys[operator]
-
-
-def registered() -> Mapping[Any, Lowering]:
-    """Return a live, read-only view of operator -> lowering."""
-    return MappingProxyType(_lowerings)
-
-
-def registry_key(*, own: bool = True) -> str:
-    """Return a hex digest of the registered lowerings, for the cache key.
-
-    The cache key already covers the package's own source; this adds lowerings registered elsewhere.
-
-    Args:
-        own: whether to include the package's own lowerings, which are registered when the first
-            compile begins.
-    """
-    items = sorted(
-        (str(operator), key)
-        for operator, key in _keys.items()
-        if own or _lowerings[operator].__module__.split(".")[0] != "inductor_ext"
-    )
-    return hashlib.sha256(repr(items).encode()).hexdigest()[:16]
-
-
-def _identity(lowering: Lowering) -> str:
-    try:
-        source = inspect.getsource(lowering)
-    except (OSError, TypeError):
-        # Without source, two versions are indistinguishable: a random key prevents cache reuse
-        # across processes.
-        source = secrets.token_hex()
-    qualified = f"{lowering.__module__}.{getattr(lowering, '__qualname__', repr(lowering))}"
-    return hashlib.sha256(f"{qualified}\n{source}".encode()).hexdigest()
+__all__ = ["register_lowering", "registered", "unregister_lowering"]

@@ -38,7 +38,7 @@ from torch._inductor import ir, lowering, scheduler
 from torch._inductor.codegen.wrapper import WrapperLine
 from torch._inductor.virtualized import V
 
-from inductor_ext.lowerings import register_lowering
+from inductor_ext.hooks.lowering_table import register_lowering
 
 __all__ = ["DEVICES", "OUT_VARIANTS", "SCRATCHLESS", "out_variant"]
 

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_ext
 from inductor_ext import _compat, config, events, exc, lowerings
-from inductor_ext.hooks import activate, compile_fx, scope
+from inductor_ext.hooks import activate, compile_fx, lowering_table, scope
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.storage import artifact_store
 
@@ -389,10 +389,10 @@ def test_an_operator_has_one_lowering(sinh_lowerings: list[Any]) -> None:
 
 
 def test_registry_key_tells_lowerings_apart() -> None:
-    keys = {lowerings.registry_key()}
+    keys = {lowering_table.registry_key()}
     for function in (run, kinds):
         lowerings.register_lowering(ATEN_SINH)(function)
-        keys.add(lowerings.registry_key())
+        keys.add(lowering_table.registry_key())
         lowerings.unregister_lowering(ATEN_SINH)
     assert len(keys) == 3
 
@@ -402,7 +402,7 @@ def test_a_lowering_without_source_is_never_reused() -> None:
     for _ in range(2):
         function = eval("lambda stock, x: stock(x)")
         lowerings.register_lowering(ATEN_SINH)(function)
-        keys.add(lowerings.registry_key())
+        keys.add(lowering_table.registry_key())
         lowerings.unregister_lowering(ATEN_SINH)
     assert len(keys) == 2
 

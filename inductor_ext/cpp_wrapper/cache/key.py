@@ -31,7 +31,8 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext import _compat, lowerings, numerics
+from inductor_ext import _compat, numerics
+from inductor_ext.hooks import lowering_table
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.settings import Settings
 from inductor_ext.storage import artifact_store
@@ -186,7 +187,7 @@ def ingredients(
         "settings": (
             artifact_store.source_key(),
             ours.cache_key(),
-            lowerings.registry_key(own=False),
+            lowering_table.registry_key(own=False),
             post_grad_pass.cache_key(ours, program.graph_module),
         ),
         "options": _options(writer, patches),
