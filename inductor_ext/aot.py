@@ -325,8 +325,9 @@ def _package_from(
     from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
     from inductor_ext.cpp_wrapper.package import write_package
     from inductor_ext.cpp_wrapper.signature import from_export
+    from inductor_ext.cpp_wrapper.signature.guard_filter import ignore_performance_guards
 
-    signatures = {name: from_export.signature(program) for name, program in programs.items()}
+    signatures = {name: from_export.derive_signature(program) for name, program in programs.items()}
     for name, program in programs.items():
         _warn_of_unwritten_results(name, program)
     files: dict[str, list[Any]] = {}
@@ -337,7 +338,7 @@ def _package_from(
             with (
                 build.collecting() as collected,
                 cpp_wrapper.signature_given(signatures[name]),
-                from_export.without_preferences(program),
+                ignore_performance_guards(program),
                 events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):
                 own = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}

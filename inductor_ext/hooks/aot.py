@@ -34,7 +34,7 @@ def exported_module(model: Any) -> Iterator[None]:
         return
     from inductor_ext.cpp_wrapper.signature import from_graph
 
-    with from_graph.module_given(model):
+    with from_graph.use_exported_ranges(model):
         yield
 
 

@@ -343,7 +343,7 @@ HOOKS: tuple[Hook, ...] = (
         "symbol_guards",
         "changed",
         ("torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_expr",),
-        "cpp_wrapper.signature.from_export",
+        "cpp_wrapper.signature.guard_filter",
         "On the shape environment of one exported program: questions about sizes that only decide "
         "what is faster must not narrow the range for which the package is right. The file that "
         "asks tells such questions from others.",

@@ -42,7 +42,7 @@ def _dispatch_exported_inputs(stock: Callable[..., Any]) -> Callable[..., Any]:
             return inputs
         from inductor_ext.cpp_wrapper.signature import from_export
 
-        return from_export.with_numbers(gm, inputs)
+        return from_export.restore_scalar_inputs(gm, inputs)
 
     return extract_inputs
 

@@ -21,7 +21,13 @@ from torch.utils._sympy import functions
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import compiler
 from inductor_ext.cpp_wrapper.codegen import input_checks
-from inductor_ext.cpp_wrapper.signature import expression, from_export
+from inductor_ext.cpp_wrapper.signature import (
+    conditions,
+    expression,
+    from_export,
+    guard_filter,
+    symbolic,
+)
 from inductor_ext.cpp_wrapper.signature.expression import Apply
 from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantInput,
@@ -259,7 +265,7 @@ S, T = sympy.Symbol("s", integer=True, positive=True), sympy.Symbol("t", integer
     ],
 )
 def test_torch_s_expressions_have_the_same_value(expr: sympy.Basic, text: str | None) -> None:
-    node = from_export.node_of(expr)
+    node = symbolic.to_node(expr)
     if text is not None:
         assert expression.show(node) == text
     for s in range(1, 30, 3):
@@ -272,7 +278,7 @@ def test_torch_s_expressions_have_the_same_value(expr: sympy.Basic, text: str | 
 @pytest.mark.parametrize("expr", [functions.FloatTrueDiv(S, T), S / 2, sympy.sqrt(S), sympy.pi])
 def test_what_is_not_of_integers_is_said(expr: sympy.Basic) -> None:
     with pytest.raises(ValueError, match="no operation on integers"):
-        from_export.node_of(expr)
+        symbolic.to_node(expr)
 
 
 # --- exported programs ------------------------------------------------------------------------
@@ -305,7 +311,7 @@ def nested_program() -> ExportedProgram:
 
 
 def test_inputs_have_the_model_s_names_and_paths(nested_program: ExportedProgram) -> None:
-    found = from_export.signature(nested_program)
+    found = from_export.derive_signature(nested_program)
     assert [(inp.name, inp.path) for inp in found.inputs] == [
         ("x", "args[0]"),
         ("y", "args[1]"),
@@ -325,13 +331,13 @@ def test_variable_arguments_are_numbered() -> None:
         return first + rest[0]["a"] + rest[1]
 
     example = torch.zeros(3)
-    found = from_export.signature(export(function, example, {"a": example}, example))
+    found = from_export.derive_signature(export(function, example, {"a": example}, example))
     names = [(inp.name, inp.path) for inp in found.inputs]
     assert names == [("first", "args[0]"), ("rest_0['a']", "args[1]['a']"), ("rest_1", "args[2]")]
 
 
 def test_derived_sizes_are_expressions_of_the_same_symbol(nested_program: ExportedProgram) -> None:
-    found = from_export.signature(nested_program)
+    found = from_export.derive_signature(nested_program)
     inputs = inputs_by_name(found)
     (symbol,) = found.symbols
     assert found.symbols[symbol] == Range(2, 64)
@@ -343,7 +349,7 @@ def test_derived_sizes_are_expressions_of_the_same_symbol(nested_program: Export
 
 
 def test_outputs_have_paths_shapes_and_values(nested_program: ExportedProgram) -> None:
-    found = from_export.signature(nested_program)
+    found = from_export.derive_signature(nested_program)
     (symbol,) = found.symbols
     assert found.outputs == (
         TensorOutput("[0]", "float32", (), "cpu"),
@@ -356,7 +362,7 @@ def test_outputs_have_paths_shapes_and_values(nested_program: ExportedProgram) -
 
 
 def test_the_structures_are_those_that_torch_stores(nested_program: ExportedProgram) -> None:
-    found = from_export.signature(nested_program)
+    found = from_export.derive_signature(nested_program)
     program = nested_program.module()
     info = program.graph._codegen.pytree_info
     assert found.in_spec == pytree.treespec_dumps(info.in_spec)
@@ -367,11 +373,13 @@ def test_the_structures_are_those_that_torch_stores(nested_program: ExportedProg
 def test_a_program_keeps_its_signature(
     nested_program: ExportedProgram, way: Callable[[ExportedProgram], ExportedProgram]
 ) -> None:
-    assert from_export.signature(way(nested_program)) == from_export.signature(nested_program)
+    assert from_export.derive_signature(way(nested_program)) == from_export.derive_signature(
+        nested_program
+    )
 
 
 def test_a_model_of_no_arguments() -> None:
-    found = from_export.signature(export(lambda: torch.ones(3)))
+    found = from_export.derive_signature(export(lambda: torch.ones(3)))
     assert found.inputs == ()
     assert found.outputs == (TensorOutput("", "float32", (3,), "cpu"),)
     input_checks.render(found)
@@ -396,7 +404,7 @@ def pair_registered() -> None:
 
 @pytest.mark.usefixtures("pair_registered")
 def test_a_container_that_cannot_be_rebuilt_has_the_graph_s_names() -> None:
-    found = from_export.signature(
+    found = from_export.derive_signature(
         export(lambda pair: pair.left + pair.right, Pair(torch.zeros(3), torch.zeros(3)))
     )
     assert [inp.name for inp in found.inputs] == ["pair_left", "pair_right"]
@@ -413,13 +421,13 @@ def test_a_container_that_cannot_be_rebuilt_has_the_graph_s_names() -> None:
 )
 def test_ranges_are_export_s(limits: dict[str, int], expected: Range) -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim("n", **limits)},))
-    (found,) = from_export.signature(program).symbols.values()
+    (found,) = from_export.derive_signature(program).symbols.values()
     assert found == expected
 
 
 def test_a_size_that_is_derived_alone_can_be_solved_for() -> None:
     base = Dim("base", min=3, max=9)
-    found = from_export.signature(
+    found = from_export.derive_signature(
         export(lambda x: x + 1, torch.zeros(12, 1), shapes=({0: 4 * base},))
     )
     for size, right in ((8, False), (12, True), (14, False), (36, True), (40, False)):
@@ -430,7 +438,7 @@ def test_a_size_that_is_derived_alone_can_be_solved_for() -> None:
 def test_the_least_size_that_is_derived_alone_is_the_user_s() -> None:
     base = Dim("base", min=1, max=9)
     program = export(lambda x: x + 1, torch.zeros(13), shapes=({0: 4 * base + 1},))
-    found = from_export.signature(program)
+    found = from_export.derive_signature(program)
     assert list(found.symbols.values()) == [Range(1, 9)]
     for size in (1, 4, 5, 9, 37, 41):
         right = size % 4 == 1 and 5 <= size <= 37
@@ -486,7 +494,7 @@ def test_guards_hold_exactly_as_in_the_exported_module(
 ) -> None:
     function, example, shapes, calls = GUARDED[name]
     program = way(export(function, *example, shapes=shapes))
-    found = from_export.signature(program)
+    found = from_export.derive_signature(program)
     module = program.module()
     assert found.unchecked == ()
     verdicts = []
@@ -509,7 +517,9 @@ def test_asserts_on_sizes_are_checked_before_the_call() -> None:
         torch._check(x.shape[0] * 2 < 30)
         return x + 1
 
-    found = from_export.signature(export(function, torch.zeros(4), shapes=({0: Dim.DYNAMIC},)))
+    found = from_export.derive_signature(
+        export(function, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
+    )
     assert accepts(found, [torch.zeros(14)])
     assert not accepts(found, [torch.zeros(15)])
 
@@ -520,7 +530,7 @@ def test_conditions_on_values_are_the_compiled_code_s_business() -> None:
         torch._check(size < 30)
         return torch.zeros(size)
 
-    found = from_export.signature(export(function, torch.tensor([3, 4])))
+    found = from_export.derive_signature(export(function, torch.tensor([3, 4])))
     assert found.constraints == found.unchecked == ()
     ((size,),) = [output.shape for output in found.outputs if isinstance(output, TensorOutput)]
     assert str(size).startswith("u")
@@ -538,7 +548,7 @@ def test_strides_follow_the_example_s(
     tensor: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor
 ) -> None:
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
-    found = from_export.signature(export(lambda x: x * 2, tensor, shapes=shapes))
+    found = from_export.derive_signature(export(lambda x: x * 2, tensor, shapes=shapes))
     assert accepts(found, [tensor])
     assert accepts(found, [right])
     assert not accepts(found, [wrong])
@@ -546,7 +556,7 @@ def test_strides_follow_the_example_s(
 
 
 def test_a_number_that_varies_is_an_input() -> None:
-    found = from_export.signature(
+    found = from_export.derive_signature(
         export(
             lambda x, n: x[:n] * n, torch.zeros(30, 2), 5, shapes=({0: Dim.DYNAMIC}, Dim.DYNAMIC)
         )
@@ -562,7 +572,7 @@ def test_a_number_that_varies_is_an_input() -> None:
 def test_parameters_and_buffers_are_no_inputs() -> None:
     model = torch.nn.BatchNorm1d(4)
     program = torch.export.export(model, (torch.zeros(3, 4),))
-    found = from_export.signature(program)
+    found = from_export.derive_signature(program)
     assert [inp.name for inp in found.inputs] == ["input"]
     assert [output.path for output in found.outputs] == [""]
 
@@ -572,7 +582,7 @@ def test_an_object_is_refused_by_name() -> None:
     spec = program.graph_signature.input_specs[0]
     spec.arg = torch.export.graph_signature.CustomObjArgument("x", "test.Thing")
     with pytest.raises(exc.UncheckableInputError, match=r"object of class test\.Thing"):
-        from_export.signature(program)
+        from_export.derive_signature(program)
 
 
 # --- guards of the compile --------------------------------------------------------------------
@@ -580,15 +590,15 @@ def test_an_object_is_refused_by_name() -> None:
 
 def test_guards_that_come_later_are_added_once() -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
-    found = from_export.signature(program)
+    found = from_export.derive_signature(program)
     (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
     environment = size.node.shape_env
     assert bool(size < 1000)
     assert bool(size > -1)
-    later = from_export.with_guards(found, environment)
+    later = conditions.add_guards(found, environment)
     (symbol,) = found.symbols
     assert later == dataclasses.replace(found, symbols={symbol: Range(2, 999)})
-    assert from_export.with_guards(later, environment) == later
+    assert conditions.add_guards(later, environment) == later
 
 
 def asker(file: str) -> Callable[[Any], bool]:
@@ -601,27 +611,27 @@ def asker(file: str) -> Callable[[Any], bool]:
 
 def test_what_is_only_faster_restricts_no_size() -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
-    found = from_export.signature(program)
+    found = from_export.derive_signature(program)
     (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
     environment = size.node.shape_env
     limits = dict(environment.var_to_range)
-    with from_export.without_preferences(program):
+    with guard_filter.ignore_performance_guards(program):
         assert asker("/python/torch/_subclasses/fake_impls.py")(size)
         assert asker("/python/torch/_inductor/codegen/cpp.py")(size)
         assert environment.guards == []
         assert dict(environment.var_to_range) == limits
-        assert from_export.with_guards(found, environment) == found
+        assert conditions.add_guards(found, environment) == found
         assert asker("/python/torch/_inductor/lowering.py")(size)
     assert "evaluate_expr" not in vars(environment)
     (symbol,) = found.symbols
-    assert from_export.with_guards(found, environment).symbols == {symbol: Range(2, 15)}
+    assert conditions.add_guards(found, environment).symbols == {symbol: Range(2, 15)}
 
 
 def test_a_condition_that_cannot_be_expressed_is_recorded() -> None:
     symbol = sympy.Symbol("s0", integer=True)
     known = Signature((tensor_input("x", ("s0",)),), (), {"s0": Range(2)})
     condition = sympy.Gt(functions.FloatTrueDiv(symbol, 3), 2)
-    found = from_export._with_conditions(known, [condition])
+    found = conditions.add_conditions(known, [condition])
     assert found.constraints == ()
     assert len(found.unchecked) == 1
     assert "s0" in found.unchecked[0]
