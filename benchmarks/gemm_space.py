@@ -40,7 +40,7 @@ from inductor_ext import config
 from inductor_ext.autotune import candidate_run, tuner
 from inductor_ext.autotune.candidate_run import Bench, Job
 from inductor_ext.hooks import activate, compile_fx, scope
-from inductor_ext.templates import problem as records
+from inductor_ext.storage import json_codec
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
@@ -180,7 +180,7 @@ class Space:
         """Return a JSON-serializable value that `read` can read."""
         return {
             "problem": self.problem.to_json(),
-            "device": records.plain(self.device),
+            "device": json_codec.encode(self.device),
             "candidates": self.candidates,
             "stock": self.stock,
             "rows": [[taken, key.to_json()] for key, taken in self.microseconds.items()],

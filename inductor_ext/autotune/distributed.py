@@ -22,7 +22,8 @@ from inductor_ext import events
 from inductor_ext.autotune.decision import Decision
 from inductor_ext.autotune.results import Environment, Environments
 from inductor_ext.autotune.results_db import Tune
-from inductor_ext.templates.problem import GemmProblem, plain, read
+from inductor_ext.storage import json_codec
+from inductor_ext.templates.problem import GemmProblem, read
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -64,7 +65,7 @@ def agree(
     decided = _decided(decide, [problem for problem in pending if problem not in agreed])
     try:
         for problem, decision in decided.items():
-            offer = json.dumps(plain(decision))
+            offer = json.dumps(json_codec.encode(decision))
             agreed[problem] = _read(store.compare_set(keys[problem], "", offer))
     except RuntimeError as error:
         _warn(error)
@@ -76,7 +77,7 @@ def _decided(decide: Tune, problems: list[GemmProblem]) -> dict[GemmProblem, Dec
 
 
 def _key(problem: GemmProblem, environment: Environment, scope: str) -> str:
-    texts = (scope, json.dumps(plain(environment)), problem.key)
+    texts = (scope, json.dumps(json_codec.encode(environment)), problem.key)
     return f"inductor_ext/gemm/{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()}"
 
 

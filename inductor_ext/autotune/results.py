@@ -24,10 +24,10 @@ from typing import Any
 
 from inductor_ext import _compat, exc
 from inductor_ext.autotune.decision import Decision, Origin, Timing
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import artifact_store, json_codec
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import Config
-from inductor_ext.templates.problem import GemmProblem, plain, read, require
+from inductor_ext.templates.problem import GemmProblem, read, require
 from inductor_ext.templates.versions import template_version
 
 __all__ = [
@@ -184,7 +184,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value for `json.dumps`; `from_json` is the inverse."""
-        value: dict[str, Any] = plain(self)
+        value: dict[str, Any] = json_codec.encode(self)
         return value
 
     @classmethod
@@ -215,7 +215,7 @@ def merged(entries: Iterable[Entry]) -> list[Entry]:
     """
     newest: dict[tuple[str, str], Entry] = {}
     for entry in entries:
-        key = (entry.problem.key, json.dumps(plain(entry.environment)))
+        key = (entry.problem.key, json.dumps(json_codec.encode(entry.environment)))
         known = newest.get(key)
         if known is None or (known.measured, known.line) < (entry.measured, entry.line):
             newest[key] = entry

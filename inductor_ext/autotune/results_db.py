@@ -51,10 +51,10 @@ from inductor_ext.autotune.results import (
     raw_table,
 )
 from inductor_ext.settings import Settings
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import artifact_store, json_codec
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import legal
-from inductor_ext.templates.problem import GemmProblem, plain, read
+from inductor_ext.templates.problem import GemmProblem, read
 
 __all__ = ["KEPT", "SOURCES", "TABLES", "Known", "Source", "Store", "Tune", "folder", "of_settings"]
 
@@ -383,7 +383,7 @@ class Store:
         if self.folder is None:
             return True
         with self._degrading("locked"):
-            name = _hash(problem.key, json.dumps(plain(environment)))
+            name = _hash(problem.key, json.dumps(json_codec.encode(environment)))
             locks = self._make("locks")
             try:
                 stack.enter_context(filelock.FileLock(locks / name, timeout=0))

@@ -34,8 +34,9 @@ from inductor_ext import _compat, exc, numerics
 from inductor_ext.autotune import candidate_run
 from inductor_ext.autotune.candidate_run import Bench, Job, Report
 from inductor_ext.autotune.decision import Timing
+from inductor_ext.storage import json_codec
 from inductor_ext.templates.kernels import Config, config_from_json
-from inductor_ext.templates.problem import plain, read
+from inductor_ext.templates.problem import read
 
 __all__ = ["run", "warm_up"]
 
@@ -130,7 +131,7 @@ def _request(
     jobs: Sequence[Job], make_bench: Callable[[int], Bench], device: int, budget: float
 ) -> dict[str, Any]:
     return {
-        "jobs": [plain(job, whole=True) for job in jobs],
+        "jobs": [json_codec.encode(job, whole=True) for job in jobs],
         "bench": [make_bench.__module__, make_bench.__qualname__],
         "device": device,
         "budget": budget,
@@ -348,7 +349,7 @@ def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
         if not jobs:
             bench.warm_up()
         for report in candidate_run.run(jobs, bench, request["budget"], notify):
-            say(report=plain(report))
+            say(report=json_codec.encode(report))
 
 
 @contextlib.contextmanager

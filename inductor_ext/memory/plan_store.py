@@ -9,16 +9,13 @@ extension warns once; the compile does not fail.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import json
 import os
 import threading
-import typing
-from typing import Any
 
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import artifact_store, json_codec
 
 __all__ = ["load", "parse", "store"]
 
@@ -89,7 +86,13 @@ def parse(entry: object) -> MemoryPlanRecord:
     Raises:
         ValueError: a field is missing or has the wrong type; the text names it.
     """
-    record: MemoryPlanRecord = _build(MemoryPlanRecord, entry, "")
+    record: MemoryPlanRecord = json_codec.decode(
+        # Records of other releases may have other fields.
+        MemoryPlanRecord,
+        entry,
+        allow_unknown=True,
+        allow_missing=True,
+    )
     for index, storage in enumerate(record.storages):
         where = f"storages[{index}]"
         if storage.arena is not None and not 0 <= storage.arena < len(record.arenas):
@@ -103,37 +106,3 @@ def parse(entry: object) -> MemoryPlanRecord:
             if not 0 <= part.start <= part.end or part.bytes < 0:
                 raise ValueError(f"{name}[{index}] has a negative size or lifetime")
     return record
-
-
-def _build(cls: type[Any], entry: object, where: str) -> Any:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where or 'the record'} is no JSON object")
-    values = {}
-    optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
-    for name, annotation in _annotations(cls).items():
-        if name not in entry and name in optional:
-            continue  # written by an older release
-        if name not in entry:
-            raise ValueError(f"{where}{'.' if where else ''}{name} is missing")
-        values[name] = _value(annotation, entry[name], f"{where}{'.' if where else ''}{name}")
-    return cls(**values)
-
-
-def _annotations(cls: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def _value(annotation: Any, value: object, where: str) -> object:
-    if typing.get_origin(annotation) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{where} is no list")
-        (element, _) = typing.get_args(annotation)
-        return tuple(_build(element, item, f"{where}[{index}]") for index, item in enumerate(value))
-    allowed = typing.get_args(annotation) or (annotation,)
-    if float in allowed:
-        allowed = (*allowed, int)
-    if not isinstance(value, allowed) or isinstance(value, bool):
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-        raise ValueError(f"{where} is {value!r}; allowed is {names}")
-    return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any, cast
 
 from inductor_ext.templates.cutlass import constraints as cutlass_constraints
 from inductor_ext.templates.cutlass import cost_model as cutlass_ranking
@@ -17,7 +18,7 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue, NotExpressible
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import GemmProblem, typed
+from inductor_ext.templates.problem import GemmProblem, read
 from inductor_ext.templates.triton import constraints, cost_model
 from inductor_ext.templates.triton.config import GemmConfig
 
@@ -42,8 +43,8 @@ def config_from_json(value: object) -> Config:
     Raises:
         exc.BadGemmError: see `GemmConfig.from_json` and `CutlassConfig.from_json`.
     """
-    found: Config = typed(Config, value, "configuration")
-    return found
+    config: Config = read(cast(Any, Config), value, "configuration")
+    return config
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from inductor_ext import exc
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.json_codec import OPTIONAL, UNSTORED
 from inductor_ext.templates.device import Device
 
 __all__ = [
@@ -73,109 +75,21 @@ VECTOR_BYTES = 16
 INT32_MAX = 2**31 - 1
 
 
-# JSON serialization of the dataclasses below.
-
-
-OPTIONAL = "optional"
-"""Field metadata: the JSON form omits the field if it is None."""
-
-UNSTORED = "unstored"
-"""Field metadata: the stored JSON form omits the field, and it does not take part in comparisons.
-It is read if JSON has it."""
-
-
-def plain(value: Any, whole: bool = False) -> Any:
-    """Return the JSON form of a dataclass instance; `read` is the inverse.
-
-    Args:
-        value: a dataclass instance or the value of a field.
-        whole: whether to include `UNSTORED` fields, to pass the instance to another process.
-    """
-    if dataclasses.is_dataclass(value):
-        cls = typing.cast(type, type(value))
-        optional, unstored = _named(cls, OPTIONAL), _named(cls, UNSTORED)
-        names = [name for name in _hints(cls) if whole or name not in unstored]
-        fields = {name: getattr(value, name) for name in names}
-        return {
-            name: plain(field, whole)
-            for name, field in fields.items()
-            if field is not None or name not in optional
-        }
-    if isinstance(value, tuple):
-        return [plain(item, whole) for item in value]
-    return value
-
-
 _R = TypeVar("_R")
 
 
-def read(cls: type[_R], value: object, where: str) -> _R:
-    """Return a dataclass instance from JSON.
+def read(hint: type[_R], value: object, where: str) -> _R:
+    """Return a JSON value as the type `hint`, as `json_codec.encode` wrote it.
 
     Raises:
         exc.BadGemmError: a key is missing or unknown, or a value has the wrong type.
     """
-    hints = _hints(typing.cast(Any, cls))
-    if not _has_keys(cls, value):
+    try:
+        return typing.cast(_R, json_codec.decode(hint, value, where))
+    except json_codec.MismatchError as error:
         raise exc.BadGemmError(
-            record="JSON", field=where, value=value, allowed=f"an object of {', '.join(hints)}"
-        )
-    given = typing.cast("Mapping[str, Any]", value)
-    return cls(**{name: typed(hints[name], item, name) for name, item in given.items()})
-
-
-def _has_keys(cls: type, value: object) -> bool:
-    """Whether a value has the keys of a dataclass; the values are not checked."""
-    names = _hints(cls).keys()
-    required = names - _named(cls, OPTIONAL) - _named(cls, UNSTORED)
-    return isinstance(value, Mapping) and required <= value.keys() <= names
-
-
-def typed(hint: Any, value: Any, where: str) -> Any:
-    """Return a JSON value as the type of a field.
-
-    Args:
-        hint: the type. If it is a union of dataclasses, the one whose keys match is used.
-        value: the JSON value.
-        where: the name of the field, for the error message.
-
-    Raises:
-        exc.BadGemmError: see `read`.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        others = [argument for argument in arguments if argument is not type(None)]
-        fitting = [other for other in others[1:] if _is_record(other) and _has_keys(other, value)]
-        return typed((*fitting, others[0])[0], value, where)
-    if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(typed(arguments[0], item, where) for item in value)
-    if origin is Literal and any(value is a or value == a for a in arguments):
-        return value
-    if _is_record(hint):
-        return read(typing.cast(type, hint), value, where)
-    # Not isinstance: a bool must not pass as an int.
-    if type(value) is hint:
-        return value
-    raise exc.BadGemmError(record="JSON", field=where, value=value, allowed=f"a {hint}")
-
-
-def _is_record(hint: Any) -> bool:
-    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-@functools.cache
-def _named(cls: type, kind: str) -> frozenset[str]:
-    """Return the names of the fields whose metadata contains `kind`."""
-    fields = dataclasses.fields(cls)
-    return frozenset(field.name for field in fields if kind in field.metadata)
+            record="JSON", field=error.where, value=error.value, allowed=error.expected
+        ) from None
 
 
 def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
@@ -629,9 +543,9 @@ class GemmProblem:
         """Return a value for `json.dumps`; `from_json` reads it.
 
         Args:
-            whole: see `plain`.
+            whole: see `json_codec.encode`.
         """
-        value: dict[str, Any] = plain(self, whole)
+        value: dict[str, Any] = json_codec.encode(self, whole)
         return value
 
     @classmethod

@@ -282,11 +282,11 @@ class TestReport:
     @pytest.mark.parametrize(
         ("change", "why"),
         [
-            ({"peak": "many"}, "peak is 'many'; allowed is int"),
-            ({"peak": True}, "peak is True; allowed is int"),
-            ({"arenas": None}, "arenas is no list"),
-            ({"storages": [{}]}, "storages[0].name is missing"),
-            ({"storages": [3]}, "storages[0] is no JSON object"),
+            ({"peak": "many"}, "peak is 'many', expected an integer"),
+            ({"peak": True}, "peak is True, expected an integer"),
+            ({"arenas": None}, "arenas is None, expected a list"),
+            ({"storages": [{}]}, "storages[0] is {}, expected an object with 'name'"),
+            ({"storages": [3]}, "storages[0] is 3, expected an object"),
             ({"arenas": []}, "storages[0].arena is 0, and there are 0"),
         ],
     )
@@ -539,9 +539,12 @@ class TestCommand:
             ('{"event": "package"}\n', "there is no memory plan in it"),
             ('{"event": "package"}\n{"event":', "line 2: no JSON object"),
             ("3\n", "line 1: no event"),
-            ('\n{"event": "memory_plan"}\n', "line 2: graph is missing"),
+            ('\n{"event": "memory_plan"}\n', "expected an object with 'graph'"),
             ("{}", "it is no report of schema 1"),
-            ('{"schema": 1, "records": [{}]}', "records[0]: graph is missing"),
+            (
+                '{"schema": 1, "records": [{}]}',
+                "records[0]: the value is {}, expected an object with 'graph'",
+            ),
             ('{"schema": 1, "records": [], "measured": [{}]}', "measured: "),
         ],
     )

@@ -12,17 +12,16 @@ rejects a model that cannot run on this machine. This module does not import tor
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.json_codec import EXTRA, Size
 
 __all__ = [
     "FORMAT",
@@ -56,9 +55,9 @@ _Json = Mapping[str, Any]
 class File:
     """An entry of the package."""
 
-    bytes: int
+    bytes: Size
     sha256: str
-    more: _Json = dataclasses.field(default_factory=dict)
+    more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
     """Here and in the classes below: fields added by later versions."""
 
 
@@ -73,19 +72,19 @@ class Constant:
     constant created by the compiler."""
     dtype: str
     """Such as "float32"."""
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
     """In elements; empty if the layout has no strides."""
-    bytes: int
+    bytes: Size
     """Size of its storage in bytes."""
-    offset: int | None
+    offset: Size | None
     """Offset of its storage in the model's weights, in bytes; None if it is not stored there."""
     sha256: str | None
     """Hex digest of its storage."""
     device: str = "cpu"
     folded: bool = False
     """Whether it is computed from other constants when the model is loaded or updated."""
-    more: _Json = dataclasses.field(default_factory=dict)
+    more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class Kernel:
     operators: tuple[str, ...] = ()
     """Operators of the exported graph that the kernel computes."""
     device: str = "cpu"
-    more: _Json = dataclasses.field(default_factory=dict)
+    more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,14 +122,14 @@ class Model:
     """Non-default options of Inductor and settings of the extension."""
     memory: _Json = dataclasses.field(default_factory=dict)
     """Summary of the memory plan: peak and lower bound in bytes, arenas, allocator calls."""
-    more: _Json = dataclasses.field(default_factory=dict)
+    more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The models, files, versions and platform of a package."""
 
-    format: int = FORMAT
+    format: Size = FORMAT
     models: Mapping[str, Model]
     files: Mapping[str, File]
     """By entry name: all entries except the manifest and `zip_format.BOOKKEEPING`."""
@@ -141,7 +140,7 @@ class Manifest:
     """Platform it runs on: "system" (`sys.platform`) and "machine" (`platform.machine()`)."""
     provenance: _Json = dataclasses.field(default_factory=dict)
     """Free-form information about the origin, added by the caller."""
-    more: _Json = dataclasses.field(default_factory=dict)
+    more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 in hex by entry name."""
@@ -162,28 +161,13 @@ class Manifest:
         return self.models[name]
 
 
-def _encode(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: _encode(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name != "more"
-        }
-        return {**fields, **value.more}  # type: ignore[attr-defined]
-    if isinstance(value, Mapping):
-        return {key: _encode(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_encode(item) for item in value]
-    return value
-
-
 def dumps(manifest: Manifest) -> bytes:
     """Serialize a manifest as UTF-8 JSON. Equal manifests give equal bytes.
 
     Raises:
         TypeError, ValueError: a free-form field contains a value that is not JSON-serializable.
     """
-    text = json.dumps(_encode(manifest), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(json_codec.encode(manifest), indent=1, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
@@ -210,7 +194,9 @@ def loads(data: bytes, path: str) -> Manifest:
                     f"{FORMAT}",
                     mend="Install a later inductor_ext, or compile it again with this one",
                 )
-        manifest: Manifest = _decode(Manifest, content, "")
+        manifest: Manifest = json_codec.decode(
+            Manifest, content, allow_unknown=True, allow_missing=True
+        )
         _check_values(manifest)
     except (ValueError, RecursionError) as error:
         raise exc.BadPackageError(path=path, why=f"its manifest is damaged: {error}") from None
@@ -219,54 +205,6 @@ def loads(data: bytes, path: str) -> Manifest:
 
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
-
-
-def _decode(annotation: Any, value: Any, where: str) -> Any:
-    """Convert JSON to the annotated type; raise ValueError with the location on a mismatch."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return value
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return _decode_record(annotation, value, where)
-    if origin is types.UnionType:
-        if value is None:
-            return None
-        return _decode(args[0], value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{where} is no list")
-        return tuple(_decode(args[0], item, f"{where}[{at}]") for at, item in enumerate(value))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is no object")
-        return {key: _decode(args[1], item, f"{where}[{key!r}]") for key, item in value.items()}
-    if not isinstance(value, annotation) or (annotation is int and isinstance(value, bool)):
-        raise ValueError(f"{where} is {value!r:.60} and not of type {annotation.__name__}")
-    if annotation is int and value < 0:
-        raise ValueError(f"{where} is negative: {value}")
-    return value
-
-
-@functools.cache
-def _annotations(cls: type) -> dict[str, Any]:
-    annotations = typing.get_type_hints(cls)
-    del annotations["more"]
-    return annotations
-
-
-def _decode_record(cls: type, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where or 'all of it'} is no object")
-    annotations = _annotations(cls)
-    found = {}
-    for field in dataclasses.fields(cls):
-        if field.name in annotations and field.name in value:
-            place = f"{where}.{field.name}" if where else field.name
-            found[field.name] = _decode(annotations[field.name], value[field.name], place)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{where or 'it'} lacks {field.name!r}")
-    more = {key: item for key, item in value.items() if key not in annotations}
-    return cls(**found, more=more)
 
 
 def _check_values(manifest: Manifest) -> None:

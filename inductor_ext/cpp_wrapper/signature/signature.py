@@ -11,12 +11,13 @@ valid signature raises `exc.BadSignatureError`, which names the place in the JSO
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard
+from typing import Any, ClassVar, Literal
 
 from inductor_ext import exc
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.json_codec import OPTIONAL, Size
 
 __all__ = [
     "Constant",
@@ -33,7 +34,7 @@ __all__ = [
     "TensorOutput",
 ]
 
-Extent = int | str
+Extent = Size | str
 """A size or a stride, in elements: an integer, or an expression over symbols."""
 
 Constant = int | float | bool | str | None
@@ -43,6 +44,8 @@ Constant = int | float | bool | str | None
 @dataclass(frozen=True, slots=True)
 class TensorInput:
     """A tensor argument of the generated code."""
+
+    KINDS: ClassVar = ("tensor",)
 
     name: str
     """Name in the model's forward: `x`, or `batch['ids'][0]` for a leaf of an argument."""
@@ -63,6 +66,8 @@ class ConstantInput:
     Callers that have Python values compare it; the generated code does not take it.
     """
 
+    KINDS: ClassVar = ("constant",)
+
     name: str
     path: str
     value: Constant
@@ -71,6 +76,8 @@ class ConstantInput:
 @dataclass(frozen=True, slots=True)
 class SymbolInput:
     """A dynamic scalar; the generated code takes it as a 0-dim CPU tensor."""
+
+    KINDS: ClassVar = ("symbol",)
 
     name: str
     path: str
@@ -86,6 +93,8 @@ Input = TensorInput | ConstantInput | SymbolInput
 class TensorOutput:
     """A tensor that the generated code returns."""
 
+    KINDS: ClassVar = ("tensor",)
+
     path: str
     """Path in the model's result: empty for the whole result, `[1]['loss']` for a leaf."""
     dtype: str
@@ -97,6 +106,8 @@ class TensorOutput:
 class SymbolOutput:
     """A scalar output that depends on the inputs."""
 
+    KINDS: ClassVar = ("symbol",)
+
     path: str
     type: Literal["int", "float", "bool"]
     value: str
@@ -107,8 +118,15 @@ class SymbolOutput:
 class ConstantOutput:
     """An output with the same value, possibly None, in every call."""
 
+    KINDS: ClassVar = ("constant", "none")
+
     path: str
-    value: Constant
+    value: Constant = field(default=None, metadata={OPTIONAL: True})
+
+    @property
+    def kind(self) -> str:
+        """The `kind` in JSON."""
+        return self.KINDS[self.value is None]
 
 
 Output = TensorOutput | SymbolOutput | ConstantOutput
@@ -146,18 +164,8 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         """Return values that `json.dumps` can write with `allow_nan=False`."""
-        return {
-            "inputs": [_write(inp) for inp in self.inputs],
-            "symbols": {
-                name: {"min": limits.min, "max": limits.max}
-                for name, limits in self.symbols.items()
-            },
-            "constraints": list(self.constraints),
-            "unchecked": list(self.unchecked),
-            "outputs": [_write(output) for output in self.outputs],
-            "in_spec": self.in_spec,
-            "out_spec": self.out_spec,
-        }
+        value: dict[str, Any] = json_codec.encode(self)
+        return value
 
     @classmethod
     def from_json(cls, value: object) -> Signature:
@@ -166,148 +174,17 @@ class Signature:
         Raises:
             exc.BadSignatureError: a key is missing or a value has the wrong type.
         """
-        top = _Reader(value, "signature")
-        symbols = top.reader("symbols")
-        return cls(
-            inputs=tuple(_read_input(reader) for reader in top.readers("inputs")),
-            outputs=tuple(_read_output(reader) for reader in top.readers("outputs")),
-            symbols={
-                name: Range(limits.limit("min"), limits.limit("max"))
-                for name in symbols.mapping()
-                for limits in [symbols.reader(name)]
-            },
-            constraints=top.texts("constraints"),
-            unchecked=top.texts("unchecked"),
-            in_spec=top.text("in_spec"),
-            out_spec=top.text("out_spec"),
-        )
-
-
-_KINDS: dict[type[Input | Output], str] = {
-    TensorInput: "tensor",
-    TensorOutput: "tensor",
-    ConstantInput: "constant",
-    ConstantOutput: "constant",
-    SymbolInput: "symbol",
-    SymbolOutput: "symbol",
-}
-
-
-def _write(input_: Input | Output) -> dict[str, Any]:
-    if isinstance(input_, ConstantOutput) and input_.value is None:
-        return {"kind": "none", "path": input_.path}
-    written: dict[str, Any] = {"kind": _KINDS[type(input_)]}
-    for name in input_.__slots__:
-        value = getattr(input_, name)
-        if isinstance(value, tuple):
-            value = list(value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            value = {"float": str(value)}
-        written[name] = value
-    return written
-
-
-class _Reader:
-    """A JSON value with its path, which error messages name."""
-
-    def __init__(self, value: object, where: str) -> None:
-        self.value = value
-        self.where = where
-
-    def bad(self, allowed: str) -> exc.BadSignatureError:
-        found = repr(self.value)
-        if len(found) > 60:
-            found = f"{found[:57]}..."
-        return exc.BadSignatureError(where=self.where, found=found, allowed=allowed)
-
-    def mapping(self) -> Mapping[str, object]:
-        if not isinstance(self.value, Mapping):
-            raise self.bad("an object")
-        return self.value
-
-    def reader(self, key: str) -> _Reader:
-        inside = self.mapping()
-        if key not in inside:
-            raise self.bad(f"an object with {key!r}")
-        return _Reader(inside[key], f"{self.where}.{key}")
-
-    def readers(self, key: str) -> list[_Reader]:
-        inner = self.reader(key)
-        if not isinstance(inner.value, Sequence) or isinstance(inner.value, str):
-            raise inner.bad("a list")
-        return [_Reader(item, f"{inner.where}[{i}]") for i, item in enumerate(inner.value)]
-
-    def own_text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.bad("a text")
-        return self.value
-
-    def text(self, key: str) -> str:
-        return self.reader(key).own_text()
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(reader.own_text() for reader in self.readers(key))
-
-    def limit(self, key: str) -> int | None:
-        inner = self.reader(key)
-        if inner.value is None or _whole(inner.value):
-            return inner.value
-        raise inner.bad("a whole number or null")
-
-    def extents(self, key: str) -> tuple[Extent, ...]:
-        found: list[Extent] = []
-        for reader in self.readers(key):
-            if isinstance(reader.value, str) or (_whole(reader.value) and reader.value >= 0):
-                found.append(reader.value)
-            else:
-                raise reader.bad("a whole number from 0 or an expression")
-        return tuple(found)
-
-    def constant(self, key: str) -> Constant:
-        inner = self.reader(key)
-        if isinstance(inner.value, Mapping):
-            text = inner.text("float")
-            if text not in ("nan", "inf", "-inf"):
-                raise inner.bad("nan, inf or -inf")
-            return float(text)
-        if inner.value is not None and not isinstance(inner.value, (int, float, str)):
-            raise inner.bad("a number, a text, true, false or null")
-        return inner.value
-
-    def number_type(self) -> Literal["int", "float", "bool"]:
-        match self.reader("type").value:
-            case "int" | "float" | "bool" as name:
-                return name
-        raise self.reader("type").bad("int, float or bool")
-
-
-def _whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _read_input(reader: _Reader) -> Input:
-    kind, name, path = reader.text("kind"), reader.text("name"), reader.text("path")
-    if kind == "tensor":
-        shape, stride = reader.extents("shape"), reader.extents("stride")
-        if len(shape) != len(stride):
-            raise reader.bad("an input with as many strides as sizes")
-        return TensorInput(name, path, reader.text("dtype"), shape, stride, reader.text("device"))
-    if kind == "constant":
-        return ConstantInput(name, path, reader.constant("value"))
-    if kind == "symbol":
-        return SymbolInput(name, path, reader.number_type(), reader.text("symbol"))
-    raise reader.bad("an input whose kind is tensor, constant or symbol")
-
-
-def _read_output(reader: _Reader) -> Output:
-    kind, path = reader.text("kind"), reader.text("path")
-    if kind == "tensor":
-        shape = reader.extents("shape")
-        return TensorOutput(path, reader.text("dtype"), shape, reader.text("device"))
-    if kind == "symbol":
-        return SymbolOutput(path, reader.number_type(), reader.text("value"))
-    if kind == "constant":
-        return ConstantOutput(path, reader.constant("value"))
-    if kind == "none":
-        return ConstantOutput(path, None)
-    raise reader.bad("an output whose kind is tensor, symbol, constant or none")
+        try:
+            signature: Signature = json_codec.decode(cls, value, "signature", allow_unknown=True)
+        except json_codec.MismatchError as error:
+            raise exc.BadSignatureError(
+                where=error.where, found=error.text, allowed=error.expected
+            ) from None
+        for index, inp in enumerate(signature.inputs):
+            if isinstance(inp, TensorInput) and len(inp.shape) != len(inp.stride):
+                raise exc.BadSignatureError(
+                    where=f"signature.inputs[{index}]",
+                    found=f"{inp.shape} with strides {inp.stride}",
+                    allowed="an input with as many strides as sizes",
+                )
+        return signature

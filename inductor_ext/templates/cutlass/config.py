@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inductor_ext import exc
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.json_codec import OPTIONAL
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
     FP8,
-    OPTIONAL,
     GemmProblem,
     ceiling,
-    plain,
     read,
     require,
     size_of,
@@ -159,7 +159,7 @@ class CutlassConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serializable value that `from_json` reads."""
-        value: dict[str, Any] = plain(self)
+        value: dict[str, Any] = json_codec.encode(self)
         return value
 
     @classmethod

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inductor_ext import _compat
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.json_codec import OPTIONAL
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
     BATCHED,
     DTYPE_BITS,
-    OPTIONAL,
     GemmProblem,
     ceiling,
     next_power_of_two,
-    plain,
     read,
     require,
     size_of,
@@ -290,7 +290,7 @@ class GemmConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value for `json.dumps`; `from_json` reads it."""
-        value: dict[str, Any] = plain(self)
+        value: dict[str, Any] = json_codec.encode(self)
         return value
 
     @classmethod

@@ -138,18 +138,18 @@ def test_defaults_stand_in_for_what_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("place", "value", "why"),
     [
-        (("models",), [], "models is no object"),
-        (("models", "model"), 3, "models['model'] is no object"),
+        (("models",), [], "models is [], expected an object"),
+        (("models", "model"), 3, "models['model'] is 3, expected an object"),
         (("models", "model", "device"), None, "models['model'].device is None"),
-        (("models", "model", "constants", 0, "bytes"), -1, "is negative"),
-        (("models", "model", "constants", 0, "bytes"), True, "not of type int"),
+        (("models", "model", "constants", 0, "bytes"), -1, "is -1, expected 0 or more"),
+        (("models", "model", "constants", 0, "bytes"), True, "is True, expected an integer"),
         (("models", "model", "constants", 0, "shape"), [4, "2"], ".shape[1] is '2'"),
         (("models", "model", "constants", 0, "stride"), [1], "different lengths"),
         (("models", "model", "constants", 0, "offset"), 65, "beyond the end of the weights"),
         (("models", "model", "constants", 0, "sha256"), "xyz", "is no SHA-256"),
-        (("models", "model", "constants"), {}, "is no list"),
+        (("models", "model", "constants"), {}, "constants is {}, expected a list"),
         (("models", "model", "library"), "x.so", "needs the file 'x.so', which is not listed"),
-        (("models", "model", "cpu_features"), "avx2", "cpu_features is no list"),
+        (("models", "model", "cpu_features"), "avx2", "cpu_features is 'avx2', expected a list"),
         (("files", LIBRARY, "sha256"), "A" * 64, "is no SHA-256"),
         (("versions", "torch"), 2.13, "versions['torch'] is 2.13"),
         (("format",), "1", "format is '1'"),
@@ -172,7 +172,7 @@ def test_a_missing_field_is_named(place: tuple[str, ...]) -> None:
     for key in place[:-1]:
         inner = inner[key]
     del inner[place[-1]]
-    with pytest.raises(exc.BadPackageError, match=f"lacks '{place[-1]}'"):
+    with pytest.raises(exc.BadPackageError, match=f"an object with '{place[-1]}'"):
         loads(changed)
 
 

@@ -144,7 +144,7 @@ def test_constants_keep_value_and_type(value: Any) -> None:
         (lambda s: s["inputs"][2].update(value={"float": "1"}), "inputs[2].value is {'float'"),
         (lambda s: s["inputs"][3].update(type="complex"), "signature.inputs[3].type is 'complex'"),
         (lambda s: s["outputs"][0].update(kind="x"), "signature.outputs[0] is {"),
-        (lambda s: s["symbols"]["s0"].update(min="2"), "signature.symbols.s0.min is '2'"),
+        (lambda s: s["symbols"]["s0"].update(min="2"), "signature.symbols['s0'].min is '2'"),
         (lambda s: s.update(symbols=[]), "signature.symbols is []"),
         (lambda s: s.update(constraints=[3]), "signature.constraints[0] is 3"),
         (lambda s: s.update(in_spec=None), "signature.in_spec is None"),

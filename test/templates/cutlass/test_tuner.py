@@ -25,12 +25,13 @@ from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.autotune.results import Entry, Environment
 from inductor_ext.autotune.results_db import Store
 from inductor_ext.settings import Settings
+from inductor_ext.storage import json_codec
 from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, plain, read
+from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, read
 from inductor_ext.templates.records import TuningRecord
 from test.support import benchmark_backends
 from test.support.benchmark_backends import candidate, cutlass_candidate
@@ -51,11 +52,15 @@ BEST = cutlass_options.Options().rank(PLAIN, H200)[0][0]
 def in_a_process(
     jobs: Sequence[candidate_run.Job], make_bench: Any, index: int, budget: float, deadline: float
 ) -> Iterator[candidate_run.Report]:
-    """A worker's part, with all that is said to and by it as JSON."""
-    told = [read(candidate_run.Job, json.loads(json.dumps(plain(job))), "job") for job in jobs]
-    assert told == list(jobs)
-    for report in candidate_run.run(told, make_bench(index), budget, lambda *_: None):
-        yield read(candidate_run.Report, json.loads(json.dumps(plain(report))), "report")
+    """A worker's part, with all messages to and from it as JSON."""
+
+    def through_json(value: Any) -> Any:
+        return read(type(value), json.loads(json.dumps(json_codec.encode(value))), "message")
+
+    received = [through_json(job) for job in jobs]
+    assert received == list(jobs)
+    for report in candidate_run.run(received, make_bench(index), budget, lambda *_: None):
+        yield through_json(report)
 
 
 def tune(
