@@ -23,7 +23,6 @@ from inductor_ext.templates.triton.constraints import legal
 
 __all__ = [
     "as_contiguous",
-    "constants",
     "emit_matmul",
     "launch_config",
     "make_choice",
@@ -60,7 +59,7 @@ def emit_matmul(
     problem, config = with_actual_layouts(plan, operands), launch_config(plan)
     if problem is None:
         return None
-    options = constants(plan)
+    options = plan.constexprs
     if scales or biases:
         operands = [*operands, *as_contiguous(scales), *as_contiguous(biases)]
         options = {**options, **_behind(scales, biases)}
@@ -84,11 +83,6 @@ def emit_matmul(
         return None
     node = choice.output_node()
     return node if bias is not None or alpha == 1 else _scaled(node, alpha)
-
-
-def constants(plan: Plan) -> dict[str, Any]:
-    """Return the plan's options that are constexprs of the kernel (uppercase names)."""
-    return {name: value for name, value in plan.options.items() if name.isupper()}
 
 
 def as_contiguous(nodes: Sequence[Any]) -> list[Any]:

@@ -15,14 +15,13 @@ import torch
 from inductor_ext.lowerings import template_epilogue
 from inductor_ext.lowerings.emit import (
     as_contiguous,
-    constants,
     emit_matmul,
     launch_config,
     make_choice,
     with_actual_layouts,
 )
 from inductor_ext.lowerings.graph.fx_nodes import is_returned
-from inductor_ext.lowerings.node_info import Plan, plan_of
+from inductor_ext.lowerings.node_info import CutlassArguments, FusedCall, Plan, plan_of
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.problem import VECTOR_BYTES
 from inductor_ext.templates.triton.config import tiles_along_n
@@ -74,66 +73,85 @@ def fused(*inputs: Any) -> Any:
     """Lower a call by which the planner replaced several nodes with one fused Triton kernel.
 
     Args:
-        inputs: operand A; every weight; the prologue's inputs; for fp8 the scale of A and those of
-            the weights; one bias per weight, or none.
+        inputs: as `FusedOperands.flatten` orders them.
 
     Returns:
         The output; a tuple of one output per weight if there are several weights without gating.
     """
     from torch._inductor.ir import FixedLayout
-    from torch._inductor.lowering import lowerings, pointwise_cat, to_dtype
+    from torch._inductor.lowering import to_dtype
     from torch._inductor.virtualized import V
 
     call = V.current_node
-    plan = plan_of(call)
-    assert plan is not None
+    plan, info = _plan_of_fused(call)
     problem = plan.problem
     several = len(problem.parts) > 1 and not problem.epilogue.gated
-    operands, behind = _operands(plan, inputs)
+    given = info.operands.unflatten(inputs)
+    scales, biases = given.fp8_scales, given.biases
+    operands = _with_planned_strides(given.kernel_operands)
     a = operands[0]
     value = call.meta["val"]
     dtype = (value[0] if several else value).dtype
-    scaled = 1 + len(problem.parts) if problem.operation == "scaled" else 0
-    scales, biases = behind[:scaled], behind[scaled:]
-    applied = bool(behind) and plan.applies_epilogue
+    in_kernel = bool(given.epilogue_operands) and plan.applies_epilogue
     layout = FixedLayout(
         a.get_device_or_error(),
-        torch.float32 if scaled and not applied else dtype,
+        torch.float32 if scales and not in_kernel else dtype,
         [a.get_size()[0], problem.columns],
     )
-    if applied:
+    if in_kernel:
         node = emit_matmul(plan, operands, layout, scales=scales, biases=biases)
-        scales, biases = (), ()
     else:
         node = emit_matmul(plan, operands, layout)
+        node = _apply_epilogue(node, scales, biases, problem.parts)
     assert node is not None
+    if given.epilogue_operands:
+        # Realize here, so that there is one epilogue before the output is split by weight.
+        node = to_dtype(node, dtype)
+        node.realize()
+    return _split_columns(call, node, problem.parts, dtype) if several else node
+
+
+fused._inductor_lowering_function = True  # type: ignore[attr-defined]
+
+
+def _apply_epilogue(
+    node: Any, scales: Sequence[Any], biases: Sequence[Any], parts: Sequence[int]
+) -> Any:
+    """Return the accumulators of several matmuls times their fp8 scales, plus their biases.
+
+    Args:
+        node: [M, sum of parts].
+        scales: of A, then of each weight; or none.
+        biases: one per weight, or none.
+        parts: the N of each matmul.
+    """
+    from torch._inductor.lowering import lowerings, pointwise_cat
+
     if scales:
         scale, *others = scales
         rows = [
             lowerings[aten.expand.default](lowerings[aten.view.default](other, [1, -1]), [1, part])
-            for other, part in zip(others, problem.parts, strict=True)
+            for other, part in zip(others, parts, strict=True)
         ]
         node = lowerings[aten.mul.Tensor](node, scale)
         node = lowerings[aten.mul.Tensor](node, pointwise_cat(rows, 1))
     if biases:
         node = lowerings[aten.add.Tensor](node, pointwise_cat(biases))
-    if behind:
-        # Realize here, so that there is one epilogue before the output is split by weight.
-        node = to_dtype(node, dtype)
-        node.realize()
-    if not several:
-        return node
-    products, first = [], 0
-    for index, part in enumerate(problem.parts):
+    return node
+
+
+def _split_columns(call: Any, node: Any, parts: Sequence[int], dtype: Any) -> tuple[Any, ...]:
+    """Return the columns of each matmul, as views where `_may_be_inside` allows it."""
+    from torch._inductor.lowering import lowerings
+
+    results, first = [], 0
+    for index, part in enumerate(parts):
         columns = lowerings[aten.slice.Tensor](node, 1, first, first + part)
         if first and not _may_be_inside(call, index, first * dtype.itemsize):
             columns = lowerings[aten.clone.default](columns)
-        products.append(columns)
+        results.append(columns)
         first += part
-    return tuple(products)
-
-
-fused._inductor_lowering_function = True  # type: ignore[attr-defined]
+    return tuple(results)
 
 
 def _may_be_inside(call: Any, index: int, begin: int) -> bool:
@@ -156,7 +174,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     """Lower a call by which the planner replaced a matmul, its epilogue and a row max or amax.
 
     Args:
-        inputs: operand A; every weight; the prologue's inputs; the epilogue's inputs.
+        inputs: as `FusedOperands.flatten` orders them.
 
     Returns:
         The output, and the maximum element (or absolute value) of each of its rows.
@@ -167,9 +185,10 @@ def with_row_maxima(*inputs: Any) -> Any:
     from torch._inductor.virtualized import V
 
     call = V.current_node
-    plan = plan_of(call)
-    assert plan is not None
-    operands, further = _operands(plan, inputs)
+    plan, info = _plan_of_fused(call)
+    given = info.operands.unflatten(inputs)
+    operands = _with_planned_strides(given.kernel_operands)
+    assert info.chain is not None
     problem, config = with_actual_layouts(plan, operands), launch_config(plan)
     assert problem is not None
     m, device = operands[0].get_size()[0], operands[0].get_device_or_error()
@@ -184,9 +203,9 @@ def with_row_maxima(*inputs: Any) -> Any:
         config,
         [*operands, tiles],
         layout,
-        options=constants(plan),
+        options=plan.constexprs,
         mutated_inputs=[tiles],
-        epilogue_fn=template_epilogue.epilogue(plan.options["chain"], further, layout),
+        epilogue_fn=template_epilogue.epilogue(info.chain, given.epilogue_inputs, layout),
     )
     assert choice is not None
     output = choice.output_node()
@@ -206,8 +225,7 @@ def cutlass(*arguments: Any) -> Any:
     """Lower a call by which the planner replaced a matmul and its epilogue with a CUTLASS kernel.
 
     Args:
-        arguments: operand A; operand B; the group end offsets, if grouped; the epilogue's inputs;
-            scalars of the epilogue that are known only at run time.
+        arguments: see `CutlassArguments`.
 
     Returns:
         The output; a tuple if there are several.
@@ -220,20 +238,19 @@ def cutlass(*arguments: Any) -> Any:
     node = V.current_node
     plan = plan_of(node)
     assert plan is not None
-    config, options = plan.decision.config, plan.options
+    config, info = plan.decision.config, plan.call
     assert isinstance(config, CutlassConfig)
-    count = 2 + options["ends"] + options["inputs"]
+    assert isinstance(info, CutlassArguments)
+    tensors, scalars = info.split(arguments)
     # The kernel was selected for the strides in the metadata.
     a, b, *rest = (
         ExternKernel.require_exact_strides(
-            ExternKernel.realize_input(argument), [_size(s) for s in given.meta["val"].stride()]
+            ExternKernel.realize_input(tensor), [_size(s) for s in argument.meta["val"].stride()]
         )
-        for argument, given in zip(arguments[:count], node.args, strict=False)
+        for tensor, argument in zip(tensors, node.args, strict=False)
     )
     # The kernel assumes that the group offsets are contiguous.
-    (ends,) = as_contiguous([rest.pop(0)]) if options["ends"] else (None,)
-    numbers = iter(arguments[count:])
-    scalars = [next(numbers) if option is None else option for option in options["scalars"]]
+    (ends,) = as_contiguous([rest.pop(0)]) if info.is_grouped else (None,)
     values = node.meta["val"]
     layouts = [
         FixedLayout(
@@ -244,7 +261,7 @@ def cutlass(*arguments: Any) -> Any:
         )
         for value in (values if isinstance(values, tuple) else (values,))
     ]
-    found = launch(config, options["epilogue"], a, b, rest, layouts, scalars=scalars, ends=ends)
+    found = launch(config, info.epilogue, a, b, rest, layouts, scalars=scalars, ends=ends)
     return found if isinstance(values, tuple) else found[0]
 
 
@@ -255,17 +272,24 @@ def _size(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def _operands(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-    """Split the inputs of a fused call into the kernel's operands and the remaining inputs."""
+def _plan_of_fused(call: Any) -> tuple[Plan, FusedCall]:
+    plan = plan_of(call)
+    assert plan is not None
+    assert isinstance(plan.call, FusedCall)
+    return plan, plan.call
+
+
+def _with_planned_strides(operands: Sequence[Any]) -> list[Any]:
+    """Return the first arguments of the current call, realized with the strides of the graph.
+
+    The kernel assumes that all weights have the strides of the first.
+    """
     from torch._inductor.ir import ExternKernel
     from torch._inductor.virtualized import V
 
-    count = plan.options.get("operands", len(inputs))
-    # Force the planned strides: the kernel assumes that all weights have those of the first.
-    operands = [
+    return [
         ExternKernel.require_exact_strides(
-            ExternKernel.realize_input(inp), argument.meta["val"].stride()
+            ExternKernel.realize_input(operand), argument.meta["val"].stride()
         )
-        for inp, argument in zip(inputs[:count], V.current_node.args, strict=False)
+        for operand, argument in zip(operands, V.current_node.args, strict=False)
     ]
-    return operands, inputs[count:]

@@ -7,21 +7,77 @@ immutable, because FX copies metadata by reference: `update` gives a node a reco
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inductor_ext.lowerings.operands import FusedOperands, KernelConstants
 from inductor_ext.templates.triton.config import GemmConfig
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from inductor_ext.autotune.decision import Decision
     from inductor_ext.events import ProductRecord
+    from inductor_ext.templates.cutlass.epilogue import Epilogue
     from inductor_ext.templates.device import Device
     from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["NodeInfo", "Plan", "get", "plan_of", "update"]
+__all__ = [
+    "CutlassArguments",
+    "FusedCall",
+    "NodeInfo",
+    "Plan",
+    "get",
+    "plan_of",
+    "update",
+]
 
 _KEY = "inductor_ext"
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """What a call of a fused Triton kernel needs besides its arguments."""
+
+    operands: FusedOperands[int]
+    """The position of every operand among the arguments."""
+    constants: KernelConstants
+    chain: fx.Graph | None = None
+    """With a row amax, the epilogue: see `match_row_amax.RowAmaxFusion`."""
+
+    @classmethod
+    def of(
+        cls,
+        operands: FusedOperands[fx.Node],
+        constants: KernelConstants,
+        chain: fx.Graph | None = None,
+    ) -> FusedCall:
+        """Return the description of a call with `operands.flatten()` as arguments."""
+        return cls(operands.unflatten(range(len(operands.flatten()))), constants, chain)
+
+
+@dataclass(frozen=True)
+class CutlassArguments:
+    """What a call of a CUTLASS kernel needs besides its arguments.
+
+    The arguments are A, B, the group end offsets of a grouped matmul, the tensors that the epilogue
+    reads, and those of its scalars that are known only at run time.
+    """
+
+    epilogue: Epilogue
+    inputs: int
+    """The number of tensors that the epilogue reads."""
+    is_grouped: bool
+    scalars: tuple[float | None, ...]
+    """The scalars of the epilogue; None for those that are arguments."""
+
+    def split(self, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the tensors among the arguments, and all scalars of the epilogue."""
+        count = 2 + self.is_grouped + self.inputs
+        given = iter(arguments[count:])
+        scalars = [next(given) if scalar is None else scalar for scalar in self.scalars]
+        return list(arguments[:count]), scalars
 
 
 @dataclass(frozen=True)
@@ -31,9 +87,13 @@ class Plan:
     problem: GemmProblem
     decision: Decision
     device: Device
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Constants of the kernel that are not part of the problem, such as an activation or an
-    epsilon."""
+    call: FusedCall | CutlassArguments | None = None
+    """How to read the arguments of a call that replaced several nodes; None for an ATen op."""
+
+    @property
+    def constexprs(self) -> dict[str, Any]:
+        """The constants of a fused kernel that its problem does not imply."""
+        return self.call.constants.constexprs() if isinstance(self.call, FusedCall) else {}
 
     @property
     def applies_epilogue(self) -> bool:

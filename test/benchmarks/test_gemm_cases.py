@@ -96,8 +96,8 @@ FOUND = [
 def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     pytest.importorskip("triton")
     from inductor_ext.lowerings.graph import (
+        fusion_search,
         match_dequantized,
-        match_shared_input,
         matmul_nodes,
         undo_woq_int8,
     )
@@ -112,7 +112,7 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
         undo_woq_int8.restore(graph)
     dequantized = match_dequantized.find(graph, Settings())
     scaled = [match_dequantized.with_scales(item) for item in dequantized]
-    fused = match_shared_input.find(graph, Settings(), scaled)
+    fused = fusion_search.find_fusions(graph, Settings(), scaled)
     found = [case.problem for case in (*fused, *scaled)]
     found += [each for node in graph.nodes if (each := matmul_nodes.problem_of(node)) is not None]
     # What is pointwise in the epilogue takes no bytes.

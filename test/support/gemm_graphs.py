@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.lowerings.operands import FusedOperands
 from test.support import fake_cuda
 
-__all__ = ["lowered_graph", "tensor"]
+__all__ = ["call_operands", "lowered_graph", "operand_count", "tensor"]
+
+
+def call_operands(fusion: Fusion, values: Sequence[torch.Tensor] = ()) -> FusedOperands[Any]:
+    """The arguments of a fusion's call: two where the fusion has halves of one tensor."""
+    operands = fusion.operands
+    if fusion.halves:
+        names = ("weights", "scales", "zero_points", "gate_biases")
+        twice = {name: getattr(operands, name) * 2 for name in names}
+        operands = dataclasses.replace(operands, **twice)
+    return operands.unflatten(values or operands.flatten())
+
+
+def operand_count(fusion: Fusion) -> int:
+    """How many operands the kernel of a fusion reads besides what its epilogue applies."""
+    return len(call_operands(fusion).kernel_operands)
 
 
 def tensor(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext.lowerings.graph import matmul_nodes
-from inductor_ext.lowerings.graph.fusion import Fusion, View
+from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
 from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.cutlass.alignment import of_layout
@@ -142,8 +142,8 @@ class _Reader:
     def _packed(self) -> Packed | None:
         if self.fusion is None or self.fusion.problem.b.dtype not in INT4:
             return None
-        options = self.fusion.options
-        return Packed(options.get("HIGH_FIRST", False), options.get("ZERO", 0))
+        constants = self.fusion.constants
+        return Packed(bool(constants.high_first), constants.zero or 0)
 
     def value(self, node: fx.Node) -> Node:
         """Return the value of a node of the region."""
@@ -228,30 +228,31 @@ class _Reader:
 
     def _dequantized(self, fusion: Fusion) -> Node:
         """Apply to the accumulators the scales and the bias of a matmul with a dequantized B."""
-        prologue, rest = fusion.problem.prologue, list(fusion.inputs[2:])
+        prologue, operands = fusion.problem.prologue, fusion.operands
         assert prologue is not None
         if prologue.kind != "dequantize" or prologue.zero_points:
             raise NotExpressible("zero points, or rows that are normalised")
-        found = ACCUMULATOR
-        if prologue.scales == "group":
-            self._read_groups(rest.pop(0), fusion.views[1])
-        elif prologue.scales_product:
-            scale, view = rest.pop(0), fusion.views[1]
-            self.views[scale] = view
-            value = view.of(matmul_nodes.value_of(scale))
-            kind: Literal["row", "scalar"] = "row" if view.sizes else "scalar"
-            found = apply("mul", found, self._read(scale, value, kind))
-        if not rest:
-            return found
-        return apply("add", found, self.input(rest[0], self.product))
+        value = ACCUMULATOR
+        for scale in operands.scales:
+            if prologue.scales == "group":
+                self._read_groups(scale)
+                continue
+            assert scale.view is not None
+            self.views[scale.node] = scale.view
+            kind: Literal["row", "scalar"] = "row" if scale.view.sizes else "scalar"
+            value = apply("mul", value, self._read(scale.node, scale.value, kind))
+        for bias in operands.biases:
+            value = apply("add", value, self.input(bias.node, self.product))
+        return value
 
-    def _read_groups(self, scales: fx.Node, view: View) -> None:
+    def _read_groups(self, scales: ViewedNode) -> None:
         """Add group scales, which the main loop reads: [N, groups], as models store them."""
-        if not view.transposed:
+        assert scales.view is not None
+        if not scales.view.transposed:
             raise NotExpressible("scales of groups whose neighbours are along N")
-        self.views[scales] = View(view.sizes)
-        dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(scales))
-        self.inputs[scales] = Tensor(dtype, "group")
+        self.views[scales.node] = View(scales.view.sizes)
+        dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(scales.node))
+        self.inputs[scales.node] = Tensor(dtype, "group")
 
     def _broadcast(
         self, value: torch.Tensor, output: torch.Tensor

@@ -7,18 +7,19 @@ that they read is written in between.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings.graph.matmul_nodes import NotCovered
+from inductor_ext.lowerings.graph.matmul_nodes import NotCovered, value_of
+from inductor_ext.lowerings.operands import FusedOperands, KernelConstants
 from inductor_ext.templates.problem import GemmProblem
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fusion", "View", "is_closed", "is_written_between", "named_graph"]
+__all__ = ["Fusion", "View", "ViewedNode", "is_closed", "is_written_between", "named_graph"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,25 @@ class View:
 
 
 @dataclass(frozen=True)
+class ViewedNode:
+    """An operand of a fusion."""
+
+    node: fx.Node
+    view: View | None = None
+    """How the kernel views it; None if it is used as it is."""
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The fake tensor that the kernel sees.
+
+        Raises:
+            NotCovered: the view would need a copy, or the tensor is not known.
+        """
+        value = value_of(self.node)
+        return value if self.view is None else self.view.of(value)
+
+
+@dataclass(frozen=True)
 class Fusion:
     """A matmul with the nodes that are fused into it."""
 
@@ -53,22 +73,18 @@ class Fusion:
     """All nodes that the kernel replaces, in graph order. Only `outputs` have users outside."""
     outputs: tuple[fx.Node, ...]
     """The nodes whose values are used outside, in the order of the kernel's results."""
-    inputs: tuple[fx.Node, ...]
-    """A; the weights, one per fused matmul; their scales; their zero points; what a norm reads; one
-    bias per fused matmul, or none. With `halves` there is one packed weight and at most one packed
-    bias.
-
-    The input of a norm may have more dimensions than A; its last one is K."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Constants of the kernel that are not part of the problem: `ACTIVATION`, quoted, of a gate;
-    `EPSILON` of a norm; and `operands`, the number of call inputs before the biases that the
-    lowering adds after the kernel. The biases of a gate and up projection count as operands."""
+    operands: FusedOperands[ViewedNode]
+    """With `halves` there is one packed weight, with at most one packed scale, zero point and bias.
+    """
+    constants: KernelConstants = KernelConstants()  # noqa: RUF009 - it is frozen
     halves: tuple[int, int] | None = None
     """For a packed gate-up weight and bias: the first column of the gate and of the up projection.
     """
-    views: tuple[View, ...] = ()
-    """How the inputs from the first weight on are viewed; inputs beyond the end are used as they
-    are. A dequantized matmul has a view for each weight, scale and zero point."""
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """The nodes of the operands."""
+        return tuple(operand.node for operand in self.operands.flatten())
 
 
 def is_closed(

@@ -17,7 +17,8 @@ from inductor_ext.lowerings.graph import cutlass_epilogue, epilogue_region, matm
 from inductor_ext.lowerings.graph.cutlass_epilogue import Fused
 from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
-from inductor_ext.lowerings.graph.rewrite import as_matrix, become, call_inputs, hoist
+from inductor_ext.lowerings.graph.rewrite import as_matrix, become, call_operands, hoist
+from inductor_ext.lowerings.node_info import CutlassArguments
 from inductor_ext.templates.cutlass.epilogue import NotExpressible
 from inductor_ext.templates.cutlass.evt import why_unsupported
 from inductor_ext.templates.problem import Epilogue, GemmProblem
@@ -73,7 +74,7 @@ class Reading:
         if problem.prologue is not None and problem.prologue.scales_product:
             # These scales belong to the prologue.
             assert self.fusion is not None
-            del inputs[self.fusion.inputs[2]]
+            del inputs[self.fusion.operands.scales[0].node]
             operations -= 1
         out = tree.outputs[0][0]
         epilogue = Epilogue(
@@ -127,7 +128,7 @@ def _used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def apply(
     graph: fx.Graph, reading: Reading, target: Callable[..., Any]
-) -> tuple[fx.Node, dict[str, Any]]:
+) -> tuple[fx.Node, CutlassArguments]:
     """Replace the nodes of a reading by one call.
 
     The call gets A, B, the end offsets of a grouped matmul, the tensors that the epilogue reads,
@@ -140,8 +141,7 @@ def apply(
         target: a function for Inductor, with the attribute `_inductor_lowering_function`.
 
     Returns:
-        The call, and its options: `epilogue`; the number of `inputs`; `ends`, whether there are
-        groups; and `scalars`, with None for those that are arguments.
+        The call, and what reads its arguments.
     """
     import torch
 
@@ -158,7 +158,8 @@ def apply(
     views = {output: _sizes(output, reading) for output in reading.outputs}
     with graph.inserting_before(anchor):
         if reading.fusion is not None:
-            factors = list(call_inputs(graph, reading.fusion, product)[:2])
+            operands = call_operands(graph, reading.fusion, product)
+            factors = [operands.a, *operands.weights]
         inputs = [_shaped(graph, inp, reading) for inp in fused.inputs]
         arguments = (*factors, *inputs, *numbers)
         if len(flat) == 1 and views[anchor] is None:
@@ -186,13 +187,9 @@ def apply(
     for node in reversed(reading.replaced):
         if node not in reading.outputs:
             graph.erase_node(node)
-    options = {
-        "epilogue": fused.epilogue,
-        "inputs": len(inputs),
-        "ends": len(factors) == 3,
-        "scalars": tuple(None if scalar in numbers else scalar for scalar in fused.scalars),
-    }
-    return call, options
+    scalars = tuple(None if scalar in numbers else scalar for scalar in fused.scalars)
+    info = CutlassArguments(fused.epilogue, len(inputs), len(factors) == 3, scalars)  # type: ignore[arg-type]
+    return call, info
 
 
 def _factors(product: fx.Node) -> list[Any]:

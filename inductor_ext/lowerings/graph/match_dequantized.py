@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph import match_shared_input, matmul_nodes
-from inductor_ext.lowerings.graph.fusion import Fusion, View, is_closed
+from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.lowerings.graph.cleanup import clean_graph
+from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
     is_cast,
@@ -47,6 +48,7 @@ from inductor_ext.lowerings.graph.strided_views import (
     through_view,
     view_source,
 )
+from inductor_ext.lowerings.operands import FusedOperands, KernelConstants
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     FP8,
@@ -80,7 +82,7 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
 
     if not settings.gemm_fuse_dequantize or numerics.has_exact_pointwise():
         return []
-    match_shared_input.tidy(graph)
+    clean_graph(graph)
     found = []
     for node in graph.nodes:
         if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
@@ -109,8 +111,7 @@ def _product(node: fx.Node) -> Fusion:
     static_shape(b)  # type: ignore[arg-type]
     read = _Reader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
-    inputs, views, prologue, options = read.prologue()
-    options["operands"] = 1 + len(inputs)
+    prologue = read.prologue()
     mixed = dataclasses.replace(
         problem,
         operation="mixed",
@@ -118,8 +119,8 @@ def _product(node: fx.Node) -> Fusion:
         prologue=prologue,
         epilogue=problem.epilogue if biased else Epilogue(),
     )
-    nodes = (node, *read.nodes)
-    return Fusion(mixed, nodes, (node,), (a, *inputs, *bias), options, views=views)  # type: ignore[arg-type]
+    operands = dataclasses.replace(read.operands(a, prologue), biases=tuple(map(ViewedNode, bias)))  # type: ignore[arg-type]
+    return Fusion(mixed, (node, *read.nodes), (node,), operands, read.constants(prologue))
 
 
 def with_scales(fusion: Fusion) -> Fusion:
@@ -186,18 +187,18 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
         return None
     if node.target is aten.mul.Tensor and prologue.scales == "none" and kind in ("row", "scalar"):
         scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"
+        view = View((problem.n,) if kind == "row" else ())
         prologue = dataclasses.replace(prologue, scales=scales, scale_dtype=_dtype(source))
         return dataclasses.replace(
             fusion,
             problem=dataclasses.replace(problem, prologue=prologue),
-            inputs=(*fusion.inputs, source),
-            options={**fusion.options, "operands": fusion.options["operands"] + 1},
-            views=(*fusion.views, View((problem.n,) if kind == "row" else ())),
+            operands=dataclasses.replace(fusion.operands, scales=(ViewedNode(source, view),)),
         )
     if node.target is aten.add.Tensor and shape(source) == (problem.n,) and kind == "row":
         epilogue = Epilogue((EpilogueInput(_dtype(source), "row"),), 1)
         problem = dataclasses.replace(problem, epilogue=epilogue)
-        return dataclasses.replace(fusion, problem=problem, inputs=(*fusion.inputs, source))
+        operands = dataclasses.replace(fusion.operands, biases=(ViewedNode(source),))
+        return dataclasses.replace(fusion, problem=problem, operands=operands)
     return None
 
 
@@ -406,65 +407,86 @@ class _Reader:
         assert self.stored is not None
         value = self.stored.view().of(matmul_nodes.value_of(self.stored.node))
         found = matmul_nodes.operand(value)
-        if self.dtype not in ("int4", "uint4"):
+        if not self._is_packed:
             return found
         row, column = found.strides
         strides = (1, 2 * column) if found.layout == "column" else (row, column)
         return Operand(self.dtype, strides, 2 * found.alignment)
 
-    def prologue(self) -> tuple[list[fx.Node], tuple[View, ...], Prologue, dict[str, Any]]:
-        """Return the inputs from B on, the view of each, the prologue, and the kernel options."""
+    def prologue(self) -> Prologue:
+        """Return the prologue.
+
+        Raises:
+            NotCovered: a kernel cannot compute it.
+        """
         assert self.stored is not None
         problem = self.problem
         atoms = self.stored.atoms()
-        packed = self.dtype in ("int4", "uint4")
-        k = Atom(problem.k // 2, "k", 2) if packed else Atom(problem.k, "k", 1)
-        whole = {item.axis: item for item in (k, Atom(problem.n, "n", 1)) if item.size > 1}
+        k = Atom(problem.k // 2, "k", 2) if self._is_packed else Atom(problem.k, "k", 1)
+        whole = {atom.axis: atom for atom in (k, Atom(problem.n, "n", 1)) if atom.size > 1}
         require(atoms == whole, "b is a part of what is stored")
-        require(self.constant <= MOST_ZERO[4 if packed else 8], "a large zero point")
+        require(self.constant <= MOST_ZERO[4 if self._is_packed else 8], "a large zero point")
         whole_numbers = self.dtype in ("uint8", "int4", "uint4")
         require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
-        inputs, views = [self.stored.node], [self.stored.view()]
-        options: dict[str, Any] = {}
         if self.scale is None:
             require(self.zero is None, "zero points without scales")
-            prologue = Prologue("dequantize")
-        else:
-            group = self._group(self.scale)
-            if self.zero is not None:
-                group = group or problem.k
-            zeros = self.zero is not None
-            kind = "group" if group else "column" if self.scale.atoms() else "tensor"
-            prologue = Prologue(
-                "dequantize",
-                kind,  # type: ignore[arg-type]
-                group,
-                zeros,
-                scale_dtype=_dtype(self.scale.node),
-            )
-            for name, item in (("SCALE", self.scale), ("ZERO", self.zero)):
-                if item is None:
-                    continue
-                require(not group or (self._group(item) or problem.k) == group, "groups differ")
-                require(not group or "n" in item.atoms() or problem.n == 1, "one zero for all")
-                inputs.append(item.node)
-                view = item.view()
-                if not group:
-                    view = View(tuple(size for size in view.sizes if size > 1))
-                    # The kernel assumes that they are contiguous.
-                    require(
-                        view.of(matmul_nodes.value_of(item.node)).is_contiguous(), "scales apart"
-                    )
-                elif item.words() > 1:
-                    options[f"{name}_WORDS"] = item.words()
-                views.append(view)
-            if group and self.wide:
-                options["WIDE"] = True
-        if self.constant:
-            options["ZERO"] = self.constant
-        if packed and self.high_first:
-            options["HIGH_FIRST"] = True
-        return inputs, tuple(views), prologue, options
+            return Prologue("dequantize")
+        group = self._group(self.scale)
+        if self.zero is not None:
+            group = group or problem.k
+        for stored in filter(None, (self.scale, self.zero)):
+            require(not group or (self._group(stored) or problem.k) == group, "groups differ")
+            require(not group or "n" in stored.atoms() or problem.n == 1, "one zero for all")
+        kind = "group" if group else "column" if self.scale.atoms() else "tensor"
+        return Prologue(
+            "dequantize",
+            kind,  # type: ignore[arg-type]
+            group,
+            self.zero is not None,
+            scale_dtype=_dtype(self.scale.node),
+        )
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.dtype in ("int4", "uint4")
+
+    def operands(self, a: fx.Node, prologue: Prologue) -> FusedOperands[ViewedNode]:
+        """Return A and what B is computed from.
+
+        Raises:
+            NotCovered: a scale is not contiguous.
+        """
+        assert self.stored is not None
+
+        def viewed(stored: StoredTensor | None) -> tuple[ViewedNode, ...]:
+            if stored is None:
+                return ()
+            view = stored.view()
+            if not prologue.group:
+                view = View(tuple(size for size in view.sizes if size > 1))
+                # The kernel assumes that they are contiguous.
+                value = view.of(matmul_nodes.value_of(stored.node))
+                require(value.is_contiguous(), "scales apart")
+            return (ViewedNode(stored.node, view),)
+
+        weight = ViewedNode(self.stored.node, self.stored.view())
+        return FusedOperands(ViewedNode(a), (weight,), viewed(self.scale), viewed(self.zero))
+
+    def constants(self, prologue: Prologue) -> KernelConstants:
+        """Return the constants of a kernel with a prologue."""
+
+        def words(stored: StoredTensor | None) -> int | None:
+            if stored is None or not prologue.group or stored.words() == 1:
+                return None
+            return stored.words()
+
+        return KernelConstants(
+            scale_words=words(self.scale),
+            zero_words=words(self.zero),
+            wide=True if prologue.group and self.wide else None,
+            zero=self.constant or None,
+            high_first=True if self._is_packed and self.high_first else None,
+        )
 
     def _group(self, stored: StoredTensor) -> int:
         """Return the number of elements along K that share a scale or zero point; 0 if all do."""

@@ -1,7 +1,7 @@
 """Matching of matmuls whose row amax is needed to quantize the output to 8 bits.
 
 `find` (`gemm_fuse_row_maxima`) matches y.abs().amax(-1) or y.amax(-1), where y is what one
-extension kernel can compute: a matmul, or a fusion of `match_shared_input` or `match_dequantized`,
+extension kernel can compute: a matmul, or a fusion of `fusion_search` or `match_dequantized`,
 with the pointwise operations after it. The amax is that of y as stored, so the kernel applies all
 these operations itself (`chain`) instead of leaving them to the scheduler. y is stored as before,
 for its readers.
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph.fusible_matmuls import unfused
 from inductor_ext.lowerings.graph.fusion import Fusion, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
@@ -32,25 +33,27 @@ from inductor_ext.lowerings.graph.fx_nodes import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.graph.rewrite import become, call_inputs, hoist
+from inductor_ext.lowerings.graph.rewrite import become, call_operands, hoist
+from inductor_ext.lowerings.node_info import FusedCall
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import QUANTIZED, GemmProblem
 
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["RowMaxima", "apply", "find"]
+__all__ = ["RowAmaxFusion", "apply", "find"]
 
 
 @dataclass(frozen=True)
-class RowMaxima(Fusion):
+class RowAmaxFusion(Fusion):
     """A matmul whose kernel also returns the row amax.
 
-    `outputs` are y and the amax. `options` has the `chain`, an fx.Graph that computes y from the
-    accumulators and further inputs, [M, columns] or broadcast to it; each of its nodes has its
-    `dtype` as metadata. `ABSOLUTE` says whether the amax is of absolute values.
+    `outputs` are y and the amax.
     """
 
+    chain: fx.Graph | None = None
+    """Computes y from the accumulators and further inputs, [M, columns] or broadcast to it; each of
+    its nodes has its `dtype` as metadata."""
     chain_inputs: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     """What the chain reads besides the accumulators, and for each a node that reads it."""
     plain: fx.Node | None = None
@@ -59,11 +62,11 @@ class RowMaxima(Fusion):
     """The nodes that scale y to 8 bits by the amax, computed by other kernels, in graph order."""
 
 
-def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list[RowMaxima]:
+def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list[RowAmaxFusion]:
     """Return the matmuls of a graph whose row amax is needed.
 
     Args:
-        graph: after `match_shared_input.find`.
+        graph: after `fusion_search.find_fusions`.
         settings: of the compile.
         fusions: what was found in the graph.
     """
@@ -151,7 +154,7 @@ class _Search:
             if problem is not None and all(isinstance(item, int) for item in shape(node)[1:]):
                 self.plain.append(_plain(node, problem))
 
-    def of(self, reduction: _Reduction) -> Iterator[RowMaxima]:
+    def of(self, reduction: _Reduction) -> Iterator[RowAmaxFusion]:
         """Yield the fusions that compute a row amax."""
         for source in reversed(reduction.sources):
             bases = [base for base in self.bases if self.run(base, source) is not None]
@@ -181,7 +184,7 @@ class _Search:
         closed = all(set(node.users) <= set(nodes) for node in nodes[:-1])
         return nodes if closed else None
 
-    def together(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowMaxima | None:
+    def together(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowAmaxFusion | None:
         """Return a base extended by the row amax of y."""
         nodes = self.run(base, y)
         assert nodes is not None
@@ -206,16 +209,16 @@ class _Search:
         behind, dtype = self.scaling(y, reduction.node, own)
         if dtype is None and self.readers(y) - own:
             return None
-        found = RowMaxima(
+        found = RowAmaxFusion(
             dataclasses.replace(
                 problem, epilogue=dataclasses.replace(problem.epilogue, reductions=1, out=dtype)
             ),
             tuple(sorted(own, key=self.order.__getitem__)),
             (y, reduction.node),
-            base.inputs[: len(base.inputs) - len(biases)],
-            {**base.options, "chain": chain.finish(y), "ABSOLUTE": reduction.absolute},
+            base.operands.without_epilogue(),
+            dataclasses.replace(base.constants, absolute=reduction.absolute),
             base.halves,
-            views=base.views,
+            chain=chain.finish(y),
             chain_inputs=chain.inputs,
             plain=base.outputs[0] if base in self.plain else None,
             behind=behind,
@@ -283,8 +286,8 @@ def _same_size(node: fx.Node, other: fx.Node) -> bool:
 
 def _plain(node: fx.Node, problem: GemmProblem) -> Fusion:
     """Return an unfused matmul as a fusion."""
-    a, b = matmul_nodes.inputs(node)[:2]
-    return Fusion(problem, (node,), (node,), (a, b), {"operands": 2})
+    fusion = unfused(node, problem)
+    return dataclasses.replace(fusion, operands=fusion.operands.without_epilogue())
 
 
 class _Chain:
@@ -366,29 +369,33 @@ class _Chain:
 
 
 def _biases(base: Fusion) -> tuple[fx.Node, ...]:
-    """Return the biases that the lowering of a fusion adds to the accumulators; a gate has none."""
-    return () if base.problem.epilogue.gated else base.inputs[base.options["operands"] :]
+    """Return the biases that the lowering of a fusion adds to the accumulators."""
+    return tuple(bias.node for bias in base.operands.epilogue_operands)
 
 
-def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.Node:
+def apply(
+    graph: fx.Graph, fusion: RowAmaxFusion, target: Callable[..., Any]
+) -> tuple[fx.Node, FusedCall]:
     """Replace the nodes of a fusion by one call, as `rewrite.apply` does.
 
     Args:
         graph: the graph in which the fusion was found.
         fusion: one from `find`.
-        target: a function of the matmul's inputs and those of the chain, for Inductor with the
+        target: a function of the matmul's operands and those of the chain, for Inductor with the
             attribute `_inductor_lowering_function`. It returns y and the amax, in their shapes.
 
     Returns:
-        The call, to which the caller may attach metadata.
+        The call, and what reads its arguments.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     y, maxima = fusion.outputs
     hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
     product = next(node for node in fusion.nodes if matmul_nodes.is_product(node))
     with graph.inserting_before(y):
-        further = [epilogue_region.as_rows(graph, *item) for item in fusion.chain_inputs.items()]
-        call = graph.call_function(target, (*call_inputs(graph, fusion, product), *further))
+        further = [epilogue_region.as_rows(graph, *pair) for pair in fusion.chain_inputs.items()]
+        operands = call_operands(graph, fusion, product)
+        operands = dataclasses.replace(operands, epilogue_inputs=tuple(further))
+        call = graph.call_function(target, operands.flatten())
         call.meta = {**y.meta, "val": (y.meta["val"], maxima.meta["val"])}
         call.meta.pop("eager_input_vals", None)
     become(y, operator.getitem, (call, 0))
@@ -396,4 +403,4 @@ def apply(graph: fx.Graph, fusion: RowMaxima, target: Callable[..., Any]) -> fx.
     for node in reversed(fusion.nodes):
         if node not in fusion.outputs:
             graph.erase_node(node)
-    return call
+    return call, FusedCall.of(operands, fusion.constants, fusion.chain)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from typing import Any
 
 import torch
 from torch import fx
@@ -33,11 +32,11 @@ from inductor_ext.lowerings.graph import (
     dynamic_m,
     epilogue_region,
     explain_records,
+    fusion_search,
     match_cutlass,
     match_dequantized,
     match_int8_scales,
     match_row_amax,
-    match_shared_input,
     matmul_nodes,
 )
 from inductor_ext.lowerings.graph.decisions import Decider
@@ -122,7 +121,7 @@ class Planner:
         graph, settings = self.gm.graph, self.settings
         dequantized = match_dequantized.find(graph, settings)
         scaled = [match_dequantized.with_scales(fusion) for fusion in dequantized]
-        fusions = [*match_shared_input.find(graph, settings, scaled), *dequantized]
+        fusions = [*fusion_search.find_fusions(graph, settings, scaled), *dequantized]
         reduced = match_row_amax.find(graph, settings, fusions)
         return [self._fused_site(fusion) for fusion in (*reduced, *fusions)]
 
@@ -163,7 +162,7 @@ class Planner:
         problem = fusion.problem
         if len(fusion.outputs) == 1:
             problem = epilogue_region.with_epilogue(fusion.outputs[0], problem)
-        a = fusion.inputs[0]
+        a = fusion.operands.a.node
         axes = tuple(range(a.meta["val"].dim() - 1))
         return self._with_cutlass_match(
             Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion)
@@ -356,7 +355,7 @@ class Planner:
         kernel computes the whole epilogue and reads the result of the other matmul. Most fusions
         have none.
         """
-        if isinstance(site.fusion, match_row_amax.RowMaxima):
+        if isinstance(site.fusion, match_row_amax.RowAmaxFusion):
             node = site.fusion.plain
             problem = None if node is None else matmul_nodes.problem_of(node)
             return None if node is None or problem is None else self._plain_site(node, problem)
@@ -384,34 +383,42 @@ class Planner:
             return self._dispatch(site, self._sizes(site), decisions)
         # All sizes agree. Take the largest, whose problem holds for all of them.
         problem, decision = asked[-1], decisions[-1]
+        graph = self.gm.graph
         if isinstance(decision.config, CutlassConfig):
             assert site.reading is not None
-            counters["inductor"]["cutlass_epilogue_fusion_counter"] += site.reading.epilogue_nodes
-            inside = (
-                node for node in site.reading.nodes[1:] if not is_view(node) and not is_cast(node)
-            )
-            fused = explain_records.operators(inside)
-            call, options = match_cutlass.apply(self.gm.graph, site.reading, fused_calls.cutlass)
-            self._set_plan(call, problem, decision, options)
-            node_info.update(call, fused=fused)
-            return frozenset((*site.nodes, *site.reading.replaced))
+            return self._apply_cutlass(site, site.reading, problem, decision)
         if site.fusion is None:
-            self._set_plan(site.nodes[0], problem, decision, {})
+            self._set_plan(site.nodes[0], problem, decision)
             return frozenset()
         if decision.config is None:
             return frozenset()
-        if isinstance(site.fusion, match_row_amax.RowMaxima):
-            call = match_row_amax.apply(self.gm.graph, site.fusion, fused_calls.with_row_maxima)
+        if isinstance(site.fusion, match_row_amax.RowAmaxFusion):
+            call, info = match_row_amax.apply(graph, site.fusion, fused_calls.with_row_maxima)
         else:
-            call = apply(self.gm.graph, site.fusion, fused_calls.fused)
-        self._set_plan(call, problem, decision, site.fusion.options)
+            call, info = apply(graph, site.fusion, fused_calls.fused)
+        self._set_plan(call, problem, decision, info)
         return frozenset(site.nodes)
 
+    def _apply_cutlass(
+        self, site: Site, match: match_cutlass.Reading, problem: GemmProblem, decision: Decision
+    ) -> frozenset[fx.Node]:
+        """Replace the nodes of a match by a CUTLASS call; return what was replaced."""
+        counters["inductor"]["cutlass_epilogue_fusion_counter"] += match.epilogue_nodes
+        inside = (node for node in match.nodes[1:] if not is_view(node) and not is_cast(node))
+        fused = explain_records.operators(inside)
+        call, arguments = match_cutlass.apply(self.gm.graph, match, fused_calls.cutlass)
+        self._set_plan(call, problem, decision, arguments)
+        node_info.update(call, fused=fused)
+        return frozenset((*site.nodes, *match.replaced))
+
     def _set_plan(
-        self, node: fx.Node, problem: GemmProblem, decision: Decision, options: Any
+        self,
+        node: fx.Node,
+        problem: GemmProblem,
+        decision: Decision,
+        call: node_info.FusedCall | node_info.CutlassArguments | None = None,
     ) -> None:
-        plan = node_info.Plan(problem, decision, self.device, options)
-        node_info.update(node, plan=plan)
+        node_info.update(node, plan=node_info.Plan(problem, decision, self.device, call))
 
     def _dispatch(
         self, site: Site, sizes: Sequence[int], decisions: Sequence[Decision]
@@ -433,7 +440,7 @@ class Planner:
         if any(isinstance(config, CutlassConfig) for config in configs):
             assert site.reading is not None
             nodes, outputs = site.reading.replaced, site.reading.outputs
-        elif isinstance(site.fusion, match_row_amax.RowMaxima):
+        elif isinstance(site.fusion, match_row_amax.RowAmaxFusion):
             together = {*nodes, *site.fusion.behind}
             if not is_written_between(together):
                 nodes = tuple(sorted(together))

@@ -6,45 +6,50 @@ node can be applied in any order.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings.graph.fusion import Fusion, View
+from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
 from inductor_ext.lowerings.graph.matmul_nodes import is_product, value_of
+from inductor_ext.lowerings.node_info import FusedCall
+from inductor_ext.lowerings.operands import FusedOperands
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["apply", "as_matrix", "become", "call_inputs", "hoist", "later"]
+__all__ = ["apply", "as_matrix", "become", "call_operands", "hoist", "later"]
 
 
-def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Node:
+def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[fx.Node, FusedCall]:
     """Replace the nodes of a fusion by one call.
 
-    The call gets the inputs of the fusion, A as [M, K], and a packed weight as two weights (views).
+    The call gets the operands of the fusion, A as [M, K], and a packed weight as two weights
+    (views).
     The output nodes keep their identity and metadata: they become the call, or elements of its
     result if there are several, in their original shapes. Fusions of one graph that share no node
     can therefore be applied in any order.
 
     Args:
         graph: the graph in which the fusion was found.
-        fusion: a fusion of `match_shared_input.find`, `match_dequantized.find` or the like.
-        target: a function of the inputs, for Inductor with the attribute
+        fusion: a fusion of `fusion_search.find_fusions` or `match_dequantized`.
+        target: a function of the operands, for Inductor with the attribute
             `_inductor_lowering_function`. It returns [M, columns], or a tuple with one [M, columns]
             per fused matmul.
 
     Returns:
-        The call, to which the caller may attach metadata.
+        The call, and what reads its arguments.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(fusion.outputs, key=order.__getitem__)
     hoist(anchor, fusion.inputs, order)
     product = next(filter(is_product, fusion.nodes))
     with graph.inserting_before(anchor):
-        arguments = call_inputs(graph, fusion, product)
+        operands = call_operands(graph, fusion, product)
+        arguments = operands.flatten()
         (first, *others) = fusion.outputs
         if others:
             call = graph.call_function(target, arguments)
@@ -69,7 +74,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> fx.Nod
     for node in reversed(fusion.nodes):
         if node not in fusion.outputs:
             graph.erase_node(node)
-    return call
+    return call, FusedCall.of(operands, fusion.constants)
 
 
 def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
@@ -89,33 +94,41 @@ def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
     become(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
 
 
-def call_inputs(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the inputs of a fusion as the call takes them; `product` is its matmul node."""
+def call_operands(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> FusedOperands[fx.Node]:
+    """Return the operands of a fusion as the call takes them; `product` is its matmul node."""
     import torch
 
-    aten = torch.ops.aten
-    a, *rest = fusion.inputs
-    for index, view in enumerate(fusion.views):
-        rest[index] = _seen(graph, rest[index], view)
+    operands = fusion.operands.map(lambda operand: _add_view(graph, operand))
+    a = operands.a
     if len(shape(a)) != 2:
         value = as_matrix(a.meta["val"], product.meta["val"].shape[0])
-        a = graph.call_function(aten.reshape.default, (a, [-1, fusion.problem.k]))
+        a = graph.call_function(torch.ops.aten.reshape.default, (a, [-1, fusion.problem.k]))
         a.meta = {"val": value}
-    if fusion.halves:
-        halved = max(1, len(fusion.views))
-        half = fusion.problem.parts[0]
-        # The bias of a gate is one of its operands.
-        count = len(rest) - (fusion.problem.operation == "addmm")
-        parts = [
-            _columns(graph, whole, begin, half)
-            for whole in rest[:halved]
-            for begin in fusion.halves
-        ]
-        biases = [
-            _columns(graph, whole, begin, half) for whole in rest[count:] for begin in fusion.halves
-        ]
-        rest = [*parts, *rest[halved:count], *biases]
-    return (a, *rest)
+    operands = dataclasses.replace(operands, a=a)
+    return _split_packed(graph, operands, fusion) if fusion.halves else operands
+
+
+def _split_packed(
+    graph: fx.Graph, operands: FusedOperands[fx.Node], fusion: Fusion
+) -> FusedOperands[fx.Node]:
+    """Return operands with a packed weight and its vectors as those of the gate and of the up
+    projection.
+    """
+
+    def halves(packed: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+        return tuple(
+            _columns(graph, node, begin, fusion.problem.parts[0])
+            for node in packed
+            for begin in fusion.halves or ()
+        )
+
+    return dataclasses.replace(
+        operands,
+        weights=halves(operands.weights),
+        scales=halves(operands.scales),
+        zero_points=halves(operands.zero_points),
+        gate_biases=halves(operands.gate_biases),
+    )
 
 
 def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
@@ -133,11 +146,14 @@ def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node
     return part
 
 
-def _seen(graph: fx.Graph, node: fx.Node, view: View) -> fx.Node:
-    """Add a view of a node to the graph."""
+def _add_view(graph: fx.Graph, operand: ViewedNode) -> fx.Node:
+    """Add the view of an operand to the graph."""
     import torch
 
     aten = torch.ops.aten
+    node, view = operand.node, operand.view
+    if view is None:
+        return node
     value = value_of(node)
     if tuple(value.shape) != view.sizes:
         node = graph.call_function(aten.reshape.default, (node, list(view.sizes)))

@@ -23,7 +23,9 @@ from inductor_ext.autotune.reference import program
 from inductor_ext.lowerings.graph import match_shared_input, rewrite
 from inductor_ext.lowerings.graph.epilogue_region import flatten, region, with_epilogue
 from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.graph.matmul_nodes import problem_of
+from inductor_ext.lowerings.operands import KernelConstants
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     Epilogue,
@@ -33,7 +35,7 @@ from inductor_ext.templates.problem import (
     Prologue,
 )
 from test.support import fake_cuda
-from test.support.gemm_graphs import lowered_graph, tensor
+from test.support.gemm_graphs import call_operands, lowered_graph, operand_count, tensor
 from test.support.gemm_strategies import examples
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
@@ -68,35 +70,32 @@ def reference(found: Fusion) -> Callable[..., Any]:
     }
 
     def kernel(a: Tensor, *rest: Tensor) -> Any:
-        count = max(1, len(problem.parts))
-        operands = found.options["operands"] - 1
-        if problem.epilogue.gated and problem.operation == "addmm":
-            assert len(rest) == operands
-            operands -= 2
-        biases = rest[operands:]
-        factors, vectors = rest[:count], rest[count : len(rest) - len(biases)]
+        operands = call_operands(found, (a, *rest))
+        factors, vectors = operands.weights, operands.norm_vectors
+        biases = operands.gate_biases or operands.biases
+        assert len(factors) == max(1, len(problem.parts))
         assert a.dim() == 2
         if problem.prologue is not None:
             assert len(vectors) == problem.prologue.vectors
             if problem.prologue.kind == "standardize":
                 a = a - a.mean(-1, keepdim=True)
-            a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + found.options["EPSILON"])
+            a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + found.constants.epsilon)
             a = (math.prod(vectors[:1], start=a) + sum(vectors[1:])).to(factors[0].dtype)
         products = [a @ factor for factor in factors]
         if biases:
             products = [x + bias for x, bias in zip(products, biases, strict=True)]
         if problem.epilogue.gated:
             gate, up = products
-            gated = activations[found.options["ACTIVATION"].strip("'")](gate) * up
+            gated = activations[found.constants.activation or ""](gate) * up
             # Graphs of float32 are also run in float64.
             return gated if gated.dtype is F64 else gated.to(getattr(torch, problem.stored))
-        return products[0] if count == 1 else tuple(products)
+        return products[0] if len(products) == 1 else tuple(products)
 
     return kernel
 
 
 def find(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[Fusion]:
-    return match_shared_input.find(lowered_graph(function, *inputs, **options), PLAIN)
+    return find_fusions(lowered_graph(function, *inputs, **options), PLAIN)
 
 
 def check(
@@ -108,7 +107,7 @@ def check(
 ) -> Fusion:
     """The first fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs, **options)
-    found = match_shared_input.find(graph, PLAIN)
+    found = find_fusions(graph, PLAIN)
     assert len(found) == count, found
     tolerance = tolerance or (1e-5 if inputs[0].dtype is F32 else 0.05)
     apply_and_compare(graph, found[:1], values_of(inputs), tolerance)
@@ -134,7 +133,7 @@ def apply_and_compare(
     before = run()
     values = {node.name: node.meta["val"] for item in fusions for node in item.outputs}
     with fake_cuda.device():
-        calls = [rewrite.apply(graph, item, reference(item)) for item in fusions]
+        calls = [rewrite.apply(graph, item, reference(item))[0] for item in fusions]
     graph.lint()
     for call, item in zip(calls, fusions, strict=True):
         assert call.target is not None
@@ -182,7 +181,8 @@ def gate_and_up(act: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 def test_gates(act: Any, name: str, dtype: torch.dtype) -> None:
     inputs = [item.to(dtype) for item in (X3, W, W)]
     found = check(gate_and_up(act), *inputs)
-    assert found.options == {"ACTIVATION": repr(name), "operands": 3}
+    assert found.constants == KernelConstants(activation=name)
+    assert operand_count(found) == 3
     problem = found.problem
     assert (problem.operation, problem.m, problem.n, problem.k) == ("mm", 32, 96, 64)
     assert problem.parts == (48, 48)
@@ -245,7 +245,8 @@ def test_a_gate_with_biases(function: Any) -> None:
     found = check(function, X3, W, W, BIAS, BIAS)
     assert found.problem.operation == "addmm"
     assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True)
-    assert found.options == {"ACTIVATION": "'silu'", "operands": 5}
+    assert found.constants.constexprs() == {"ACTIVATION": "'silu'"}
+    assert operand_count(found) == 5
     assert [inp.name for inp in found.inputs[-2:]] == ["arg3_1", "arg4_1"]
 
 
@@ -263,7 +264,7 @@ def geglu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("x", [X, X3])
 def test_a_gate_by_halves_with_a_bias(x: Tensor) -> None:
     found = check(geglu, x, W, BIAS)
-    assert (found.halves, found.options["operands"]) == ((24, 0), 5)
+    assert (found.halves, operand_count(found)) == ((24, 0), 5)
     assert found.problem.parts == (24, 24)
     assert [inp.name for inp in found.inputs[1:]] == ["permute", "arg2_1"]
     check(lambda x, w, b: geglu(x, w, b), X3.to(F32), W.to(F32), BIAS.to(F32))
@@ -377,7 +378,8 @@ def test_a_shared_input_of_factors_of_several_widths() -> None:
     problem = found.problem
     assert (problem.m, problem.n, problem.k, problem.parts) == (32, 72, 64, (48, 16, 8))
     assert not problem.epilogue.gated
-    assert found.options == {"operands": 4}
+    assert found.constants == KernelConstants()
+    assert operand_count(found) == 4
 
 
 def test_each_part_may_have_a_bias() -> None:
@@ -387,7 +389,8 @@ def test_each_part_may_have_a_bias() -> None:
     found = check(function, X, W, tensor(16, 64), tensor(48), tensor(16))
     assert found.problem.operation == "addmm"
     assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1)
-    assert found.options == {"operands": 3}
+    assert found.constants == KernelConstants()
+    assert operand_count(found) == 3
     assert len(found.inputs) == 5
 
 
@@ -468,7 +471,7 @@ def test_only_what_reads_what_is_written_stays_behind_a_write(written: str) -> N
     node = {"the input": x, "a cache": cache}[written]
     with graph.inserting_before(second):
         graph.call_function(aten.add_.Scalar, (node, 1)).meta["val"] = node.meta["val"]
-    assert len(match_shared_input.find(graph, PLAIN)) == (written == "a cache")
+    assert len(find_fusions(graph, PLAIN)) == (written == "a cache")
 
 
 # Norms
@@ -492,7 +495,7 @@ def test_norms(norm: Any, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     assert found.problem.prologue == Prologue("normalize", scale_dtype=name, vectors=1)
     assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
-    assert found.options["EPSILON"] == pytest.approx(1e-6)
+    assert found.constants.epsilon == pytest.approx(1e-6)
 
 
 def by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -530,18 +533,19 @@ def test_layer_norms(norm: Any, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     assert found.problem.prologue == Prologue("standardize", scale_dtype=name, vectors=2)
     assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
-    assert found.options == {"EPSILON": pytest.approx(1e-5), "operands": 4}
+    assert found.constants.constexprs() == {"EPSILON": pytest.approx(1e-5)}
+    assert operand_count(found) == 4
 
 
 def test_a_norm_without_a_weight() -> None:
     found = check(lambda x, w: F.linear(F.rms_norm(x, (64,), None, 1e-6), w), X, W)
     assert found.problem.prologue == Prologue("normalize")
-    assert found.options["operands"] == 2
+    assert operand_count(found) == 2
     found = check(lambda x, w: F.linear(F.layer_norm(x, (64,)), w), X, W)
     assert found.problem.prologue == Prologue("standardize")
     found = check(lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), X, NORM, W)
     assert found.problem.prologue == Prologue("standardize", vectors=1)
-    assert found.options["operands"] == 3
+    assert operand_count(found) == 3
 
 
 def test_vectors_of_a_norm_may_have_another_dtype() -> None:
@@ -575,12 +579,12 @@ def test_a_layer_norm_before_parts_with_biases() -> None:
     found = check(function, *inputs, count=2)
     assert (found.problem.operation, found.problem.parts) == ("addmm", (48, 16))
     assert found.problem.prologue == Prologue("standardize", vectors=2)
-    assert (found.options["operands"], len(found.inputs)) == (5, 7)
+    assert (operand_count(found), len(found.inputs)) == (5, 7)
 
 
 def test_a_norm_before_parts_and_before_a_gate() -> None:
     found = check(lambda x, n, *w: qkv(rms_norm(x, n), *w), X3, NORM, W, tensor(8, 64), count=2)
-    assert (found.problem.parts, found.options["operands"]) == ((48, 8), 4)
+    assert (found.problem.parts, operand_count(found)) == ((48, 8), 4)
     gated = gate_and_up(F.silu)
     found = check(lambda x, n, g, u: gated(rms_norm(x, n), g, u), X3, NORM, W, W, count=2)
     assert found.problem.epilogue.gated
@@ -591,13 +595,13 @@ def test_a_norm_before_parts_and_before_a_gate() -> None:
         return F.silu(a) * b
 
     found = check(halves, X3, NORM, W, count=2)
-    assert (found.halves, found.options["operands"]) == ((0, 24), 4)
+    assert (found.halves, operand_count(found)) == ((0, 24), 4)
 
     def biased(x: Tensor, n: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return geglu(F.layer_norm(x, (64,), n, n), w, b)
 
     found = check(biased, X3, NORM, W, BIAS, count=2)
-    assert (found.halves, found.options["operands"]) == ((24, 0), 7)
+    assert (found.halves, operand_count(found)) == ((24, 0), 7)
 
     def written(x: Tensor, n: Tensor, g: Tensor, u: Tensor, b: Tensor) -> Tensor:
         y = rms_norm(x, n)
@@ -605,7 +609,7 @@ def test_a_norm_before_parts_and_before_a_gate() -> None:
 
     found = check(written, X3, NORM, W, W, BIAS, count=2)
     assert found.problem.prologue == Prologue("normalize", vectors=1)
-    assert (found.problem.operation, found.options["operands"]) == ("addmm", 6)
+    assert (found.problem.operation, operand_count(found)) == ("addmm", 6)
 
 
 def test_a_norm_before_a_bias() -> None:
@@ -692,10 +696,10 @@ def kinds_of(found: Sequence[Fusion]) -> list[tuple[bool, bool]]:
 @pytest.mark.parametrize("dynamic", [(), [(0, 1)]])
 def test_a_layer_with_all_of_them(dynamic: Any) -> None:
     graph = lowered_graph(layer, X3, *LAYER, dynamic=dynamic)
-    found = match_shared_input.find(graph, PLAIN)
+    found = find_fusions(graph, PLAIN)
     assert kinds_of(found) == [(True, True), (True, False), (False, True), (False, False)]
     apply_and_compare(graph, found[:2], values_of((X3, *LAYER)), 0.05)
-    assert match_shared_input.find(graph, PLAIN) == []
+    assert find_fusions(graph, PLAIN) == []
 
 
 @pytest.mark.parametrize(
@@ -708,13 +712,13 @@ def test_a_layer_with_all_of_them(dynamic: Any) -> None:
 )
 def test_each_can_be_switched_off(switch: str, kinds: list[tuple[bool, bool]]) -> None:
     settings = dataclasses.replace(PLAIN, **{f"gemm_fuse_{switch}": False})  # type: ignore[arg-type]
-    assert kinds_of(match_shared_input.find(lowered_graph(layer, X3, *LAYER), settings)) == kinds
+    assert kinds_of(find_fusions(lowered_graph(layer, X3, *LAYER), settings)) == kinds
 
 
 def test_casts_that_the_user_wants_are_kept() -> None:
     graph = lowered_graph(layer, X3, *LAYER)
     with torch._inductor.config.patch(emulate_precision_casts=True):
-        found = match_shared_input.find(graph, PLAIN)
+        found = find_fusions(graph, PLAIN)
     assert [case.problem.epilogue for case in found] == [Epilogue(), Epilogue()]
     assert [case.problem.prologue for case in found] == [None, None]
 
@@ -830,7 +834,7 @@ def test_random_graphs_compute_the_same(
         builder.step(kind, *(builder.values[-1 - pick % len(builder.values)] for pick in picks))
     builder.graph.output(tuple(builder.values[-outputs:]))
     graph = builder.graph
-    found = match_shared_input.find(graph, PLAIN)
+    found = find_fusions(graph, PLAIN)
     choose = random.Random(seed)
     choose.shuffle(found)
     chosen: list[Fusion] = []
@@ -1026,7 +1030,7 @@ def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem)
     canonical = program(given)
     inputs = canonical.empty_inputs("meta")
     graph = lowered_graph(canonical.function, *inputs)
-    found = match_shared_input.find(graph, PLAIN)
+    found = find_fusions(graph, PLAIN)
     if found:
         described, outputs = found[0].problem, found[0].outputs
     else:

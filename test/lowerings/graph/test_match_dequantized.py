@@ -22,17 +22,17 @@ from inductor_ext.autotune.reference import program
 from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import (
     match_dequantized,
-    match_shared_input,
     matmul_nodes,
     undo_woq_int8,
 )
 from inductor_ext.lowerings.graph.fusion import Fusion, View
+from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.graph.rewrite import apply
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import fake_cuda, kernel_util
-from test.support.gemm_graphs import lowered_graph, tensor
+from test.support.gemm_graphs import call_operands, lowered_graph, operand_count, tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
 
@@ -60,9 +60,14 @@ def in_groups(q: Tensor, s: Tensor, z: Any = 0) -> Tensor:
     return found
 
 
+def views(found: Fusion) -> list[View | None]:
+    """How the kernel views what B is computed from."""
+    return [operand.view for operand in found.operands.a_and_weights[1:]]
+
+
 def kernel(found: Fusion) -> Callable[..., Any]:
     """The fusion's kernel in plain torch, in float64."""
-    problem, options = found.problem, found.options
+    problem, constants = found.problem, found.constants
     prologue = problem.prologue
     assert prologue is not None
     parts = problem.parts or (problem.n,)
@@ -70,13 +75,11 @@ def kernel(found: Fusion) -> Callable[..., Any]:
     def dequantized(b: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
         if problem.b.dtype in ("int4", "uint4"):
             halves = (
-                (b.view(U8) >> 4, b & 15)
-                if options.get("HIGH_FIRST")
-                else (b & 15, b.view(U8) >> 4)
+                (b.view(U8) >> 4, b & 15) if constants.high_first else (b & 15, b.view(U8) >> 4)
             )
             b = torch.stack([half.int() & 15 for half in halves], 1).flatten(0, 1)
             b = (b ^ 8) - 8 if problem.b.dtype == "int4" else b
-        b = b.double() - options.get("ZERO", 0)
+        b = b.double() - (constants.zero or 0)
         if zero is not None:
             b = b - zero.double().repeat_interleave(prologue.group, 0)
         if scale is None:
@@ -86,37 +89,39 @@ def kernel(found: Fusion) -> Callable[..., Any]:
         return b * scale.double()
 
     def run(a: Tensor, *inputs: Tensor) -> Any:
-        assert len(inputs) == len(found.inputs) - 1 + (len(found.views) if found.halves else 0)
-        operands, biases = list(inputs), inputs[options["operands"] - 1 :]
-
-        def taken(there: bool) -> list[Any]:
-            return [operands.pop(0) if there else None for _ in parts]
-
+        operands = call_operands(found, (a, *inputs))
+        nothing = (None,) * len(parts)
         scaled = prologue.scales != "none"
+        assert (bool(operands.scales), bool(operands.zero_points)) == (scaled, prologue.zero_points)
         factors = [
             dequantized(b, scale, zero)
             for b, scale, zero in zip(
-                taken(True), taken(scaled), taken(prologue.zero_points), strict=True
+                operands.weights,
+                operands.scales or nothing,
+                operands.zero_points or nothing,
+                strict=True,
             )
         ]
         assert [factor.shape for factor in factors] == [(problem.k, part) for part in parts]
         a = a.double()
         if prologue.normalizes:
-            a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + options["EPSILON"])
-            a = a * (operands.pop(0).double() if prologue.vectors else 1)
+            a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + constants.epsilon)
+            assert len(operands.norm_vectors) == prologue.vectors
+            a = a * (operands.norm_vectors[0].double() if prologue.vectors else 1)
         products = [a @ factor for factor in factors]
+        biases = operands.biases
         if biases:
             assert problem.epilogue.inputs[0].broadcast == "row"
             products = [product + bias for product, bias in zip(products, biases, strict=True)]
         if problem.epilogue.gated:
-            products = [ACTIVATIONS[options["ACTIVATION"]](products[0]) * products[1]]
+            products = [ACTIVATIONS[constants.activation or ""](products[0]) * products[1]]
         results = tuple(product.to(getattr(torch, problem.stored)) for product in products)
         return results if len(results) > 1 else results[0]
 
     return run
 
 
-ACTIVATIONS = {"'silu'": F.silu, "'gelu'": F.gelu}
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
 
 
 def values(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -160,7 +165,7 @@ class TestBytes:
         assert found.problem.prologue == Prologue("dequantize")
         assert found.problem.b.dtype == "int8"
         assert found.problem.b.layout == "column"
-        assert found.views == (View((N, K), transposed=True),)
+        assert views(found) == [View((N, K), transposed=True)]
 
     def test_scales_of_columns_before_it_and_a_bias(self) -> None:
         found = check(
@@ -171,7 +176,7 @@ class TestBytes:
             tensor(N, dtype=FP16),
         )
         assert found.problem.prologue == Prologue("dequantize", "column", scale_dtype="float16")
-        assert found.options["operands"] == 3
+        assert operand_count(found) == 3
         assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
 
     def test_one_scale_for_all_in_float32(self) -> None:
@@ -194,7 +199,8 @@ class TestBytes:
             tensor(N, K // G, dtype=I8),
         )
         assert found.problem.prologue == Prologue("dequantize", "group", G, True)
-        assert found.options == {"SCALE_WORDS": 2, "ZERO_WORDS": 4, "operands": 4}
+        assert found.constants.constexprs() == {"SCALE_WORDS": 2, "ZERO_WORDS": 4}
+        assert operand_count(found) == 4
 
     def test_one_zero_point_and_float32(self) -> None:
         found = check(
@@ -205,7 +211,8 @@ class TestBytes:
         )
         assert found.problem.prologue is not None
         assert found.problem.prologue.scale_dtype == "float32"
-        assert found.options == {"ZERO": 100, "WIDE": True, "operands": 3}
+        assert found.constants.constexprs() == {"ZERO": 100, "WIDE": True}
+        assert operand_count(found) == 3
 
     def test_columns_with_zero_points_are_groups_of_all_of_k(self) -> None:
         found = check(
@@ -227,7 +234,10 @@ class TestBytes:
         zeros = tensor(N, K // G, dtype=I8 if steps[0] is I8 else BF16)
         found = check(function, X, BYTES, SCALES, zeros)
         # What the kernel reads is what they have become.
-        assert matmul_nodes.dtype_of(found.inputs[3].meta["val"]) == str(steps[-1])[6:]
+        assert (
+            matmul_nodes.dtype_of(found.operands.zero_points[0].node.meta["val"])
+            == str(steps[-1])[6:]
+        )
 
     @pytest.mark.parametrize("kind", [torch.int32, torch.float8_e4m3fn], ids=str)
     def test_scales_that_are_rounded_stay_so(self, kind: torch.dtype) -> None:
@@ -237,7 +247,7 @@ class TestBytes:
             BYTES,
             SCALES,
         )
-        assert found.inputs[2].name != "arg2_1"
+        assert found.operands.scales[0].node.name != "arg2_1"
 
     @pytest.mark.parametrize(
         ("function", "inputs"),
@@ -282,11 +292,12 @@ class TestPairs:
         problem = found.problem
         assert (problem.b.dtype, problem.b.strides, problem.k) == ("uint4", (1, K), K)
         assert problem.prologue == Prologue("dequantize", "group", G)
-        assert found.options == {"ZERO": 8, "SCALE_WORDS": 2, "operands": 3}
-        assert found.views == (
+        assert found.constants.constexprs() == {"ZERO": 8, "SCALE_WORDS": 2}
+        assert operand_count(found) == 3
+        assert views(found) == [
             View((N, K // 2), transposed=True),
             View((N, K // G), transposed=True),
-        )
+        ]
 
     def test_the_upper_half_first_through_int32(self) -> None:
         found = check(
@@ -298,7 +309,7 @@ class TestPairs:
             SCALES,
         )
         assert found.problem.b.dtype == "uint4"
-        assert found.options["HIGH_FIRST"] is True
+        assert found.constants.high_first is True
 
     def test_signed_by_shifts(self) -> None:
         def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
@@ -307,7 +318,7 @@ class TestPairs:
 
         found = check(function, X, tensor(N, K // 2, dtype=I8), SCALES)
         assert found.problem.b.dtype == "int4"
-        assert "ZERO" not in found.options
+        assert found.constants.zero is None
 
     def test_scales_that_are_spread_by_rows(self) -> None:
         found = check(
@@ -323,7 +334,7 @@ class TestPairs:
             tensor(K // G, N, dtype=BF16),
         )
         assert found.problem.b.layout == "row"
-        assert "SCALE_WORDS" not in found.options
+        assert found.constants.scale_words is None
 
     @pytest.mark.parametrize("b_dtype", ["int4", "uint4", "int8", "uint8"])
     @pytest.mark.parametrize(
@@ -349,8 +360,8 @@ class TestPairs:
         assert found.problem.b == problem.b
         assert found.problem.prologue == prologue
         if b_dtype == "uint4":
-            assert found.options["HIGH_FIRST"]
-            assert found.options.get("ZERO", 8) == 8
+            assert found.constants.high_first
+            assert found.constants.zero in (None, 8)
 
 
 def check_several(
@@ -363,9 +374,7 @@ def check_several(
     single = match_dequantized.find(graph, settings)
     scaled = [match_dequantized.with_scales(item) for item in single]
     found = next(
-        case
-        for case in match_shared_input.find(graph, settings, scaled)
-        if case.problem.operation == "mixed"
+        case for case in find_fusions(graph, settings, scaled) if case.problem.operation == "mixed"
     )
     given = values(inputs)
     expected = function(*given)
@@ -415,7 +424,7 @@ class TestSeveral:
         assert found.problem.parts == (N, N)
         assert found.problem.epilogue.gated
         assert found.problem.prologue == PROLOGUES[layer]
-        assert found.options["operands"] == 5
+        assert operand_count(found) == 5
         assert len(found.outputs) == 1
 
     def test_a_shared_input_of_three_dimensions(self, layer: Layer) -> None:
@@ -445,7 +454,7 @@ class TestSeveral:
         )
         assert found.problem.parts == (N, N)
         assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
-        assert len(found.inputs) == found.options["operands"] + 2
+        assert len(found.operands.biases) == 2
 
     def test_behind_a_norm(self, layer: Layer) -> None:
         def function(x: Tensor, n: Tensor, *weights: Tensor) -> Tensor:
@@ -455,8 +464,8 @@ class TestSeveral:
         found = check_several(function, X, tensor(K), *WEIGHTS[layer] * 2)
         assert found.problem.prologue == normalized(PROLOGUES[layer])
         assert found.problem.epilogue.gated
-        assert found.options["EPSILON"] == pytest.approx(1e-5)
-        assert found.options["operands"] == 6
+        assert found.constants.epsilon == pytest.approx(1e-5)
+        assert operand_count(found) == 6
 
     def test_one_behind_a_norm(self, layer: Layer) -> None:
         found = check_several(
@@ -497,7 +506,7 @@ class TestSeveralRead:
             )
 
         found = check_several(function, X, tensor(K), *(tensor(N, K, dtype=U8), ROWS) * 2)
-        assert found.options["ZERO"] == 128
+        assert found.constants.zero == 128
         assert found.problem.prologue == Prologue("dequantize", "column")
 
     @pytest.mark.parametrize("shape", [(1, 1, N), (1, 1, 1)])
@@ -544,7 +553,7 @@ class TestSeveralRead:
             match_dequantized.with_scales(item) for item in match_dequantized.find(graph, PLAIN)
         ]
         assert len(scaled) == 2
-        found = match_shared_input.find(graph, PLAIN, scaled)
+        found = find_fusions(graph, PLAIN, scaled)
         assert [case for case in found if case.problem.operation == "mixed"] == []
 
     def test_what_follows_is_read_as_far_as_kernels_do_it(self) -> None:
@@ -599,7 +608,7 @@ class TestSeveralRead:
         scaled = [
             match_dequantized.with_scales(item) for item in match_dequantized.find(graph, PLAIN)
         ]
-        assert problem in [case.problem for case in match_shared_input.find(graph, PLAIN, scaled)]
+        assert problem in [case.problem for case in find_fusions(graph, PLAIN, scaled)]
 
 
 def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -822,7 +831,7 @@ class TestLowPrecision:
             *(tensor(dtype=F32),) * 2,
             *(tensor(N, K, dtype=fp8),) * 2,
         )
-        assert match_shared_input.find(graph, PLAIN) == []
+        assert find_fusions(graph, PLAIN) == []
 
     @pytest.mark.parametrize("by_row", [False, True])
     def test_the_canonical_program_of_several_in_fp8(self, by_row: bool) -> None:
@@ -839,7 +848,7 @@ class TestLowPrecision:
         )
         canonical = program(problem)
         graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
-        (found,) = match_shared_input.find(graph, PLAIN)
+        (found,) = find_fusions(graph, PLAIN)
         assert found.problem == problem
         given = [torch.ones(inp.shape, dtype=BF16) for inp in canonical.inputs]
         exact = canonical.reference(given, torch.arange(32))

@@ -21,7 +21,8 @@ from inductor_ext.autotune.accuracy import Verifier
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.autotune.reference import program
 from inductor_ext.hooks import scope
-from inductor_ext.lowerings.graph import match_dequantized, match_row_amax, match_shared_input
+from inductor_ext.lowerings.graph import match_dequantized, match_row_amax
+from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
 from inductor_ext.templates.triton import cost_model, ranking, search_space
@@ -68,10 +69,10 @@ X, X3, W, BIAS = tensor(32, 64), tensor(2, 16, 64), tensor(48, 64), tensor(48)
 
 def find(
     function: Callable[..., Any], *inputs: Tensor, settings: Settings | None = None
-) -> list[match_row_amax.RowMaxima]:
+) -> list[match_row_amax.RowAmaxFusion]:
     graph = lowered_graph(function, *inputs)
     settings = settings or Settings()
-    fusions = [*match_shared_input.find(graph, settings), *match_dequantized.find(graph, settings)]
+    fusions = [*find_fusions(graph, settings), *match_dequantized.find(graph, settings)]
     return match_row_amax.find(graph, settings, fusions)
 
 
@@ -87,7 +88,7 @@ def test_a_gate_scaled_to_float8(scaled: Any, x: Tensor) -> None:
     assert found.problem.epilogue == Epilogue(gated=True, reductions=1, out="float8_e4m3fn")
     assert found.problem.quantized
     assert (found.problem.kernel_stores, found.problem.stored) == ("bfloat16", "float8_e4m3fn")
-    assert found.options["ABSOLUTE"]
+    assert found.constants.absolute
     assert found.behind[-1].meta["val"].dtype == FP8
     assert found.plain is None
 
@@ -151,7 +152,7 @@ def test_float8_layers_one_after_the_other() -> None:
 def test_maxima_alone(reduce: Any, absolute: bool) -> None:
     (found,) = find(lambda x, w: (lambda y: (y, reduce(y)))(F.linear(x, w)), X, W)
     assert found.problem.epilogue == Epilogue(reductions=1)
-    assert found.options["ABSOLUTE"] is absolute
+    assert found.constants.absolute is absolute
     assert found.behind == ()
 
 
@@ -207,7 +208,7 @@ def test_the_graph_computes_the_same_after_the_replacement() -> None:
     before = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
 
     def kernel(a: Tensor, b: Tensor, *further: Tensor) -> Any:
-        chain = torch.fx.GraphModule(torch.nn.Module(), found.options["chain"])
+        chain = torch.fx.GraphModule(torch.nn.Module(), found.chain)
         y = chain(a @ b, *further)
         return y.view(2, 16, 48), y.abs().amax(-1).view(2, 16, 1)
 
