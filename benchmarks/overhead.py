@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from benchmarks import results
+    from benchmarks.harness import results
 
 __all__ = ["main", "measure"]
 
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.baseline is None or not (args.baseline / "inductor_ext").is_dir():
         parser.error("--baseline must name a checkout, a folder that holds inductor_ext/")
     # Imported here, because imports are timed in child processes.
-    from benchmarks import results
+    from benchmarks.harness import results
 
     folders = {"now": Path.cwd(), "before": args.baseline.resolve()}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in folders}

@@ -38,7 +38,7 @@ from inductor_ext.toolchain import components
 # Run as a script, Python looks in this folder and not in the checkout's.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import measure, results
+from benchmarks.harness import measure, results
 from examples.sentence_encoder import export_encoder, load_encoder, model_folder, tokenize
 
 if TYPE_CHECKING:

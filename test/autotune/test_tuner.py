@@ -20,7 +20,7 @@ from hypothesis import given
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.gemm_models import int8_linear
+from benchmarks.gemm.models import int8_linear
 from inductor_ext import config, events, exc
 from inductor_ext.autotune import (
     accuracy,

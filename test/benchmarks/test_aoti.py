@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import aoti, aoti_child, aoti_models, results
+from benchmarks.aot import child as aoti_child
+from benchmarks.aot import models as aoti_models
+from benchmarks.aot import run as aoti
+from benchmarks.harness import results
 
 
 def spin(seconds: float) -> str:
@@ -85,7 +88,7 @@ def test_rows_have_units_medians_and_follow_the_schema() -> None:
     ]
     assert rows[1]["floor"] == 2
     assert rows[2]["eager"] == pytest.approx(20)
-    header = results.collect_header("aoti", "python -m benchmarks.aoti", "some-hardware")
+    header = results.collect_header("aoti", "python -m benchmarks.aot.run", "some-hardware")
     results.validate({**header, "rows": rows})
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks.cutlass_kernels import CASES
+from benchmarks.gemm.cutlass_kernels import CASES
 from inductor_ext.templates.cutlass.constraints import why_not
 from inductor_ext.templates.cutlass.cost_model import rank
 from inductor_ext.templates.cutlass.source import source

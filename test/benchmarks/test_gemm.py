@@ -19,19 +19,12 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor_config
 
-from benchmarks import (
-    contenders,
-    e2e,
-    gemm,
-    gemm_models,
-    gemm_suite,
-    gpu_timing,
-    reductions,
-    results,
-    slices,
-    turns,
-)
-from benchmarks.contenders import Compiled, Contender
+from benchmarks.gemm import cases as gemm_suite
+from benchmarks.gemm import e2e, reductions
+from benchmarks.gemm import models as gemm_models
+from benchmarks.gemm import run as gemm
+from benchmarks.harness import gpu_lock, gpu_timing, results, resumable, variants
+from benchmarks.harness.variants import Compiled, Contender
 from inductor_ext import _compat
 from inductor_ext.autotune import timing, tuner
 from inductor_ext.autotune.decision import Decision, Timing
@@ -44,7 +37,7 @@ HEADER: results.Header = {
     "versions": {"python": "3.12.3", "torch": "2.11.0", "inductor_ext": "0.1.0"},
     "commit": None,
     "date": "2026-01-31T12:00:00Z",
-    "command": "python -m benchmarks.gemm",
+    "command": "python -m benchmarks.gemm.run",
 }
 
 
@@ -68,15 +61,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
             return Compiled(lambda: function(*inputs) + 1, 4.0)
         return Compiled(lambda: function(*inputs), 0.0 if way.name == "eager" else 1.0)
 
-    monkeypatch.setattr(contenders, "compile_and_call", compile_and_call)
+    monkeypatch.setattr(variants, "compile_and_call", compile_and_call)
 
 
 @pytest.mark.usefixtures("compiled")
 def test_wrong_and_failed_contenders_have_no_time_and_say_why() -> None:
     case = gemm_suite.Case("int8", "toy", "int8", 5, 24, 32)
-    ways = list(contenders.CONTENDERS.values())
+    ways = list(variants.CONTENDERS.values())
     found = gemm.measure_case(case, ways, gpu_timing.Timer("cpu"), rounds=3, warm=True)
-    assert list(found) == [*contenders.CONTENDERS, "bf16"]
+    assert list(found) == [*variants.CONTENDERS, "bf16"]
     assert "wrong: error" in str(found["stock-max"].failure)
     assert found["stock-max-tma"].failure == "ValueError: no choices"
     for name in ("stock-max", "stock-max-tma"):
@@ -147,7 +140,7 @@ def test_what_is_compiled_for_graphs_is_left_to_be_captured() -> None:
     from torch._inductor import compile_fx
 
     recording = compile_fx.cudagraphify
-    with contenders.unrecorded():
+    with variants.unrecorded():
         assert compile_fx.cudagraphify(len, static_input_idxs=(), device_index=0) is len  # type: ignore[call-arg]
     assert compile_fx.cudagraphify is recording
 
@@ -167,7 +160,7 @@ def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.Mon
         }
 
     monkeypatch.setattr(tuner, "tune", tune)
-    with contenders.tuning() as found:
+    with variants.tuning() as found:
         assert list(tuner.tune(problems)) == problems  # type: ignore[call-arg]
     assert [item.choice for item in found] == [
         "mm 1x64x64 bf16 rc: cp_async 64x64x64, 2 stages, 4 warps, 7.2 us, stock 9.0",
@@ -178,7 +171,7 @@ def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.Mon
 
 
 def test_only_stock_s_settings_share_their_caches() -> None:
-    families = contenders.families(contenders.chosen(list(contenders.CONTENDERS)))
+    families = variants.families(variants.chosen(list(variants.CONTENDERS)))
     names = [[way.name for way in family] for family in families]
     assert names == [["eager"], ["stock", "stock-max", "stock-max-tma"], ["ours", "ours-cutlass"]]
 
@@ -187,30 +180,30 @@ def test_only_stock_s_settings_share_their_caches() -> None:
 
 
 def row(case: str) -> results.Row:
-    return contenders.row(case, "graph, stock max-autotune", "us", {"ours": 1.0, "s": 2.0}, "s")
+    return variants.row(case, "graph, stock max-autotune", "us", {"ours": 1.0, "s": 2.0}, "s")
 
 
 def test_results_are_kept_after_every_case_and_gone_on_with(tmp_path: Path) -> None:
-    ledger = slices.Ledger(HEADER, tmp_path)
+    ledger = resumable.Ledger(HEADER, tmp_path)
     ledger.add([row("a")])
     (path,) = tmp_path.iterdir()
-    again = slices.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, path)
+    again = resumable.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, path)
     assert again.done == {"a"}
     again.add([row("b")])
     document = results.read(path)
     assert [row["case"] for row in document["rows"]] == ["a", "b"]
     assert document["date"] == HEADER["date"]
-    assert slices.Ledger(HEADER, tmp_path).done == frozenset()
-    assert slices.Ledger(HEADER, tmp_path, tmp_path / "absent.json").done == frozenset()
+    assert resumable.Ledger(HEADER, tmp_path).done == frozenset()
+    assert resumable.Ledger(HEADER, tmp_path, tmp_path / "absent.json").done == frozenset()
 
 
 @pytest.mark.parametrize("change", [{"commit": "a" * 40}, {"hardware": "nvidia-h100"}])
 def test_results_of_another_run_are_not_mixed(tmp_path: Path, change: Mapping[str, Any]) -> None:
-    slices.Ledger(HEADER, tmp_path).add([row("a")])
+    resumable.Ledger(HEADER, tmp_path).add([row("a")])
     other: Any = {**HEADER, **change}
     (path,) = tmp_path.iterdir()
-    with pytest.raises(slices.OtherRunError, match=next(iter(change))):
-        slices.Ledger(other, tmp_path, path)
+    with pytest.raises(resumable.OtherRunError, match=next(iter(change))):
+        resumable.Ledger(other, tmp_path, path)
 
 
 def test_no_case_is_begun_that_would_not_fit() -> None:
@@ -220,12 +213,12 @@ def test_no_case_is_begun_that_would_not_fit() -> None:
         return now[0]
 
     taken = []
-    for seconds in slices.within([3.0, 5.0, 1.0, 1.0, 1.0], 13.5, clock):
+    for seconds in resumable.within([3.0, 5.0, 1.0, 1.0, 1.0], 13.5, clock):
         taken.append(seconds)
         now[0] += seconds
     # After 8 seconds another 5 fit, and after 9 they do not.
     assert taken == [3.0, 5.0, 1.0]
-    assert list(slices.within([1, 2], None)) == [1, 2]
+    assert list(resumable.within([1, 2], None)) == [1, 2]
 
 
 @pytest.mark.usefixtures("compiled")
@@ -291,18 +284,18 @@ def test_a_process_measures_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None
             assert held == [1]
 
     monkeypatch.setattr(timing, "CudaStopwatch", Stopwatch)
-    monkeypatch.setattr(turns, "_lock", None)
-    monkeypatch.setattr(turns, "_work", None, raising=False)
+    monkeypatch.setattr(gpu_lock, "_lock", None)
+    monkeypatch.setattr(gpu_lock, "_work", None, raising=False)
     monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda self: held.copy())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     places: queue.SimpleQueue[int] = queue.SimpleQueue()
     places.put(1)
     monkeypatch.setattr(inductor_config, "compile_threads", 16)
     locks = [contextlib.nullcontext(), Lock()]
-    turns._start(places, ["5", "7"], locks, 4, lambda: lambda x: x + 1)  # type: ignore[arg-type]
+    gpu_lock._start(places, ["5", "7"], locks, 4, lambda: lambda x: x + 1)  # type: ignore[arg-type]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     assert inductor_config.compile_threads == 4
-    _, result = turns._timed(2)
+    _, result = gpu_lock._timed(2)
     assert result == 3
     assert benchmarker.benchmark_gpu() == [1]
     with timing.CudaStopwatch(False):
@@ -387,7 +380,7 @@ def test_models_take_their_inputs(name: str) -> None:
 @pytest.mark.usefixtures("compiled")
 def test_models_are_measured_against_float32() -> None:
     toy = gemm_models.Model("toy", lambda: (small(), (torch.randn(1, 5, 32),)), 0)
-    ways = contenders.chosen(["eager", "stock", "stock-max-tma", "ours"])
+    ways = variants.chosen(["eager", "stock", "stock-max-tma", "ours"])
     with torch.no_grad():
         found = e2e.measure_model(toy, ways, "cpu", rounds=2)
     assert found["stock-max-tma"].failure == "no graphs: ValueError: no choices"
@@ -424,7 +417,7 @@ def test_measured_settings_have_rows_of_their_own() -> None:
 @pytest.mark.gpu
 def test_a_case_on_a_gpu() -> None:
     case = gemm_suite.Case("int8", "toy", "int8", 16, 256, 512)
-    ways = contenders.chosen(["eager", "stock", "ours"])
+    ways = variants.chosen(["eager", "stock", "ours"])
     found = gemm.measure_case(case, ways, gpu_timing.Timer("cuda"), rounds=5)
     assert set(found) == {"eager", "stock", "ours", "bf16"}
     for value in found.values():
@@ -444,7 +437,7 @@ def test_a_model_on_a_gpu() -> None:
         bytes_read=1 << 20,
     )
     with torch.no_grad():
-        found = e2e.measure_model(toy, contenders.chosen(["eager", "stock", "ours"]), "cuda", 3)
+        found = e2e.measure_model(toy, variants.chosen(["eager", "stock", "ours"]), "cuda", 3)
     for value in found.values():
         assert value.failure is None
         assert set(value.times) == {"graphs", "no graphs"}
@@ -455,10 +448,10 @@ def test_readers_read_everything() -> None:
     pytest.importorskip("triton")
     code = """
 import torch
-from benchmarks import floors
+from benchmarks.gemm import speed_of_light
 from test.support import triton_interpreter
 triton_interpreter.accept_numpy()
-print(len(dict(floors.readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
+print(len(dict(speed_of_light.readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
 """
     # It is for a GPU unless the interpreter is asked for before triton is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import gemm, gemm_models, gemm_suite
-from benchmarks.gemm_suite import CASES, Case
+from benchmarks.gemm import cases as gemm_suite
+from benchmarks.gemm import models as gemm_models
+from benchmarks.gemm import run as gemm
+from benchmarks.gemm.cases import CASES, Case
 
 TOYS = {
     "mm": Case("llama", "toy", "mm", 5, 24, 32),

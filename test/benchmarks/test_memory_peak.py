@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks import measure, memory_models, memory_peak, results
+from benchmarks.harness import measure, results
+from benchmarks.memory import models as memory_models
+from benchmarks.memory import peak as memory_peak
 
 PREDICTED = {
     # A flash kernel's scratch and the sums of its rows, and masks that are expanded for it.

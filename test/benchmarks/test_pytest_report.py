@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import outcomes, results, suite_report
+from benchmarks.harness import pytest_report, pytest_results, results
 
-FOUND: dict[str, outcomes.Outcome] = {
+FOUND: dict[str, pytest_results.Outcome] = {
     "test/test_a.py::one": "passed",
     "test/test_a.py::TestB::two": "failed",
     "test/test_a.py::three[x-y]": "failed",
@@ -24,7 +24,7 @@ FOUND: dict[str, outcomes.Outcome] = {
 
 
 def test_counts_by_file() -> None:
-    rows = list(suite_report.rows(FOUND))
+    rows = list(pytest_report.rows(FOUND))
     counts = {(row["case"], row["metric"]): row["ours"] for row in rows}
     assert counts == {
         ("test/test_a.py", "passed"): 1,
@@ -38,8 +38,8 @@ def test_counts_by_file() -> None:
 
 
 def test_rows_are_valid_results() -> None:
-    header = results.collect_header("gpu-tests", "python -m benchmarks.suite_report")
-    document = {**header, "rows": list(suite_report.rows(FOUND))}
+    header = results.collect_header("gpu-tests", "python -m benchmarks.harness.pytest_report")
+    document = {**header, "rows": list(pytest_report.rows(FOUND))}
     results.validate(document)
 
 
@@ -79,11 +79,11 @@ def test_a_run_that_is_ended_keeps_what_it_has_done(
             if self.interrupts == 2:  # The first one is lost.
                 super().send_signal(number)
 
-    monkeypatch.setattr(suite_report.subprocess, "Popen", Process)
+    monkeypatch.setattr(pytest_report.subprocess, "Popen", Process)
     (tmp_path / "pytest.ini").touch()
     monkeypatch.chdir(tmp_path)
     asked = ["gpu-tests", "--budget-seconds", "5", "--json-out", "."]
-    assert suite_report.main([*asked, "--", tests.name]) == pytest.ExitCode.INTERRUPTED
+    assert pytest_report.main([*asked, "--", tests.name]) == pytest.ExitCode.INTERRUPTED
     (path,) = tmp_path.glob("gpu-tests-*.json")
     found = results.read(path)["rows"]
     assert {row["metric"]: row["ours"] for row in found}["failed"] == 1
@@ -122,7 +122,7 @@ def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> 
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_other.py").write_text("import nothing_of_this_name\n")
     file = tmp_path / "outcomes"
-    plugin = ("-p", "benchmarks.outcomes", "--outcomes", str(file))
+    plugin = ("-p", "benchmarks.harness.pytest_results", "--outcomes", str(file))
     subprocess.run(
         [
             sys.executable,
@@ -139,7 +139,7 @@ def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> 
         check=False,
     )
     group = "@some" if workers else ""
-    assert outcomes.read(file) == {
+    assert pytest_results.read(file) == {
         "test_other.py": "failed",
         f"test_some.py::test_passes{group}": "passed",
         "test_some.py::test_skips": "skipped",
@@ -151,7 +151,7 @@ def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> 
 
 
 def test_a_file_that_nobody_wrote_has_no_outcomes(tmp_path: Path) -> None:
-    assert outcomes.read(tmp_path / "none") == {}
+    assert pytest_results.read(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadgroup")], ids=["", "xdist"])
@@ -168,11 +168,11 @@ def test_a_run_goes_on_where_another_has_ended(
     monkeypatch.chdir(tmp_path)
     asked = ["gpu-tests", "--json-out", ".", "--keep", "kept", "--"]
     # The first one without xdist, which gives some tests other names.
-    assert suite_report.main([*asked, "-k", "test_passes or test_fails", file.name]) == 1
+    assert pytest_report.main([*asked, "-k", "test_passes or test_fails", file.name]) == 1
     assert ran.read_text() == "test_passes test_fails test_fails "
     file.write_text(file.read_text().replace('assert x == "a"', "pass"))
     ran.unlink()
-    assert suite_report.main([*asked, *workers, file.name]) == 1
+    assert pytest_report.main([*asked, *workers, file.name]) == 1
     assert sorted(ran.read_text().split()) == [
         "test_breaks_at_the_end",
         "test_fails",

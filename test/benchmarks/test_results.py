@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import measure, results
+from benchmarks.harness import measure, results
 
 ROW = {
     "case": "gemm 64x64x64",
@@ -36,7 +36,7 @@ DOCUMENT: dict[str, Any] = {
     "versions": {"python": "3.11.7", "torch": "2.13.0", "inductor_ext": "0.1.0"},
     "commit": "0123456789abcdef0123456789abcdef01234567",
     "date": "2026-01-31T12:00:00Z",
-    "command": "python -m benchmarks.gemm --out=benchmarks/results a/b",
+    "command": "python -m benchmarks.gemm.run --out=benchmarks/results a/b",
     "rows": [
         ROW,
         {**ROW, "metric": "bandwidth", "unit": "GB/s", "better": "higher", "note": None},
@@ -162,7 +162,8 @@ def test_reading_checks_syntax_and_name(tmp_path: Path) -> None:
 
 
 def test_header_of_this_machine_makes_a_valid_document() -> None:
-    header = results.collect_header("gemm", "python -m benchmarks.gemm", packages=["pytest", "nil"])
+    command = "python -m benchmarks.gemm.run"
+    header = results.collect_header("gemm", command, packages=["pytest", "nil"])
     results.validate({**header, "rows": [ROW]})
     assert header["versions"]["torch"] == importlib.metadata.version("torch")
     assert header["versions"]["pytest"] == pytest.__version__
@@ -170,7 +171,7 @@ def test_header_of_this_machine_makes_a_valid_document() -> None:
 
 
 def test_a_run_that_could_not_be_written_is_refused_before_it_begins() -> None:
-    command = "python -m benchmarks.gemm"
+    command = "python -m benchmarks.gemm.run"
     header = results.collect_header("gemm", command, commit="0123456789" * 4)
     assert header["commit"] == "0123456789" * 4
     with pytest.raises(results.InvalidResultError, match="'0123456' is no commit's full id"):
@@ -182,7 +183,7 @@ def test_a_run_that_could_not_be_written_is_refused_before_it_begins() -> None:
 def test_given_hardware_is_kept_and_torch_not_imported() -> None:
     program = """
 import sys
-from benchmarks import results
+from benchmarks.harness import results
 header = results.collect_header("gemm", "python x.py", "some-gpu")
 print(header["hardware"], "torch" in sys.modules, "torch" in header["versions"])
 """
@@ -260,12 +261,12 @@ def test_command_line_holds_no_absolute_path() -> None:
     results.validate(changed(lambda d: d.update(command=line)))
 
 
-@pytest.mark.parametrize("name", ["benchmarks.gemm", "benchmarks.gemm.__main__"])
+@pytest.mark.parametrize("name", ["benchmarks.gemm.run", "benchmarks.gemm.run.__main__"])
 def test_command_line_of_a_module(name: str, monkeypatch: Any) -> None:
     spec = importlib.machinery.ModuleSpec(name, None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
-    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/gemm.py", "a", "/b/c"])
-    assert results.command_line() == "python -m benchmarks.gemm a c"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/gemm/run.py", "a", "/b/c"])
+    assert results.command_line() == "python -m benchmarks.gemm.run a c"
 
 
 TABLE = """\

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks import gemm_table
-from benchmarks.gemm_suite import CASES
+from benchmarks.gemm import retune_tables
+from benchmarks.gemm.cases import CASES
 from inductor_ext.autotune import results
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.autotune.results import Entry, Environment
@@ -30,20 +30,20 @@ def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> En
 
 def test_parts_are_the_whole_table_and_each_has_large_and_small_products() -> None:
     table = [entry(item) for item in PROBLEMS]
-    first, second = (gemm_table.problems(table, part, 2) for part in (1, 2))
+    first, second = (retune_tables.problems(table, part, 2) for part in (1, 2))
     assert sorted(first + second, key=lambda x: x.k) == PROBLEMS
     assert [item.k for item in first] == [32, 96, 160]
 
 
 def test_what_is_known_and_what_cutlass_took_part_in_is_not_measured() -> None:
     table = [entry(PROBLEMS[0]), entry(PROBLEMS[1], templates="old+cutlass"), entry(PROBLEMS[2])]
-    assert gemm_table.problems(table, 1, 1, known=table[:1]) == [PROBLEMS[2]]
+    assert retune_tables.problems(table, 1, 1, known=table[:1]) == [PROBLEMS[2]]
 
 
 def test_the_suite_s_are_measured_with_what_gates_there() -> None:
     problem = CASES["GEGLU 2048x5120x1280"].problem
     stored = GemmProblem.from_json(problem.to_json())
-    (found,) = gemm_table.problems([entry(stored)], 1, 1)
+    (found,) = retune_tables.problems([entry(stored)], 1, 1)
     assert stored.epilogue.activation == "silu"
     assert (found.epilogue.activation, found.epilogue.halves) == ("gelu", "up")
 
@@ -51,15 +51,15 @@ def test_the_suite_s_are_measured_with_what_gates_there() -> None:
 def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:
     old, new = entry(PROBLEMS[0], 1, "old"), entry(PROBLEMS[0], 2, "new")
     other = entry(PROBLEMS[1], 1, "old")
-    assert results.merged(gemm_table.newest([new, old, other])) == results.merged([other, new])
+    assert results.merged(retune_tables.newest([new, old, other])) == results.merged([other, new])
 
 
 def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
     results.write_table(table, [entry(item) for item in PROBLEMS[:2]])
-    found = gemm_table.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
+    found = retune_tables.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
     assert [case.problem for case in found] == PROBLEMS[:1]
-    assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
+    assert retune_tables.main(["--table", str(table), "merge", str(part)]) == 0
     merged = {case.problem: case for case in results.read_table(table)}
     assert set(merged) == set(PROBLEMS[:2])
     assert merged[PROBLEMS[0]] == found[0]
@@ -69,16 +69,16 @@ def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there_is_made_of_what_was_measured(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
     results.write_table(part, [entry(PROBLEMS[0])])
-    assert gemm_table.main(["--table", str(table), "merge", str(part)]) == 0
+    assert retune_tables.main(["--table", str(table), "merge", str(part)]) == 0
     assert results.read_table(table) == [entry(PROBLEMS[0])]
 
 
 def test_nothing_is_begun_once_time_is_up(tmp_path: Path) -> None:
-    assert gemm_table.measure(PROBLEMS, H200, cpu_bench, tmp_path / "part.json", -1.0) == []
+    assert retune_tables.measure(PROBLEMS, H200, cpu_bench, tmp_path / "part.json", -1.0) == []
     assert not list(tmp_path.iterdir())
 
 
 def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        gemm_table.main(["measure", "--part", "5/4", "--out", "x.json"])
+        retune_tables.main(["measure", "--part", "5/4", "--out", "x.json"])
     assert "5/4 is no part such as 1/4" in capsys.readouterr().err

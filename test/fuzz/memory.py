@@ -40,7 +40,8 @@ from torch._inductor import config as inductor_config
 from torch.nn import functional
 
 import inductor_ext
-from benchmarks import measure, memory_peak
+from benchmarks.harness import measure
+from benchmarks.memory import peak as memory_peak
 from inductor_ext import events
 from inductor_ext.hooks import compile_fx as compile_hook
 from inductor_ext.memory import compiled_callables

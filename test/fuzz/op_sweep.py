@@ -44,7 +44,7 @@ from unittest import mock
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks import results as results_format
+from benchmarks.harness import results as results_format
 from inductor_ext.hooks.records import CompileRecord
 from test.fuzz import op_sweep_data as data
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import results as results_format
+from benchmarks.harness import results as results_format
 from inductor_ext import lowerings
 from test.fuzz import op_sweep
 from test.fuzz.op_sweep import Case, Outcome, Result, Run, Status, Verdict

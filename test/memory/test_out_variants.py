@@ -24,7 +24,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import inductor_ext
-from benchmarks import measure
+from benchmarks.harness import measure
 from inductor_ext import events
 from inductor_ext.memory.out_variants import OUT_VARIANTS, SCRATCHLESS, out_variant
 from inductor_ext.memory.records import MemoryPlanRecord

@@ -23,7 +23,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
-from benchmarks import measure
+from benchmarks.harness import measure
 from inductor_ext import events, exc
 from inductor_ext.memory import known_ir, reorder_kernels
 from inductor_ext.memory.planner.kernel_order import (

@@ -19,8 +19,9 @@ from torch._inductor import ir
 from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
-from benchmarks import measure, memory_models
-from benchmarks.memory_peak import allocator_changes
+from benchmarks.harness import measure
+from benchmarks.memory import models as memory_models
+from benchmarks.memory.peak import allocator_changes
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 from test.support import compile_util

@@ -15,7 +15,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks import results
+from benchmarks.harness import results
 from examples import quickstart, sentence_encoder
 from inductor_ext import exc
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks import results
+from benchmarks.harness import results
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -1,8 +1,8 @@
 """Analytical cost model: the predicted time of a configuration of a template.
 
 `predict` returns microseconds with a breakdown. All parameters that do not follow from the problem,
-the configuration or the device are in `Constants`, which `benchmarks/fit_cost_model.py` fits to
-measurements. The model only has to order configurations: those that `ranking` selects are
+the configuration or the device are in `Constants`, which `benchmarks/gemm/fit_cost_model.py` fits
+to measurements. The model only has to order configurations: those that `ranking` selects are
 benchmarked against ATen anyway.
 
 Two timelines overlap, and the longer one dominates:

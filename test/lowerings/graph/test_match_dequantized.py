@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from torch import fx
 from torch.nn import functional as F
 
-from benchmarks.gemm_models import LlamaLayer, int4_linear, int8_linear, quantize_int8
+from benchmarks.gemm.models import LlamaLayer, int4_linear, int8_linear, quantize_int8
 from inductor_ext import config
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference import program

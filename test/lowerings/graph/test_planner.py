@@ -26,7 +26,7 @@ from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
 
-from benchmarks.gemm_models import int8_linear
+from benchmarks.gemm.models import int8_linear
 from test.support import fake_cuda, kernel_util
 
 F = torch.nn.functional

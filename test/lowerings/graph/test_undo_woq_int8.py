@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from benchmarks.gemm_models import int8_linear
+from benchmarks.gemm.models import int8_linear
 from inductor_ext.lowerings.graph import matmul_nodes, undo_woq_int8
 from test.support import fake_cuda
 from test.support.gemm_graphs import lowered_graph, tensor

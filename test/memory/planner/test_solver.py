@@ -28,7 +28,7 @@ from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 from test.support import hash_seeds, planner_examples
 
 CHECKOUT = Path(__file__).parents[3]
-INSTANCES = CHECKOUT / "benchmarks" / "instances"
+INSTANCES = CHECKOUT / "benchmarks" / "memory" / "instances"
 
 ALIGNMENTS = (1, 4, 64)
 
@@ -445,8 +445,8 @@ class TestSolve:
             assert plan.iterations <= budget * 1.1 + 10
 
     def test_default_work_grows_in_proportion_to_the_buffers(self) -> None:
-        # Work stands for time, which no test should depend on: benchmarks/planner.py measures it.
-        # Beyond the budget only the three placements that are always tried count.
+        # Work stands for time, which no test should depend on: `benchmarks.memory.planner`
+        # measures it. Beyond the budget only the three placements that are always tried count.
         for count in (200, 800):
             plan = solve(dense(count))
             assert plan.ratio > 1
@@ -463,7 +463,7 @@ class TestSolve:
 
 
 class TestPublicInstances:
-    """Ratios that a small budget reaches; benchmarks/planner.py shows what a large one does."""
+    """Ratios that a small budget reaches; `benchmarks.memory.planner` has those of a large one."""
 
     @pytest.mark.parametrize(
         ("name", "iterations", "ratio"),

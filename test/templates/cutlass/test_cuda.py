@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.cutlass_launch import Kernel, call, load
+from benchmarks.gemm.cutlass_launch import Kernel, call, load
 from inductor_ext.autotune.accuracy import bound, error
 from inductor_ext.autotune.reference import unpack_int4
 from inductor_ext.storage import artifact_store

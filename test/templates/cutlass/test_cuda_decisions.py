@@ -18,7 +18,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
 
-from benchmarks.gemm_models import int4_linear
+from benchmarks.gemm.models import int4_linear
 from inductor_ext import config, events
 from inductor_ext.autotune import cutlass_kernels, cutlass_options, decide
 from inductor_ext.templates import kernels as families

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
-from benchmarks.gemm_models import int4_linear
+from benchmarks.gemm.models import int4_linear
 from inductor_ext import config, events
 from inductor_ext.autotune import (
     accuracy,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.cutlass_launch import Kernel, call
+from benchmarks.gemm.cutlass_launch import Kernel, call
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build.compiler import RUNTIME
 from inductor_ext.storage import artifact_store

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from benchmarks.fit_cost_model import Measurement, error, fit
+from benchmarks.gemm.fit_cost_model import Measurement, error, fit
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
 from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.gemm_models import int4_linear, int8_linear, pack_int4
+from benchmarks.gemm.models import int4_linear, int8_linear, pack_int4
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
 
 __all__ = ["CASES", "GROUPS", "Case", "Program"]

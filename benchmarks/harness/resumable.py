@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks import results
+from benchmarks.harness import results
 from inductor_ext.exc import InductorExtError
 
 __all__ = ["Ledger", "OtherRunError", "Outcome", "add_arguments", "within"]

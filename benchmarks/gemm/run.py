@@ -1,6 +1,6 @@
 """GEMM benchmark on a GPU: eager (cuBLAS), Inductor in several configurations, and the extension.
 
-All contenders run every case of `gemm_suite` in one process. They are timed in alternation, with
+All contenders run every case of `gemm.cases` in one process. They are timed in alternation, with
 operands in DRAM. `graph` is the time under CUDA graphs, for code compiled for CUDA graphs; `call`
 is the time of ordinary calls. Every result is compared with float64, and a wrong result gets no
 time. `compile` is the wall time from an empty cache to the first result of an ordinary call,
@@ -11,12 +11,12 @@ A run of the whole suite takes longer than many machines can be reserved. It mea
 representative cases first (`--quick` measures only these), stops within the given time budget, and
 can be resumed:
 
-    python -m benchmarks.gemm --budget-seconds 520 --json-out DIR --resume FILE
+    python -m benchmarks.gemm.run --budget-seconds 520 --json-out DIR --resume FILE
 
 `--no-table` measures compile times without any stored results for a GEMM. `--processes 3` compiles
 that many cases at the same time, while one process at a time uses the GPU; compile times are not
 measured then. Times from runs with many processes may be worse than those of a single process,
-because tuning then measures on a busy host (see `turns`).
+because tuning then measures on a busy host (see `gpu_lock`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from unittest import mock
 import torch
 from torch._inductor import config as inductor_config
 
-from benchmarks import contenders, gemm_suite, measure, results, slices, turns
-from benchmarks.contenders import Compiled, Contender
-from benchmarks.gemm_suite import Case, Program
-from benchmarks.gpu_timing import Mode, Timer
+from benchmarks.gemm import cases as gemm_suite
+from benchmarks.gemm.cases import Case, Program
+from benchmarks.harness import gpu_lock, measure, results, resumable, variants
+from benchmarks.harness.gpu_timing import Mode, Timer
+from benchmarks.harness.variants import Compiled, Contender
 from inductor_ext.autotune import results_db
 from inductor_ext.templates.device import Device
 
@@ -142,17 +143,17 @@ def measure_case(
         Measurements by contender, and by the name of other ways to compute the layer
             (`Program.rivals`).
     """
-    with turns.turn():
+    with gpu_lock.turn():
         program = case.program(timer.device)
         reference = program.reference()
     found: dict[str, Measured] = {}
     ready: _Ready = {mode: {} for mode in MODES if mode == "call" or timer.device == "cuda"}
     # Both dynamo and Inductor read `freezing`.
     with torch.no_grad(), inductor_config.patch(freezing=program.frozen):
-        for family in contenders.families(ways):
+        for family in variants.families(ways):
             with contextlib.ExitStack() as stack:
                 if family[0].backend is not None:
-                    stack.enter_context(contenders.fresh_caches())
+                    stack.enter_context(variants.fresh_caches())
                 for way in family:
                     found[way.name] = measured = Measured()
                     try:
@@ -161,7 +162,7 @@ def measure_case(
                     except Exception as failure:
                         # A failing contender must not invalidate the measurements of the others.
                         measured.failure = f"{type(failure).__name__}: {str(failure)[:300]}"
-        with turns.turn():
+        with gpu_lock.turn():
             _check(program, reference, ready, found)
             del reference
             _time(program, ready, found, timer, rounds)
@@ -208,12 +209,12 @@ def _compile(
     way: Contender, mode: Mode, program: Program, measured: Measured, warm: bool
 ) -> Compiled:
     def compiled(**options: Any) -> Compiled:
-        return contenders.compile_and_call(way, program.function, program.inputs, options)
+        return variants.compile_and_call(way, program.function, program.inputs, options)
 
     if mode == "graph":
-        with contenders.unrecorded():
+        with variants.unrecorded():
             return compiled(**{"triton.cudagraphs": True})
-    with contenders.tuning() as tuned:
+    with variants.tuning() as tuned:
         found = compiled()
     if way.backend is not None:
         # Inductor with TMA finds in the caches what Inductor without TMA has compiled.
@@ -236,7 +237,7 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
     """
     made: list[results.Row] = []
     failures = {name: item.failure for name, item in found.items() if item.failure}
-    stocks = [way for way in contenders.CONTENDERS.values() if way.is_stock]
+    stocks = [way for way in variants.CONTENDERS.values() if way.is_stock]
     for mode in MODES:
         samples = {
             name: measure.summarize(item.times[mode])
@@ -244,15 +245,15 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
             if mode in item.times
         }
         for name, title in (
-            *((way.name, way.title) for way in (*stocks, contenders.CONTENDERS["ours-cutlass"])),
-            *((name, f"{name} weights") for name in found if name not in contenders.CONTENDERS),
+            *((way.name, way.title) for way in (*stocks, variants.CONTENDERS["ours-cutlass"])),
+            *((name, f"{name} weights") for name in found if name not in variants.CONTENDERS),
         ):
             shown = [samples[key] for key in ("ours", name, "eager") if key in samples]
             if name not in found or not shown:
                 continue
             notes = [f"{key}: {failures[key]}" for key in ("ours", name) if key in failures]
             made.append(
-                contenders.row(
+                variants.row(
                     case,
                     f"{mode}, {title}",
                     "us",
@@ -271,11 +272,11 @@ def rows(case: str, found: Mapping[str, Measured], bound: float | None = None) -
         values = {name: getattr(item, attribute) for name, item in found.items()}
         for way in stocks:
             if values.get(way.name) is not None:
-                made.append(contenders.row(case, f"{metric}, {way.title}", unit, values, way.name))
+                made.append(variants.row(case, f"{metric}, {way.title}", unit, values, way.name))
     tuning = found["ours"].tuning if "ours" in found else None
     if tuning is not None:
         note = "; ".join(found["ours"].choices) or None
-        made.append(contenders.row(case, "tuning", "s", {"ours": tuning}, "stock", note=note))
+        made.append(variants.row(case, "tuning", "s", {"ours": tuning}, "stock", note=note))
     return made
 
 
@@ -298,25 +299,25 @@ class Bench:
         seconds: bool = True,
         bound: Callable[[Any, str], float | None] = floor,
     ) -> None:
-        self.ways = contenders.chosen(names)
+        self.ways = variants.chosen(names)
         self.rounds, self.warm, self.seconds, self.bound = rounds, warm, seconds, bound
         self.timer = Timer("cuda" if torch.cuda.is_available() else "cpu")
-        contenders.start_workers(self.ways, self.timer.device)
+        variants.start_workers(self.ways, self.timer.device)
 
-    def __call__(self, case: HasProgram) -> slices.Outcome:
+    def __call__(self, case: HasProgram) -> resumable.Outcome:
         """Measure a case; failures are part of the outcome."""
         start = time.monotonic()
         try:
             found = measure_case(case, self.ways, self.timer, rounds=self.rounds, warm=self.warm)
         except Exception as failure:
             line = f"{case.name}: {type(failure).__name__}: {str(failure)[:500]}"
-            return slices.Outcome([], line, failed=True)
+            return resumable.Outcome([], line, failed=True)
         if not self.seconds:
             for value in found.values():
                 value.compile = value.tuning = value.again = None
         if self.timer.device == "cuda":
             torch.cuda.empty_cache()
-        return slices.Outcome(
+        return resumable.Outcome(
             rows(case.name, found, self.bound(case, self.timer.device)),
             _line(case, found, time.monotonic() - start),
             failed=any(value.failure for value in found.values()),
@@ -343,10 +344,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=list(contenders.CONTENDERS),
-        default=contenders.USUAL,
+        choices=list(variants.CONTENDERS),
+        default=variants.USUAL,
         metavar="NAME",
-        help=f"some of {', '.join(contenders.CONTENDERS)}; by default all but the last",
+        help=f"some of {', '.join(variants.CONTENDERS)}; by default all but the last",
     )
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
     parser.add_argument("--warm", action="store_true", help="compile again, from the caches")
@@ -354,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--no-table", action="store_true", help="as if the package had none; with one process"
     )
     parser.add_argument("--list", action="store_true", help="print the cases, and measure none")
-    slices.add_arguments(parser)
+    resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     if options.no_table and options.processes > 1:
         parser.error("--no-table needs --processes 1: others have the table")
@@ -371,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     start = time.monotonic()
     header = results.collect_header("gemm", results.command_line(), commit=options.commit)
-    ledger = slices.Ledger(header, options.json_out, options.resume)
+    ledger = resumable.Ledger(header, options.json_out, options.resume)
     todo = [case for case in cases if case.name not in ledger.done]
     names = ["eager", *options.contenders]
     make = functools.partial(Bench, names, options.rounds, options.warm)
@@ -379,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.no_table:
             nothing = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             stack.enter_context(mock.patch.object(results_db, "TABLES", nothing))
-        outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
+        outcomes = gpu_lock.outcomes(todo, make, options.processes, options.budget_seconds)
         count, failed = ledger.take(outcomes)
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0

@@ -1,12 +1,12 @@
 """Whole models with and without CUDA graphs: eager, Inductor's configurations, the extension.
 
-The models are those of `gemm_models` in bfloat16. Every contender compiles twice, the second time
+The models are those of `gemm.models` in bfloat16. Every contender compiles twice, the second time
 for CUDA graphs, like the modes max-autotune-no-cudagraphs and max-autotune; eager mode is captured
 in a CUDA graph. Whole calls are timed back to back without waiting, with contenders in alternation.
 Errors are relative to the same model in float32; a wrong result gets no time. Compile seconds are
 those of the first compile, from empty caches to the first result.
 
-    python -m benchmarks.e2e --budget-seconds 520 --json-out DIR --resume FILE
+    python -m benchmarks.gemm.e2e --budget-seconds 520 --json-out DIR --resume FILE
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch._inductor import config as inductor_config
 
-from benchmarks import contenders, gemm_models, measure, results, slices, turns
-from benchmarks.contenders import Contender
-from benchmarks.gemm import ROUNDING, WORSE, error
-from benchmarks.gemm_models import Model
-from benchmarks.gpu_timing import batches
+from benchmarks.gemm import models as gemm_models
+from benchmarks.gemm.models import Model
+from benchmarks.gemm.run import ROUNDING, WORSE, error
+from benchmarks.harness import gpu_lock, measure, results, resumable, variants
+from benchmarks.harness.gpu_timing import batches
+from benchmarks.harness.variants import Contender
 from inductor_ext.templates.device import Device
 
 __all__ = ["Measured", "floor", "main", "measure_model", "rows"]
@@ -64,7 +65,7 @@ def measure_model(
     """Compile, check and time one model.
 
     Args:
-        model: an entry of `gemm_models.MODELS`.
+        model: an entry of `gemm.models.MODELS`.
         ways: the contenders.
         device: "cuda" or "cpu"; without CUDA graphs on "cpu".
         rounds: number of measurements per contender.
@@ -72,7 +73,7 @@ def measure_model(
     Returns:
         Measurements by contender.
     """
-    with turns.turn():
+    with gpu_lock.turn():
         exact = _in_float32(model, device)
         module, inputs = model.make(device, torch.bfloat16)
 
@@ -82,8 +83,8 @@ def measure_model(
     settings = SETTINGS[: 2 if device == "cuda" else 1]
     found = {way.name: Measured() for way in ways}
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
-    for family in contenders.families(ways):
-        with contenders.fresh_caches():
+    for family in variants.families(ways):
+        with variants.fresh_caches():
             for way in family:
                 for setting in settings:
                     try:
@@ -95,9 +96,9 @@ def measure_model(
                         text = f"{setting}: {type(failure).__name__}: {str(failure)[:300]}"
                         found[way.name].failure = text
                     print(f"  {model.name}: {way.name}, {setting}: ready", flush=True)
-    with turns.turn():
+    with gpu_lock.turn():
         _check(calls, error(function(*inputs), exact), exact, found)
-        timed = {key: batches(call, contenders.synchronize) for key, call in calls.items()}
+        timed = {key: batches(call, variants.synchronize) for key, call in calls.items()}
         for (name, setting), values in measure.alternate(timed, rounds).items():
             found[name].times[setting] = values
     return found
@@ -145,10 +146,10 @@ def _prepare(
 ) -> Callable[[], Any]:
     graphs = setting == "graphs"
     if way.backend is None:
-        call = contenders.compile_and_call(way, function, inputs).call
+        call = variants.compile_and_call(way, function, inputs).call
         return _captured(call) if graphs else call
     options: Mapping[str, Any] = {"triton.cudagraphs": True} if graphs else {}
-    compiled = contenders.compile_and_call(way, function, inputs, options)
+    compiled = variants.compile_and_call(way, function, inputs, options)
     # Inductor with TMA finds in the caches what Inductor without TMA has compiled.
     if measured.compile is None and way.name != "stock-max-tma":
         measured.compile = compiled.seconds
@@ -182,7 +183,7 @@ def rows(
         bound: lower bound in milliseconds for any implementation.
     """
     made: list[results.Row] = []
-    stocks = [way for way in contenders.CONTENDERS.values() if way.name in found and way.is_stock]
+    stocks = [way for way in variants.CONTENDERS.values() if way.name in found and way.is_stock]
     shared = [key for key in ("ours", "eager") if key in found]
 
     for way in stocks:
@@ -196,7 +197,7 @@ def rows(
             }
             if samples:
                 made.append(
-                    contenders.row(
+                    variants.row(
                         model,
                         f"{setting}, {way.title}",
                         "ms",
@@ -210,7 +211,7 @@ def rows(
         for metric, unit in (("compile", "s"), ("error", "1")):
             values = {name: getattr(found[name], metric) for name in names}
             if values[way.name] is not None:
-                made.append(contenders.row(model, f"{metric}, {way.title}", unit, values, way.name))
+                made.append(variants.row(model, f"{metric}, {way.title}", unit, values, way.name))
     return made
 
 
@@ -241,13 +242,13 @@ class _Bench:
     def __init__(
         self, names: Sequence[str], rounds: int, seconds: bool = True, freezing: bool = False
     ) -> None:
-        self.ways = contenders.chosen(names)
+        self.ways = variants.chosen(names)
         self.rounds, self.seconds, self.freezing = rounds, seconds, freezing
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        contenders.start_workers(self.ways, self.device)
+        variants.start_workers(self.ways, self.device)
 
     @torch.no_grad()
-    def __call__(self, name: str) -> slices.Outcome:
+    def __call__(self, name: str) -> resumable.Outcome:
         """Measure a model."""
         model = gemm_models.MODELS[name]
         # Dynamo also reads the option, before the options of the compile are applied.
@@ -259,7 +260,7 @@ class _Bench:
         torch._dynamo.reset()
         if self.device == "cuda":
             torch.cuda.empty_cache()
-        return slices.Outcome(
+        return resumable.Outcome(
             rows(name + ", frozen" * self.freezing, found, floor(model, self.device)),
             f"{name}:\n{_lines(found)}",
             failed=any(value.failure for value in found.values()),
@@ -275,23 +276,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=list(contenders.CONTENDERS),
-        default=contenders.USUAL,
+        choices=list(variants.CONTENDERS),
+        default=variants.USUAL,
         metavar="NAME",
-        help=f"some of {', '.join(contenders.CONTENDERS)}; by default all but the last",
+        help=f"some of {', '.join(variants.CONTENDERS)}; by default all but the last",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each")
     parser.add_argument(
         "--freezing", action="store_true", help="weights are constants, in eager mode excepted"
     )
-    slices.add_arguments(parser)
+    resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
     header = results.collect_header("e2e", results.command_line(), commit=options.commit)
-    ledger = slices.Ledger(header, options.json_out, options.resume)
+    ledger = resumable.Ledger(header, options.json_out, options.resume)
     todo = [name for name in options.models if name not in ledger.done]
     make = functools.partial(_Bench, options.contenders, options.rounds, freezing=options.freezing)
-    outcomes = turns.outcomes(todo, make, options.processes, options.budget_seconds)
+    outcomes = gpu_lock.outcomes(todo, make, options.processes, options.budget_seconds)
     _, failed = ledger.take(outcomes)
     print(f"{len(ledger.done)} models in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0

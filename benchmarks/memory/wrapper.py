@@ -6,7 +6,7 @@ applies; in `four widths` no buffer can reuse the previous one. All modes run th
 the same guards, so that differences between them are the cost of memory management. Times are CPU
 time of the one thread that runs.
 
-    python -m benchmarks.memory_wrapper [--steps N] [--rounds N] [--json-out DIR]
+    python -m benchmarks.memory.wrapper [--steps N] [--rounds N] [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import measure, results
-from benchmarks.memory_peak import WAYS
+from benchmarks.harness import measure, results
+from benchmarks.memory.peak import WAYS
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from benchmarks import slices
+from benchmarks.harness import resumable
 
 __all__ = ["outcomes", "turn", "work_on"]
 
@@ -60,7 +60,7 @@ def outcomes(
     begin = time.monotonic()
     bench = make(seconds=True)
     left = seconds and seconds - (time.monotonic() - begin)
-    return map(bench, slices.within(items, left))
+    return map(bench, resumable.within(items, left))
 
 
 def work_on(
@@ -72,7 +72,7 @@ def work_on(
     """Run a function on every item in several processes; yield the results as they become ready.
 
     Args:
-        items: started one after the other while the next one fits, as in `slices.within`.
+        items: started one after the other while the next one fits, as in `resumable.within`.
         make: makes the function, once per process. It is pickled, as are items and results.
         processes: number of processes that work at the same time. They share the visible GPUs, and
             every process sees only its own GPU.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import memory_models
+from benchmarks.memory import models as memory_models
 
 __all__ = ["MODELS", "Llama", "Model", "int4_linear", "int8_linear", "pack_int4", "quantize_int8"]
 

@@ -1,6 +1,6 @@
 """Stores the test results of a pytest run in the format of the benchmark results.
 
-    python -m benchmarks.suite_report gpu-tests -- -m gpu test
+    python -m benchmarks.harness.pytest_report gpu-tests -- -m gpu test
 
 For tests that CI cannot run: those marked `gpu`, and the whole suite on another machine. The exit
 code is pytest's. On a machine that is reserved for a limited time, `--budget-seconds` makes pytest
@@ -8,7 +8,8 @@ stop in time and report failures so far; every row then has a note. The remainin
 source tree can be run later if `--keep` names a file of test results: a run that finds the file
 skips the tests that passed, and reports all of them.
 
-    python -m benchmarks.suite_report gpu-tests --budget-seconds 400 --keep outcomes -- -m gpu test
+    python -m benchmarks.harness.pytest_report gpu-tests --budget-seconds 400 --keep outcomes \
+        -- -m gpu test
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from benchmarks import outcomes, results
+from benchmarks.harness import pytest_results, results
 
 OUTCOMES: dict[str, Literal["lower", "higher"]] = {
     "passed": "higher",
@@ -35,7 +36,9 @@ OUTCOMES: dict[str, Literal["lower", "higher"]] = {
 """Test outcomes, with the direction that is an improvement."""
 
 
-def rows(found: Mapping[str, outcomes.Outcome], note: str | None = None) -> Iterator[results.Row]:
+def rows(
+    found: Mapping[str, pytest_results.Outcome], note: str | None = None
+) -> Iterator[results.Row]:
     """Return, per test file, the number of tests with each outcome, and the names of failed tests.
 
     Args:
@@ -86,7 +89,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run pytest and write the results; return pytest's exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suite_report",
+        prog="python -m benchmarks.harness.pytest_report",
         usage="%(prog)s SUITE [--commit REV] [--budget-seconds SECONDS] [--json-out DIR] "
         "[--keep FILE] [-- PYTEST_ARGUMENTS]",
     )
@@ -99,15 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Python versions differ in how argparse handles "--" after options.
     own, pytest = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
     given = parser.parse_args(own)
-    command = f"python -m benchmarks.suite_report {given.suite} -- {shlex.join(pytest)}"
+    command = f"python -m benchmarks.harness.pytest_report {given.suite} -- {shlex.join(pytest)}"
     header = results.collect_header(given.suite, command, commit=given.commit)
     with tempfile.TemporaryDirectory() as folder:
         told, known = given.keep or Path(folder) / "outcomes", Path(folder) / "known"
-        before = outcomes.passed(told)
+        before = pytest_results.passed(told)
         # All workers of xdist must see the same file during the whole run.
         for file in (told, known):
-            outcomes.write(file, before)
-        plugin = ["-p", outcomes.__name__, "--outcomes", str(told), "--passed", str(known)]
+            pytest_results.write(file, before)
+        plugin = ["-p", pytest_results.__name__, "--outcomes", str(told), "--passed", str(known)]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *plugin, *pytest],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -116,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note = None if whole else f"ended after {given.budget_seconds:g} s, with tests left"
         document: results.Document = {
             **header,
-            "rows": list(rows(outcomes.read(told), note)),
+            "rows": list(rows(pytest_results.read(told), note)),
         }
     print(results.write(given.json_out, document))
     return process.returncode

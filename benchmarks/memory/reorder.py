@@ -1,4 +1,4 @@
-"""How much the extension's kernel order lowers the peak memory of the `memory_models`.
+"""How much the extension's kernel order lowers the peak memory of the `memory.models`.
 
 Every graph (inference, and the forward and backward of a training step) is scheduled by Inductor.
 The peaks in Inductor's order and in the extension's order are those of the schedule, before buffers
@@ -6,7 +6,7 @@ are reused, counted as in the generated code (see `inductor_ext.memory.reorder_k
 is a lower bound over all orders. The search's CPU time is compared with that of the whole compile.
 C++ kernels are replaced by empty ones and not compiled, since only the order matters.
 
-    python -m benchmarks.kernel_order [--models NAME ...] [--json-out DIR]
+    python -m benchmarks.memory.reorder [--models NAME ...] [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks import memory_models, results
+from benchmarks.harness import results
+from benchmarks.memory import models as memory_models
 from inductor_ext.memory import reorder_kernels
 
 __all__ = ["Graph", "rows", "schedule"]

@@ -4,8 +4,8 @@
 then the constraints that annotations cannot express. A document records the hardware, versions,
 commit and command of the run, but no machine name and no folders.
 
-    python -m benchmarks.results show FILE ...
-    python -m benchmarks.results validate [FILE ...]
+    python -m benchmarks.harness.results show FILE ...
+    python -m benchmarks.harness.results validate [FILE ...]
 
 The module imports torch only to query the name of a GPU or the vector instructions in use.
 """
@@ -48,7 +48,7 @@ __all__ = [
     "write",
 ]
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 RESULTS = CHECKOUT / "benchmarks" / "results"
 """The folder of the committed results."""
 
@@ -423,7 +423,8 @@ def _ratio(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit code is 1 if a file is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    program = "python -m benchmarks.harness.results"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print files as tables")
     show.add_argument("files", nargs="+", type=Path)

@@ -8,7 +8,7 @@ fastest one is the best that a GEMM can hope for. `launch` is a kernel that read
 
 A GEMM with large M and an epilogue is no faster than the matmul alone, for which cuBLAS is timed.
 
-    python -m benchmarks.floors --json-out DIR
+    python -m benchmarks.gemm.speed_of_light --json-out DIR
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks import contenders, measure, results
-from benchmarks.gpu_timing import Timer
+from benchmarks.harness import measure, results, variants
+from benchmarks.harness.gpu_timing import Timer
 from inductor_ext.templates.device import Device
 
 __all__ = ["main", "reader", "readers"]
@@ -120,7 +120,7 @@ def _products(rounds: int) -> Iterator[results.Row]:
         for metric, times in timer.measure(calls, "graph", rounds).items():
             sample = measure.summarize(times)
             values = {"eager": sample.median}
-            yield contenders.row(
+            yield variants.row(
                 f"{m}x{n}x{k}", metric, "us", values, "stock", spread=sample.spread, note="cuBLAS"
             )
 
@@ -145,7 +145,7 @@ def _readings(rounds: int) -> Iterator[results.Row]:
             fastest = min(best, key=lambda name: samples[name].median)
             case = f"weights of {bits} bits, {m}x{n}x{k}"
             reading, product = samples[fastest], samples["cublas"]
-            yield contenders.row(
+            yield variants.row(
                 case,
                 "reading alone",
                 "us",
@@ -158,7 +158,7 @@ def _readings(rounds: int) -> Iterator[results.Row]:
             if bits == BITS[0]:
                 launched = samples["launch"]
                 values = {"ours": launched.median}
-                yield contenders.row(
+                yield variants.row(
                     case,
                     "launch",
                     "us",

@@ -1,10 +1,10 @@
 """Peak memory and time of a call on a GPU: Inductor's memory planning modes and the extension's.
 
-The models are those of `memory_models`. Memory is counted by the caching allocator: the maximum of
+The models are those of `memory.models`. Memory is counted by the caching allocator: the maximum of
 allocated bytes during a call, above the level before. Time is that of a whole call, with contenders
 in alternation.
 
-    python -m benchmarks.memory_gpu [--models NAME ...] [--training] [--json-out DIR]
+    python -m benchmarks.memory.gpu [--models NAME ...] [--training] [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch._dynamo
 from torch._inductor import config as inductor_config
 
 import inductor_ext
-from benchmarks import measure, memory_models, results
-from benchmarks.memory_peak import MIB, WAYS, Way
+from benchmarks.harness import measure, results
+from benchmarks.memory import models as memory_models
+from benchmarks.memory.peak import MIB, WAYS, Way
 from inductor_ext import events, settings
 from inductor_ext.memory.records import MemoryPlanRecord
 
@@ -74,7 +75,7 @@ def measure_model(name: str, training: bool) -> list[results.Row]:
     """Measure one model, for inference or for a training step.
 
     Args:
-        name: name of an entry of `memory_models.MODELS`.
+        name: name of an entry of `memory.models.MODELS`.
         training: whether to run forward and backward.
     """
     case = f"{name}, {'training step' if training else 'inference'}"

@@ -1,6 +1,6 @@
 """The models of the AOT benchmark: full size, random weights.
 
-The architectures are those of `memory_models`, in their well-known sizes. Nothing is downloaded,
+The architectures are those of `memory.models`, in their well-known sizes. Nothing is downloaded,
 and values are equal in every process.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from benchmarks import memory_models
+from benchmarks.memory import models as memory_models
 
 __all__ = ["MODELS", "Model"]
 

@@ -1,4 +1,4 @@
-"""Peak memory of the models in `memory_models`, from allocator events, compared with the plans.
+"""Peak memory of the models in `memory.models`, from allocator events, compared with the plans.
 
 Every graph (inference, and the forward and backward of a training step) is compiled in five modes:
 Inductor's default reuse, Inductor's pools, Inductor without reuse, the extension, and the extension
@@ -10,7 +10,7 @@ Memory is counted in bytes handed out by the CPU allocator, every allocation rou
 the level before the call. For a backward, that is the level before its forward: saved tensors
 count.
 
-    python -m benchmarks.memory_peak [--quick] [--models NAME ...] [--jobs N] [--json-out DIR]
+    python -m benchmarks.memory.peak [--quick] [--models NAME ...] [--jobs N] [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from benchmarks import measure, memory_models, results
+from benchmarks.harness import measure, results
+from benchmarks.memory import models as memory_models
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 
@@ -244,7 +245,7 @@ def measure_model(name: str, training: bool, ways: Sequence[str] = tuple(WAYS)) 
     """Compile and measure one model in all modes of `ways`.
 
     Args:
-        name: name of an entry of `memory_models.MODELS`.
+        name: name of an entry of `memory.models.MODELS`.
         training: whether to measure the training step instead of inference.
         ways: names of `WAYS`; values are compared with those of "no reuse".
     """

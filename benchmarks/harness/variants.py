@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from benchmarks import results
+from benchmarks.harness import results
 from inductor_ext import _compat
 
 __all__ = [

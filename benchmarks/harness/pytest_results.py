@@ -1,6 +1,6 @@
 """A pytest plugin that writes the outcome of every test to a file as soon as it is known.
 
-    python -m pytest -p benchmarks.outcomes --outcomes FILE
+    python -m pytest -p benchmarks.harness.pytest_results --outcomes FILE
 
 FILE gets one JSON line per test, or two if the test failed after it had passed, so the outcomes
 survive if pytest is killed. `read` reduces them to one outcome per test. With `--passed FILE`, the

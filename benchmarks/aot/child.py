@@ -3,7 +3,7 @@
 A task is a function that takes and returns plain values. The command line takes its name, and its
 arguments as JSON, and prints the result as the last line.
 
-    python -m benchmarks.aoti_child TASK ARGUMENTS
+    python -m benchmarks.aot.child TASK ARGUMENTS
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure
+from benchmarks.harness import measure
 
 __all__ = ["TASKS"]
 
@@ -79,7 +79,7 @@ def compile_(model: str, way: str, package: str, options: Result) -> Result:
     """Compile one model into a package.
 
     Args:
-        model: name of an entry of `aoti_models.MODELS`.
+        model: name of an entry of `aot.models.MODELS`.
         way: "ours" or "stock".
         package: path of the package.
         options: options of the compile.
@@ -92,7 +92,7 @@ def compile_(model: str, way: str, package: str, options: Result) -> Result:
     import torch
     import torch._inductor
 
-    from benchmarks import aoti_models
+    from benchmarks.aot import models as aoti_models
 
     module, inputs = aoti_models.MODELS[model].make()
     with torch.no_grad():
@@ -221,7 +221,7 @@ def call(model: str, way: str, package: str) -> Result:
     """
     import torch
 
-    from benchmarks import aoti_models
+    from benchmarks.aot import models as aoti_models
 
     torch.set_num_threads(1)
     entry = aoti_models.MODELS[model]
@@ -267,7 +267,7 @@ def bare(model: str, package: str) -> Result:
     """Measure a call of the C interface alone, with tensor handles and one thread, in seconds."""
     import torch
 
-    from benchmarks import aoti_models
+    from benchmarks.aot import models as aoti_models
 
     torch.set_num_threads(1)
     entry = aoti_models.MODELS[model]
@@ -339,7 +339,7 @@ def refuse(way: str, package: str, kind: str) -> Result:
     """
     import torch
 
-    from benchmarks import aoti_models
+    from benchmarks.aot import models as aoti_models
 
     module, (x,) = aoti_models.MODELS["pointwise"].make()
     run = _loaded(way, package)

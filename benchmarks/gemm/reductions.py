@@ -1,10 +1,10 @@
 """Norms and softmax on a GPU: eager mode, Inductor in several configurations, and the extension.
 
-The metrics and the method are those of the GEMM benchmark (`benchmarks.gemm`): an ordinary call,
-and a CUDA graph, with inputs in DRAM. The floor is the time to read the inputs and write the
+The metrics and the method are those of the GEMM benchmark (`benchmarks.gemm.run`): an ordinary
+call, and a CUDA graph, with inputs in DRAM. The floor is the time to read the inputs and write the
 outputs.
 
-    python -m benchmarks.reductions --json-out benchmarks/results
+    python -m benchmarks.gemm.reductions --json-out benchmarks/results
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import gemm, results, slices
-from benchmarks.gemm_suite import Program
+from benchmarks.gemm import run as gemm
+from benchmarks.gemm.cases import Program
+from benchmarks.harness import results, resumable
 from inductor_ext.templates.device import Device
 
 __all__ = ["CASES", "Case", "floor", "main"]
@@ -130,14 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
-    slices.add_arguments(parser)
+    resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
     header = results.collect_header("reductions", results.command_line(), commit=options.commit)
-    ledger = slices.Ledger(header, options.json_out, options.resume)
+    ledger = resumable.Ledger(header, options.json_out, options.resume)
     bench = gemm.Bench(["eager", "stock", "stock-max", "ours"], options.rounds, False, bound=floor)
     todo = [CASES[name] for name in options.case if name not in ledger.done]
-    count, failed = ledger.take(map(bench, slices.within(todo, options.budget_seconds)))
+    count, failed = ledger.take(map(bench, resumable.within(todo, options.budget_seconds)))
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

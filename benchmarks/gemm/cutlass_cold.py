@@ -6,8 +6,8 @@ another call compiled without CUTLASS (the part that Inductor takes in any case)
 were built, and the build time of every kernel. `--stock` measures Inductor with its own CUTLASS
 backend.
 
-    python -m benchmarks.cutlass_cold --out cold.jsonl
-    python -m benchmarks.cutlass_cold --stock --cases linear --out cold.jsonl
+    python -m benchmarks.gemm.cutlass_cold --out cold.jsonl
+    python -m benchmarks.gemm.cutlass_cold --stock --cases linear --out cold.jsonl
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks import gemm_models
+from benchmarks.gemm import models as gemm_models
 from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass import nvcc_build
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for case in options.cases:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "benchmarks.cutlass_cold", "--child", case]
+            command = [sys.executable, "-m", "benchmarks.gemm.cutlass_cold", "--child", case]
             done = subprocess.run(
                 command + ["--stock"] * options.stock,
                 env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder},

@@ -1,6 +1,6 @@
 """How close the static memory planner comes to the lower bound, and how long it takes.
 
-    python -m benchmarks.planner [--instances DIR] [--json-out DIR]
+    python -m benchmarks.memory.planner [--instances DIR] [--json-out DIR]
 
 Public instances are planned with the default number of iterations and with `LARGE`; synthetic
 problems of three sizes with the default only. Times are CPU seconds of this single thread, since
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import measure, results
+from benchmarks.harness import measure, results
 from inductor_ext.memory.planner import csv_io
 from inductor_ext.memory.planner.interval import Interval
 from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
@@ -92,7 +92,8 @@ def _rows(case: str, problem: Sequence[Interval], iterations: int) -> Iterator[r
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all cases and write the results; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
+    program = "python -m benchmarks.memory.planner"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument(
         "--instances",
         default=Path(__file__).parent / "instances",

@@ -5,9 +5,9 @@ on Inductor's compile workers. It writes its results after every problem, and co
 existing file. `fit` fits the cost model's constants to such files, and prints the constants that
 changed and how close the best candidate that ranking would have measured comes to the best of all.
 
-    python -m benchmarks.gemm_space measure --set quantised --most 40 --budget-seconds 80 \
+    python -m benchmarks.gemm.search_spaces measure --set quantised --most 40 --budget-seconds 80 \
         --out quantised.json
-    python -m benchmarks.gemm_space fit quantised.json --only convert
+    python -m benchmarks.gemm.search_spaces fit quantised.json --only convert
 
 The set `regret` has twelve problems for which it is worth measuring all candidates once; the
 command `regret` turns the file (or any other) into the results that are committed. The set
@@ -16,8 +16,8 @@ loads, whose kernels tuning leaves out if they are predicted to lose. The cost m
 measurements of the ways to end a GEMM (split-K, stream-K, TMA stores); this command measures their
 benefit:
 
-    python -m benchmarks.gemm_space measure --set tails --pairs --most 24 --budget-seconds 100 \
-        --out tails.json
+    python -m benchmarks.gemm.search_spaces measure --set tails --pairs --most 24 \
+        --budget-seconds 100 --out tails.json
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fit_cost_model, results, slices
-from benchmarks.gemm_suite import CASES
+from benchmarks.gemm import fit_cost_model
+from benchmarks.gemm.cases import CASES
+from benchmarks.harness import results, resumable
 from inductor_ext import config
 from inductor_ext.autotune import candidate_run, tuner
 from inductor_ext.autotune.candidate_run import Bench, Job
@@ -390,7 +391,7 @@ def _measure(options: argparse.Namespace) -> int:
     with scope.compile_scope(settings):
         bench = inductor_benchmark.cuda_bench(0)
         left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
-        for problem in slices.within(todo, left):
+        for problem in resumable.within(todo, left):
             begin = time.monotonic()
             choose = pairs if options.pairs else chosen
             one = measured(problem, device, bench, options.most, options.milliseconds, choose)

@@ -10,7 +10,7 @@ exported:
 
 Loading is measured without `import torch`. Calls use one thread; the fastest of 20 batches counts.
 
-    python -m benchmarks.aoti [--models NAME ...] [--rounds N] [--json-out DIR]
+    python -m benchmarks.aot.run [--models NAME ...] [--rounds N] [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import aoti_child, measure, results
+from benchmarks.aot import child as aoti_child
+from benchmarks.harness import measure, results
 
 __all__ = ["measure_model"]
 
@@ -85,7 +86,7 @@ class Bench:
             self._environment.pop(name, None)
 
     def run(self, task: str, cache: Path, /, *, checks: bool = False, **arguments: Any) -> Any:
-        """Run one task of `aoti_child` in its own process; return the task's result.
+        """Run one task of `aot.child` in its own process; return the task's result.
 
         Args:
             task: name of the task.
@@ -100,7 +101,7 @@ class Bench:
         if checks:
             environment["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         run = subprocess.run(
-            [sys.executable, "-m", "benchmarks.aoti_child", task, json.dumps(arguments)],
+            [sys.executable, "-m", "benchmarks.aot.child", task, json.dumps(arguments)],
             env=environment,
             cwd=results.CHECKOUT,
             capture_output=True,
@@ -169,7 +170,7 @@ def measure_model(bench: Bench, name: str, rounds: int) -> list[results.Row]:
     """Compile, load and call one model with the extension and with Inductor.
 
     Args:
-        name: name of an entry of `aoti_models.MODELS`.
+        name: name of an entry of `aot.models.MODELS`.
         rounds: number of measurements.
     """
     taken: Taken = defaultdict(lambda: defaultdict(list))

@@ -5,8 +5,8 @@ operands in DRAM. Every case is written as one line of JSON as soon as it is mea
 of eager mode and of every kernel, predicted and measured, and the error against float64 of a few
 rows.
 
-    python -m benchmarks.cutlass_kernels --most 2 --out cutlass.jsonl
-    python -m benchmarks.cutlass_kernels --most 12 --cases linear tail --out regret.jsonl
+    python -m benchmarks.gemm.cutlass_kernels --most 2 --out cutlass.jsonl
+    python -m benchmarks.gemm.cutlass_kernels --most 12 --cases linear tail --out regret.jsonl
 
 Building takes most of the time, and its results are kept: `--build-only` only builds, and needs no
 GPU if `--device` names one. It prints the seconds of every build.
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import cutlass_launch
+from benchmarks.gemm import cutlass_launch
 from inductor_ext.storage import artifact_store
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig

@@ -7,7 +7,7 @@ A speedup is Inductor's time divided by the extension's time, so more is better.
 max-autotune counts as the faster of its two configurations, with and without persistent TMA
 kernels. `the best` is the fastest of these and cuBLAS in eager mode, selected per case.
 
-    python -m benchmarks.gemm_summary benchmarks/results/gemm-*.json benchmarks/results/e2e-*.json
+    python -m benchmarks.gemm.summary benchmarks/results/gemm-*.json benchmarks/results/e2e-*.json
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import contenders, gemm_models, gemm_suite, results
-from benchmarks.gemm_suite import Case
+from benchmarks.gemm import cases as gemm_suite
+from benchmarks.gemm import models as gemm_models
+from benchmarks.gemm.cases import Case
+from benchmarks.harness import results, variants
 
 __all__ = ["TARGETS", "Line", "Numbers", "Target", "lines", "main", "numbers", "render"]
 
@@ -60,7 +62,7 @@ class Numbers:
 
 def numbers(documents: Iterable[results.Document]) -> Numbers:
     """Read the results of suites whose names begin with `gemm` or `e2e`; skip others."""
-    titles = {way.title: name for name, way in contenders.CONTENDERS.items()}
+    titles = {way.title: name for name, way in variants.CONTENDERS.items()}
     found: dict[str, dict[Any, dict[str, float]]] = {
         field.name: defaultdict(dict) for field in dataclasses.fields(Numbers)
     }

@@ -4,13 +4,13 @@ A table is valid for one GPU model, the kernel sources it was measured with, and
 versions; elsewhere its entries are only hints (see `inductor_ext.autotune.results_db`). Parts of a
 table can be measured on several GPUs at once; every part stops within its time budget.
 
-    python -m benchmarks.gemm_table measure --part 1/4 --budget-seconds 200 --out part1.json
-    python -m benchmarks.gemm_table merge part*.json
+    python -m benchmarks.gemm.retune_tables measure --part 1/4 --budget-seconds 200 --out part1.json
+    python -m benchmarks.gemm.retune_tables merge part*.json
 
 The table for another GPU model is made from the same GEMMs:
 
-    python -m benchmarks.gemm_table measure --out part.json
-    python -m benchmarks.gemm_table \
+    python -m benchmarks.gemm.retune_tables measure --out part.json
+    python -m benchmarks.gemm.retune_tables \
         --table inductor_ext/autotune/tables/nvidia-h100-80gb-hbm3.json merge part.json
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gemm_suite import CASES
+from benchmarks.gemm.cases import CASES
 from inductor_ext import config
 from inductor_ext.autotune import inductor_benchmark, results, tuner
 from inductor_ext.autotune.candidate_run import Bench
