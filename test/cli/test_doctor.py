@@ -560,7 +560,7 @@ class TestProcess:
         done = doctor_process("doctor", environment=environment)
         assert (done.returncode, done.stderr) == (1, "")
         text = flat(done.stdout)
-        assert "C++ compiler MISSING why: g++ is not found on PATH to mend it: apt-get" in text
+        assert "C++ compiler MISSING why: g++ is not found on PATH to fix: apt-get" in text
         assert text.endswith("The backend cannot compile here.")
 
     def test_a_reader_that_leaves(self) -> None:

@@ -422,7 +422,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "compiler": lambda: mock.patch.object(
         components,
         "probe",
-        lambda name: components.Part(name, "C++", True, "g++ 99", "/usr/bin/g++"),
+        lambda name: components.Component(name, "C++", True, "g++ 99", "/usr/bin/g++"),
     ),
 }
 
