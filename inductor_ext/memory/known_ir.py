@@ -43,7 +43,7 @@ class LineUse(enum.Enum):
     """How the memory planner handles a line."""
 
     READ = "read"
-    """`memory_planning._Reader` reads it."""
+    """`memory.wrapper_reader` reads it."""
     PASS = "pass"
     """It neither allocates, frees nor keeps memory."""
     REFUSE = "refuse"

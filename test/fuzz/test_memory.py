@@ -80,9 +80,9 @@ class TestFailures:
         assert "def program(x0):" in small.script()
 
     def test_an_error(self, program: memory_fuzz.Program, monkeypatch: pytest.MonkeyPatch) -> None:
-        from inductor_ext import memory_planning
+        from inductor_ext.memory import planner_input
 
-        monkeypatch.setattr(memory_planning, "_peaks", None)
+        monkeypatch.setattr(planner_input, "max_live_bytes", None)
         (failure,), _ = memory_fuzz.check(program, ["default"])
         assert failure.kind == "error"
 

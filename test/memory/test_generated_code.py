@@ -536,11 +536,11 @@ def test_the_record_tells_modules_and_operators() -> None:
 @torch.no_grad()
 def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the operators themselves may: nothing is held over their steps."""
-    rigid: list[set[int]] = []
+    steps: list[set[int]] = []
     read = memory_planning._Planner._decide
 
     def decide(planner: Any) -> Any:
-        rigid.append(planner.rigid)
+        steps.append(planner.unbounded_steps)
         return read(planner)
 
     monkeypatch.setattr(memory_planning._Planner, "_decide", decide)
@@ -573,8 +573,8 @@ def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.Mo
         with planning():
             result = compiled(function)(x, y)
     torch.testing.assert_close(result, (sine.sin() @ sine.cos()) @ y)
-    (steps,) = rigid
-    assert len(steps) == 2
+    (unbounded,) = steps
+    assert len(unbounded) == 2
 
 
 def test_threads_do_not_share_the_planner() -> None:

@@ -21,7 +21,7 @@ from torch._inductor.virtualized import V
 
 import inductor_ext
 from inductor_ext import events, memory_planning
-from inductor_ext.memory import known_ir, plan_store
+from inductor_ext.memory import known_ir, plan_store, wrapper_reader
 from inductor_ext.memory.known_ir import LineUse
 from inductor_ext.memory.records import MemoryPlanRecord
 
@@ -90,7 +90,7 @@ class TestTables:
 
     def test_what_is_read_has_a_reader(self) -> None:
         read = {name for name, line in known_ir.LINES.items() if line.use is LineUse.READ}
-        assert read == set(memory_planning._READERS)
+        assert read == set(wrapper_reader.READERS)
 
     def test_a_subclass_is_another_class(self) -> None:
         def subclass(base: Any) -> Any:

@@ -1,0 +1,142 @@
+"""Builds the `events.MemoryPlanRecord` of a function."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch._inductor import ir
+from torch._inductor.virtualized import V
+
+from inductor_ext import events
+from inductor_ext.memory import reorder_kernels
+from inductor_ext.memory.arena_lines import ArenaVariable
+from inductor_ext.memory.extern_memory import size_hint
+from inductor_ext.memory.planner import arenas, placement_policy
+from inductor_ext.memory.wrapper_reader import WrapperMemory
+
+__all__ = ["arena_row", "graph_kind", "make_record", "storage_rows", "unplanned_record"]
+
+
+def _module_path(node: Any) -> str:
+    """Return the path of the module that a buffer was made in: the deepest one of its origins."""
+    paths = [events.module_path(origin.meta) for origin in getattr(node, "origins", None) or ()]
+    # A kernel writes the result of its last operator.
+    return max(paths, key=lambda path: (path.count("."), path), default="")
+
+
+def _operator_names(node: Any) -> str:
+    names = {
+        getattr(target, "__name__", str(target)).split(".")[0]
+        for origin in getattr(node, "origins", None) or ()
+        if origin.op == "call_function"
+        for target in (origin.target,)
+    }
+    return ", ".join(sorted(names)) or (
+        "" if isinstance(node, ir.InputBuffer) else type(node).__name__
+    )
+
+
+def storage_rows(
+    memory: WrapperMemory, decision: placement_policy.Decision | None, inputs: bool
+) -> tuple[events.PlannedStorage, ...]:
+    """Return the storages for the record; a reused storage ends where its reuse starts."""
+    place: dict[int, tuple[int, int]] = {}
+    until: dict[int, int] = {}
+    if decision is not None:
+        for number, arena in enumerate(decision.arenas):
+            defined: dict[Any, int] = {}
+            for symbol, value in arena.definitions:
+                defined[symbol] = size_hint(value.xreplace(defined))
+            for placed in arena.members:
+                offset = sympy.sympify(placed.offset).xreplace(defined)
+                place[int(placed.request.name)] = (number, size_hint(offset))
+        until = {old: memory.storages[new].start for new, old in decision.taken_over.items()}
+    rows = []
+    for index, storage in enumerate([*memory.storages, *(memory.inputs if inputs else ())]):
+        arena_number, offset = place.get(index, (None, None))
+        rows.append(
+            events.PlannedStorage(
+                name=storage.node.get_name(),
+                bytes=storage.hint,
+                start=storage.start,
+                end=until.get(index, storage.end),
+                kind=storage.kind,
+                device=str(storage.device),
+                arena=arena_number,
+                offset=offset,
+                operator=_operator_names(storage.node),
+                module=_module_path(storage.node),
+            )
+        )
+    inner = [(start, end, peaks, "subgraph") for start, end, peaks in memory.calls]
+    inner += [(at, at + 1, {device: size}, "scratch") for at, device, size in memory.scratch]
+    for start, end, peaks, name in inner:
+        for device, size in peaks.items():
+            rows.append(
+                events.PlannedStorage(
+                    name=name,
+                    bytes=size,
+                    start=start,
+                    end=end,
+                    kind="subgraph" if name == "subgraph" else "extern",
+                    device=device,
+                    arena=None,
+                    offset=None,
+                    operator="",
+                    module="",
+                )
+            )
+    return tuple(rows)
+
+
+def graph_kind(is_inference: bool) -> str:
+    """Return the kind of the current graph, as in `events.MemoryPlanRecord`."""
+    if V.graph.aot_mode:
+        return "aot"
+    if V.graph.is_backward:
+        return "backward"
+    return "inference" if is_inference else "forward"
+
+
+def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> events.MemoryPlanRecord:
+    """Return the record of a wrapper's function.
+
+    Args:
+        wrapper: the wrapper.
+        kind: as returned by `graph_kind`.
+        start: `time.process_time()` when planning began.
+        fields: the other fields of the record.
+    """
+    return events.MemoryPlanRecord(
+        graph=wrapper.launcher_fn_name,
+        kind=kind,
+        cache_key=None,
+        peak_reordered_from=reorder_kernels.peak_before_reorder(V.graph),
+        seconds=round(time.process_time() - start, 4),
+        **fields,
+    )
+
+
+def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> events.MemoryPlanRecord:
+    """Return the record of a function that gets Inductor's plan without being read."""
+    sizes = dict.fromkeys(
+        ("peak_before", "peak", "lower_bound", "steps", "calls_before", "calls"), 0
+    )
+    return make_record(
+        wrapper, kind, start, strategy="stock", arenas=(), storages=(), reason=reason, **sizes
+    )
+
+
+def arena_row(variable: ArenaVariable, arena: arenas.Arena) -> events.PlannedArena:
+    """Return an arena for the record."""
+    return events.PlannedArena(
+        name=variable.name,
+        device=str(variable.device),
+        bytes=arena.peak_hint,
+        lower_bound=arena.lower_bound,
+        start=arena.start,
+        end=arena.end,
+        size=str(arena.size),
+    )

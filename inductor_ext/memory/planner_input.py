@@ -1,0 +1,192 @@
+"""Converts the storages of a wrapper to the values that the pure planner works on.
+
+The planner needs sizes as integers, at the size hint and at samples of the size symbols, and for
+each device the memory that is live beside the storages of the wrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch._inductor import ir
+from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.utils import align as align64
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv
+
+from inductor_ext.memory.extern_memory import size_hint
+from inductor_ext.memory.planner import arenas, placement_policy, symbolic
+from inductor_ext.memory.planner.interval import round_up
+from inductor_ext.memory.wrapper_reader import ALIGNMENT, Storage, WrapperMemory
+
+__all__ = [
+    "find_first_uses",
+    "list_other_memory",
+    "list_samples",
+    "max_live_bytes",
+    "round_up_expression",
+    "to_live_ranges",
+    "unbacked_symbols",
+]
+
+
+def _stream(scheduler: Any, name: str) -> int:
+    find = getattr(scheduler, "get_buf_stream", None)
+    return find(name) if find is not None else 0
+
+
+def _is_comm(node: Any) -> bool:
+    return isinstance(getattr(node, "layout", None), ir.CommBufferLayout)
+
+
+def round_up_expression(expression: Any, alignment: int) -> Any:
+    """Round `expression` up to a multiple of `alignment` in terms that Inductor can print."""
+    if alignment == 64:
+        return align64(expression)
+    return alignment * FloorDiv(expression + alignment - 1, alignment)
+
+
+def find_first_uses(storages: Iterable[Storage]) -> dict[Any, int]:
+    """Map an unbacked symbol to the first step at which a size uses it: it is known from there."""
+    first: dict[Any, int] = {}
+    for storage in storages:
+        for symbol in unbacked_symbols(storage.bytes):
+            first[symbol] = min(first.get(symbol, storage.start), storage.start)
+    return first
+
+
+_MAX_SAMPLES = 9
+"""Number of values of the size symbols, including the hint, at which a plan must not need more
+memory than separate allocations."""
+
+
+def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
+    """Return the samples other than the hint at which all storages have a valid size."""
+    symbols: dict[Any, int] = {}
+    for storage in storages:
+        if isinstance(storage.bytes, sympy.Expr):
+            for symbol in sorted(storage.bytes.free_symbols, key=str):
+                symbols.setdefault(symbol, max(size_hint(symbol), 1))
+    if not symbols:
+        return []
+    program = symbolic.Program([storage.bytes for storage in storages])
+
+    def has_sizes(sample: Mapping[Any, int]) -> bool:
+        try:
+            return min(program(sample)) >= 0
+        except ValueError:
+            # For example `x.view(n // 2, 2, -1)` divides by zero if n is 1.
+            return False
+
+    return [sample for sample in symbolic.samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)]
+
+
+def unbacked_symbols(expression: Any) -> set[Any]:
+    """Return the symbols of a size whose values are known only at run time."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return set(free_unbacked_symbols(expression)) if isinstance(expression, sympy.Expr) else set()
+
+
+def to_live_ranges(
+    memory: WrapperMemory,
+    *,
+    pool: str = "none",
+    place: bool = False,
+    reuse: bool = False,
+    known: Mapping[Any, int] = MappingProxyType({}),
+    samples: Sequence[Mapping[Any, int]] = (),
+) -> list[placement_policy.Storage]:
+    """Convert the storages for the pure planner, index by index."""
+    ranges = []
+    program = symbolic.Program([storage.bytes for storage in memory.storages])
+    columns = [program(sample) for sample in samples]
+    for index, storage in enumerate(memory.storages):
+        device = storage.device
+        name = storage.node.get_name()
+        request = group = None
+        if place and storage.placeable and (pool != "intermediates" or not storage.is_output):
+            symbols = [known[symbol] for symbol in unbacked_symbols(storage.bytes)]
+            request = arenas.Request(
+                name=str(index),
+                start=storage.start,
+                end=storage.end,
+                size=storage.bytes,
+                alignment=ALIGNMENT[device.type],
+                known_from=max(symbols) if symbols else None,
+            )
+            apart = storage.is_output and pool == "outputs"
+            # A workspace has no stream in the scheduler, but it has a context.
+            stream = _stream(V.graph.scheduler, name)
+            group = (storage.scope, stream, storage.context, apart)
+        wants = leaves = None
+        if reuse and storage.kind not in ("extern", "input") and not _is_comm(storage.node):
+            wants = (storage.scope, storage.context, stock_lines.buffer_reuse_key(storage.node))
+        if reuse and storage.is_reusable:
+            key = stock_lines.buffer_reuse_key(storage.freed_by.node)
+            leaves = (storage.scope, storage.context, key)
+        ranges.append(
+            placement_policy.Storage(
+                size=storage.hint,
+                start=storage.start,
+                end=storage.end,
+                device=str(device),
+                counted=storage.is_allocated_by_code,
+                request=request,
+                group=group,
+                leaves=leaves,
+                wants=wants,
+                more=tuple(
+                    round_up(max(column[index], 0), ALIGNMENT.get(device.type, 1))
+                    for column in columns
+                ),
+            )
+        )
+    return ranges
+
+
+def list_other_memory(memory: WrapperMemory, *, backward: bool) -> dict[str, list[list[int]]]:
+    """Return other live memory by device, one profile per assumption about the callers.
+
+    Callees and kernels always need their memory. The caller keeps dropped inputs alive, except in a
+    backward: most of its inputs were saved by the forward and are freed when dropped, unless the
+    graph is retained. The first assumption is that the dropped inputs do not count. The second one,
+    for a backward only, is that they are live until the code drops them.
+    """
+    inner = [
+        placement_policy.Storage(size=size, start=start, end=end, device=device)
+        for start, end, peaks in memory.calls
+        for device, size in peaks.items()
+    ]
+    inner += [
+        placement_policy.Storage(size=size, start=step, end=step + 1, device=device)
+        for step, device, size in memory.scratch
+    ]
+    dropped = [
+        placement_policy.Storage(size=item.hint, start=0, end=item.end, device=str(item.device))
+        for item in memory.inputs
+    ]
+    other = {}
+    for device in {str(item.device) for item in (*memory.storages, *memory.inputs)}:
+        other[device] = [placement_policy.load(inner, memory.steps, device)]
+        if backward:
+            other[device].append(placement_policy.load([*inner, *dropped], memory.steps, device))
+    return other
+
+
+def max_live_bytes(
+    storages: Sequence[placement_policy.Storage],
+    other: dict[str, list[list[int]]],
+    steps: int,
+    assumption: int,
+) -> dict[str, int]:
+    """Return the peak by device, including the memory of one assumption of `list_other_memory`."""
+    peaks = {}
+    for device, profiles in other.items():
+        own = placement_policy.load(storages, steps, device)
+        total = (a + b for a, b in zip(own, profiles[assumption], strict=True))
+        peaks[device] = max(total, default=0)
+    return peaks
