@@ -288,7 +288,7 @@ class _Planner:
         )
 
     def _sizes(self, arena: arenas.Arena) -> list[int]:
-        program = symbolic.Program([arena.size], arena.definitions)
+        program = symbolic.ExpressionEvaluator([arena.size], arena.definitions)
         return [program(sample)[0] for sample in self.samples]
 
     def _place(self, requests: Sequence[arenas.Request]) -> tuple[arenas.Arena, ...]:

@@ -121,7 +121,7 @@ class ArenaLine(_Line):
         """Write the call that plans the arena; return the size in bytes."""
         planner, sizes = replan
         name, wrapper = self.arena.name, self.wrapper
-        wrapper.add_import_once(f"from {Replanner.__module__} import Replanner")
+        wrapper.add_import_once("from inductor_ext.memory.planner.symbolic import Replanner")
         wrapper.header.writeline(f"plan_{name} = {planner!r}.plan")
         arguments = wrapper.codegen_python_shape_tuple(tuple(map(sympy.sympify, sizes)))
         code.writeline(f"{name}_bytes, {name}_offsets = plan_{name}({arguments})")

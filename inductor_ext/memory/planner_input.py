@@ -72,7 +72,7 @@ def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
                 symbols.setdefault(symbol, max(size_hint(symbol), 1))
     if not symbols:
         return []
-    program = symbolic.Program([storage.bytes for storage in storages])
+    program = symbolic.ExpressionEvaluator([storage.bytes for storage in storages])
 
     def has_sizes(sample: Mapping[Any, int]) -> bool:
         try:
@@ -81,7 +81,9 @@ def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
             # For example `x.view(n // 2, 2, -1)` divides by zero if n is 1.
             return False
 
-    return [sample for sample in symbolic.samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)]
+    return [
+        sample for sample in symbolic.scaled_samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)
+    ]
 
 
 def unbacked_symbols(expression: Any) -> set[Any]:
@@ -102,7 +104,7 @@ def to_live_ranges(
 ) -> list[placement_policy.Storage]:
     """Convert the storages for the pure planner, index by index."""
     ranges = []
-    program = symbolic.Program([storage.bytes for storage in memory.storages])
+    program = symbolic.ExpressionEvaluator([storage.bytes for storage in memory.storages])
     columns = [program(sample) for sample in samples]
     for index, storage in enumerate(memory.storages):
         device = storage.device

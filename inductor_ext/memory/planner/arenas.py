@@ -30,9 +30,9 @@ from inductor_ext.memory.planner import interval, solver, symbolic
 from inductor_ext.memory.planner.interval import Interval
 from inductor_ext.memory.planner.symbolic import (
     Algebra,
+    ExpressionEvaluator,
     MakeAlign,
     MakeMax,
-    Program,
     Replanner,
     Stacking,
     make_align,
@@ -200,9 +200,9 @@ class _Planner:
         stacked = [r for r in requests if r.constant != 0]
         lifetimes = [request.lifetime for request in stacked]
         alignments = [request.alignment for request in stacked]
-        samples = symbolic.samples(_by_weight(stacked, self.hints))
+        samples = symbolic.scaled_samples(_by_weight(stacked, self.hints))
         columns = _columns(stacked, samples)
-        choice = symbolic.choose(
+        choice = symbolic.choose_stacking(
             lifetimes, columns, alignments, iterations=self.iterations, seed=self.seed
         )
         algebra = Algebra(
@@ -214,7 +214,7 @@ class _Planner:
         starts, height = algebra.stack(
             choice.stacking, [request.size for request in stacked], alignments
         )
-        used = set(algebra.used([height, *starts]))
+        used = set(algebra.used_definitions([height, *starts]))
         counter = itertools.count()
         indices = [None if r.constant == 0 else next(counter) for r in requests]
         position = {index: new for new, index in enumerate(indices) if index is not None}
@@ -327,7 +327,7 @@ def _columns(
     Raises:
         exc.BadIntervalError: a size is negative at the hint, or not an integer.
     """
-    program = Program([request.size for request in requests])
+    program = ExpressionEvaluator([request.size for request in requests])
     columns = []
     for number, sample in enumerate(samples):
         try:
@@ -346,7 +346,7 @@ def _columns(
 def _name_the_bad_one(requests: Sequence[Request], hints: Mapping[sympy.Symbol, int]) -> None:
     for request in requests:
         try:
-            size: object = Program([request.size])(hints)[0]
+            size: object = ExpressionEvaluator([request.size])(hints)[0]
         except ValueError:
             size = "no integer"
         if not isinstance(size, int) or size < 0:
@@ -402,7 +402,7 @@ def plan_arenas(
         by_key.setdefault(request.key, []).append(request)
     arenas = tuple(arena for group in by_key.values() for arena in planner.plan(group, split))
     odd = [dict.fromkeys(symbols, value) for value in _ODD]
-    verify_arenas(arenas, symbolic.samples(hints) + odd)
+    verify_arenas(arenas, symbolic.scaled_samples(hints) + odd)
     return arenas
 
 
@@ -470,8 +470,10 @@ def _verify_stacking(arena: Arena) -> None:
 
 def _verify_at(arena: Arena, samples: Sequence[Mapping[sympy.Symbol, int]]) -> None:
     requests = [member.request for member in arena.members]
-    sizes_at = Program([request.size for request in requests])
-    places_at = Program([arena.size, *(m.offset for m in arena.members)], arena.definitions)
+    sizes_at = ExpressionEvaluator([request.size for request in requests])
+    places_at = ExpressionEvaluator(
+        [arena.size, *(m.offset for m in arena.members)], arena.definitions
+    )
     unknown = places_at.symbols.keys() - sizes_at.symbols.keys()
     unknown |= {s for sample in samples for s in sizes_at.symbols.keys() - sample.keys()}
     if unknown:

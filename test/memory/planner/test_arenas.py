@@ -1,7 +1,6 @@
 """Arenas: which requests share one, and that every plan is right for every size.
 
-`PLANNER_EXAMPLES=100000 python -m pytest test/memory/planner/test_arenas.py -k any_size` is the
-long run.
+`PLANNER_EXAMPLES=100000 python -m pytest test/test_planning_arenas.py -k any_size` is the long run.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from inductor_ext.memory.planner.arenas import (
     replanner,
     verify_arenas,
 )
-from inductor_ext.memory.planner.symbolic import Program
-from test.support import hash_seeds
-from test.support.planner_examples import examples
+from inductor_ext.memory.planner.symbolic import ExpressionEvaluator
+from test import hash_seeds
+from test.planner_examples import examples
 
 
 def symbols(names: str) -> tuple[sympy.Symbol, ...]:
@@ -86,10 +85,10 @@ def attention(layers: int, width: int = 256, heads: int = 4) -> list[Request]:
 
 def numbers(arena: Arena, values: Mapping[sympy.Symbol, int]) -> tuple[int, list[int], list[int]]:
     """The arena's size, the members' offsets and their sizes, in bytes."""
-    size, *offsets = Program(
+    size, *offsets = ExpressionEvaluator(
         [arena.size, *(member.offset for member in arena.members)], arena.definitions
     )(values)
-    return size, offsets, Program([m.request.size for m in arena.members])(values)
+    return size, offsets, ExpressionEvaluator([m.request.size for m in arena.members])(values)
 
 
 def ratio(arena: Arena, values: Mapping[sympy.Symbol, int]) -> float:
@@ -446,7 +445,7 @@ def test_an_arena_can_be_planned_again_for_other_sizes() -> None:
     (arena,) = plan_arenas(attention(1), hint=hint)
     plan, sizes = replanner(arena)
     values = {B: 3, T: 1000}
-    size, offsets = plan(tuple(Program(sizes)(values)))
+    size, offsets = plan(tuple(ExpressionEvaluator(sizes)(values)))
     again, _, member_sizes = numbers(arena, values)
     intervals = [m.request.interval(s) for m, s in zip(arena.members, member_sizes, strict=True)]
     interval.verify(intervals, offsets, size)

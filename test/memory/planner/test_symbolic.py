@@ -18,16 +18,18 @@ from hypothesis import strategies as st
 
 from inductor_ext import exc
 from inductor_ext.memory.planner import interval as problem
-from inductor_ext.memory.planner import symbolic
+from inductor_ext.memory.planner import solver
 from inductor_ext.memory.planner.interval import Interval
 from inductor_ext.memory.planner.symbolic import (
     Algebra,
     Align,
-    Program,
+    ExpressionEvaluator,
     Replanner,
     Stacking,
-    choose,
-    samples,
+    choose_stacking,
+    runtime_replanner,
+    scaled_samples,
+    stack_in_order,
     stacking,
 )
 from test.support.planner_examples import examples
@@ -47,9 +49,9 @@ def live_together(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 def test_only_reduced_lower_neighbours_are_kept() -> None:
     # All three live at once: the topmost needs to know of the middle one alone.
-    assert stacking([(0, 3)] * 3, [2, 0, 1]).below == ((2,), (0,), ())
+    assert stack_in_order([(0, 3)] * 3, [2, 0, 1]).below == ((2,), (0,), ())
     # The first and the last never meet, so that both carry the one in the middle.
-    assert stacking([(0, 2), (0, 4), (2, 4)], [0, 2, 1]).below == ((), (2, 0), ())
+    assert stack_in_order([(0, 2), (0, 4), (2, 4)], [0, 2, 1]).below == ((), (2, 0), ())
 
 
 @examples(100)
@@ -59,7 +61,7 @@ def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
 ) -> None:
     order = list(range(len(lifetimes)))
     generator.shuffle(order)
-    found = stacking(lifetimes, order)
+    found = stack_in_order(lifetimes, order)
     assert found.unordered(lifetimes) is None
     for index, lower in enumerate(found.below):
         assert all(live_together(lifetimes[index], lifetimes[other]) for other in lower)
@@ -76,12 +78,12 @@ def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
 
 def test_an_order_of_thousands_is_reduced_without_looking_at_all_pairs() -> None:
     # Every pair is live at once, 2 million of them, and one neighbour each is enough.
-    found = stacking([(0, 1)] * 2000, range(2000))
+    found = stack_in_order([(0, 1)] * 2000, range(2000))
     assert found.below == ((), *((index,) for index in range(1999)))
 
 
 def test_samples_scale_all_symbols_together_and_each_alone() -> None:
-    assert [tuple(sample.values()) for sample in samples({S: 100, T: 3})] == [
+    assert [tuple(sample.values()) for sample in scaled_samples({S: 100, T: 3})] == [
         (100, 3),
         (25, 1),
         (400, 12),
@@ -93,8 +95,8 @@ def test_samples_scale_all_symbols_together_and_each_alone() -> None:
         (100, 12),
     ]
     many = {sympy.Symbol(f"x{i}"): 64 for i in range(50)}
-    assert len(samples(many)) == 17
-    assert samples({}) == [{}]
+    assert len(scaled_samples(many)) == 17
+    assert scaled_samples({}) == [{}]
 
 
 def sizes_of(algebra: Algebra, *expressions: object) -> list[object]:
@@ -149,7 +151,7 @@ def test_a_visible_multiple_is_not_rounded() -> None:
 def test_rounding_adds_to_what_is_rounded_already() -> None:
     # One that need not be aligned lies on one that is, and an aligned one on both.
     algebra = Algebra([4 * S])
-    offsets, size = algebra.stack(stacking([(0, 1)] * 3, range(3)), [4 * S] * 3, [64, 1, 64])
+    offsets, size = algebra.stack(stack_in_order([(0, 1)] * 3, range(3)), [4 * S] * 3, [64, 1, 64])
     assert [str(offset) for offset in offsets] == ["0", "Align(4*s, 64)", "2*Align(4*s, 64)"]
     assert str(size) == "3*Align(4*s, 64)"
 
@@ -185,13 +187,13 @@ def test_what_is_left_out_of_an_expression_never_matters(
     alignments = [alignment for _, _, _, alignment in buffers]
     order = list(range(len(buffers)))
     generator.shuffle(order)
-    stack = stacking(lifetimes, order)
+    stack = stack_in_order(lifetimes, order)
     algebra = Algebra(sizes)
     offsets, height = algebra.stack(stack, sizes, alignments)
-    program = Program([height, *offsets], algebra.definitions)
+    program = ExpressionEvaluator([height, *offsets], algebra.definitions)
     for point in points:
         values = dict(zip((S, T, U), point, strict=True))
-        rounded = map(problem.round_up, Program(sizes)(values), alignments)
+        rounded = map(problem.round_up, ExpressionEvaluator(sizes)(values), alignments)
         expected_offsets, expected_height = stack.offsets(list(rounded), alignments)
         assert program(values) == [expected_height, *expected_offsets]
 
@@ -203,8 +205,8 @@ def test_a_long_maximum_is_given_a_name() -> None:
     assert str(algebra.expression(top)) == "arena3_part0"
     ((symbol, part),) = algebra.definitions
     assert (str(symbol), symbol.is_integer, len(part.args)) == ("arena3_part0", True, 30)
-    assert algebra.used([algebra.expression(top) + 1]) == [symbol]
-    assert algebra.used([names[0]]) == []
+    assert algebra.used_definitions([algebra.expression(top) + 1]) == [symbol]
+    assert algebra.used_definitions([names[0]]) == []
 
 
 class Half(sympy.Function):  # type: ignore[misc]
@@ -235,12 +237,12 @@ class Half(sympy.Function):  # type: ignore[misc]
     ],
 )
 def test_a_program_computes_what_sympy_does(expression: sympy.Expr, value: int) -> None:
-    assert Program([expression])({S: 7, T: 3}) == [value]
+    assert ExpressionEvaluator([expression])({S: 7, T: 3}) == [value]
 
 
 def test_a_program_evaluates_definitions_first() -> None:
     a, b = sympy.symbols("a b", integer=True)
-    program = Program([a + b], [(a, 2 * S), (b, a * T)])
+    program = ExpressionEvaluator([a + b], [(a, 2 * S), (b, a * T)])
     assert set(program.symbols) == {S, T}
     assert program({S: 7, T: 3}) == [14 + 42]
 
@@ -252,7 +254,7 @@ def test_a_program_says_where_there_is_no_integer(
     expression: sympy.Expr, values: dict[sympy.Symbol, int]
 ) -> None:
     with pytest.raises(ValueError, match="no integer value"):
-        Program([expression])(values)
+        ExpressionEvaluator([expression])(values)
 
 
 def test_the_order_is_chosen_by_the_worst_sample() -> None:
@@ -260,7 +262,7 @@ def test_the_order_is_chosen_by_the_worst_sample() -> None:
     generator = random.Random(5)
     lifetimes = [(i, i + generator.choice([2, 3, 5])) for i in range(24)]
     columns = [[64] * 24, [generator.choice([64, 128, 640, 6400]) for _ in range(24)]]
-    choice = choose(lifetimes, columns, [64] * 24)
+    choice = choose_stacking(lifetimes, columns, [64] * 24)
     assert choice.worst_ratio == 1.0
     assert choice.lower_bounds == tuple(
         problem.lower_bound(
@@ -283,14 +285,14 @@ def test_a_search_over_all_samples_at_once_beats_the_best_of_each(
     generator = random.Random(2)
     lifetimes = [(i, i + generator.choice([2, 3, 5, 20])) for i in range(40)]
     columns = [[generator.choice([1, 3, 17, 100]) * 64 for _ in range(40)] for _ in range(4)]
-    found = choose(lifetimes, columns, [64] * 40)
-    monkeypatch.setattr(symbolic, "_FIT_WORK", 0)
-    without = choose(lifetimes, columns, [64] * 40)
+    found = choose_stacking(lifetimes, columns, [64] * 40)
+    monkeypatch.setattr(stacking, "_MAX_FIT_WORK", 0)
+    without = choose_stacking(lifetimes, columns, [64] * 40)
     assert found.worst_ratio < without.worst_ratio
 
 
 def test_buffers_that_are_empty_at_the_hint_have_a_place() -> None:
-    choice = choose([(0, 2)] * 3, [[0, 0, 0], [64, 128, 64]], [64] * 3)
+    choice = choose_stacking([(0, 2)] * 3, [[0, 0, 0], [64, 128, 64]], [64] * 3)
     assert choice.stacking.unordered([(0, 2)] * 3) is None
     assert choice.peaks == (0, 256)
 
@@ -306,7 +308,7 @@ def test_a_replanner_plans_each_tuple_of_sizes_once(
     first = replanner((64, 1000))
     assert first == (1088, (1024, 0, 1024))
     assert replanner((640, 64))[0] == 704
-    monkeypatch.setattr(symbolic.solver, "solve", None)
+    monkeypatch.setattr(solver, "solve", None)
     assert replanner((64, 1000)) is first
 
 
@@ -322,16 +324,16 @@ def test_a_replanner_needs_no_more_than_a_known_order(monkeypatch: pytest.Monkey
         bound = problem.lower_bound(intervals)
         return problem.Placement(tuple(offsets[:-1]), offsets[-1], bound, "stacked", 0)
 
-    monkeypatch.setattr(symbolic.solver, "solve", one_above_the_other)
+    monkeypatch.setattr(solver, "solve", one_above_the_other)
     fields = {"starts": (0, 1, 2), "ends": (2, 3, 4), "alignments": (64,) * 3, "which": (0, 1, 0)}
     assert Replanner(**fields)((64, 128)) == (256, (0, 64, 192))
     assert Replanner(**fields, order=(1, 0, 2))((64, 128)) == (192, (128, 0, 128))
 
 
 def test_a_replanner_forgets_the_oldest(replanner: Replanner) -> None:
-    for size in range(symbolic._REMEMBERED + 10):
+    for size in range(runtime_replanner._MAX_CACHED + 10):
         replanner((size, 0))
-    assert replanner.plan.cache_info().currsize == symbolic._REMEMBERED  # type: ignore[attr-defined]
+    assert replanner.plan.cache_info().currsize == runtime_replanner._MAX_CACHED  # type: ignore[attr-defined]
 
 
 def test_a_replanner_refuses_a_negative_size(replanner: Replanner) -> None:
