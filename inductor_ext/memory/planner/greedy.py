@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from inductor_ext.memory.planner.interval import Interval
+from inductor_ext.memory.planner.interval import Interval, live_bytes
 
 __all__ = ["Part", "best_fit", "first_fit", "in_time_order", "skyline"]
 
@@ -59,15 +59,7 @@ class Part:
         self.start = [section[interval.start] for interval in intervals]
         self.end = [bisect.bisect_left(starts, interval.end) for interval in intervals]
         self.span = [interval.end - interval.start for interval in intervals]
-        changes = [0] * (self.sections + 1)
-        for first, end, size in zip(self.start, self.end, self.size, strict=True):
-            changes[first] += size
-            changes[end] -= size
-        self.load = [0] * self.sections
-        load = 0
-        for index in range(self.sections):
-            load += changes[index]
-            self.load[index] = load
+        self.load = live_bytes(zip(self.start, self.end, self.size, strict=True), self.sections)
         self.bound = max(self.load)
         self._snapshots: list[list[int]] = []
         self.pairs = self._sweep()

@@ -15,12 +15,13 @@ Invalid intervals and invalid plans raise errors of `inductor_ext.exc`.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from inductor_ext import exc
 
-__all__ = ["Interval", "Placement", "lower_bound", "round_up", "verify"]
+__all__ = ["Interval", "Placement", "live_bytes", "lower_bound", "round_up", "verify"]
 
 
 def round_up(size: int, alignment: int) -> int:
@@ -90,19 +91,28 @@ class Placement:
         return self.peak / self.lower_bound if self.lower_bound else 1.0
 
 
+def live_bytes(spans: Iterable[tuple[int, int, int]], steps: int) -> list[int]:
+    """Return the number of bytes that are live at each step.
+
+    Args:
+        spans: (start, end, bytes) of each storage; start is 0 or more, and end at most `steps`. A
+            storage with an empty live range is never live.
+        steps: number of steps of the schedule.
+    """
+    change = [0] * (steps + 1)
+    for start, end, size in spans:
+        if start < end:
+            change[start] += size
+            change[end] -= size
+    return list(accumulate(change[:-1]))
+
+
 def lower_bound(intervals: Sequence[Interval]) -> int:
     """Return the maximum number of bytes that are live at the same time."""
-    changes: dict[int, int] = {}
-    for interval in intervals:
-        size = interval.rounded_size
-        if size and interval.start < interval.end:
-            changes[interval.start] = changes.get(interval.start, 0) + size
-            changes[interval.end] = changes.get(interval.end, 0) - size
-    load = highest = 0
-    for time in sorted(changes):
-        load += changes[time]
-        highest = max(highest, load)
-    return highest
+    times = sorted({time for interval in intervals for time in (interval.start, interval.end)})
+    section = {time: index for index, time in enumerate(times)}
+    spans = ((section[i.start], section[i.end], i.rounded_size) for i in intervals)
+    return max(live_bytes(spans, len(times)), default=0)
 
 
 def _label(intervals: Sequence[Interval], index: int) -> str:

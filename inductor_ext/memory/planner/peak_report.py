@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
-from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
+from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
+from inductor_ext.memory.planner.interval import live_bytes
 
 __all__ = [
     "PeakRow",
@@ -73,34 +73,19 @@ def _parts(record: MemoryPlanRecord) -> tuple[PlannedStorage | PlannedArena, ...
     return record.storages + record.arenas
 
 
-def _profile(spans: Iterable[tuple[int, int, int]], length: int) -> list[int]:
-    """Return the bytes at each step for spans (bytes, start, end)."""
-    change = [0] * (length + 1)
-    for size, start, end in spans:
-        if start < end:
-            change[start] += size
-            change[end] -= size
-    return list(accumulate(change[:-1]))
-
-
 def alive(record: MemoryPlanRecord, device: str) -> list[int]:
     """Return the bytes of the storages that are live on `device` at each step."""
-    return _profile(
-        ((s.bytes, s.start, s.end) for s in record.storages if s.device == device), steps(record)
-    )
+    storages = (storage for storage in record.storages if storage.device == device)
+    return live_bytes(((s.start, s.end, s.bytes) for s in storages), steps(record))
 
 
 def held(record: MemoryPlanRecord, device: str) -> list[int]:
     """Return the bytes allocated on `device` at each step: arenas, and storages outside of them."""
-    spans = [
-        (arena.bytes, arena.start, arena.end) for arena in record.arenas if arena.device == device
-    ]
-    spans += [
-        (storage.bytes, storage.start, storage.end)
-        for storage in record.storages
-        if storage.device == device and storage.arena is None
-    ]
-    return _profile(spans, steps(record))
+    parts = [part for part in _parts(record) if part.device == device]
+    spans = (
+        (part.start, part.end, part.bytes) for part in parts if getattr(part, "arena", None) is None
+    )
+    return live_bytes(spans, steps(record))
 
 
 def peak_step(record: MemoryPlanRecord, device: str) -> int:

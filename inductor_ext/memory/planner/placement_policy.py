@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from inductor_ext.memory.planner import arenas as _arenas
+from inductor_ext.memory.planner.interval import live_bytes
 
 __all__ = ["Decision", "Storage", "count_calls", "decide", "load"]
 
@@ -74,16 +75,9 @@ class Decision:
 
 def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) -> list[int]:
     """Return the live bytes on `device` at each of the `steps`, at a sample of the sizes."""
-    change = [0] * (steps + 1)
-    for storage in storages:
-        if storage.device == device and storage.start < storage.end:
-            change[max(storage.start, 0)] += storage.at(sample)
-            change[min(storage.end, steps)] -= storage.at(sample)
-    alive, profile = 0, []
-    for step in range(steps):
-        alive += change[step]
-        profile.append(alive)
-    return profile
+    own = (storage for storage in storages if storage.device == device)
+    spans = ((max(s.start, 0), min(s.end, steps), s.at(sample)) for s in own)
+    return live_bytes(spans, steps)
 
 
 def count_calls(storages: Iterable[Storage]) -> int:
