@@ -36,6 +36,7 @@ from torch.utils._sympy.functions import Max
 from inductor_ext import events, exc
 from inductor_ext.memory import extern_memory, known_ir, plan_record, planner_input
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy, symbolic
+from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.wrapper_reader import inlined_graphs, read_wrapper, record_peaks
 from inductor_ext.memory.wrapper_writer import write_plan
 from inductor_ext.settings import Settings, parse_bytes
@@ -223,7 +224,7 @@ class _Planner:
                 debug=self.settings.memory_debug,
                 replan=self.settings.memory_replan,
             )
-            strategy = "arenas" if decision.arenas else "reuse" if decision.taken_over else "plain"
+            strategy = "arenas" if decision.arenas else "reuse" if decision.reused_from else "plain"
             rows = tuple(map(plan_record.arena_row, variables, decision.arenas))
         else:
             self.wrapper.lines = self.stock_plan
@@ -280,18 +281,18 @@ class _Planner:
             self.memory.steps,
             plan=self._place,
             sizes=self._sizes,
-            held=self.other,
-            rigid=self.unbounded_steps,
+            other_memory=self.other,
+            unbounded_steps=self.unbounded_steps,
             place=place,
             force=self.force,
-            smallest=_MIN_ARENA_BYTES,
+            min_size=_MIN_ARENA_BYTES,
         )
 
-    def _sizes(self, arena: arenas.Arena) -> list[int]:
+    def _sizes(self, arena: Arena) -> list[int]:
         program = symbolic.ExpressionEvaluator([arena.size], arena.definitions)
         return [program(sample)[0] for sample in self.samples]
 
-    def _place(self, requests: Sequence[arenas.Request]) -> tuple[arenas.Arena, ...]:
+    def _place(self, requests: Sequence[Request]) -> tuple[Arena, ...]:
         return arenas.plan_arenas(
             requests,
             hint=extern_memory.size_hint,

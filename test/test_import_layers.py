@@ -74,6 +74,7 @@ PURE = (
     "hooks.registry",
     "hooks.torch_source",
     "memory.arena_runtime",
+    "memory.planner.arena_plan",
     "memory.planner.arenas",
     "memory.planner.csv_io",
     "memory.planner.greedy",

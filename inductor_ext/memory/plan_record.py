@@ -13,7 +13,8 @@ from inductor_ext import events
 from inductor_ext.memory import reorder_kernels
 from inductor_ext.memory.arena_lines import ArenaVariable
 from inductor_ext.memory.extern_memory import size_hint
-from inductor_ext.memory.planner import arenas, placement_policy
+from inductor_ext.memory.planner import placement_policy
+from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.wrapper_reader import WrapperMemory
 
 __all__ = ["arena_row", "graph_kind", "make_record", "storage_rows", "unplanned_record"]
@@ -52,7 +53,7 @@ def storage_rows(
             for placed in arena.members:
                 offset = sympy.sympify(placed.offset).xreplace(defined)
                 place[int(placed.request.name)] = (number, size_hint(offset))
-        until = {old: memory.storages[new].start for new, old in decision.taken_over.items()}
+        until = {old: memory.storages[new].start for new, old in decision.reused_from.items()}
     rows = []
     for index, storage in enumerate([*memory.storages, *(memory.inputs if inputs else ())]):
         arena_number, offset = place.get(index, (None, None))
@@ -129,7 +130,7 @@ def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> even
     )
 
 
-def arena_row(variable: ArenaVariable, arena: arenas.Arena) -> events.PlannedArena:
+def arena_row(variable: ArenaVariable, arena: Arena) -> events.PlannedArena:
     """Return an arena for the record."""
     return events.PlannedArena(
         name=variable.name,

@@ -18,7 +18,8 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv
 
 from inductor_ext.memory.extern_memory import size_hint
-from inductor_ext.memory.planner import arenas, placement_policy, symbolic
+from inductor_ext.memory.planner import placement_policy, symbolic
+from inductor_ext.memory.planner.arena_plan import Request
 from inductor_ext.memory.planner.interval import round_up
 from inductor_ext.memory.wrapper_reader import ALIGNMENT, Storage, WrapperMemory
 
@@ -101,7 +102,7 @@ def to_live_ranges(
     reuse: bool = False,
     known: Mapping[Any, int] = MappingProxyType({}),
     samples: Sequence[Mapping[Any, int]] = (),
-) -> list[placement_policy.Storage]:
+) -> list[placement_policy.LiveRange]:
     """Convert the storages for the pure planner, index by index."""
     ranges = []
     program = symbolic.ExpressionEvaluator([storage.bytes for storage in memory.storages])
@@ -112,7 +113,7 @@ def to_live_ranges(
         request = group = None
         if place and storage.placeable and (pool != "intermediates" or not storage.is_output):
             symbols = [known[symbol] for symbol in unbacked_symbols(storage.bytes)]
-            request = arenas.Request(
+            request = Request(
                 name=str(index),
                 start=storage.start,
                 end=storage.end,
@@ -124,24 +125,28 @@ def to_live_ranges(
             # A workspace has no stream in the scheduler, but it has a context.
             stream = _stream(V.graph.scheduler, name)
             group = (storage.scope, stream, storage.context, apart)
-        wants = leaves = None
+        reuse_key_in = reuse_key_out = None
         if reuse and storage.kind not in ("extern", "input") and not _is_comm(storage.node):
-            wants = (storage.scope, storage.context, stock_lines.buffer_reuse_key(storage.node))
+            reuse_key_in = (
+                storage.scope,
+                storage.context,
+                stock_lines.buffer_reuse_key(storage.node),
+            )
         if reuse and storage.is_reusable:
             key = stock_lines.buffer_reuse_key(storage.freed_by.node)
-            leaves = (storage.scope, storage.context, key)
+            reuse_key_out = (storage.scope, storage.context, key)
         ranges.append(
-            placement_policy.Storage(
+            placement_policy.LiveRange(
                 size=storage.hint,
                 start=storage.start,
                 end=storage.end,
                 device=str(device),
-                counted=storage.is_allocated_by_code,
+                is_allocated_by_code=storage.is_allocated_by_code,
                 request=request,
                 group=group,
-                leaves=leaves,
-                wants=wants,
-                more=tuple(
+                reuse_key_out=reuse_key_out,
+                reuse_key_in=reuse_key_in,
+                sample_sizes=tuple(
                     round_up(max(column[index], 0), ALIGNMENT.get(device.type, 1))
                     for column in columns
                 ),
@@ -159,28 +164,30 @@ def list_other_memory(memory: WrapperMemory, *, backward: bool) -> dict[str, lis
     for a backward only, is that they are live until the code drops them.
     """
     inner = [
-        placement_policy.Storage(size=size, start=start, end=end, device=device)
+        placement_policy.LiveRange(size=size, start=start, end=end, device=device)
         for start, end, peaks in memory.calls
         for device, size in peaks.items()
     ]
     inner += [
-        placement_policy.Storage(size=size, start=step, end=step + 1, device=device)
+        placement_policy.LiveRange(size=size, start=step, end=step + 1, device=device)
         for step, device, size in memory.scratch
     ]
     dropped = [
-        placement_policy.Storage(size=item.hint, start=0, end=item.end, device=str(item.device))
+        placement_policy.LiveRange(size=item.hint, start=0, end=item.end, device=str(item.device))
         for item in memory.inputs
     ]
     other = {}
     for device in {str(item.device) for item in (*memory.storages, *memory.inputs)}:
-        other[device] = [placement_policy.load(inner, memory.steps, device)]
+        other[device] = [placement_policy.device_live_bytes(inner, memory.steps, device)]
         if backward:
-            other[device].append(placement_policy.load([*inner, *dropped], memory.steps, device))
+            other[device].append(
+                placement_policy.device_live_bytes([*inner, *dropped], memory.steps, device)
+            )
     return other
 
 
 def max_live_bytes(
-    storages: Sequence[placement_policy.Storage],
+    storages: Sequence[placement_policy.LiveRange],
     other: dict[str, list[list[int]]],
     steps: int,
     assumption: int,
@@ -188,7 +195,7 @@ def max_live_bytes(
     """Return the peak by device, including the memory of one assumption of `list_other_memory`."""
     peaks = {}
     for device, profiles in other.items():
-        own = placement_policy.load(storages, steps, device)
+        own = placement_policy.device_live_bytes(storages, steps, device)
         total = (a + b for a, b in zip(own, profiles[assumption], strict=True))
         peaks[device] = max(total, default=0)
     return peaks

@@ -25,6 +25,7 @@ from inductor_ext.memory.arena_lines import (
     MemberPlace,
 )
 from inductor_ext.memory.planner import arenas, placement_policy
+from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory, root_wrapper
 
 __all__ = ["write_plan"]
@@ -84,7 +85,7 @@ class _Writer:
         self.variables = [self._variable(index) for index in range(len(decision.arenas))]
         for variable, arena in zip(self.variables, decision.arenas, strict=True):
             self._write_arena(variable, arena)
-        for later, earlier in decision.taken_over.items():
+        for later, earlier in decision.reused_from.items():
             self._write_reuse(self.storages[earlier], self.storages[later])
 
     def _copy_lines(self, originals: Sequence[Any]) -> list[Any]:
@@ -119,7 +120,7 @@ class _Writer:
             lines.pop()
         return lines
 
-    def members(self, arena: arenas.Arena) -> list[tuple[Storage, MemberPlace]]:
+    def members(self, arena: Arena) -> list[tuple[Storage, MemberPlace]]:
         """Return the storages of an arena and their offsets, first allocated first."""
         pairs = [
             (self.storages[int(member.request.name)], MemberPlace(index, member.offset))
@@ -135,10 +136,10 @@ class _Writer:
         name = _arena_name(self.wrapper)
         replan = None
         if self.replan and arena.worst_ratio > _MIN_REPLAN_RATIO and not V.graph.cpp_wrapper:
-            replan = arenas.replanner(arena)
+            replan = arenas.make_replanner(arena)
         return ArenaVariable(name, device, arena.size, tuple(ranked), arena.definitions, replan)
 
-    def _write_arena(self, variable: ArenaVariable, arena: arenas.Arena) -> None:
+    def _write_arena(self, variable: ArenaVariable, arena: Arena) -> None:
         members = self.members(arena)
         latest: dict[tuple[Any, torch.dtype], Storage] = {}
         for number, (storage, place) in enumerate(members):

@@ -60,10 +60,11 @@ class TestFailures:
     ) -> None:
         """Members that lie on top of each other."""
         from inductor_ext.memory.planner import arenas
+        from inductor_ext.memory.planner.arena_plan import Arena
 
         plan = arenas.plan_arenas
 
-        def wrong(*arguments: Any, **more: Any) -> tuple[arenas.Arena, ...]:
+        def wrong(*arguments: Any, **more: Any) -> tuple[Arena, ...]:
             return tuple(
                 dataclasses.replace(
                     arena,

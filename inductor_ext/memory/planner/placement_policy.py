@@ -20,14 +20,14 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
-from inductor_ext.memory.planner import arenas as _arenas
+from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.planner.interval import live_bytes
 
-__all__ = ["Decision", "Storage", "count_calls", "decide", "load"]
+__all__ = ["Decision", "LiveRange", "count_calls", "decide", "device_live_bytes"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Storage:
+class LiveRange:
     """Memory that one or more buffers use, one after the other.
 
     It is live in [start, end).
@@ -38,34 +38,34 @@ class Storage:
     end: int
     device: str
     """Identifies one memory. Peaks of different devices are never offset against each other."""
-    counted: bool = True
+    is_allocated_by_code: bool = True
     """Whether the generated code allocates it, as opposed to a kernel or a caller."""
-    request: _arenas.Request | None = None
+    request: Request | None = None
     """The arena request; None if it cannot be placed in an arena."""
     group: Hashable = None
     """Only storages of the same group can share an arena."""
-    leaves: Hashable = None
+    reuse_key_out: Hashable = None
     """Reuse key that it offers to a later storage when it ends; None: it cannot be reused."""
-    wants: Hashable = None
+    reuse_key_in: Hashable = None
     """Reuse key that it accepts from an earlier storage; None: it cannot reuse memory."""
-    more: tuple[int, ...] = ()
+    sample_sizes: tuple[int, ...] = ()
     """Sizes at the further samples."""
 
-    def at(self, sample: int) -> int:
+    def size_at(self, sample: int) -> int:
         """Return the size at a sample; sample 0 is the size hint."""
-        return self.more[sample - 1] if sample else self.size
+        return self.sample_sizes[sample - 1] if sample else self.size
 
 
-Plan = Callable[[Sequence[_arenas.Request]], tuple[_arenas.Arena, ...]]
+Plan = Callable[[Sequence[Request]], tuple[Arena, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """The result of `decide`."""
 
-    arenas: tuple[_arenas.Arena, ...]
+    arenas: tuple[Arena, ...]
     """The requests of their members are those of the storages."""
-    taken_over: Mapping[int, int]
+    reused_from: Mapping[int, int]
     """Index of a storage -> index of the storage whose memory it reuses."""
     peaks: tuple[dict[str, int], ...]
     """Peak bytes by device, under each assumption about external live memory."""
@@ -73,27 +73,29 @@ class Decision:
     """Allocator calls of the generated code."""
 
 
-def load(storages: Iterable[Storage], steps: int, device: str, sample: int = 0) -> list[int]:
+def device_live_bytes(
+    storages: Iterable[LiveRange], steps: int, device: str, sample: int = 0
+) -> list[int]:
     """Return the live bytes on `device` at each of the `steps`, at a sample of the sizes."""
     own = (storage for storage in storages if storage.device == device)
-    spans = ((max(s.start, 0), min(s.end, steps), s.at(sample)) for s in own)
+    spans = ((max(s.start, 0), min(s.end, steps), s.size_at(sample)) for s in own)
     return live_bytes(spans, steps)
 
 
-def count_calls(storages: Iterable[Storage]) -> int:
+def count_calls(storages: Iterable[LiveRange]) -> int:
     """Return the number of allocator calls if each storage is allocated on its own."""
-    return sum(storage.counted for storage in storages)
+    return sum(storage.is_allocated_by_code for storage in storages)
 
 
-def _limit(profile: Sequence[int], rigid: Collection[int]) -> list[int]:
+def _limits(profile: Sequence[int], unbounded_steps: Collection[int]) -> list[int]:
     limit = [max(profile, default=0)] * len(profile)
-    for step in rigid:
+    for step in unbounded_steps:
         limit[step] = profile[step]
     return limit
 
 
 @dataclasses.dataclass
-class _Room:
+class _Headroom:
     """Live bytes and their limit, under one assumption about the callers and at one sample."""
 
     sample: int
@@ -101,7 +103,7 @@ class _Room:
     limit: list[int]
     """Limit in bytes at each step."""
 
-    def scarcest(self, start: int, own: Sequence[int]) -> tuple[int, int]:
+    def largest_fit(self, start: int, own: Sequence[int]) -> tuple[int, int]:
         """Return the largest constant allocation that can replace `own`, and the limiting step.
 
         `own[i]` are the bytes at step start + i; the allocation spans the same steps. The second
@@ -112,22 +114,29 @@ class _Room:
             for step, mine in enumerate(own, start)
         )
 
+    def fits(self, gap: slice, storage: LiveRange) -> bool:
+        """Whether a storage may stay live throughout a gap as well."""
+        size = storage.size_at(self.sample)
+        profile, limit = self.profile[gap], self.limit[gap]
+        return all(load + size <= most for load, most in zip(profile, limit, strict=True))
+
     def replace(self, start: int, size: int, own: Sequence[int]) -> None:
+        """Count an allocation of constant size instead of `own`."""
         for step, mine in enumerate(own, start):
             self.profile[step] += size - mine
 
 
 def decide(
-    storages: Sequence[Storage],
+    storages: Sequence[LiveRange],
     steps: int,
     *,
     plan: Plan,
-    sizes: Callable[[_arenas.Arena], Sequence[int]] = lambda arena: (),
-    held: Mapping[str, Sequence[Sequence[int]]] | None = None,
-    rigid: Collection[int] = (),
+    sizes: Callable[[Arena], Sequence[int]] = lambda arena: (),
+    other_memory: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    unbounded_steps: Collection[int] = (),
     place: bool = True,
     force: bool = False,
-    smallest: int = 0,
+    min_size: int = 0,
 ) -> Decision:
     """Choose arenas and memory reuse that keep the schedule's lower bound.
 
@@ -137,62 +146,74 @@ def decide(
         plan: places requests of one group in arenas (`arenas.plan_arenas` with its arguments
             bound).
         sizes: returns an arena's bytes at the further samples.
-        held: by device, further memory that callers may keep live, as one profile of bytes per step
-            for each assumption. The lower bound of every assumption is kept. None: nothing.
-        rigid: steps with unbounded workspace, at which kernels may need an unknown amount of
-            memory. No storage stays live there beyond its use, so the kernels have as much headroom
-            as without a plan.
+        other_memory: by device, further memory that callers may keep live, as one profile of bytes
+            per step for each assumption. The lower bound of every assumption is kept.
+        unbounded_steps: steps at which kernels may need an unknown amount of workspace. No storage
+            stays live there beyond its use, so the kernels have as much headroom as without a plan.
         place: False for no arenas.
         force: place every storage that can be placed, regardless of the peak.
-        smallest: storages with fewer bytes are not placed, unless `force` is set.
+        min_size: storages with fewer bytes are not placed, unless `force` is set.
     """
-    held = held or {}
-    devices = dict.fromkeys([*(storage.device for storage in storages), *held])
-    samples = 1 + max((len(storage.more) for storage in storages), default=0)
-    rooms: dict[str, list[_Room]] = {device: [] for device in devices}
-    for device, sample in itertools.product(devices, range(samples)):
-        base = load(storages, steps, device, sample)
-        for more in held.get(device) or [[0] * steps]:
-            profile = [a + b for a, b in zip(base, more, strict=True)]
-            rooms[device].append(_Room(sample, profile, _limit(profile, rigid)))
-
-    placed: list[_arenas.Arena] = []
+    headrooms = _make_headrooms(storages, steps, other_memory or {}, unbounded_steps)
+    arenas: list[Arena] = []
     members: set[int] = set()
     if place:
         groups: dict[tuple[str, Hashable], list[int]] = {}
         for index, storage in enumerate(storages):
-            if storage.request is not None and (force or storage.size >= smallest):
+            if storage.request is not None and (force or storage.size >= min_size):
                 groups.setdefault((storage.device, storage.group), []).append(index)
         for (device, _), indices in groups.items():
-            for arena, inside in _fit(storages, indices, rooms[device], plan, sizes, force):
+            for arena, inside in _find_arenas(
+                storages, indices, headrooms[device], plan, sizes, force
+            ):
                 at = (arena.peak_hint, *sizes(arena))
-                for room in rooms[device]:
-                    own = _own(storages, inside, arena, room.sample)
-                    room.replace(arena.start, at[room.sample], own)
-                placed.append(arena)
+                for headroom in headrooms[device]:
+                    own = _member_bytes(storages, inside, arena, headroom.sample)
+                    headroom.replace(arena.start, at[headroom.sample], own)
+                arenas.append(arena)
                 members.update(inside)
 
-    taken_over = _take_over(storages, members, rooms)
-    calls = len(placed) + sum(
-        storage.counted and index not in members and index not in taken_over
+    reused_from = _assign_reuse(storages, members, headrooms)
+    calls = len(arenas) + sum(
+        storage.is_allocated_by_code and index not in members and index not in reused_from
         for index, storage in enumerate(storages)
     )
-    at_hint = {
-        device: [room for room in found if room.sample == 0] for device, found in rooms.items()
+    return Decision(tuple(arenas), reused_from, _peaks(headrooms), calls)
+
+
+def _make_headrooms(
+    storages: Sequence[LiveRange],
+    steps: int,
+    other_memory: Mapping[str, Sequence[Sequence[int]]],
+    unbounded_steps: Collection[int],
+) -> dict[str, list[_Headroom]]:
+    """Return, by device, the headroom under each assumption and at each sample."""
+    devices = dict.fromkeys([*(storage.device for storage in storages), *other_memory])
+    samples = 1 + max((len(storage.sample_sizes) for storage in storages), default=0)
+    headrooms: dict[str, list[_Headroom]] = {device: [] for device in devices}
+    for device, sample in itertools.product(devices, range(samples)):
+        base = device_live_bytes(storages, steps, device, sample)
+        for other in other_memory.get(device) or [[0] * steps]:
+            profile = [a + b for a, b in zip(base, other, strict=True)]
+            headrooms[device].append(_Headroom(sample, profile, _limits(profile, unbounded_steps)))
+    return headrooms
+
+
+def _peaks(headrooms: Mapping[str, Sequence[_Headroom]]) -> tuple[dict[str, int], ...]:
+    """Return the peak at the hint by device, under each assumption."""
+    peaks = {
+        device: [max(headroom.profile, default=0) for headroom in on_device if headroom.sample == 0]
+        for device, on_device in headrooms.items()
     }
-    peaks = tuple(
+    return tuple(
         # A device with fewer profiles has the same profile under the further assumptions.
-        {
-            device: max(found[min(number, len(found) - 1)].profile, default=0)
-            for device, found in at_hint.items()
-        }
-        for number in range(max(map(len, at_hint.values()), default=1))
+        {device: own[min(number, len(own) - 1)] for device, own in peaks.items()}
+        for number in range(max(map(len, peaks.values()), default=1))
     )
-    return Decision(tuple(placed), taken_over, peaks, calls)
 
 
-def _own(
-    storages: Sequence[Storage], inside: Iterable[int], arena: _arenas.Arena, sample: int
+def _member_bytes(
+    storages: Sequence[LiveRange], inside: Iterable[int], arena: Arena, sample: int
 ) -> list[int]:
     """Return the live bytes of the arena's members at each step of its life, if not in an arena."""
     shifted = [
@@ -201,149 +222,142 @@ def _own(
         )
         for i in inside
     ]
-    return load(shifted, arena.end - arena.start, shifted[0].device, sample)
+    return device_live_bytes(shifted, arena.end - arena.start, shifted[0].device, sample)
 
 
-def _fit(
-    storages: Sequence[Storage],
+def _find_arenas(
+    storages: Sequence[LiveRange],
     indices: list[int],
-    rooms: Sequence[_Room],
+    headrooms: Sequence[_Headroom],
     plan: Plan,
-    sizes: Callable[[_arenas.Arena], Sequence[int]],
+    sizes: Callable[[Arena], Sequence[int]],
     force: bool,
-) -> Iterator[tuple[_arenas.Arena, list[int]]]:
+) -> Iterator[tuple[Arena, list[int]]]:
     """Yield arenas of one group's storages, each with its members, that all keep the limit.
 
-    The caller must update `rooms` with each arena before it requests the next one.
+    The caller must update `headrooms` with each arena before it requests the next one.
     """
     pending = [indices]
     attempts = 0
     while pending:
         part = pending.pop()
-        if not part or (len(part) < 2 and not force) or attempts == _ATTEMPTS:
+        if not part or (len(part) < 2 and not force) or attempts == _MAX_ATTEMPTS:
             continue
         attempts += 1
         requests = {request.name: index for index in part if (request := storages[index].request)}
-        found = plan([request for index in part if (request := storages[index].request)])
-        for arena in found:
+        for arena in plan([request for index in part if (request := storages[index].request)]):
             inside = [requests[member.request.name] for member in arena.members]
             if force:
                 yield arena, inside
             elif len(inside) > 1:
                 at = (arena.peak_hint, *sizes(arena))
-                own = [_own(storages, inside, arena, sample) for sample in range(len(at))]
+                own = [_member_bytes(storages, inside, arena, sample) for sample in range(len(at))]
                 # Divide the storages at the worst violation.
                 allowed, step, sample = max(
                     (
-                        (left, step, room.sample)
-                        for room in rooms
-                        for left, step in [room.scarcest(arena.start, own[room.sample])]
+                        (left, step, headroom.sample)
+                        for headroom in headrooms
+                        for left, step in [headroom.largest_fit(arena.start, own[headroom.sample])]
                     ),
-                    key=lambda found: (at[found[2]] - found[0]) / (at[found[2]] or 1),
+                    key=lambda limit: (at[limit[2]] - limit[0]) / (at[limit[2]] or 1),
                 )
                 if at[sample] <= allowed:
                     yield arena, inside
                 else:
-                    pending += _split(storages, inside, own[sample], sample, step, allowed)
+                    pending += _divide(storages, inside, own[sample], sample, step, allowed)
 
 
-_ATTEMPTS = 64
+_MAX_ATTEMPTS = 64
 """Maximum number of sets of storages of one group to try. The rest is not placed in arenas."""
 
 
-def _split(
-    storages: Sequence[Storage],
+def _divide(
+    storages: Sequence[LiveRange],
     inside: list[int],
     own: Sequence[int],
     sample: int,
-    at: int,
+    step: int,
     allowed: int,
 ) -> list[list[int]]:
     """Return smaller sets to try, the first one last, after one arena for all exceeds the limit.
 
-    An arena for all may have `allowed` bytes, limited by the headroom at step `at`. If `allowed` is
-    at least half of the load, storages are evicted that do not fit and that are preferably not live
-    at `at`. They get their own arena, which can end earlier and then leaves headroom at `at`.
-    Otherwise time is split at `at`, and the storages that are live there are not placed.
+    An arena for all may have `allowed` bytes, limited by the headroom at `step`. If `allowed` is at
+    least half of the load, storages are evicted that do not fit and that are preferably not live at
+    `step`. They get their own arena, which can end earlier and then leaves headroom at `step`.
+    Otherwise time is split at `step`, and the storages that are live there are not placed.
     """
     if 2 * allowed >= max(own):
-        kept, apart = _evict(storages, inside, sample, at, allowed)
-        if apart and kept:
-            return [apart, kept]
-    before = [index for index in inside if storages[index].end <= at]
-    after = [index for index in inside if storages[index].start > at]
+        rest, evicted = _evict(storages, inside, sample, step, allowed)
+        if evicted and rest:
+            return [evicted, rest]
+    before = [index for index in inside if storages[index].end <= step]
+    after = [index for index in inside if storages[index].start > step]
     return [after, before]
 
 
 def _evict(
-    storages: Sequence[Storage], inside: list[int], sample: int, at: int, allowed: int
+    storages: Sequence[LiveRange], inside: list[int], sample: int, step: int, allowed: int
 ) -> tuple[list[int], list[int]]:
     """Evict storages until the others need at most `allowed` bytes at every step.
 
-    Storages that are live at step `at` are evicted last.
+    Storages that are live at `step` are evicted last.
     """
     alive: dict[int, None] = {}
     used = 0
-    apart: dict[int, None] = {}
+    evicted: dict[int, None] = {}
     ends: list[tuple[int, int]] = []
 
     def preference(index: int) -> tuple[bool, bool, int, int, int]:
-        storage, size, over = storages[index], storages[index].at(sample), used - allowed
-        stays = storage.start <= at < storage.end
+        storage, size, over = storages[index], storages[index].size_at(sample), used - allowed
+        stays = storage.start <= step < storage.end
         return stays, size < over, abs(size - over), -storage.end, index
 
     for index in sorted(inside, key=lambda index: (storages[index].start, index)):
         storage = storages[index]
         while ends and ends[0][0] <= storage.start:
-            gone = heapq.heappop(ends)[1]
-            if gone in alive:
-                del alive[gone]
-                used -= storages[gone].at(sample)
+            ended = heapq.heappop(ends)[1]
+            if ended in alive:
+                del alive[ended]
+                used -= storages[ended].size_at(sample)
         alive[index] = None
-        used += storage.at(sample)
+        used += storage.size_at(sample)
         heapq.heappush(ends, (storage.end, index))
         while used > allowed and alive:
             chosen = min(alive, key=preference)
             del alive[chosen]
-            used -= storages[chosen].at(sample)
-            apart[chosen] = None
-    return [index for index in inside if index not in apart], list(apart)
+            used -= storages[chosen].size_at(sample)
+            evicted[chosen] = None
+    return [index for index in inside if index not in evicted], list(evicted)
 
 
-def _take_over(
-    storages: Sequence[Storage],
+def _assign_reuse(
+    storages: Sequence[LiveRange],
     members: set[int],
-    rooms: Mapping[str, Sequence[_Room]],
+    headrooms: Mapping[str, Sequence[_Headroom]],
 ) -> dict[int, int]:
     """Let storages outside of arenas reuse the memory of earlier ones where the limit is kept."""
     free: dict[Hashable, list[int]] = {}
-    taken: dict[int, int] = {}
+    reused_from: dict[int, int] = {}
     outside = [index for index in range(len(storages)) if index not in members]
-    wanting = [index for index in outside if storages[index].wants is not None]
-    leaving = [index for index in outside if storages[index].leaves is not None]
-    starts = sorted(wanting, key=lambda index: (storages[index].start, index))
-    ends = sorted(leaving, key=lambda index: (storages[index].end, index))
+    takers = [index for index in outside if storages[index].reuse_key_in is not None]
+    givers = [index for index in outside if storages[index].reuse_key_out is not None]
+    takers.sort(key=lambda index: (storages[index].start, index))
+    givers.sort(key=lambda index: (storages[index].end, index))
     ended = 0
-    for index in starts:
+    for index in takers:
         storage = storages[index]
-        while ended < len(ends) and storages[ends[ended]].end <= storage.start:
-            gone = ends[ended]
-            free.setdefault(storages[gone].leaves, []).append(gone)
+        while ended < len(givers) and storages[givers[ended]].end <= storage.start:
+            giver = givers[ended]
+            free.setdefault(storages[giver].reuse_key_out, []).append(giver)
             ended += 1
-        waiting = free.get(storage.wants)
-        if not waiting:
+        candidates = free.get(storage.reuse_key_in)
+        if not candidates:
             continue
-        earlier = storages[waiting[-1]]
-        gap = slice(earlier.end, storage.start)
-        device_rooms = rooms[storage.device]
-        if any(
-            held + storage.at(room.sample) > limit
-            for room in device_rooms
-            for held, limit in zip(room.profile[gap], room.limit[gap], strict=True)
-        ):
-            # Storages that ended earlier have a longer gap, which includes this one.
-            continue
-        for room in device_rooms:
-            room.profile[gap] = [held + storage.at(room.sample) for held in room.profile[gap]]
-        taken[index] = waiting.pop()
-    return taken
+        gap = slice(storages[candidates[-1]].end, storage.start)
+        if all(headroom.fits(gap, storage) for headroom in headrooms[storage.device]):
+            for headroom in headrooms[storage.device]:
+                size = storage.size_at(headroom.sample)
+                headroom.profile[gap] = [load + size for load in headroom.profile[gap]]
+            reused_from[index] = candidates.pop()
+        # Otherwise storages that ended earlier do not fit either: their gaps include this one.
+    return reused_from

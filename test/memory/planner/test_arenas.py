@@ -17,14 +17,8 @@ from hypothesis import strategies as st
 from inductor_ext import exc
 from inductor_ext.memory.planner import arenas as module
 from inductor_ext.memory.planner import interval, solver
-from inductor_ext.memory.planner.arenas import (
-    Arena,
-    Member,
-    Request,
-    plan_arenas,
-    replanner,
-    verify_arenas,
-)
+from inductor_ext.memory.planner.arena_plan import Arena, Member, Request, verify_arenas
+from inductor_ext.memory.planner.arenas import make_replanner, plan_arenas
 from inductor_ext.memory.planner.symbolic import ExpressionEvaluator
 from test import hash_seeds
 from test.planner_examples import examples
@@ -364,7 +358,8 @@ def test_planning_twice_gives_the_same(requests: list[Request]) -> None:
 def test_a_plan_does_not_depend_on_the_hash_seed() -> None:
     code = """
 import sympy
-from inductor_ext.memory.planner.arenas import Request, plan_arenas
+from inductor_ext.memory.planner.arena_plan import Request
+from inductor_ext.memory.planner.arenas import plan_arenas
 names = sympy.symbols("s t u", integer=True, positive=True)
 sizes = [4 * names[i % 3] * (37 * i * i % 501 + 1) for i in range(30)]
 requests = [Request(f"b{i}", i, i + 2 + 7 * (i % 3 == 0), size) for i, size in enumerate(sizes)]
@@ -435,7 +430,7 @@ def test_every_plan_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
         arena = make(*arguments, **fields)  # type: ignore[arg-type]
         return broken(arena, 0, offset=arena.members[1].offset)
 
-    make = module._arena
+    make = module._make_arena
     monkeypatch.setattr(module, "_arena", upside_down)
     with pytest.raises(exc.PlanError):
         plan_arenas(chain([64, 128]), hint=hint)
@@ -443,7 +438,7 @@ def test_every_plan_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_arena_can_be_planned_again_for_other_sizes() -> None:
     (arena,) = plan_arenas(attention(1), hint=hint)
-    plan, sizes = replanner(arena)
+    plan, sizes = make_replanner(arena)
     values = {B: 3, T: 1000}
     size, offsets = plan(tuple(ExpressionEvaluator(sizes)(values)))
     again, _, member_sizes = numbers(arena, values)

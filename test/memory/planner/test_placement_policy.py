@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from inductor_ext.memory.planner import arenas
+from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.planner.placement_policy import (
     Decision,
-    Storage,
+    LiveRange,
     count_calls,
     decide,
-    load,
+    device_live_bytes,
 )
 from test.support import planner_examples
 
@@ -36,35 +37,35 @@ examples = functools.partial(planner_examples.examples, suppress=tuple(HealthChe
 class Case:
     """Arguments of `decide`."""
 
-    storages: tuple[Storage, ...]
+    storages: tuple[LiveRange, ...]
     steps: int
-    held: dict[str, list[list[int]]] | None
-    rigid: frozenset[int]
+    other_memory: dict[str, list[list[int]]] | None
+    unbounded_steps: frozenset[int]
     place: bool
-    smallest: int
+    min_size: int
 
     def decide(self, *, force: bool = False, place: bool | None = None) -> Decision:
         return decide(
             self.storages,
             self.steps,
             plan=plan,
-            held=self.held,
-            rigid=self.rigid,
+            other_memory=self.other_memory,
+            unbounded_steps=self.unbounded_steps,
             place=self.place if place is None else place,
             force=force,
-            smallest=self.smallest,
+            min_size=self.min_size,
         )
 
     @property
     def devices(self) -> list[str]:
-        return sorted({storage.device for storage in self.storages} | set(self.held or ()))
+        return sorted({storage.device for storage in self.storages} | set(self.other_memory or ()))
 
     def profiles(self, device: str) -> list[list[int]]:
         """What is held besides, under each assumption."""
-        return (self.held or {}).get(device) or [[0] * self.steps]
+        return (self.other_memory or {}).get(device) or [[0] * self.steps]
 
 
-def plan(requests: Sequence[arenas.Request]) -> tuple[arenas.Arena, ...]:
+def plan(requests: Sequence[Request]) -> tuple[Arena, ...]:
     return arenas.plan_arenas(requests, hint=int)
 
 
@@ -81,19 +82,19 @@ def cases(draw: st.DrawFn, *, most: int = 14) -> Case:
         device = draw(st.sampled_from(devices))
         name = str(index)
         placeable = draw(st.integers(0, 3)) > 0
-        request = arenas.Request(name, start, end, size, GRANULE) if placeable else None
+        request = Request(name, start, end, size, GRANULE) if placeable else None
         key = (device, size) if draw(st.integers(0, 4)) else None
         storages.append(
-            Storage(
+            LiveRange(
                 size=size,
                 start=start,
                 end=end,
                 device=device,
-                counted=placeable or draw(st.booleans()),
+                is_allocated_by_code=placeable or draw(st.booleans()),
                 request=request,
                 group=draw(st.integers(0, 1)) if request else None,
-                wants=key,
-                leaves=key if draw(st.integers(0, 3)) else None,
+                reuse_key_in=key,
+                reuse_key_out=key if draw(st.integers(0, 3)) else None,
             )
         )
     held = None
@@ -125,9 +126,9 @@ def spans(case: Case, decision: Decision) -> list[tuple[str, int, int, int]]:
     for arena in decision.arenas:
         first = case.storages[int(arena.members[0].request.name)]
         found.append((first.device, int(arena.size), arena.start, arena.end))
-    later = {earlier: index for index, earlier in decision.taken_over.items()}
+    later = {earlier: index for index, earlier in decision.reused_from.items()}
     for index, storage in enumerate(case.storages):
-        if index in members or index in decision.taken_over:
+        if index in members or index in decision.reused_from:
             continue
         last = index
         while last in later:
@@ -169,13 +170,13 @@ def check_structure(case: Case, decision: Decision) -> None:
                 )
     assert len(placed) == len(set(placed)), "in one arena at most"
 
-    assert len(set(decision.taken_over.values())) == len(decision.taken_over), "handed on once"
-    for index, earlier in decision.taken_over.items():
+    assert len(set(decision.reused_from.values())) == len(decision.reused_from), "handed on once"
+    for index, earlier in decision.reused_from.items():
         assert index not in placed
         assert earlier not in placed
         old, new = case.storages[earlier], case.storages[index]
-        assert new.wants is not None
-        assert new.wants == old.leaves
+        assert new.reuse_key_in is not None
+        assert new.reuse_key_in == old.reuse_key_out
         assert old.end <= new.start
 
     allocations = spans(case, decision)
@@ -185,14 +186,16 @@ def check_structure(case: Case, decision: Decision) -> None:
         assert sorted(peaks) == case.devices
         for device in case.devices:
             profiles = case.profiles(device)
-            more = profiles[min(number, len(profiles) - 1)]
+            other = profiles[min(number, len(profiles) - 1)]
             total = [
                 own + besides
-                for own, besides in zip(alive(case, allocations, device), more, strict=True)
+                for own, besides in zip(alive(case, allocations, device), other, strict=True)
             ]
             assert peaks[device] == max(total)
-    asked = set(range(len(case.storages))) - set(placed) - set(decision.taken_over)
-    assert decision.calls == len(decision.arenas) + sum(case.storages[i].counted for i in asked)
+    asked = set(range(len(case.storages))) - set(placed) - set(decision.reused_from)
+    assert decision.calls == len(decision.arenas) + sum(
+        case.storages[i].is_allocated_by_code for i in asked
+    )
 
 
 def check_limits(case: Case, decision: Decision) -> None:
@@ -201,10 +204,10 @@ def check_limits(case: Case, decision: Decision) -> None:
     for device in case.devices:
         needed = alive(case, plain(case), device)
         used = alive(case, allocations, device)
-        for more in case.profiles(device):
-            bound = max(a + b for a, b in zip(needed, more, strict=True))
+        for other in case.profiles(device):
+            bound = max(a + b for a, b in zip(needed, other, strict=True))
             for step in range(case.steps):
-                assert used[step] + more[step] <= bound
+                assert used[step] + other[step] <= bound
                 if step in case.rigid:
                     assert used[step] <= needed[step]
 
@@ -251,15 +254,17 @@ class TestRandomSchedules:
     @given(cases())
     def test_random_loads(self, case: Case) -> None:
         for device in case.devices:
-            assert load(case.storages, case.steps, device) == alive(case, plain(case), device)
+            assert device_live_bytes(case.storages, case.steps, device) == alive(
+                case, plain(case), device
+            )
 
 
-def storage(size: int, start: int, end: int, **more: Any) -> Storage:
-    return Storage(size, start, end, "cpu", **more)
+def storage(size: int, start: int, end: int, **fields: Any) -> LiveRange:
+    return LiveRange(size, start, end, "cpu", **fields)
 
 
-def reusable(size: int, start: int, end: int) -> Storage:
-    return storage(size, start, end, wants=size, leaves=size)
+def reusable(size: int, start: int, end: int) -> LiveRange:
+    return storage(size, start, end, reuse_key_in=size, reuse_key_out=size)
 
 
 class TestRoom:
@@ -274,32 +279,32 @@ class TestRoom:
             storage(128, 5, 6),
         ]
         decision = decide(storages, 6, plan=plan)
-        assert decision.taken_over == taken
+        assert decision.reused_from == taken
         assert decision.peaks == ({"cpu": 128},)
         assert decision.calls == 4 - len(taken)
 
     def test_a_rigid_step_is_not_crossed(self) -> None:
         storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(640, 5, 6)]
-        assert decide(storages, 6, plan=plan).taken_over == {1: 0}
-        assert decide(storages, 6, plan=plan, rigid={2}).taken_over == {}
-        assert decide(storages, 6, plan=plan, rigid={1, 3, 4, 5}).taken_over == {1: 0}
+        assert decide(storages, 6, plan=plan).reused_from == {1: 0}
+        assert decide(storages, 6, plan=plan, unbounded_steps={2}).reused_from == {}
+        assert decide(storages, 6, plan=plan, unbounded_steps={1, 3, 4, 5}).reused_from == {1: 0}
 
     def test_every_assumption_counts(self) -> None:
         storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(128, 5, 6)]
         low, high = [0] * 6, [0, 0, 100, 0, 0, 0]
-        assert decide(storages, 6, plan=plan, held={"cpu": [low]}).taken_over == {1: 0}
-        both = decide(storages, 6, plan=plan, held={"cpu": [low, high]})
-        assert both.taken_over == {}
+        assert decide(storages, 6, plan=plan, other_memory={"cpu": [low]}).reused_from == {1: 0}
+        both = decide(storages, 6, plan=plan, other_memory={"cpu": [low, high]})
+        assert both.reused_from == {}
         assert both.peaks == ({"cpu": 128}, {"cpu": 128})
 
     def test_devices_have_rooms_of_their_own(self) -> None:
         elsewhere = dataclasses.replace(storage(10_000, 2, 3), device="cuda:0")
         storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(64, 2, 3), elsewhere]
-        assert decide(storages, 6, plan=plan).taken_over == {}
+        assert decide(storages, 6, plan=plan).reused_from == {}
         decision = decide([*storages, storage(128, 5, 6)], 6, plan=plan)
-        assert decision.taken_over == {1: 0}
+        assert decision.reused_from == {1: 0}
         assert decision.peaks == ({"cpu": 128, "cuda:0": 10_000},)
 
     def test_no_storage_at_all(self) -> None:
         assert decide([], 4, plan=plan) == Decision((), {}, ({},), 0)
-        assert decide([], 4, plan=plan, held={"cpu": [[1, 5, 2, 0]]}).peaks == ({"cpu": 5},)
+        assert decide([], 4, plan=plan, other_memory={"cpu": [[1, 5, 2, 0]]}).peaks == ({"cpu": 5},)
