@@ -208,7 +208,7 @@ def check_limits(case: Case, decision: Decision) -> None:
             bound = max(a + b for a, b in zip(needed, other, strict=True))
             for step in range(case.steps):
                 assert used[step] + other[step] <= bound
-                if step in case.rigid:
+                if step in case.unbounded_steps:
                     assert used[step] <= needed[step]
 
 
