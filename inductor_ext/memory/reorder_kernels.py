@@ -265,15 +265,17 @@ class _Converted:
                 buffers[number] = dataclasses.replace(buffers[number], size=0)
         for name, sources in in_place.items():
             made = buffers[numbers[name]]
-            takes_over = tuple(
+            in_place_candidates = tuple(
                 numbers[source]
                 for source in sources
                 if source in numbers
                 and made.producer in buffers[numbers[source]].consumers
                 and made.size == buffers[numbers[source]].size > 0
-                and not buffers[numbers[source]].kept
+                and not buffers[numbers[source]].is_output
             )
-            buffers[numbers[name]] = dataclasses.replace(made, takes_over=takes_over)
+            buffers[numbers[name]] = dataclasses.replace(
+                made, in_place_candidates=in_place_candidates
+            )
         buffers += self._incoming_gradients()
         return dataclasses.replace(
             self.as_stock,
@@ -318,7 +320,7 @@ class _Converted:
                     size = V.graph.get_dep_size_hint(read)
                     sizes[read.name] = max(size, sizes.get(read.name, 0))
         return [
-            Buffer(sizes[name], None, tuple(steps), kept=name in self._outputs)
+            Buffer(sizes[name], None, tuple(steps), is_output=name in self._outputs)
             for name, steps in readers.items()
         ]
 
@@ -347,16 +349,16 @@ class _Converted:
             buffers[whole] = dataclasses.replace(buffers[whole], size=max(rest, 0))
         for number, whole in whole_of.items():
             readers = set(buffers[number].consumers)
-            kept = buffers[number].kept
+            is_output = buffers[number].is_output
             seen = {number}
             while whole not in seen:
                 seen.add(whole)
                 readers |= set(self.as_stock.buffers[whole].consumers)
-                kept |= self.as_stock.buffers[whole].kept
+                is_output |= self.as_stock.buffers[whole].is_output
                 whole = whole_of.get(whole, whole)
             readers -= {buffers[number].producer}
             buffers[number] = dataclasses.replace(
-                buffers[number], consumers=tuple(sorted(readers)), kept=kept
+                buffers[number], consumers=tuple(sorted(readers)), is_output=is_output
             )
         return buffers
 
@@ -385,7 +387,7 @@ class _Converted:
                     size=info.size_free,
                     producer=producer,
                     consumers=tuple(sorted(readers)),
-                    kept=name in self._outputs,
+                    is_output=name in self._outputs,
                 )
             )
         edges = [

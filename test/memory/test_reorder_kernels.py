@@ -51,14 +51,14 @@ def random_problem(rng: random.Random, steps: int, *, batches: bool = False) -> 
         reach = min(steps - 1, step + rng.choice([3, 8, steps]))
         count = min(reach - step, rng.choice([0, 1, 1, 1, 2, 2, 3]))
         readers = rng.sample(range(step + 1, reach + 1), count)
-        sources = [i for i, b in enumerate(buffers) if step in b.consumers and not b.kept]
-        takes_over: tuple[int, ...] = ()
+        sources = [i for i, b in enumerate(buffers) if step in b.consumers and not b.is_output]
+        in_place_candidates: tuple[int, ...] = ()
         size = rng.randint(0, 20)
         if sources and rng.random() < 0.4:
             size = buffers[rng.choice(sources)].size
-            takes_over = tuple(i for i in sources if buffers[i].size == size)
-        kept = rng.random() < (0.05 if readers else 0.7)
-        buffers.append(Buffer(size, step, tuple(sorted(readers)), kept, takes_over))
+            in_place_candidates = tuple(i for i in sources if buffers[i].size == size)
+        is_output = rng.random() < (0.05 if readers else 0.7)
+        buffers.append(Buffer(size, step, tuple(sorted(readers)), is_output, in_place_candidates))
     edges = tuple(
         (early, late)
         for late in range(steps)
@@ -77,10 +77,10 @@ def simulate(problem: OrderProblem, order: Sequence[int]) -> list[int]:
         users = [place[step] for step in buffer.consumers]
         if buffer.producer is not None:
             users.append(place[buffer.producer])
-        death[index] = len(order) if buffer.kept else max(users)
+        death[index] = len(order) if buffer.is_output else max(users)
     inherited: dict[int, int] = {}
     for index, buffer in enumerate(problem.buffers):
-        for source in buffer.takes_over:
+        for source in buffer.in_place_candidates:
             if buffer.producer is None or death[source] != place[buffer.producer]:
                 continue
             if source not in inherited.values():
@@ -178,7 +178,7 @@ def ladder(rungs: int) -> OrderProblem:
     Making all large ones first, as the given order does, needs `rungs` of them at once.
     """
     large = [Buffer(100, step, (rungs + step,)) for step in range(rungs)]
-    small = [Buffer(1, rungs + step, (), kept=True) for step in range(rungs)]
+    small = [Buffer(1, rungs + step, (), is_output=True) for step in range(rungs)]
     return OrderProblem(2 * rungs, (*large, *small))
 
 
@@ -323,8 +323,8 @@ def generated(
             with inductor_ext.activate(memory_arenas="never", **overrides):
                 compiled = torch.compile(function, backend=backend)
                 result, codes = run_and_get_code(compiled, *inputs)
-        kept: list[Any] = []
-        peak = measure.peak_allocated(lambda: kept.append(compiled(*inputs)))
+        is_output: list[Any] = []
+        peak = measure.peak_allocated(lambda: is_output.append(compiled(*inputs)))
     return result, "\n".join(codes), peak
 
 

@@ -1,0 +1,121 @@
+"""List schedules: orders built step by step, from the inputs or from the outputs."""
+
+from __future__ import annotations
+
+import heapq
+
+from inductor_ext.memory.planner.kernel_order.problem import StepGraph
+
+__all__ = ["schedule_backwards", "schedule_forwards"]
+
+
+def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
+    """Schedule from the inputs, lowest change of the live bytes first.
+
+    Among steps that increase the live bytes, `depth_first` prefers the one that became ready last.
+    """
+    left = [len(buffer.consumers) for buffer in graph.buffers]
+    consumer_sum = [
+        sum(buffer.consumers) for buffer in graph.buffers
+    ]  # sum of the remaining consumers
+    change = [
+        graph.allocates[step]
+        - graph.scratch[step]
+        - sum(graph.sizes[buffer] for buffer in graph.uses[step] if left[buffer] == 1)
+        for step in range(graph.steps)
+    ]
+    waiting = [len(steps) for steps in graph.predecessors]
+    queue = _ReadyQueue(graph, change, depth_first)
+    for step in range(graph.steps):
+        if not waiting[step]:
+            queue.push(step)
+    order: list[int] = []
+    for step in queue:
+        order.append(step)
+        for buffer in graph.uses[step]:
+            left[buffer] -= 1
+            consumer_sum[buffer] -= step
+            if left[buffer] == 1:
+                other = consumer_sum[buffer]
+                change[other] -= graph.sizes[buffer]
+                if not waiting[other]:
+                    queue.push(other)
+        for other in graph.successors[step]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                queue.push(other)
+    return order
+
+
+def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
+    """Schedule from the outputs, in reverse: a step frees its outputs and makes its inputs live."""
+    alive = [buffer.is_output for buffer in graph.buffers]
+    change = [
+        sum(graph.sizes[buffer] for buffer in graph.uses[step])
+        - graph.allocates[step]
+        + graph.scratch[step]
+        for step in range(graph.steps)
+    ]
+    waiting = [len(steps) for steps in graph.successors]
+    queue = _ReadyQueue(graph, change, depth_first)
+    for step in reversed(range(graph.steps)):
+        if not waiting[step]:
+            queue.push(step)
+    order: list[int] = []
+    for step in queue:
+        order.append(step)
+        for buffer in graph.uses[step]:
+            if alive[buffer]:
+                continue
+            alive[buffer] = True
+            for other in graph.buffers[buffer].consumers:
+                change[other] -= graph.sizes[buffer]
+                if other != step and not waiting[other]:
+                    queue.push(other)
+        for other in graph.predecessors[step]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                queue.push(other)
+    order.reverse()
+    return order
+
+
+class _ReadyQueue:
+    """A queue of ready steps. A step may be pushed again when its change of the live bytes falls.
+
+    If there are batches, steps of the same kind as the last one are taken as long as there are any.
+    """
+
+    def __init__(self, graph: StepGraph, change: list[int], depth_first: bool) -> None:
+        self._batched = graph.batched
+        self._change = change
+        self._depth_first = depth_first
+        self._done = [False] * graph.steps
+        self._heaps: tuple[list[tuple[int, int, int, int]], ...] = ([], [])
+        self._kind = 0
+        self._pushed = 0
+
+    def push(self, step: int) -> None:
+        if self._done[step]:
+            return
+        change = self._change[step]
+        self._pushed += 1
+        if self._depth_first and change > 0:
+            key = (1, -self._pushed, change, step)
+        else:
+            key = (0 if self._depth_first else 1, change, self._pushed, step)
+        heapq.heappush(self._heaps[self._batched[step]], key)
+
+    def __iter__(self) -> _ReadyQueue:
+        return self
+
+    def __next__(self) -> int:
+        for kind in (self._kind, 1 - self._kind):
+            heap = self._heaps[kind]
+            while heap:
+                step = heapq.heappop(heap)[3]
+                if not self._done[step]:
+                    self._done[step] = True
+                    self._kind = kind
+                    return step
+        raise StopIteration

@@ -1,0 +1,70 @@
+"""A lower bound of the peak of all orders."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from inductor_ext.memory.planner.kernel_order.problem import StepGraph
+
+__all__ = ["find_lower_bound"]
+
+
+def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int:
+    """Return bytes that are live at the same time in every order.
+
+    While a step runs, its inputs and outputs are live, and so is every buffer that is produced
+    before it and used after it in every order. Only the steps with the most memory of their own are
+    examined, as many as `effort` allows.
+
+    Args:
+        graph: the problem.
+        order: a valid order of all steps.
+        effort: elementary operations.
+    """
+    steps = graph.steps
+    if not steps:
+        return 0
+    saved = [
+        sum(max(graph.sizes[buffer] for buffer in group) for group in graph.in_place[step])
+        for step in range(steps)
+    ]
+    own = [
+        graph.allocates[step]
+        + sum(graph.sizes[buffer] for buffer in graph.reads[step])
+        - saved[step]
+        for step in range(steps)
+    ]
+    bound = max(own)
+    sources = [step for step in range(steps) if not graph.predecessors[step]]
+    bound = max(bound, graph.input_bytes + min(graph.allocates[s] - saved[s] for s in sources))
+    bound = max(bound, sum(buffer.size for buffer in graph.buffers if buffer.is_output))
+
+    before = [0] * steps  # bits of the step and all steps that must precede it
+    for step in order:
+        bits = 1 << step
+        for earlier in graph.predecessors[step]:
+            bits |= before[earlier]
+        before[step] = bits
+    after = [0] * steps
+    for step in reversed(order):
+        bits = 1 << step
+        for later in graph.successors[step]:
+            bits |= after[later]
+        after[step] = bits
+    affordable = max(effort // (4 * (len(graph.buffers) + 1)), 1)
+    for step in heapq.nlargest(affordable, range(steps), key=lambda step: (own[step], -step)):
+        earlier, later = before[step], after[step]
+        load = -saved[step]
+        for buffer in graph.buffers:
+            if buffer.producer is not None and not earlier >> buffer.producer & 1:
+                continue
+            if buffer.producer == step or buffer.is_output:
+                load += buffer.size
+                continue
+            for consumer in buffer.consumers:
+                if later >> consumer & 1:
+                    load += buffer.size
+                    break
+        bound = max(bound, load)
+    return bound
