@@ -25,7 +25,7 @@ from torch._inductor.utils import run_and_get_code
 import inductor_ext
 from benchmarks.harness import measure
 from inductor_ext import events, exc
-from inductor_ext.memory import known_ir, reorder_kernels
+from inductor_ext.memory import known_ir, reorder_kernels, scheduler_graph
 from inductor_ext.memory.planner.kernel_order import (
     EFFORT,
     Buffer,
@@ -462,13 +462,13 @@ def test_stocks_estimate_is_counted_as_stock_does(
 ) -> None:
     """Kernels with several outputs, concatenations, changed inputs, unused outputs."""
     follows: list[bool] = []
-    stock = reorder_kernels._Converted.follows_stock
+    stock = scheduler_graph.SchedulerGraph.matches_estimate
 
-    def follows_stock(self: Any) -> bool:
+    def matches_estimate(self: Any) -> bool:
         follows.append(stock(self))
         return follows[-1]
 
-    monkeypatch.setattr(reorder_kernels._Converted, "follows_stock", follows_stock)
+    monkeypatch.setattr(scheduler_graph.SchedulerGraph, "matches_estimate", matches_estimate)
     # Only the schedule is looked at, so that no kernel needs to be compiled.
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_args: lambda *_tensors: None)
 
@@ -502,7 +502,7 @@ def test_pools_and_unknown_classes_keep_inductors_order(
     _, code, _ = generated(function, inputs)
     assert _calls(code) == _calls(upstream)
     pools, unknown = reorderings
-    assert (pools.moved, pools.why) == (False, "there are CUDA memory pools")
+    assert (pools.moved, pools.why) == (False, "the graph uses CUDA memory pools")
     assert not unknown.moved
     assert "torch._inductor.scheduler.ExternKernelSchedulerNode" in unknown.why
 
