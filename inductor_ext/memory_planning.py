@@ -37,6 +37,7 @@ from inductor_ext import events, exc
 from inductor_ext.memory import extern_memory, known_ir, plan_record, planner_input
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy, symbolic
 from inductor_ext.memory.planner.arena_plan import Arena, Request
+from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.memory.wrapper_reader import inlined_graphs, read_wrapper, record_peaks
 from inductor_ext.memory.wrapper_writer import write_plan
 from inductor_ext.settings import Settings, parse_bytes
@@ -138,7 +139,7 @@ def _is_forced(settings: Settings) -> bool:
     return bool(inductor_config.memory_planning) or settings.memory_arenas == "always"
 
 
-def _check_budget(record: events.MemoryPlanRecord, settings: Settings) -> None:
+def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
     budget = parse_bytes(settings.memory_budget or 0)
     for device in peak_report.devices(record):
         needed = max(peak_report.held(record, device), default=0)
@@ -195,7 +196,7 @@ class _Planner:
         # The assumption of `list_other_memory` that the record reports.
         self.assumption = -1 if self.is_backward else 0
 
-    def run(self, start: float) -> events.MemoryPlanRecord:
+    def run(self, start: float) -> MemoryPlanRecord:
         """Replace the wrapper's lines and return the record."""
         decision = self._decide()
         stock = planner_input.to_live_ranges(self.stock_memory)

@@ -1,4 +1,4 @@
-"""Builds the `events.MemoryPlanRecord` of a function."""
+"""Builds the `MemoryPlanRecord` of a function."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from inductor_ext.memory.arena_lines import ArenaVariable
 from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner import placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.memory.wrapper_reader import WrapperMemory
 
 __all__ = ["arena_row", "graph_kind", "make_record", "storage_rows", "unplanned_record"]
@@ -41,7 +42,7 @@ def _operator_names(node: Any) -> str:
 
 def storage_rows(
     memory: WrapperMemory, decision: placement_policy.Decision | None, inputs: bool
-) -> tuple[events.PlannedStorage, ...]:
+) -> tuple[PlannedStorage, ...]:
     """Return the storages for the record; a reused storage ends where its reuse starts."""
     place: dict[int, tuple[int, int]] = {}
     until: dict[int, int] = {}
@@ -58,7 +59,7 @@ def storage_rows(
     for index, storage in enumerate([*memory.storages, *(memory.inputs if inputs else ())]):
         arena_number, offset = place.get(index, (None, None))
         rows.append(
-            events.PlannedStorage(
+            PlannedStorage(
                 name=storage.node.get_name(),
                 bytes=storage.hint,
                 start=storage.start,
@@ -76,7 +77,7 @@ def storage_rows(
     for start, end, peaks, name in inner:
         for device, size in peaks.items():
             rows.append(
-                events.PlannedStorage(
+                PlannedStorage(
                     name=name,
                     bytes=size,
                     start=start,
@@ -93,7 +94,7 @@ def storage_rows(
 
 
 def graph_kind(is_inference: bool) -> str:
-    """Return the kind of the current graph, as in `events.MemoryPlanRecord`."""
+    """Return the kind of the current graph, as in `MemoryPlanRecord`."""
     if V.graph.aot_mode:
         return "aot"
     if V.graph.is_backward:
@@ -101,7 +102,7 @@ def graph_kind(is_inference: bool) -> str:
     return "inference" if is_inference else "forward"
 
 
-def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> events.MemoryPlanRecord:
+def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> MemoryPlanRecord:
     """Return the record of a wrapper's function.
 
     Args:
@@ -110,7 +111,7 @@ def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> events.
         start: `time.process_time()` when planning began.
         fields: the other fields of the record.
     """
-    return events.MemoryPlanRecord(
+    return MemoryPlanRecord(
         graph=wrapper.launcher_fn_name,
         kind=kind,
         cache_key=None,
@@ -120,7 +121,7 @@ def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> events.
     )
 
 
-def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> events.MemoryPlanRecord:
+def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> MemoryPlanRecord:
     """Return the record of a function that gets Inductor's plan without being read."""
     sizes = dict.fromkeys(
         ("peak_before", "peak", "lower_bound", "steps", "calls_before", "calls"), 0
@@ -130,9 +131,9 @@ def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> even
     )
 
 
-def arena_row(variable: ArenaVariable, arena: Arena) -> events.PlannedArena:
+def arena_row(variable: ArenaVariable, arena: Arena) -> PlannedArena:
     """Return an arena for the record."""
-    return events.PlannedArena(
+    return PlannedArena(
         name=variable.name,
         device=str(variable.device),
         bytes=arena.peak_hint,

@@ -54,7 +54,7 @@ class Storage:
     node: Any
     """The buffer that it was allocated for."""
     kind: str
-    """As in `events.PlannedStorage`."""
+    """As in `PlannedStorage`."""
     scope: int
     context: tuple[Any, ...]
     """The stream and the CUDA memory pool in whose contexts it is allocated."""

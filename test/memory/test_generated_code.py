@@ -27,17 +27,19 @@ from torch.testing import FileCheck
 import inductor_ext
 from inductor_ext import events, exc, memory_planning
 from inductor_ext.hooks import scope
+from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import arena_runtime, wrapper_writer
 from inductor_ext.memory.planner import arenas
 from inductor_ext.memory.planner.arena_plan import Arena
-from test import aot_util
-from test.compile_util import OUT_VARIANT
+from inductor_ext.memory.records import MemoryPlanRecord
+from test.support import aot_util
+from test.support.compile_util import OUT_VARIANT
 
 KIB = 1024
 
 
 @contextlib.contextmanager
-def planning(**patches: Any) -> Iterator[list[events.MemoryPlanRecord]]:
+def planning(**patches: Any) -> Iterator[list[MemoryPlanRecord]]:
     """Compile uncached, with settings of ours and of Inductor's by name; yield the plans made."""
     torch._dynamo.reset()
     own = {name: value for name, value in patches.items() if name.startswith("memory_")}
@@ -46,7 +48,7 @@ def planning(**patches: Any) -> Iterator[list[events.MemoryPlanRecord]]:
     with (
         inductor_ext.config.patch(own),
         inductor_config.patch({"fx_graph_cache": False, **theirs}),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         yield records
 
@@ -601,7 +603,7 @@ def test_a_plan_survives_the_cache(tmp_path: Path) -> None:
     with planning(memory_arenas="always", fx_graph_cache=True) as records:
         check(compiled(matmuls), matmuls, *inputs)
         torch._dynamo.reset()
-        with events.capture(events.CompileRecord) as compiles:
+        with events.capture(CompileRecord) as compiles:
             check(compiled(matmuls), matmuls, *inputs)
     assert len(records) <= 1
     assert [record.cache for record in compiles] == ["hit"]
@@ -615,7 +617,7 @@ HAS_POOLS = hasattr(stock_lines, "EnterCudaMemPoolContextLine")
 def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
     """Lowered for a GPU that is not there: what is allocated in a pool stays in it."""
     pytest.importorskip("triton")
-    from test import fake_cuda
+    from test.support import fake_cuda
 
     def pool(index: int) -> Any:
         return torch.fx.traceback.annotate({"mempool": index, "mempool_device": 0})
@@ -636,7 +638,7 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
     settings = inductor_ext.config.snapshot({"memory_arenas": arenas_})
     with (
         scope.compile_scope(settings),
-        events.capture(events.MemoryPlanRecord) as records,
+        events.capture(MemoryPlanRecord) as records,
     ):
         code = fake_cuda.lower(chain, square, square).code
     (record,) = records

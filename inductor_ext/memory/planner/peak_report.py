@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from inductor_ext.events import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.memory.planner.interval import live_bytes
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 
 __all__ = [
     "PeakRow",

@@ -1,6 +1,7 @@
 """Arenas: which requests share one, and that every plan is right for every size.
 
-`PLANNER_EXAMPLES=100000 python -m pytest test/test_planning_arenas.py -k any_size` is the long run.
+`PLANNER_EXAMPLES=100000 python -m pytest test/memory/planner/test_arenas.py -k any_size` is the
+long run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from inductor_ext.memory.planner import interval, solver
 from inductor_ext.memory.planner.arena_plan import Arena, Member, Request, verify_arenas
 from inductor_ext.memory.planner.arenas import make_replanner, plan_arenas
 from inductor_ext.memory.planner.symbolic import ExpressionEvaluator
-from test import hash_seeds
-from test.planner_examples import examples
+from test.support import hash_seeds
+from test.support.planner_examples import examples
 
 
 def symbols(names: str) -> tuple[sympy.Symbol, ...]:
