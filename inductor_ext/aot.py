@@ -93,7 +93,7 @@ def aoti_compile_and_package(
 
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
-    result = artifact_cache.compiled(programs, package_path, patches, settings, compile_)
+    result = artifact_cache.compile_or_copy(programs, package_path, patches, settings, compile_)
     if isinstance(result, str):
         record = PackageRecord(
             path=result,

@@ -286,7 +286,7 @@ class Compiler:
         parts = (what, _FORMAT, fixed, self.device_type, self.identity(purpose))
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         if self.settings.artifact_cache:
-            store = cache.store(self.settings)
+            store = cache.open_store(self.settings)
             with store.get(key) as folder:
                 if folder is not None:
                     yield folder

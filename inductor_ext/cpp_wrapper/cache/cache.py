@@ -26,14 +26,14 @@ from inductor_ext.storage import artifact_store
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["compiled", "store"]
+__all__ = ["compile_or_copy", "open_store"]
 
 Target = str | os.PathLike[str] | IO[bytes] | None
 
 _FILE = "model.pt2"
 
 
-def store(settings: Settings) -> artifact_store.Store:
+def open_store(settings: Settings) -> artifact_store.Store:
     """Return the store of packages. Does not create or access any file."""
     return artifact_store.Store(
         artifact_store.artifact_folder(settings.artifact_cache_dir),
@@ -42,7 +42,7 @@ def store(settings: Settings) -> artifact_store.Store:
     )
 
 
-def compiled(
+def compile_or_copy(
     programs: Mapping[str, ExportedProgram],
     target: Target,
     patches: Mapping[str, Any],
@@ -68,29 +68,29 @@ def compiled(
         record = ArtifactCacheRecord(state=state, key=key, why=why, seconds=seconds)
         events.emit(record, event_log=settings.event_log)
 
-    off = _switched_off(patches, settings)
-    if off is not None:
-        emit("off", why=off)
+    why = _find_obstacle(patches, settings)
+    if why is not None:
+        emit("off", why=why)
         return compile_(target)
-    key, why = _key(programs, target, patches, settings)
+    key, why = _compute_key(programs, target, patches, settings)
     if key is None:
         emit("bypass", why=why)
         return compile_(target)
-    kept = store(settings)
-    path = _own_path(key) if target is None else target
-    if _take(kept, key, path):
+    store = open_store(settings)
+    path = _choose_path(key) if target is None else target
+    if _copy_cached(store, key, path):
         emit("hit", key)
-        return _result(path)
-    with kept.lock(key):
+        return _to_result(path)
+    with store.lock(key):
         # Another process may have compiled it while this one waited for the lock.
-        if _take(kept, key, path):
+        if _copy_cached(store, key, path):
             emit("hit", key)
-            return _result(path)
+            return _to_result(path)
         emit("miss", key)
-        return _make(kept, key, path, compile_)
+        return _compile_and_store(store, key, path, compile_)
 
 
-def _switched_off(patches: Mapping[str, Any], settings: Settings) -> str | None:
+def _find_obstacle(patches: Mapping[str, Any], settings: Settings) -> str | None:
     """Return why the cache is disabled for this compile, or None."""
     import torch.compiler.config
     from torch._inductor import config as inductor_config
@@ -103,14 +103,14 @@ def _switched_off(patches: Mapping[str, Any], settings: Settings) -> str | None:
     if settings.aot_weights_file is not None:
         return "the weights stay outside the package"
     if settings.aot_debug_info:
-        return "debug information is wanted, which stays outside the package"
+        return "debug information stays outside the package"
     for name in ("trace.enabled", "aot_inductor.output_path", "aot_inductor.dump_aoti_minifier"):
         if patches.get(name, inductor_config.get_config_copy().get(name)):
-            return f"{name} makes files outside the package"
+            return f"{name} writes files outside the package"
     return None
 
 
-def _key(
+def _compute_key(
     programs: Mapping[str, ExportedProgram],
     target: Target,
     patches: Mapping[str, Any],
@@ -119,20 +119,20 @@ def _key(
     """Return (key, None) of a package, or (None, reason) if it has no key."""
     # The name of the file is also the name of the root folder in it.
     name = os.path.basename(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else None
-    found = []
+    digests = []
     for model, program in programs.items():
         try:
-            key = artifact_key.key(program, settings, patches, (model, name))
+            key = artifact_key.compute_key(program, settings, patches, (model, name))
         except Exception as error:
             # For example with an untested version of torch, whose compile may still work.
-            return None, f"the key cannot be made: {type(error).__name__}: {error}"
+            return None, f"the key cannot be computed: {type(error).__name__}: {error}"
         if key.digest is None:
             return None, key.why
-        found.append(key.digest)
-    return hashlib.sha256(repr(found).encode()).hexdigest(), None
+        digests.append(key.digest)
+    return hashlib.sha256(repr(digests).encode()).hexdigest(), None
 
 
-def _own_path(key: str) -> str | None:
+def _choose_path(key: str) -> str | None:
     """Return a path for a package without a target; None if its folder cannot be created."""
     folder = artifact_store.artifact_folder().parent / "packages" / key[:32]
     try:
@@ -142,12 +142,12 @@ def _own_path(key: str) -> str | None:
     return str(folder / _FILE)
 
 
-def _take(kept: artifact_store.Store, key: str, target: Target) -> bool:
+def _copy_cached(store: artifact_store.Store, key: str, target: Target) -> bool:
     if target is None:
         return False
     if isinstance(target, (str, os.PathLike)):
-        return kept.fetch(key, {_FILE: target})
-    with kept.get(key) as folder:
+        return store.fetch(key, {_FILE: target})
+    with store.get(key) as folder:
         if folder is None:
             return False
         with open(folder / _FILE, "rb") as file:
@@ -155,27 +155,27 @@ def _take(kept: artifact_store.Store, key: str, target: Target) -> bool:
         return True
 
 
-def _make(
-    kept: artifact_store.Store,
+def _compile_and_store(
+    store: artifact_store.Store,
     key: str,
     target: Target,
     compile_: Callable[[Target], str | IO[bytes]],
 ) -> str | IO[bytes]:
     if target is None or isinstance(target, (str, os.PathLike)):
-        made = compile_(target)
-        assert isinstance(made, str)
-        kept.put(key, {_FILE: made})
-        return made
+        path = compile_(target)
+        assert isinstance(path, str)
+        store.put(key, {_FILE: path})
+        return path
     # Compile to a temporary file, because the target buffer may not be readable.
     with tempfile.NamedTemporaryFile(suffix=".pt2") as file:
         compile_(file)
         file.flush()
-        kept.put(key, {_FILE: file.name})
+        store.put(key, {_FILE: file.name})
         file.seek(0)
         shutil.copyfileobj(file, target)
     return target
 
 
-def _result(target: Target) -> str | IO[bytes]:
+def _to_result(target: Target) -> str | IO[bytes]:
     assert target is not None
     return os.fspath(target) if isinstance(target, (str, os.PathLike)) else target

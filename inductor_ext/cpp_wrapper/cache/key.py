@@ -2,13 +2,11 @@
 
 It covers the exported program including the content of its weights, the settings, Inductor's
 options, torch, the compilers, the machine, and the state of the process. Two processes that export
-the same model get the same key. The key does not depend on addresses, object ids, hash seeds or the
-order of dictionaries.
+the same model get the same key (see `fingerprint`).
 
-The key fails closed. Every value is serialized by a rule for its type. A value without a rule, or
-one that cannot be identified (a pass without a uuid, a script object, a lowering from outside torch
-and the extension), means that there is no key, and the reason is returned; such a program is
-compiled each time.
+The key fails closed. A value that no rule can serialize or identify (a pass without a uuid, a
+script object, a lowering from outside torch and the extension) means that there is no key, and the
+reason is returned; such a program is compiled each time.
 
 Deliberately excluded: stack traces, which only affect comments in the generated code, and the
 values of example tensors, because a compile sees only their shapes. Imports no parts of Inductor
@@ -17,12 +15,9 @@ that torch.export does not import.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import enum
 import functools
 import hashlib
-import inspect
 import os
 import pathlib
 import platform
@@ -32,6 +27,15 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import _compat, numerics
+from inductor_ext.cpp_wrapper.cache.fingerprint import (
+    Serializer,
+    UnkeyableError,
+    describe_type,
+    is_known_code,
+    qualified_name,
+    serialize_tree_spec,
+    trusted_name,
+)
 from inductor_ext.hooks import lowering_table
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.settings import Settings
@@ -41,36 +45,7 @@ from inductor_ext.toolchain import components
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["Key", "ingredients", "key"]
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-
-_TRUSTED = ("torch", "operator", "_operator", "math", "builtins", "sympy")
-"""Top-level modules whose functions and classes are identified by name; the key contains their
-versions."""
-
-_NAMESPACES = frozenset(
-    {
-        "_c10d_functional",
-        "_quantized",
-        "aten",
-        "c10d",
-        "debugprims",
-        "fsdp",
-        "inductor",
-        "mkl",
-        "mkldnn",
-        "onednn",
-        "prim",
-        "prims",
-        "profiler",
-        "quantized",
-        "quantized_decomposed",
-        "rngprims",
-        "symm_mem",
-    }
-)
-"""Namespaces of torch's own operators."""
+__all__ = ["Key", "compute_key", "ingredients"]
 
 _IRRELEVANT_OPTIONS = frozenset(
     {
@@ -137,13 +112,9 @@ class Key:
     """Reason as a clause without a full stop; None if there is a key."""
 
 
-class _UnkeyableError(Exception):
-    """A dependency of the compiled model that cannot be identified; the text says which."""
-
-
-def key(
+def compute_key(
     program: ExportedProgram,
-    ours: Settings,
+    settings: Settings,
     patches: Mapping[str, Any],
     extra: Iterable[Any] = (),
 ) -> Key:
@@ -151,7 +122,7 @@ def key(
 
     Args:
         program: the exported program.
-        ours: settings of the extension for the compile.
+        settings: settings of the extension for the compile.
         patches: options of Inductor for the compile, applied on top of the current config.
         extra: plain values that the result also depends on. Default: none.
 
@@ -160,316 +131,47 @@ def key(
         interchangeable.
     """
     try:
-        found = ingredients(program, ours, patches, extra)
-    except _UnkeyableError as error:
+        parts = ingredients(program, settings, patches, extra)
+    except UnkeyableError as error:
         return Key(None, str(error))
-    return Key(hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest())
+    return Key(hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest())
 
 
 def ingredients(
     program: ExportedProgram,
-    ours: Settings,
+    settings: Settings,
     patches: Mapping[str, Any],
     extra: Iterable[Any] = (),
 ) -> dict[str, Any]:
-    """Return the input of the digest in `key`, by category, as nested tuples of plain values.
+    """Return what `compute_key` digests, by category, as nested tuples of plain values.
 
-    To find out why two keys differ, compare their ingredients. Arguments: see `key`.
+    To find out why two keys differ, compare their ingredients. Arguments: see `compute_key`.
 
     Raises:
-        _UnkeyableError: there is no key. An internal class; `key` converts it to a reason.
+        UnkeyableError: there is no key. `compute_key` converts it to a reason.
     """
-    writer = _Writer()
+    serializer = Serializer()
     return {
-        "program": _program(writer, program),
-        "weights": _weights(writer, program),
-        "symbols": [_symbols(env) for env in writer.shape_envs],
+        "program": _serialize_program(serializer, program),
+        "weights": _serialize_weights(serializer, program),
+        "symbols": [_serialize_symbols(env) for env in serializer.shape_envs],
         "settings": (
             artifact_store.source_key(),
-            ours.cache_key(),
+            settings.cache_key(),
             lowering_table.registry_key(own=False),
-            post_grad_pass.cache_key(ours, program.graph_module),
+            post_grad_pass.cache_key(settings, program.graph_module),
         ),
-        "options": _options(writer, patches),
+        "options": _serialize_options(serializer, patches),
         "foreign": _foreign_code(),
-        "state": _process_state(writer),
+        "state": _process_state(serializer),
         "environment": _environment(),
         "software": _software(),
-        "hardware": _hardware(writer.devices),
-        "extra": writer.write(tuple(extra)),
+        "hardware": _hardware(serializer.devices),
+        "extra": serializer.serialize(tuple(extra)),
     }
 
 
-# --- values -------------------------------------------------------------------------------------
-
-
-class _Writer:
-    """Serializer of values to nested tuples of plain values with a process-independent `repr`."""
-
-    def __init__(self) -> None:
-        self.shape_envs: list[Any] = []
-        self.devices: set[tuple[str, int | None]] = set()
-        self._storages: dict[int, tuple[int, str]] = {}
-        self._graphs: dict[int, int] = {}
-
-    def write(self, value: Any) -> Any:
-        """Serialize a value.
-
-        Raises:
-            _UnkeyableError: there is no rule for its type.
-        """
-        import sympy  # type: ignore[import-untyped]
-        import torch
-        from torch.utils import _pytree
-
-        if type(value) in _PLAIN:
-            return value
-        if isinstance(value, torch.Tensor):
-            return self.tensor(value)
-        if isinstance(value, torch.fx.Node):
-            return ("node", value.name)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            self._remember(value.node.shape_env)
-            return ("symbolic", str(value.node.expr))
-        if isinstance(value, sympy.Basic):
-            return ("sympy", type(value).__name__, str(value))
-        if isinstance(value, torch.device):
-            self.devices.add((value.type, value.index))
-            return ("torch", str(value))
-        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            return ("torch", str(value))
-        if isinstance(value, enum.Enum):
-            return ("enum", _name(type(value)), value.name)
-        if isinstance(value, _pytree.TreeSpec):
-            return ("treespec", _tree_spec(value))
-        if isinstance(value, torch._ops.OpOverload):
-            return self._operator(value)
-        if isinstance(value, torch._ops.OpOverloadPacket):
-            return (
-                "packet",
-                str(value),
-                *(self.write(getattr(value, n)) for n in value.overloads()),
-            )
-        if isinstance(value, torch._ops.HigherOrderOperator):
-            return ("higher order", _trusted(type(value)), value.name())
-        if isinstance(value, slice):
-            return ("slice", *map(self.write, (value.start, value.stop, value.step)))
-        if value is Ellipsis:
-            return ("...",)
-        if isinstance(value, range):
-            return ("range", value.start, value.stop, value.step)
-        if isinstance(value, Mapping):
-            # Sort first: storages and graphs are numbered in the order of serialization.
-            items = sorted(value.items(), key=lambda item: repr(self.write(item[0])))
-            return ("dict", *((self.write(name), self.write(item)) for name, item in items))
-        if isinstance(value, (set, frozenset)):
-            return ("set", *sorted(map(self.write, value), key=repr))
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return ("namedtuple", _trusted(type(value)), *map(self.write, value))
-        if isinstance(value, (list, tuple)):
-            # isinstance, because torch.fx uses its own list subclasses.
-            return ("list" if isinstance(value, list) else "tuple", *map(self.write, value))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [
-                (f.name, self.write(getattr(value, f.name))) for f in dataclasses.fields(value)
-            ]
-            return ("dataclass", _trusted(type(value)), *fields)
-        if isinstance(value, type) or inspect.isroutine(value):
-            return ("name", _trusted(value))
-        raise _UnkeyableError(f"{_describe(value)} cannot be told apart from others of its type")
-
-    def _remember(self, shape_env: Any) -> None:
-        if shape_env is not None and all(env is not shape_env for env in self.shape_envs):
-            self.shape_envs.append(shape_env)
-
-    def _operator(self, operator: Any) -> Any:
-        import torch
-
-        namespace = operator.namespace
-        if namespace in _NAMESPACES:
-            return ("operator", operator.name())
-        # A composite operator is compiled as the operators it calls, which are unknown here.
-        composite = torch._C.DispatchKey.CompositeImplicitAutograd
-        if operator.has_kernel_for_dispatch_key(composite):
-            raise _UnkeyableError(
-                f"the operator {operator.name()} is made of others in foreign code"
-            )
-        tags = sorted(tag.name for tag in operator.tags)
-        return ("operator", operator.name(), str(operator._schema), tags)
-
-    # --- tensors ---
-
-    def tensor(self, value: Any) -> Any:
-        """Serialize a tensor: a fake tensor by its metadata, a real tensor with its content."""
-        import torch
-        from torch._subclasses.fake_tensor import FakeTensor
-        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-        if is_traceable_wrapper_subclass(value):
-            names, context = value.__tensor_flatten__()
-            inner = [(name, self.write(getattr(value, name))) for name in names]
-            outer = [self.write(item) for item in (value.size(), value.stride())]
-            # The code of the class is compiled, too, so the class must be trusted.
-            return ("subclass", _trusted(type(value)), self.write(context), outer, inner)
-        self.devices.add((value.device.type, value.device.index))
-        if value.layout is not torch.strided or value.is_quantized:
-            raise _UnkeyableError(f"a tensor is {value.layout}{' quantized' * value.is_quantized}")
-        known = (
-            str(value.dtype),
-            str(value.device),
-            value.requires_grad,
-            value.is_conj(),
-            value.is_neg(),
-            isinstance(value, torch.nn.Parameter),
-            *(self.write(item) for item in (value.size(), value.stride(), value.storage_offset())),
-        )
-        if isinstance(value, FakeTensor):
-            self._remember(value.fake_mode.shape_env)
-            return ("fake", *known)
-        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise _UnkeyableError(f"a tensor is of the class {_name(type(value))}")
-        if value.device.type == "meta":
-            return ("meta", *known)
-        return ("tensor", *known, *self._storage(value.untyped_storage()))
-
-    def _storage(self, storage: Any) -> tuple[int, str]:
-        """Return (number, digest) of a storage. Tensors that share a storage share its number."""
-        import torch
-
-        identity = storage._cdata
-        if identity not in self._storages:
-            held = storage
-            if storage.device.type != "cpu":
-                held = torch.UntypedStorage(storage.nbytes()).copy_(storage)
-            content: Any = b""
-            if held.nbytes():
-                content = (ctypes.c_char * held.nbytes()).from_address(held.data_ptr())
-            self._storages[identity] = (len(self._storages), artifact_store.digest(content))
-        return self._storages[identity]
-
-    # --- graphs ---
-
-    def graph(self, module: Any) -> Any:
-        """Serialize a graph module: its nodes, and the subgraphs and tensors that they reference.
-
-        Raises:
-            _UnkeyableError: a node calls or reads something that cannot be identified.
-        """
-        import torch
-
-        if id(module) in self._graphs:
-            return ("graph again", self._graphs[id(module)])
-        self._graphs[id(module)] = len(self._graphs)
-        nodes = []
-        for node in module.graph.nodes:
-            if node.op in ("get_attr", "call_module"):
-                target = functools.reduce(getattr, node.target.split("."), module)
-                if isinstance(target, torch.fx.GraphModule):
-                    target = self.graph(target)
-                elif isinstance(target, torch.Tensor):
-                    target = self.tensor(target)
-                else:
-                    raise _UnkeyableError(f"the graph's {node.name} is {_describe(target)}")
-                what = (node.target, target)
-            elif node.op == "call_function":
-                what = (self.write(node.target), _decomposition(node.target))
-            else:
-                what = (node.target, None)
-            nodes.append((node.op, node.name, what, self._arguments(node), self._meta(node)))
-        return ("graph", *nodes)
-
-    def _arguments(self, node: Any) -> Any:
-        kernel = node.kwargs.get("kernel_idx") if node.op == "call_function" else None
-        if kernel is None:
-            return self.write((node.args, node.kwargs))
-        # A user-defined Triton kernel, referenced by indices into a process-local table.
-        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-        kwargs = dict(node.kwargs)
-        source = _triton_kernel(self, kernel_side_table.get_kernel(kwargs.pop("kernel_idx")))
-        constants = kernel_side_table.get_constant_args(kwargs.pop("constant_args_idx"))
-        return (source, self.write((node.args, kwargs, constants)))
-
-    def _meta(self, node: Any) -> Any:
-        known = {
-            name: self.write(node.meta[name])
-            for name in ("val", "custom", "eager_input_vals")
-            if name in node.meta
-        }
-        # Module paths and types enter the compiled output through reports.
-        stack = node.meta.get("nn_module_stack") or {}
-        modules = [
-            (path, kind if isinstance(kind, str) else _name(kind)) for path, kind in stack.values()
-        ]
-        unbacked = node.meta.get("unbacked_bindings") or {}
-        bindings = sorted((str(symbol), str(path)) for symbol, path in unbacked.items())
-        return (sorted(known.items()), modules, bindings)
-
-
-def _name(thing: Any) -> str:
-    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', thing)}"
-
-
-def _is_trusted(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "") or "").split(".")[0] in _TRUSTED
-
-
-def _trusted(thing: Any) -> str:
-    """Return the name of a class or function from a module in `_TRUSTED`.
-
-    Raises:
-        _UnkeyableError: it comes from another module, so its code may change under the same name.
-    """
-    module = getattr(thing, "__module__", None)
-    if module is None and isinstance(getattr(thing, "__self__", None), type(sys)):
-        return f"{thing.__self__.__name__}.{thing.__qualname__}"
-    if not _is_trusted(thing) or "<" in getattr(thing, "__qualname__", "<"):
-        raise _UnkeyableError(f"{_name(thing)} is code from outside torch, of unknown version")
-    return _name(thing)
-
-
-def _describe(value: Any) -> str:
-    return f"a value of type {_name(type(value))}"
-
-
-def _tree_spec(spec: Any) -> str:
-    from torch.utils import _pytree
-
-    try:
-        text: str = _pytree.treespec_dumps(spec)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise _UnkeyableError(f"a pytree's structure cannot be written: {error}") from None
-    return text
-
-
-def _triton_kernel(writer: _Writer, kernel: Any) -> Any:
-    """Serialize a user-defined Triton kernel by Triton's cache key, which covers its callees."""
-    configs: list[Any] = []
-    if hasattr(kernel, "configs"):
-        hooks = [getattr(kernel, name, None) for name in ("early_config_prune", "perf_model")]
-        hooks += [getattr(config, "pre_hook", None) for config in kernel.configs]
-        if any(hook is not None and not _of_package(hook, "triton") for hook in hooks):
-            raise _UnkeyableError("a Triton kernel's autotuning calls foreign code")
-        configs = [writer.write(config.all_kwargs()) for config in kernel.configs]
-        configs += [writer.write(getattr(kernel, "keys", None)), kernel.restore_value]
-        configs += [kernel.reset_to_zero]
-        kernel = kernel.fn
-    if not hasattr(kernel, "cache_key"):
-        raise _UnkeyableError(f"a Triton kernel is {_describe(kernel)}")
-    try:
-        return ("triton", kernel.cache_key, configs)
-    except Exception as error:
-        raise _UnkeyableError(f"a Triton kernel's source cannot be read: {error}") from None
-
-
-def _of_package(thing: Any, package: str) -> bool:
-    return str(getattr(thing, "__module__", "")).split(".")[0] == package
-
-
-# --- the program --------------------------------------------------------------------------------
-
-
-def _program(writer: _Writer, program: Any) -> Any:
+def _serialize_program(serializer: Serializer, program: Any) -> Any:
     # torch.export's guards are compiled into the input checks.
     guards = getattr(program, "_guards_code", None)
     ranges = {
@@ -485,44 +187,44 @@ def _program(writer: _Writer, program: Any) -> Any:
     examples, structure = _pytree.tree_flatten(program.example_inputs)
     shapes = []
     for example in examples:
-        written = writer.tensor(example) if isinstance(example, FakeTensor) else None
-        shapes.append(written or _example(writer, example))
+        shape = serializer.serialize_tensor(example) if isinstance(example, FakeTensor) else None
+        shapes.append(shape or _serialize_example(serializer, example))
     return (
-        writer.graph(program.graph_module),
-        writer.write(program.graph_signature),
-        writer.write((program.call_spec.in_spec, program.call_spec.out_spec, names)),
-        writer.write((guards, ranges)),
-        (shapes, _tree_spec(structure)),
-        [_trusted(verifier) for verifier in program.verifiers],
+        serializer.serialize_graph(program.graph_module),
+        serializer.serialize(program.graph_signature),
+        serializer.serialize((program.call_spec.in_spec, program.call_spec.out_spec, names)),
+        serializer.serialize((guards, ranges)),
+        (shapes, serialize_tree_spec(structure)),
+        [trusted_name(verifier) for verifier in program.verifiers],
     )
 
 
-def _example(writer: _Writer, value: Any) -> Any:
+def _serialize_example(serializer: Serializer, value: Any) -> Any:
     import torch
 
     if not isinstance(value, torch.Tensor):
-        return writer.write(value)
-    writer.devices.add((value.device.type, value.device.index))
+        return serializer.serialize(value)
+    serializer.devices.add((value.device.type, value.device.index))
     layout = (
         (value.size(), value.stride(), value.storage_offset())
         if value.layout is torch.strided
         else ()
     )
     return (
-        _name(type(value)),
+        qualified_name(type(value)),
         str(value.dtype),
         str(value.device),
         str(value.layout),
-        writer.write(layout),
+        serializer.serialize(layout),
     )
 
 
-def _weights(writer: _Writer, program: Any) -> Any:
+def _serialize_weights(serializer: Serializer, program: Any) -> Any:
     """Serialize parameters, buffers and constants: their content and which of them share memory."""
-    return writer.write((dict(program.state_dict), dict(program.constants)))
+    return serializer.serialize((dict(program.state_dict), dict(program.constants)))
 
 
-def _symbols(env: Any) -> Any:
+def _serialize_symbols(env: Any) -> Any:
     """Serialize the shape environment: ranges, size hints, guards and asserts of the symbols."""
 
     def table(name: str) -> list[tuple[str, str]]:
@@ -546,10 +248,7 @@ def _symbols(env: Any) -> Any:
     )
 
 
-# --- what compiles it ---------------------------------------------------------------------------
-
-
-def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
+def _serialize_options(serializer: Serializer, patches: Mapping[str, Any]) -> Any:
     import torch._functorch.config
     import torch._inductor.config
     import torch.compiler.config
@@ -572,85 +271,70 @@ def _options(writer: _Writer, patches: Mapping[str, Any]) -> Any:
             if name == "aot_inductor.metadata" and value:
                 # Inductor adds its own entries to the user's and leaves them for later compiles.
                 value = {k: v for k, v in value.items() if not k.startswith("AOTI_")}
-            found.append((index, name, _option(writer, name, value, entries[name].default)))
+            found.append(
+                (index, name, _serialize_option(serializer, name, value, entries[name].default))
+            )
     # The other options of torch.compiler.config concern caches or torch.compile only.
     for name in ("cache_key_tag", "compile_on_one_rank"):
         found.append((len(modules), name, getattr(torch.compiler.config, name, None)))
     return found
 
 
-def _option(writer: _Writer, name: str, value: Any, default: Any) -> Any:
+def _serialize_option(serializer: Serializer, name: str, value: Any, default: Any) -> Any:
     if isinstance(value, type) and hasattr(value, "uuid"):
         value = value()
     if callable(getattr(value, "uuid", None)):
         identity = value.uuid()
         if identity is None:
-            raise _UnkeyableError(f"the option {name} is a pass whose uuid is None")
-        return ("uuid", _name(type(value)), writer.write(identity))
+            raise UnkeyableError(f"the option {name} is a pass whose uuid is None")
+        return ("uuid", qualified_name(type(value)), serializer.serialize(identity))
     if isinstance(value, (list, tuple)):
-        return [_option(writer, name, item, None) for item in value]
+        return [_serialize_option(serializer, name, item, None) for item in value]
     try:
-        return writer.write(value)
-    except _UnkeyableError:
+        return serializer.serialize(value)
+    except UnkeyableError:
         if value is not None and value is default:
             return ("default",)
-        raise _UnkeyableError(f"the option {name} is {_describe(value)} without a uuid") from None
+        raise UnkeyableError(
+            f"the option {name} is {describe_type(value)} without a uuid"
+        ) from None
 
 
 def _foreign_code() -> Any:
     """Return keys of third-party code registered with Inductor. Skips modules not yet imported.
 
     Raises:
-        _UnkeyableError: there is third-party code without a uuid.
+        UnkeyableError: there is third-party code without a uuid.
     """
     lowering = sys.modules.get("torch._inductor.lowering")
     for operator, function in dict(getattr(lowering, "lowerings", {})).items():
-        if not _is_known(function):
-            raise _UnkeyableError(f"{operator} has a lowering from {_name(function)}")
+        if not is_known_code(function):
+            raise UnkeyableError(f"{operator} has a lowering from {qualified_name(function)}")
     decomposition = sys.modules.get("torch._inductor.decomposition")
     for operator, function in dict(getattr(decomposition, "decompositions", {})).items():
-        if not _is_known(function):
-            raise _UnkeyableError(f"{operator} has a decomposition from {_name(function)}")
+        if not is_known_code(function):
+            raise UnkeyableError(f"{operator} has a decomposition from {qualified_name(function)}")
     common = sys.modules.get("torch._inductor.codegen.common")
     for device, backend in dict(getattr(common, "device_codegens", {})).items():
-        if not all(_is_known(value) for value in vars(backend).values() if callable(value)):
-            raise _UnkeyableError(f"the device {device} has a backend from elsewhere")
+        if not all(is_known_code(value) for value in vars(backend).values() if callable(value)):
+            raise UnkeyableError(f"the device {device} has a backend from elsewhere")
     found = []
     for device, custom in dict(getattr(common, "custom_backend_passes", {})).items():
         if custom is not None:
             identity = custom.uuid() if hasattr(custom, "uuid") else None
             if identity is None:
-                raise _UnkeyableError(f"the device {device} has a pass without a uuid")
+                raise UnkeyableError(f"the device {device} has a pass without a uuid")
             found.append((device, repr(identity)))
     return found
 
 
-def _is_known(function: Any) -> bool:
-    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
-        inner = getattr(function, "__wrapped__", None)
-        function = function.func if inner is None else inner
-    return _is_trusted(function) or _of_package(function, "inductor_ext")
-
-
-def _decomposition(target: Any) -> str | None:
-    """Return the name of an operator's decomposition in torch's `decomposition_table`, or None."""
-    from torch._decomp import decomposition_table
-
-    function = decomposition_table.get(target)
-    if function is None:
-        return None
-    if not _is_known(function):
-        raise _UnkeyableError(f"{target} has a decomposition from {_name(function)}")
-    return _name(function)
-
-
-def _process_state(writer: _Writer) -> Any:
+def _process_state(serializer: Serializer) -> Any:
     """Return the state of this process and thread that affects tracing or lowering."""
     import torch
     from torch.utils import _python_dispatch
 
     if _python_dispatch._get_current_dispatch_mode_stack():
-        raise _UnkeyableError("a torch dispatch mode is active")
+        raise UnkeyableError("a torch dispatch mode is active")
     autocast = [
         (device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device)))
         for device in ("cpu", "cuda")
@@ -679,7 +363,9 @@ def _process_state(writer: _Writer) -> Any:
         torch._C._get_mkldnn_enabled(),
         torch.get_num_threads(),
     )
-    return writer.write((torch.get_default_dtype(), torch.get_default_device(), autocast, flags))
+    return serializer.serialize(
+        (torch.get_default_dtype(), torch.get_default_device(), autocast, flags)
+    )
 
 
 def _environment() -> list[tuple[str, str]]:

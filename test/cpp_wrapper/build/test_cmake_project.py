@@ -250,7 +250,8 @@ class TestPackage:
         model, x = layers(device)
         program = torch.export.export(model, (x,))
         digests = {
-            key.key(program, settings.Settings(), patches).digest for patches in ({}, SOURCES)
+            key.compute_key(program, settings.Settings(), patches).digest
+            for patches in ({}, SOURCES)
         }
         assert len(digests - {None}) == 2
 

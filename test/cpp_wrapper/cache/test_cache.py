@@ -90,7 +90,9 @@ def compiled(
     if isinstance(programs, ExportedProgram):
         programs = {"model": programs}
     with events.capture(ArtifactCacheRecord) as records:
-        result = artifact_cache.compiled(programs, target, patches, config.snapshot(), compiler)
+        result = artifact_cache.compile_or_copy(
+            programs, target, patches, config.snapshot(), compiler
+        )
     (record,) = records
     return result, record
 
@@ -264,7 +266,7 @@ def test_of_several_one_compiles(
     def work(index: int) -> None:
         path = tmp_path / str(index) / "net.pt2"
         path.parent.mkdir()
-        artifact_cache.compiled({"model": program}, path, {}, settings_, slow)
+        artifact_cache.compile_or_copy({"model": program}, path, {}, settings_, slow)
         states.append(path.read_text())
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(5)]
@@ -291,7 +293,7 @@ def test_it_can_be_switched_off(
     with inductor_config.patch("trace.enabled", True):
         assert state(program, path, compiler) == "off"
     _, record = compiled(program, path, compiler, **{"aot_inductor.output_path": "net.so"})
-    assert record.why == "aot_inductor.output_path makes files outside the package"
+    assert record.why == "aot_inductor.output_path writes files outside the package"
     assert compiler.calls == 6
 
 
@@ -305,7 +307,7 @@ def test_what_has_no_key_is_compiled_each_time(
         assert "post_grad_custom_post_pass" in str(record.why)
     with mock.patch.object(key, "ingredients", side_effect=AttributeError("moved")):
         _, record = compiled(program, path, compiler)
-    assert record.why == "the key cannot be made: AttributeError: moved"
+    assert record.why == "the key cannot be computed: AttributeError: moved"
     assert compiler.calls == 3
     assert not folder.exists()
 
@@ -328,7 +330,7 @@ def test_a_folder_of_no_use_is_said_once(
 
 def test_the_store_is_as_the_settings_say(tmp_path: pathlib.Path) -> None:
     ours = settings.Settings(artifact_cache_dir=str(tmp_path), artifact_cache_size="3 MiB")
-    store = artifact_cache.store(ours)
+    store = artifact_cache.open_store(ours)
     assert (store.folder, store.max_bytes) == (tmp_path, 3 * 2**20)
     inductor = os.path.abspath(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    assert str(artifact_cache.store(settings.Settings()).folder).startswith(inductor)
+    assert str(artifact_cache.open_store(settings.Settings()).folder).startswith(inductor)

@@ -34,7 +34,7 @@ SETTINGS = settings.Settings()
 
 def digest(program: ExportedProgram, ours: settings.Settings = SETTINGS, **patches: Any) -> str:
     """The key of a program that has one."""
-    key = artifact_key.key(program, ours, patches)
+    key = artifact_key.compute_key(program, ours, patches)
     assert key.why is None
     assert key.digest is not None
     assert len(key.digest) == 64
@@ -43,7 +43,7 @@ def digest(program: ExportedProgram, ours: settings.Settings = SETTINGS, **patch
 
 def refusal(program: ExportedProgram, **patches: Any) -> str:
     """Why a program has no key."""
-    key = artifact_key.key(program, SETTINGS, patches)
+    key = artifact_key.compute_key(program, SETTINGS, patches)
     assert key.digest is None
     assert key.why is not None
     return key.why
@@ -368,7 +368,10 @@ def test_our_settings_and_source_count(base: ExportedProgram) -> None:
 
 
 def test_what_the_caller_adds_counts(base: ExportedProgram) -> None:
-    keys = [artifact_key.key(base, SETTINGS, {}, extra) for extra in [(), ("a",), ("b",), (1, 2)]]
+    keys = [
+        artifact_key.compute_key(base, SETTINGS, {}, extra)
+        for extra in [(), ("a",), ("b",), (1, 2)]
+    ]
     assert len(set(keys)) == 4
 
 
@@ -531,4 +534,4 @@ def test_custom_operators_count_by_their_schema() -> None:
 
         program = torch.export.export(Custom(ops.opaque), (X,))
         assert "artifact_key_test::opaque" in repr(artifact_key.ingredients(program, SETTINGS, {}))
-        assert "made of others" in refusal(torch.export.export(Custom(ops.made), (X,)))
+        assert "composed of others" in refusal(torch.export.export(Custom(ops.made), (X,)))

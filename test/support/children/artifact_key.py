@@ -66,7 +66,7 @@ def programs() -> dict[str, torch.export.ExportedProgram]:
 def main() -> None:
     kept = [object() for _ in range(int(sys.argv[1]))]
     keys = {
-        name: artifact_key.key(program, settings.Settings(), {"max_autotune": True})
+        name: artifact_key.compute_key(program, settings.Settings(), {"max_autotune": True})
         for name, program in programs().items()
     }
     assert kept is not None
