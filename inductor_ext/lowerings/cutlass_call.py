@@ -12,7 +12,9 @@ buffer. Otherwise it is queried before each launch and allocated by torch's allo
 
 from __future__ import annotations
 
+import functools
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -367,14 +369,16 @@ class _Writer:
         root, kernel = _root(self.wrapper), self.node.kernel
         known = kernels_of(root)
         if not known:
-            root.header.splice(_CPP)
+            root.header.splice(_shim("launch_shim"))
             if not V.graph.aot_mode:
-                root.header.splice(_CPP_LOADED)
+                root.header.splice(_shim("launch_shim_loaded"))
         if kernel in known:
             return known[kernel]
         if V.graph.aot_mode:
             known[kernel] = symbol(kernel)
-            text = _CPP_LINKED.replace("@SYMBOL@", symbol(kernel))
+            # The file has an include guard: the constant-folding graph is in the same unit and may
+            # call the same kernel.
+            text = _shim("launch_shim_linked").replace("@SYMBOL@", symbol(kernel))
             root.header.splice(text.replace("@NAME@", kernel.name))
             if not getattr(root, "links_kernels", False):
                 _link_by_stock(kernel)
@@ -405,152 +409,23 @@ def _shape(value: Any) -> launch.Shape:
     return tuple(layout.size), tuple(layout.stride)
 
 
-def _fields(fields: tuple[tuple[str, str], ...]) -> str:
-    return "\n".join(f"  {kind} {name};" for kind, name in fields)
+@functools.cache
+def _shim(name: str) -> str:
+    """Return a C++ file of `templates/cutlass`, with the constants that do not depend on a kernel.
 
+    Args:
+        name: `launch_shim` for the launch functions; `launch_shim_loaded` for kernels that Python
+            has loaded; `launch_shim_linked` for the declaration of a linked kernel.
+    """
 
-_CPP = f"""
-#ifndef INDUCTOR_EXT_CUTLASS
-#define INDUCTOR_EXT_CUTLASS
-#include <cstdint>
-#include <initializer_list>
-#include <stdexcept>
-#include <string>
+    def members(fields: tuple[tuple[str, str], ...]) -> str:
+        return "\n".join(f"  {kind} {name};" for kind, name in fields)
 
-namespace inductor_ext_cutlass {{
-
-struct Operand {{
-{_fields(TENSOR_FIELDS)}
-}};
-
-struct Call {{
-{_fields(CALL_FIELDS)}
-}};
-
-struct Kernel {{
-  const char* name;
-  int64_t (*workspace_size)(const Call*);
-  int32_t (*run)(const Call*, void*, void*);
-}};
-
-[[noreturn]] inline void refuse(const Kernel& kernel, const std::string& why) {{
-  throw std::runtime_error(
-      "The kernel " + std::string(kernel.name) + " cannot be launched: " + why + ".");
-}}
-
-inline void launch(
-    const Kernel& kernel,
-    Call call,
-    std::initializer_list<Operand> operands,
-    std::initializer_list<float> scalars,
-    void* stream,
-    void* workspace) {{
-  call.tensors = operands.begin();
-  call.scalars = scalars.begin();
-  const int32_t error = kernel.run(&call, workspace, stream);
-  if (error > {launch.CUDA_ERRORS}) {{
-    refuse(kernel, "CUDA's error is " + std::to_string(error - {launch.CUDA_ERRORS}));
-  }}
-  if (error != 0) {{
-    refuse(kernel, "CUTLASS's status is " + std::to_string(error));
-  }}
-}}
-
-// The memory comes from torch's allocator for the current stream, and may be another's once the
-// launch is in that.
-inline void launch_with_workspace(
-    const Kernel& kernel,
-    Call call,
-    std::initializer_list<Operand> operands,
-    std::initializer_list<float> scalars,
-    void* stream,
-    int32_t device_type,
-    int32_t device) {{
-  call.tensors = operands.begin();
-  call.scalars = scalars.begin();
-  const int64_t size = kernel.workspace_size(&call);
-  if (size < 0) {{
-    refuse(kernel, "it does not take such operands");
-  }}
-  const int64_t stride = 1;
-  AtenTensorHandle handle = nullptr;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      1, &size, &stride, aoti_torch_dtype_uint8(), device_type, device, &handle));
-  torch::aot_inductor::RAIIAtenTensorHandle memory(handle);
-  launch(kernel, call, operands, scalars, stream, memory.data_ptr());
-}}
-
-#ifdef USE_CUDA
-inline void* current_stream(int32_t device) {{
-  void* stream = nullptr;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  return stream;
-}}
-#endif
-
-}}  // namespace inductor_ext_cutlass
-#endif
-"""
-
-_CPP_LOADED = """
-#include <atomic>
-
-namespace inductor_ext_cutlass {
-
-// A kernel that Python has loaded. Its functions are asked for when they are first needed: before
-// that Python may not be entered, and two threads that do it find the same.
-class Loaded {
- public:
-  Loaded(const char* name, const char* key) : name_(name), key_(key) {}
-
-  operator Kernel() {
-    if (run_.load() == nullptr) {
-      size_ = address("inductor_ext_workspace_size");
-      run_ = address("inductor_ext_run");
-    }
-    return {
-        name_,
-        reinterpret_cast<decltype(Kernel::workspace_size)>(size_.load()),
-        reinterpret_cast<decltype(Kernel::run)>(run_.load())};
-  }
-
- private:
-  void* address(const char* function) const {
-    const PyGILState_STATE state = PyGILState_Ensure();
-    PyObject* module = PyImport_ImportModule("inductor_ext.templates.cutlass.runtime");
-    PyObject* found = nullptr;
-    if (module != nullptr) {
-      found = PyObject_CallMethod(module, "address", "ss", key_, function);
-    }
-    void* address = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
-    PyErr_Clear();
-    Py_XDECREF(found);
-    Py_XDECREF(module);
-    PyGILState_Release(state);
-    if (address == nullptr) {
-      throw std::runtime_error("The kernel " + std::string(name_) + " is not loaded.");
-    }
-    return address;
-  }
-
-  const char* name_;
-  const char* key_;
-  std::atomic<void*> size_{nullptr};
-  std::atomic<void*> run_{nullptr};
-};
-
-}  // namespace inductor_ext_cutlass
-"""
-
-# Include guard: the constant-folding graph is in the same file and may call the same kernel.
-_CPP_LINKED = """
-#ifndef INDUCTOR_EXT_@SYMBOL@
-#define INDUCTOR_EXT_@SYMBOL@
-extern "C" {
-int64_t @SYMBOL@_workspace_size(const inductor_ext_cutlass::Call*);
-int32_t @SYMBOL@_run(const inductor_ext_cutlass::Call*, void*, void*);
-}
-[[maybe_unused]] static constexpr inductor_ext_cutlass::Kernel @SYMBOL@{
-    "@NAME@", @SYMBOL@_workspace_size, @SYMBOL@_run};
-#endif
-"""
+    text = pathlib.Path(launch.__file__).with_name(f"{name}.h").read_text()
+    for placeholder, value in (
+        ("@TENSOR_FIELDS@", members(TENSOR_FIELDS)),
+        ("@CALL_FIELDS@", members(CALL_FIELDS)),
+        ("@CUDA_ERRORS@", str(launch.CUDA_ERRORS)),
+    ):
+        text = text.replace(placeholder, value)
+    return text
