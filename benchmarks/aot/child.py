@@ -195,7 +195,7 @@ def _inputs(model: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/inputs.pt"
         code = (
-            "import sys, torch; from benchmarks import aoti_models; "
+            "import sys, torch; from benchmarks.aot import models as aoti_models; "
             "torch.save(aoti_models.MODELS[sys.argv[1]].make()[1], sys.argv[2])"
         )
         subprocess.run([sys.executable, "-c", code, model, path], check=True)
