@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import importlib.machinery
 import importlib.metadata
 import json
@@ -51,6 +52,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 
 
 COMMITTED = sorted(results.RESULTS.glob("*.json"))
+README = results.CHECKOUT / "benchmarks" / "README.md"
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
@@ -316,10 +318,22 @@ def test_cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_readme_documents_every_field() -> None:
-    text = (results.CHECKOUT / "benchmarks" / "README.md").read_text()
+    _, _, text = README.read_text().partition("## The format")
     documented = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     fields = {*results.Document.__annotations__, *results.Row.__annotations__}
     assert fields == documented
+
+
+def test_readme_says_which_command_makes_each_result() -> None:
+    text = README.read_text()
+    table = text[text.index("| suite | command |") : text.index("## The format")]
+    cells = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    patterns = [name for cell in cells for name in re.findall(r"`(.+?)`", cell)]
+    suites = {results.read(path)["suite"] for path in COMMITTED}
+    assert {
+        suite for suite in suites if not any(fnmatch.fnmatch(suite, p) for p in patterns)
+    } == set()
+    assert {p for p in patterns if not fnmatch.filter(suites, p)} == set()
 
 
 def test_summary_of_measurements() -> None:
