@@ -24,7 +24,8 @@ from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks.activate import activate, requested
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.atomic import atomic_write
+from inductor_ext.storage.digest import hash_buffer
 from inductor_ext.toolchain import components, requirements
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ def _default_path(files: Mapping[str, list[Any]], artifacts: Mapping[str, Artifa
     content = [os.path.basename(path) for path in paths]
     for artifact in artifacts.values():
         content += build.digests(artifact.constants, artifact.plan)
-    name = artifact_store.digest("\0".join(content).encode())
+    name = hash_buffer("\0".join(content).encode())
     return os.path.join(os.path.dirname(first), f"{name}.pt2")
 
 
@@ -381,9 +382,9 @@ def _write_stock(path: str | os.PathLike[str] | IO[bytes], files: Any) -> str | 
 
 @contextlib.contextmanager
 def _published(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Like `artifact_store.publish`, but raise `exc.BadPackagePathError` instead of OSError."""
+    """Like `atomic_write`, but raise `exc.BadPackagePathError` instead of OSError."""
     try:
-        with artifact_store.publish(path) as temporary:
+        with atomic_write(path) as temporary:
             yield temporary
     except OSError as error:
         why = error.strerror or str(error)

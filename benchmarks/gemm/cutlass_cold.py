@@ -27,7 +27,8 @@ import torch
 from torch.nn import functional
 
 from benchmarks.gemm import models as gemm_models
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import nvcc_build
 
 __all__ = ["CASES", "main"]
@@ -75,7 +76,7 @@ def _call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) 
 
 def _kernels() -> list[dict[str, Any]]:
     """Return the details of the kernels in the store."""
-    store = artifact_store.Store(artifact_store.kernel_folder(), 4 << 30)
+    store = ArtifactStore(kernel_folder(), 4 << 30)
     found = []
     for key in store.entry_keys():
         with store.get(key) as folder:

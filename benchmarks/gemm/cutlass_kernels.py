@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from benchmarks.gemm import cutlass_launch
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.cost_model import rank
@@ -137,7 +138,7 @@ def _tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]
 
 
 def _measure(
-    case: Case, ranked: Sequence[tuple[CutlassConfig, float]], store: artifact_store.Store, sms: int
+    case: Case, ranked: Sequence[tuple[CutlassConfig, float]], store: ArtifactStore, sms: int
 ) -> dict[str, Any]:
     """Measure one case; return its output line."""
     from inductor_ext.autotune.timing import CudaStopwatch, measure
@@ -183,7 +184,7 @@ def _measure(
 
 
 def _build(
-    wanted: Mapping[str, Sequence[tuple[CutlassConfig, float]]], store: artifact_store.Store
+    wanted: Mapping[str, Sequence[tuple[CutlassConfig, float]]], store: ArtifactStore
 ) -> None:
     """Build all kernels, and print the seconds of every build, including waiting."""
     toolchain = nvcc_build.Toolchain.find()
@@ -221,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: rank(CASES[name].problem, device, options.most, level=options.level)
         for name in options.cases
     }
-    store = artifact_store.Store(artifact_store.kernel_folder(), STORE_BYTES)
+    store = ArtifactStore(kernel_folder(), STORE_BYTES)
     _build(wanted, store)
     if options.build_only:
         return 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.launch import (
@@ -122,7 +122,7 @@ class Kernel:
 
 def load(
     source: Source,
-    store: artifact_store.Store,
+    store: ArtifactStore,
     toolchain: nvcc_build.Toolchain | None = None,
     limit: int | None = None,
 ) -> Kernel:

@@ -47,10 +47,10 @@ def read(file: Path) -> dict[str, Outcome]:
 def write(file: Path, found: Mapping[str, Outcome]) -> None:
     """Write a file with these outcomes, atomically."""
     # Imported here: pytest loads this plugin before anything of the project.
-    from inductor_ext.storage import artifact_store
+    from inductor_ext.storage.atomic import atomic_write
 
     text = "".join(_line(test, what) for test, what in found.items())
-    with artifact_store.publish(file) as temporary:
+    with atomic_write(file) as temporary:
         Path(temporary).write_text(text, encoding="utf-8")
 
 

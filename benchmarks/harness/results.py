@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from inductor_ext.exc import InductorExtError
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.atomic import atomic_write
 
 __all__ = [
     "RESULTS",
@@ -362,7 +362,7 @@ def write(directory: str | os.PathLike[str], document: Document) -> Path:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / file_name(document)
-    with artifact_store.publish(path) as temporary:
+    with atomic_write(path) as temporary:
         Path(temporary).write_text(json.dumps(document, indent=2) + "\n")
     return path
 

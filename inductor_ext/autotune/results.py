@@ -24,7 +24,8 @@ from typing import Any
 
 from inductor_ext import _compat, exc
 from inductor_ext.autotune.decision import Decision, Origin, Timing
-from inductor_ext.storage import artifact_store, json_codec
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem, read, require
@@ -279,7 +280,7 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
             # Write directly to a pipe or /dev/stdout; these must not be replaced.
             pathlib.Path(path).write_text(text, encoding="utf-8")
         else:
-            with artifact_store.publish(os.path.realpath(path)) as temporary:
+            with atomic_write(os.path.realpath(path)) as temporary:
                 pathlib.Path(temporary).write_text(text, encoding="utf-8")
     except OSError as error:
         why = f"it cannot be written: {error.strerror or error}"

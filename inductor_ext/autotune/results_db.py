@@ -51,7 +51,9 @@ from inductor_ext.autotune.results import (
     raw_table,
 )
 from inductor_ext.settings import Settings
-from inductor_ext.storage import artifact_store, json_codec
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.atomic import TEMPORARY, atomic_write
+from inductor_ext.storage.paths import artifact_folder
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import legal
 from inductor_ext.templates.problem import GemmProblem, read
@@ -126,7 +128,7 @@ def folder(chosen: str | None = None) -> pathlib.Path:
     """
     if chosen is not None:
         return pathlib.Path(chosen).absolute()
-    return artifact_store.artifact_folder().parent / "tuning"
+    return artifact_folder().parent / "tuning"
 
 
 def of_settings(settings: Settings) -> Store:
@@ -486,7 +488,7 @@ class Store:
 
     def _write(self, path: pathlib.Path, entries: Iterable[Entry]) -> None:
         text = ("[" + ",\n".join(entry.line for entry in entries) + "]\n").encode()
-        with artifact_store.publish(path) as temporary:
+        with atomic_write(path) as temporary:
             pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
 
     def _collect(self, source: Source, added: Collection[pathlib.Path]) -> None:
@@ -494,7 +496,7 @@ class Store:
         place = self._make(source)
         for name in os.listdir(place):
             # Only the holder of the write lock creates temporary folders here.
-            if name.startswith(artifact_store.TEMPORARY):
+            if name.startswith(TEMPORARY):
                 shutil.rmtree(place / name, ignore_errors=True)
         paths = self._files(source)
         if len(paths) > self.max_entries:
@@ -509,7 +511,7 @@ class Store:
                 if _OWN.fullmatch(lock.name) and _is_old(lock):
                     lock.unlink()
         # Temporary folders of tokens. Recent ones may belong to others who use this folder.
-        for path in self._make(".").glob(f"{artifact_store.TEMPORARY}*"):
+        for path in self._make(".").glob(f"{TEMPORARY}*"):
             with contextlib.suppress(OSError):
                 if _is_old(path):
                     shutil.rmtree(path)
@@ -525,7 +527,7 @@ class Store:
 
     def _renew(self, source: Source, mark: str = "") -> None:
         assert self.folder is not None
-        with artifact_store.publish(self.folder / f"{source}.token") as temporary:
+        with atomic_write(self.folder / f"{source}.token") as temporary:
             pathlib.Path(temporary).write_text(secrets.token_hex(8) + mark)
 
     @contextlib.contextmanager

@@ -11,7 +11,8 @@ import argparse
 import json
 
 from inductor_ext import settings
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore, Usage
+from inductor_ext.storage.paths import artifact_folder
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     values = settings.Settings(**settings.from_environment())
     limit = settings.parse_bytes(values.artifact_cache_size)
-    store = artifact_store.Store(artifact_store.artifact_folder(values.artifact_cache_dir), limit)
+    store = ArtifactStore(artifact_folder(values.artifact_cache_dir), limit)
     report = {
         "path": str(store.folder),
         "enabled": values.artifact_cache,
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _entries(usage: artifact_store.Usage) -> str:
+def _entries(usage: Usage) -> str:
     noun = "artifact" if usage.entries == 1 else "artifacts"
     return f"{usage.entries} {noun}, {_mib(usage.bytes)}"
 

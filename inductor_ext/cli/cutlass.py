@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from inductor_ext import exc, settings
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import build_slots, nvcc_build
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import Source
@@ -138,8 +139,8 @@ def run(arguments: argparse.Namespace) -> int:
         exc.MissingToolchainError: kernels have to be built, but a part of the toolchain is missing.
     """
     values = settings.Settings(**settings.from_environment())
-    store = artifact_store.Store(
-        artifact_store.kernel_folder(values.artifact_cache_dir),
+    store = ArtifactStore(
+        kernel_folder(values.artifact_cache_dir),
         settings.parse_bytes(values.artifact_cache_size),
     )
     if arguments.action == "show":
@@ -340,7 +341,9 @@ def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dic
 
 
 def _build(
-    sources: Mapping[Source, str], store: artifact_store.Store, arguments: argparse.Namespace
+    sources: Mapping[Source, str],
+    store: ArtifactStore,
+    arguments: argparse.Namespace,
 ) -> int:
     there = {source: nvcc_build.is_built(source, store) for source in sources}
     missing = [key for key, built in there.items() if not built]
@@ -384,7 +387,7 @@ def _count(kernels: int) -> str:
     return f"{kernels} {'kernel' if kernels == 1 else 'kernels'}"
 
 
-def _show(store: artifact_store.Store, as_json: bool) -> int:
+def _show(store: ArtifactStore, as_json: bool) -> int:
     rows = []
     for key in store.entry_keys():
         with store.get(key) as folder:
@@ -410,7 +413,7 @@ def _show(store: artifact_store.Store, as_json: bool) -> int:
     return 0
 
 
-def _clean(store: artifact_store.Store, text: str) -> int:
+def _clean(store: ArtifactStore, text: str) -> int:
     try:
         limit = 0 if text == "0" else settings.parse_bytes(text)
     except ValueError as error:

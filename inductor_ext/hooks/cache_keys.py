@@ -12,7 +12,7 @@ from typing import Any
 
 from inductor_ext.hooks import lowering_table, registry, scope
 from inductor_ext.memory import compiled_callables
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import digest
 
 __all__ = ["install_hooks"]
 
@@ -32,7 +32,7 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
         settings = scope.settings()
         if settings is not None:
             parts = [
-                artifact_store.source_key(),
+                digest.source_key(),
                 settings.cache_key(),
                 lowering_table.registry_key(),
             ]

@@ -15,7 +15,8 @@ import threading
 
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.storage import artifact_store, json_codec
+from inductor_ext.storage import json_codec
+from inductor_ext.storage.atomic import atomic_write
 
 __all__ = ["load", "parse", "store"]
 
@@ -52,7 +53,7 @@ def _write(key: str, records: tuple[MemoryPlanRecord, ...]) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with (
-            artifact_store.publish(path) as temporary,
+            atomic_write(path) as temporary,
             open(temporary, "w", encoding="utf-8") as file,
         ):
             file.write(text)

@@ -30,7 +30,7 @@ from inductor_ext.memory.planner.peak_report import (
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import memory_html, memory_measure
 from inductor_ext.report.memory_measure import Measured
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -135,7 +135,7 @@ class MemoryReport:
         text = self.to_html(top)
         try:
             with (
-                artifact_store.publish(path) as temporary,
+                atomic_write(path) as temporary,
                 open(temporary, "w", encoding="utf-8") as file,
             ):
                 file.write(text)

@@ -1,10 +1,7 @@
-"""Shared infrastructure of the extension's caches: keys, atomic writes, and a store of artifacts.
+"""A store of built artifacts by key, in a folder that many processes share.
 
-`source_key` identifies this version of the extension's code, so that nothing compiled by another
-version is ever reused. `publish` makes a file appear at its path complete or not at all, even if
-the process is killed. `Store` keeps artifacts by key in a folder that many processes share. It
-returns only what was stored, and never makes a compile fail: if it cannot read or write, it warns
-once and behaves as an empty store. The settings `artifact_cache`, `artifact_cache_dir` and
+It returns only what was stored, and never makes a compile fail: if it cannot read or write, it
+warns once and behaves as an empty store. The settings `artifact_cache`, `artifact_cache_dir` and
 `artifact_cache_size` apply.
 """
 
@@ -13,187 +10,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import pathlib
 import re
 import secrets
-import shutil
 import stat
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-__all__ = [
-    "TEMPORARY",
-    "Store",
-    "Usage",
-    "artifact_folder",
-    "digest",
-    "kernel_folder",
-    "publish",
-    "source_key",
-]
+from inductor_ext.storage.atomic import SharedFolder, atomic_write
+from inductor_ext.storage.digest import hash_file
+from inductor_ext.storage.file_copy import (
+    copy_bytes,
+    delete,
+    file_sizes,
+    has_digest,
+    list_folder,
+    open_for_reading,
+    open_for_writing,
+)
 
-TEMPORARY = ".inductor_ext-"
-"""Prefix of the folders that `publish` creates; a process that is killed leaves one behind."""
-
-_PACKAGE = pathlib.Path(__file__).parent.parent
-
-_BLOCK = 1 << 20
-"""Block size of hashes in bytes, small enough that a block stays in the CPU cache between being
-read and being hashed. Part of the format: digests depend on it."""
-
-_FICLONE = 0x40049409
-"""Linux ioctl that lets a file share the blocks of another until either is written."""
+__all__ = ["ArtifactStore", "Usage"]
 
 _RECORD = ".entry"
 _KEY = re.compile(r"[0-9a-f]{16,128}")
-_DAY = 86400.0
-
-
-@functools.cache
-def source_key() -> str:
-    """Return a hex digest of the package's files, by relative name and content."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def publish(target: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield a temporary path to write to; on success, rename it to `target`.
-
-    The temporary file has the same name as `target`, in a hidden folder beside it: writers that
-    derive names from the path see the right one, and the rename stays on one file system. An
-    exception inside leaves `target` unchanged.
-    """
-    target = os.path.abspath(os.fspath(target))
-    folder = tempfile.mkdtemp(prefix=TEMPORARY, dir=os.path.dirname(target))
-    try:
-        temporary = os.path.join(folder, os.path.basename(target))
-        yield temporary
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-# --- digests ------------------------------------------------------------------------------------
-
-
-def digest(data: Any) -> str:
-    """Return the hex digest of a C-contiguous buffer: SHA-256 over the SHA-256 of its blocks.
-
-    Several threads hash the blocks. With the CPU's SHA-256 instructions, one thread hashes 1.8
-    GB/s, twice as fast as BLAKE2b.
-    """
-    view = memoryview(data).cast("B")
-
-    def hash_blocks(blocks: range, found: list[bytes]) -> None:
-        for block in blocks:
-            piece = view[block * _BLOCK : (block + 1) * _BLOCK]
-            found[block] = hashlib.sha256(piece).digest()
-
-    return _tree_digest(view.nbytes, hash_blocks)
-
-
-def _file_digest(source: int, size: int) -> str:
-    """Return the `digest` of the first `size` bytes of an open file.
-
-    Raises:
-        OSError: the file cannot be read, or is shorter.
-    """
-
-    def hash_blocks(blocks: range, found: list[bytes]) -> None:
-        buffer = memoryview(bytearray(min(_BLOCK, max(size, 1))))
-        for block in blocks:
-            start = block * _BLOCK
-            piece = buffer[: min(_BLOCK, size - start)]
-            _read(source, piece, start)
-            found[block] = hashlib.sha256(piece).digest()
-
-    return _tree_digest(size, hash_blocks)
-
-
-def _read(descriptor: int, piece: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(piece):
-        count = os.preadv(descriptor, [piece[done:]], offset + done)
-        if count == 0:
-            raise OSError("the file has become shorter")
-        done += count
-
-
-def _tree_digest(size: int, hash_blocks: Callable[[range, list[bytes]], None]) -> str:
-    """Return the SHA-256 over block digests, which `hash_blocks(blocks, found)` computes."""
-    count = -(-size // _BLOCK)
-    found = [b""] * count
-    workers = min(count // 2, len(os.sched_getaffinity(0)), 8)
-    if workers < 2:
-        hash_blocks(range(count), found)
-    else:
-        errors: list[BaseException] = []
-
-        def work(first: int) -> None:
-            try:
-                hash_blocks(range(first, count, workers), found)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(first,)) for first in range(workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-    return hashlib.sha256(b"".join([size.to_bytes(8, "little"), *found])).hexdigest()
-
-
-# --- the store ----------------------------------------------------------------------------------
-
-
-def artifact_folder(chosen: str | None = None) -> pathlib.Path:
-    """Return the folder of artifacts: `chosen`, or else a folder in Inductor's cache folder.
-
-    Does not import torch or create the folder.
-    """
-    if chosen is not None:
-        return pathlib.Path(chosen).absolute()
-    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if inductor is None:
-        # Load only the module that knows the path, because importing torch._inductor takes seconds.
-        # The module needs nothing else of Inductor.
-        torch = importlib.util.find_spec("torch")
-        assert torch is not None
-        assert torch.origin is not None
-        file = pathlib.Path(torch.origin).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
-        spec = importlib.util.spec_from_file_location("cache_dir_utils", file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        inductor = str(module.default_cache_dir())
-    return pathlib.Path(inductor).absolute() / "inductor_ext" / "artifacts"
-
-
-def kernel_folder(chosen: str | None = None) -> pathlib.Path:
-    """Return the folder of CUTLASS kernels, apart from artifacts, which would otherwise evict them.
-
-    Args:
-        chosen: as for `artifact_folder`; the result is a subfolder of it.
-    """
-    artifacts = artifact_folder(chosen)
-    return (artifacts.parent if chosen is None else artifacts) / "kernels"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +74,7 @@ def _log(key: str, message: str) -> None:
     logging.getLogger("inductor_ext").warning("%s", message)
 
 
-class Store:
+class ArtifactStore:
     """Artifacts by key, in a folder that processes share, with LRU eviction above a size limit.
 
         with store.lock(key):
@@ -270,12 +113,19 @@ class Store:
             warn: called with a key, always the same for this folder, and a line for the user; for
                 instance `events.warn_once`.
         """
-        self.folder = pathlib.Path(folder).absolute()
+        self._shared = SharedFolder(folder, self._warn_of_error)
+        self.folder = self._shared.path
         self.max_bytes = max_bytes
         self._warn = warn
         self._entries = self.folder / "entries"
         self._building = self.folder / "building"
-        self._locks = self.folder / "locks"
+
+    def _warn_of_error(self, action: str, error: Exception) -> None:
+        self._warn(
+            f"artifact_cache:{self.folder}",
+            f"the artifact cache {self.folder} cannot be {action}, and artifacts are built "
+            f"without it: {error}",
+        )
 
     @contextlib.contextmanager
     def get(self, key: str) -> Iterator[pathlib.Path | None]:
@@ -291,9 +141,9 @@ class Store:
             folder = self._entry(key)
             intact = False
             if record is not None:
-                with self._degrading("read"):
+                with self._shared.warn_on_error("read"):
                     intact = all(
-                        _verified(folder / name, size, digest)
+                        has_digest(folder / name, size, digest)
                         for name, (size, digest) in record.files.items()
                     )
             if intact:
@@ -320,12 +170,12 @@ class Store:
             with self._opened(key) as record:
                 if record is None or not files.keys() <= record.files.keys():
                     return False
-                with self._degrading("copied from"), contextlib.ExitStack() as stack:
+                with self._shared.warn_on_error("copied from"), contextlib.ExitStack() as stack:
                     # The stack renames the files to their targets on exit, when all of them are
                     # complete.
                     for name, target in files.items():
-                        temporary = stack.enter_context(publish(target))
-                        if not _verified(self._entry(key) / name, *record.files[name], temporary):
+                        temporary = stack.enter_context(atomic_write(target))
+                        if not has_digest(self._entry(key) / name, *record.files[name], temporary):
                             raise _DamagedError
                     complete = True
         except _DamagedError:
@@ -344,7 +194,7 @@ class Store:
         self._entry(key)
         with contextlib.ExitStack() as stack:
             place = None
-            with self._degrading("written"):
+            with self._shared.warn_on_error("written"):
                 place = stack.enter_context(self._workplace())
             if place is None:
                 yield pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -352,7 +202,7 @@ class Store:
             folder = place / key
             folder.mkdir(mode=0o700)
             yield folder
-            with self._degrading("written"):
+            with self._shared.warn_on_error("written"):
                 self._seal(key, folder)
         self.collect()
 
@@ -365,11 +215,14 @@ class Store:
         Raises:
             ValueError: see `get`.
         """
-        with self._degrading("written"), self.publish(key) as folder:
+        with self._shared.warn_on_error("written"), self.publish(key) as folder:
             for name, source in files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with _reading(source, follow=True) as (read, size), _writing(folder / name) as to:
-                    _copy(read, to, size)
+                with (
+                    open_for_reading(source, follow=True) as (read, size),
+                    open_for_writing(folder / name) as to,
+                ):
+                    copy_bytes(read, to, size)
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
@@ -381,19 +234,8 @@ class Store:
         Raises:
             ValueError: see `get`.
         """
-        import filelock
-
-        self._entry(key)
-        lock = None
-        with self._degrading("locked"):
-            self._make(self._locks)
-            lock = filelock.FileLock(self._locks / key)
-            lock.acquire()
-        try:
+        with self._lock(key, -1):
             yield
-        finally:
-            if lock is not None:
-                lock.release()
 
     @contextlib.contextmanager
     def try_lock(self, key: str) -> Iterator[bool]:
@@ -402,28 +244,28 @@ class Store:
         Raises:
             ValueError: see `get`.
         """
-        import filelock
+        with self._lock(key, 0) as held:
+            yield held
 
+    @contextlib.contextmanager
+    def _lock(self, key: str, timeout: float) -> Iterator[bool]:
         self._entry(key)
         with contextlib.ExitStack() as stack:
             held = False
-            with self._degrading("locked"), contextlib.suppress(filelock.Timeout):
-                self._make(self._locks)
-                lock = filelock.FileLock(self._locks / key)
-                stack.enter_context(lock.acquire(timeout=0))
-                held = True
+            with self._shared.warn_on_error("locked"):
+                held = stack.enter_context(self._shared.lock(key, timeout))
             yield held
 
     def entry_keys(self) -> list[str]:
         """Return the keys of all entries, sorted, without verifying their files."""
-        with self._degrading("read"):
+        with self._shared.warn_on_error("read"):
             return sorted(key for _, _, key in self._listing())
         return []
 
     def usage(self) -> Usage:
         """Return the current size of the store."""
         sizes: list[int] = []
-        with self._degrading("read"):
+        with self._shared.warn_on_error("read"):
             sizes += [size for _, size, _ in self._listing()]
         return Usage(len(sizes), sum(sizes))
 
@@ -447,7 +289,7 @@ class Store:
 
         limit = self.max_bytes if max_bytes is None else max_bytes
         removed: list[int] = []
-        with self._degrading("tidied up"):
+        with self._shared.warn_on_error("tidied up"):
             if not self.folder.is_dir():
                 return Usage(0, 0)
             try:
@@ -481,7 +323,7 @@ class Store:
         """
         record = None
         with contextlib.ExitStack() as stack:
-            with self._degrading("read"):
+            with self._shared.warn_on_error("read"):
                 descriptor = self._hold(stack, key, fcntl.LOCK_SH)
                 if descriptor is not None:
                     record = self._read_record(key, descriptor)
@@ -527,16 +369,16 @@ class Store:
             record = _Record.read(file.read())
         if record is None or record.key != key:
             return None
-        found = _files(self._entry(key))
+        found = file_sizes(self._entry(key))
         found.pop(_RECORD, None)
         return record if found == {name: size for name, (size, _) in record.files.items()} else None
 
     def _seal(self, key: str, folder: pathlib.Path) -> None:
         """Write the record of a filled folder, and rename the folder to the entry."""
         files = {}
-        for name in sorted(_files(folder)):
-            with _reading(folder / name) as (source, size):
-                files[name] = (size, _file_digest(source, size))
+        for name in sorted(file_sizes(folder)):
+            with open_for_reading(folder / name) as (source, size):
+                files[name] = (size, hash_file(source, size))
         total = sum(size for size, _ in files.values())
         if total > self.max_bytes:
             self._warn(
@@ -546,7 +388,7 @@ class Store:
             )
             return
         (folder / _RECORD).write_bytes(_Record(key, files).as_bytes())
-        self._make(self._entries)
+        self._shared.make("entries")
         try:
             os.rename(folder, self._entry(key))
         except OSError:
@@ -556,7 +398,7 @@ class Store:
 
     def _remove(self, key: str) -> bool:
         """Remove an entry that is not being read; return whether it was removed."""
-        with self._degrading("tidied up"), contextlib.ExitStack() as stack:
+        with self._shared.warn_on_error("tidied up"), contextlib.ExitStack() as stack:
             entry = self._entry(key)
             place = stack.enter_context(self._workplace())
             held = self._hold(stack, key, fcntl.LOCK_EX) is not None
@@ -570,11 +412,11 @@ class Store:
     def _listing(self) -> list[tuple[float, int, str]]:
         """Return (time of last use, bytes, key) of each entry."""
         listing = []
-        for path in _listdir(self._entries):
+        for path in list_folder(self._entries):
             with contextlib.suppress(FileNotFoundError):
                 if _has_record(path):
                     used = os.lstat(path / _RECORD).st_mtime
-                    listing.append((used, sum(_files(path).values()), path.name))
+                    listing.append((used, sum(file_sizes(path).values()), path.name))
         return listing
 
     # --- builds in progress ---
@@ -585,13 +427,13 @@ class Store:
 
         A lock file beside it, released when the process ends, shows whether its owner is alive.
         """
-        self._make(self._building)
+        self._shared.make("building")
         with contextlib.ExitStack() as stack:
             while True:
                 place = self._building / secrets.token_hex(8)
                 if self._own(stack, place):
                     break
-            stack.callback(_delete, place)
+            stack.callback(delete, place)
             place.mkdir(mode=0o700)
             yield place
 
@@ -605,7 +447,7 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous owner may have removed it between the two calls.
             if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
-                keep.callback(_delete, path)
+                keep.callback(delete, path)
                 return True
         except (BlockingIOError, FileNotFoundError):
             pass
@@ -613,121 +455,19 @@ class Store:
         return False
 
     def _collect_leftovers(self) -> None:
-        places = {path.with_suffix("") for path in _listdir(self._building)}
+        places = {path.with_suffix("") for path in list_folder(self._building)}
         for place in places:
             with contextlib.ExitStack() as stack:
                 if self._own(stack, place):
-                    _delete(place)
-        for entry in _listdir(self._entries):
+                    delete(place)
+        for entry in list_folder(self._entries):
             if not _has_record(entry) and _KEY.fullmatch(entry.name):
                 self._remove(entry.name)
-        for lock in _listdir(self._locks):
-            # Another process may be about to take it. If two then build the same entry, one is
-            # dropped.
-            with contextlib.suppress(OSError):
-                if os.lstat(lock).st_mtime < time.time() - _DAY:
-                    os.unlink(lock)
-
-    # --- the folder ---
-
-    def _make(self, folder: pathlib.Path) -> None:
-        if not folder.is_dir():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-
-    @contextlib.contextmanager
-    def _degrading(self, done: str) -> Iterator[None]:
-        """Turn a file system error into a warning.
-
-        Args:
-            done: what could not be done with the cache, as in "the cache cannot be read".
-        """
-        try:
-            yield
-        except (OSError, NotImplementedError) as error:
-            self._warn(
-                f"artifact_cache:{self.folder}",
-                f"the artifact cache {self.folder} cannot be {done}, and artifacts are built "
-                f"without it: {error}",
-            )
+        self._shared.remove_old_locks(re.compile(".*"))
 
 
 class _DamagedError(Exception):
     """A file of an entry does not match its record."""
-
-
-@contextlib.contextmanager
-def _reading(path: str | os.PathLike[str], *, follow: bool = False) -> Iterator[tuple[int, int]]:
-    """Open a regular file; yield (descriptor, size in bytes)."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
-    try:
-        yield descriptor, os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
-
-
-def _verified(
-    path: pathlib.Path, size: int, digest: str, copy: str | os.PathLike[str] | None = None
-) -> bool:
-    """Whether a file matches its record; with `copy`, copy the file and verify the copy."""
-    with _reading(path) as (source, found):
-        if found != size:
-            return False
-        if copy is None:
-            return _file_digest(source, size) == digest
-        with _writing(copy) as target:
-            _copy(source, target, size)
-            return _file_digest(target, size) == digest
-
-
-def _copy(source: int, target: int, size: int) -> None:
-    """Clone an open file if the file system can, else copy its bytes inside the kernel.
-
-    Raises:
-        OSError: the file cannot be read or written, or is shorter.
-    """
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(target, _FICLONE, source)
-        return
-    done = 0
-    while done < size:
-        try:
-            count = os.copy_file_range(source, target, size - done, done, done)
-        except OSError:
-            # Not supported between these two file systems; sendfile can read any file.
-            os.lseek(target, done, os.SEEK_SET)
-            count = os.sendfile(target, source, done, size - done)
-        if count == 0:
-            raise OSError("the file has become shorter")
-        done += count
-
-
-@contextlib.contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[int]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _files(folder: pathlib.Path) -> dict[str, int]:
-    """Return the size in bytes of every file below a folder, by relative name.
-
-    Files that vanish meanwhile are left out. A link or device has the size -1, which matches no
-    record.
-    """
-    found = {}
-    for parent, folders, names in os.walk(folder):
-        for name in [*names, *(name for name in folders if os.path.islink(f"{parent}/{name}"))]:
-            path = os.path.join(parent, name)
-            with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(path)
-                size = status.st_size if stat.S_ISREG(status.st_mode) else -1
-                found[os.path.relpath(path, folder)] = size
-    return found
 
 
 def _has_record(entry: pathlib.Path) -> bool:
@@ -735,20 +475,3 @@ def _has_record(entry: pathlib.Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return stat.S_ISDIR(os.lstat(entry).st_mode) and os.path.lexists(entry / _RECORD)
     return False
-
-
-def _listdir(folder: pathlib.Path) -> list[pathlib.Path]:
-    try:
-        return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def _delete(path: pathlib.Path) -> None:
-    """Remove a file, a link, or a folder with its content, as far as possible."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError:
-        shutil.rmtree(path, ignore_errors=True)

@@ -25,7 +25,8 @@ from inductor_ext.cpp_wrapper.package import write_package as packaging
 from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks import activate
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import digest
+from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
 from test.support import aot_util
 
@@ -298,8 +299,9 @@ def test_a_failed_compile_leaves_the_old_package(
 
 KILLED = """
 import os, signal, sys
-from inductor_ext.storage import artifact_store
-with artifact_store.publish(sys.argv[1]) as temporary:
+from inductor_ext.storage import digest
+from inductor_ext.storage.atomic import atomic_write
+with atomic_write(sys.argv[1]) as temporary:
     open(temporary, "w").write("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -311,7 +313,7 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
     assert done.returncode == -9
     assert path.read_text() == "old"
-    with artifact_store.publish(path) as temporary:
+    with atomic_write(path) as temporary:
         pathlib.Path(temporary).write_text("new")
     assert path.read_text() == "new"
 
@@ -320,14 +322,14 @@ def test_source_key_follows_the_source(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "inductor_ext"
-    shutil.copytree(artifact_store._PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(artifact_store, "_PACKAGE", copy)
-    key = artifact_store.source_key.__wrapped__
+    shutil.copytree(digest._PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(digest, "_PACKAGE", copy)
+    key = digest.source_key.__wrapped__
     keys = [key(), key()]
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "x.pyc").write_text("x")
     keys.append(key())
-    assert set(keys) == {artifact_store.source_key()}
+    assert set(keys) == {digest.source_key()}
     with (copy / "exc.py").open("a") as file:
         file.write("\n")
     keys.append(key())

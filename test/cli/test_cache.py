@@ -12,20 +12,21 @@ import pytest
 from inductor_ext import exc
 from inductor_ext.cli import cache as artifacts
 from inductor_ext.cli import main
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore, Usage
+from inductor_ext.storage.paths import artifact_folder
 
 CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> artifact_store.Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
     """The store that the command looks at."""
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path / "artifacts"))
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_SIZE", "2 MiB")
-    return artifact_store.Store(tmp_path / "artifacts", 2**21)
+    return ArtifactStore(tmp_path / "artifacts", 2**21)
 
 
-def fill(store: artifact_store.Store, entries: int) -> None:
+def fill(store: ArtifactStore, entries: int) -> None:
     for index in range(entries):
         with store.publish(f"{index:032x}") as folder:
             (folder / "file").write_bytes(bytes(2**18))
@@ -38,7 +39,7 @@ def report(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, obj
 
 
 def test_info_says_where_and_how_much(
-    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
+    store: ArtifactStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 2)
     held = store.usage()
@@ -53,16 +54,14 @@ def test_info_says_where_and_how_much(
     assert "2 artifacts, 0.5 MiB, of at most 2.0 MiB" in capsys.readouterr().out
 
 
-def test_looking_makes_no_folder(
-    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_looking_makes_no_folder(store: ArtifactStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(capsys=capsys)["entries"] == 0
     assert report("clear", capsys=capsys)["removed_entries"] == 0
     assert not store.folder.exists()
 
 
 def test_clear_leaves_what_is_being_read(
-    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
+    store: ArtifactStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 3)
     with store.get(f"{0:032x}"):
@@ -70,11 +69,13 @@ def test_clear_leaves_what_is_being_read(
         assert (cleared["removed_entries"], cleared["entries"]) == (2, 1)
     assert main.main(["cache", "clear"]) == 0
     assert "removed      1 artifact, 0.3 MiB" in capsys.readouterr().out
-    assert store.usage() == artifact_store.Usage(0, 0)
+    assert store.usage() == Usage(0, 0)
 
 
 def test_it_says_that_the_cache_is_off(
-    store: artifact_store.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: ArtifactStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE", "0")
     assert report(capsys=capsys)["enabled"] is False
@@ -83,7 +84,9 @@ def test_it_says_that_the_cache_is_off(
 
 
 def test_a_size_that_cannot_be_read_is_an_error(
-    store: artifact_store.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: ArtifactStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_SIZE", "much")
     with pytest.raises(exc.BadEnvironmentError):
@@ -104,8 +107,8 @@ def test_the_folder_is_in_inductors_cache_folder(
     else:
         inductor = str(tmp_path / variable)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", inductor)
-    assert artifact_store.artifact_folder() == Path(inductor) / "inductor_ext" / "artifacts"
-    assert artifact_store.artifact_folder(str(tmp_path)) == tmp_path
+    assert artifact_folder() == Path(inductor) / "inductor_ext" / "artifacts"
+    assert artifact_folder(str(tmp_path)) == tmp_path
 
 
 def test_it_needs_no_torch() -> None:

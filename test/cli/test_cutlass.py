@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 from inductor_ext import exc
 from inductor_ext.cli import cutlass, main
 from inductor_ext.lowerings.graph import match_cutlass, matmul_nodes
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.source import Source
 from test.support.gemm_graphs import lowered_graph, tensor
@@ -25,13 +26,13 @@ SIZES = [(512, 384, 256)]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> artifact_store.Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
     """An empty one, which the command uses."""
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path))
-    return artifact_store.Store(artifact_store.kernel_folder(str(tmp_path)), 1 << 30)
+    return ArtifactStore(kernel_folder(str(tmp_path)), 1 << 30)
 
 
-def fill(store: artifact_store.Store, source: Source, size: int = 1000) -> None:
+def fill(store: ArtifactStore, source: Source, size: int = 1000) -> None:
     with store.publish(nvcc_build.key(source)) as folder:
         (folder / nvcc_build.FILES["library"]).write_bytes(bytes(size))
         details = {
@@ -75,7 +76,7 @@ class TestBuild:
         assert list(cutlass._problems("bf16", "rc", epilogue, SIZES)) == [asked]
 
     def test_classes_are_multiplied(
-        self, store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
+        self, store: ArtifactStore, capsys: pytest.CaptureFixture[str]
     ) -> None:
         wanted = ["--dtype", "bf16,fp8", "--epilogue", "none,bias+relu", "--kernels", "1"]
         sizes = ["--gemm", "4096x4096x4096,8192x8192x4096"]
@@ -96,7 +97,7 @@ class TestBuild:
         ("arch", "part"), [("sm_80", "bf16_s16816gemm"), ("86", "bf16_s16816gemm")]
     )
     def test_older_architectures_have_kernels_of_their_own(
-        self, arch: str, part: str, store: artifact_store.Store
+        self, arch: str, part: str, store: ArtifactStore
     ) -> None:
         parser = cutlass.argparse.ArgumentParser()
         cutlass.add_arguments(parser)
@@ -147,7 +148,7 @@ class TestBuild:
 
     def test_what_is_there_is_not_built_again_and_needs_no_nvcc(
         self,
-        store: artifact_store.Store,
+        store: ArtifactStore,
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -184,7 +185,7 @@ def cutlass_headers() -> Any:
 
 
 def test_kernels_are_listed_and_removed(
-    store: artifact_store.Store, capsys: pytest.CaptureFixture[str]
+    store: ArtifactStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = [Source(f"kernel_{i}", "", "90a") for i in range(3)]
     for source in sources:

@@ -657,11 +657,11 @@ class Journal:
     """
 
     def __init__(self, path: Path, samples: int, *, restart: bool) -> None:
-        from inductor_ext.storage import artifact_store
+        from inductor_ext.storage import digest
 
         self.results: dict[Case, Result] = {}
         self._path = path
-        header = json.dumps([torch.__version__, artifact_store.source_key(), samples])
+        header = json.dumps([torch.__version__, digest.source_key(), samples])
         lines = path.read_text().splitlines() if path.exists() and not restart else []
         known = []
         if lines[:1] == [header]:

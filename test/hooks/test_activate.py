@@ -21,7 +21,7 @@ import inductor_ext
 from inductor_ext import _compat, config, events, exc, lowerings
 from inductor_ext.hooks import activate, compile_fx, lowering_table, scope
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import digest
 
 ATEN_SINH = torch.ops.aten.sinh.default
 
@@ -414,7 +414,7 @@ def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
         tag = torch.compiler.config.cache_key_tag
     outside = vars(FxGraphHashDetails(None, [], {}, []))
     assert set(inside) - set(outside) == {"inductor_ext"}
-    assert inside["inductor_ext"].startswith(artifact_store.source_key())
+    assert inside["inductor_ext"].startswith(digest.source_key())
     assert tag == torch.compiler.config.cache_key_tag
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore, Usage
+from inductor_ext.storage.digest import hash_buffer
 from test.support.children import cache as child_cache
 
 CHECKOUT = Path(__file__).parents[2]
@@ -32,40 +33,36 @@ def warnings() -> list[str]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, warnings: list[str]) -> Iterator[artifact_store.Store]:
+def store(tmp_path: Path, warnings: list[str]) -> Iterator[ArtifactStore]:
     """A store that must have nothing to complain of, unless the test takes its complaints."""
-    yield artifact_store.Store(
-        tmp_path / "store", LARGE, lambda key, message: warnings.append(message)
-    )
+    yield ArtifactStore(tmp_path / "store", LARGE, lambda key, message: warnings.append(message))
     assert warnings == []
 
 
-def put(
-    store: artifact_store.Store, key: str, content: bytes = b"content", name: str = "file"
-) -> None:
+def put(store: ArtifactStore, key: str, content: bytes = b"content", name: str = "file") -> None:
     with store.publish(key) as folder:
         (folder / name).write_bytes(content)
 
 
-def content(store: artifact_store.Store, key: str, name: str = "file") -> bytes | None:
+def content(store: ArtifactStore, key: str, name: str = "file") -> bytes | None:
     with store.get(key) as folder:
         return None if folder is None else (folder / name).read_bytes()
 
 
-def building(store: artifact_store.Store) -> list[str]:
+def building(store: ArtifactStore) -> list[str]:
     """What is being built, or was left behind."""
     folder = store.folder / "building"
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
-def file_of(store: artifact_store.Store, key: str = KEY, name: str = "file") -> Path:
+def file_of(store: ArtifactStore, key: str = KEY, name: str = "file") -> Path:
     return store.folder / "entries" / key / name
 
 
 # --- entries ---
 
 
-def test_what_is_published_is_found(store: artifact_store.Store) -> None:
+def test_what_is_published_is_found(store: ArtifactStore) -> None:
     assert content(store, KEY) is None
     put(store, KEY, b"one")
     put(store, KEYS[1], b"two")
@@ -75,12 +72,12 @@ def test_what_is_published_is_found(store: artifact_store.Store) -> None:
     assert building(store) == []
 
 
-def test_another_store_on_the_same_folder_finds_it(store: artifact_store.Store) -> None:
+def test_another_store_on_the_same_folder_finds_it(store: ArtifactStore) -> None:
     put(store, KEY)
-    assert content(artifact_store.Store(store.folder, LARGE), KEY) == b"content"
+    assert content(ArtifactStore(store.folder, LARGE), KEY) == b"content"
 
 
-def test_an_entry_is_a_folder_of_files(store: artifact_store.Store, tmp_path: Path) -> None:
+def test_an_entry_is_a_folder_of_files(store: ArtifactStore, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
     store.put(KEY, {"a": tmp_path / "a", "sub/b": tmp_path / "b"})
@@ -95,7 +92,7 @@ def test_an_entry_is_a_folder_of_files(store: artifact_store.Store, tmp_path: Pa
 
 @pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 9 * 2**20 + 5])
 def test_files_of_any_size_are_copied_in_and_out(
-    store: artifact_store.Store, tmp_path: Path, size: int
+    store: ArtifactStore, tmp_path: Path, size: int
 ) -> None:
     data = os.urandom(size)
     (tmp_path / "in").write_bytes(data)
@@ -106,7 +103,7 @@ def test_files_of_any_size_are_copied_in_and_out(
 
 
 def test_a_copy_can_be_written_without_harm_to_the_entry(
-    store: artifact_store.Store, tmp_path: Path
+    store: ArtifactStore, tmp_path: Path
 ) -> None:
     put(store, KEY)
     assert store.fetch(KEY, {"file": tmp_path / "out"})
@@ -115,7 +112,7 @@ def test_a_copy_can_be_written_without_harm_to_the_entry(
     assert content(store, KEY) == b"content"
 
 
-def test_an_exception_inside_publishes_nothing(store: artifact_store.Store) -> None:
+def test_an_exception_inside_publishes_nothing(store: ArtifactStore) -> None:
     with contextlib.suppress(KeyError), store.publish(KEY) as folder:
         (folder / "file").write_text("half")
         raise KeyError
@@ -123,7 +120,7 @@ def test_an_exception_inside_publishes_nothing(store: artifact_store.Store) -> N
     assert building(store) == []
 
 
-def test_the_first_publication_stays(store: artifact_store.Store) -> None:
+def test_the_first_publication_stays(store: ArtifactStore) -> None:
     with store.publish(KEY) as folder:
         put(store, KEY, b"faster")
         (folder / "file").write_bytes(b"slower")
@@ -132,7 +129,7 @@ def test_the_first_publication_stays(store: artifact_store.Store) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "abc", "../" + KEY, KEY.upper() + "A" * 16, KEY + "/x"])
-def test_a_key_is_hexadecimal(store: artifact_store.Store, key: str) -> None:
+def test_a_key_is_hexadecimal(store: ArtifactStore, key: str) -> None:
     with pytest.raises(ValueError, match="hexadecimal"):
         store.get(key).__enter__()
     with pytest.raises(ValueError, match="hexadecimal"):
@@ -140,7 +137,7 @@ def test_a_key_is_hexadecimal(store: artifact_store.Store, key: str) -> None:
     assert not store.folder.exists()
 
 
-def test_the_folder_is_the_users_alone(store: artifact_store.Store) -> None:
+def test_the_folder_is_the_users_alone(store: ArtifactStore) -> None:
     put(store, KEY)
     assert store.folder.stat().st_mode & 0o777 == 0o700
 
@@ -153,8 +150,8 @@ def test_a_digest_is_that_of_blocks_whatever_the_number_of_threads() -> None:
     blocks = [data[start : start + 2**20] for start in range(0, len(data), 2**20)]
     hashes = [hashlib.sha256(block).digest() for block in blocks]
     expected = hashlib.sha256(len(data).to_bytes(8, "little") + b"".join(hashes)).hexdigest()
-    assert artifact_store.digest(data) == expected
-    assert artifact_store.digest(b"") == hashlib.sha256(bytes(8)).hexdigest()
+    assert hash_buffer(data) == expected
+    assert hash_buffer(b"") == hashlib.sha256(bytes(8)).hexdigest()
 
 
 # --- damage ---
@@ -184,7 +181,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("way", ["get", "fetch"])
 def test_a_damaged_entry_is_removed_and_built_anew(
-    store: artifact_store.Store, tmp_path: Path, damage: str, way: str
+    store: ArtifactStore, tmp_path: Path, damage: str, way: str
 ) -> None:
     put(store, KEY)
     DAMAGES[damage](file_of(store))
@@ -198,15 +195,15 @@ def test_a_damaged_entry_is_removed_and_built_anew(
     assert content(store, KEY) == b"again"
 
 
-def test_an_entry_under_another_key_is_no_entry(store: artifact_store.Store) -> None:
+def test_an_entry_under_another_key_is_no_entry(store: ArtifactStore) -> None:
     put(store, KEY)
     os.rename(file_of(store).parent, file_of(store, KEYS[1]).parent)
     assert content(store, KEYS[1]) is None
 
 
-def test_links_are_not_followed(store: artifact_store.Store, tmp_path: Path) -> None:
+def test_links_are_not_followed(store: ArtifactStore, tmp_path: Path) -> None:
     """Neither when reading nor when removing."""
-    other = artifact_store.Store(tmp_path / "other", LARGE)
+    other = ArtifactStore(tmp_path / "other", LARGE)
     put(other, KEY)
     put(store, KEYS[1])
     file_of(store).parent.symlink_to(file_of(other).parent)
@@ -222,7 +219,7 @@ def test_links_are_not_followed(store: artifact_store.Store, tmp_path: Path) -> 
 
 
 def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
-    store = artifact_store.Store(tmp_path, 4_000)
+    store = ArtifactStore(tmp_path, 4_000)
     for index, key in enumerate(KEYS[:3]):
         put(store, key, bytes(1000))
         os.utime(file_of(store, key, ".entry"), (index, index))
@@ -234,18 +231,18 @@ def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_is_being_read_stays(tmp_path: Path) -> None:
-    store = artifact_store.Store(tmp_path, LARGE)
+    store = ArtifactStore(tmp_path, LARGE)
     put(store, KEY)
     put(store, KEYS[1])
     with store.get(KEY) as folder:
         assert folder is not None
-        assert artifact_store.Store(tmp_path, LARGE).clear().entries == 1
+        assert ArtifactStore(tmp_path, LARGE).clear().entries == 1
         assert (folder / "file").read_bytes() == b"content"
     assert store.clear().entries == 1
-    assert store.usage() == artifact_store.Usage(0, 0)
+    assert store.usage() == Usage(0, 0)
 
 
-def test_what_is_being_built_stays(store: artifact_store.Store) -> None:
+def test_what_is_being_built_stays(store: ArtifactStore) -> None:
     with store.publish(KEY) as folder:
         (folder / "file").write_bytes(b"content")
         store.clear()
@@ -256,7 +253,7 @@ def test_what_is_being_built_stays(store: artifact_store.Store) -> None:
 def test_what_is_larger_than_the_store_drives_nothing_out(
     tmp_path: Path, warnings: list[str]
 ) -> None:
-    store = artifact_store.Store(tmp_path, 2_000, lambda key, message: warnings.append(message))
+    store = ArtifactStore(tmp_path, 2_000, lambda key, message: warnings.append(message))
     put(store, KEY, bytes(1000))
     put(store, KEYS[1], bytes(3000))
     assert content(store, KEY) is not None
@@ -267,7 +264,7 @@ def test_what_is_larger_than_the_store_drives_nothing_out(
 # --- degrading ---
 
 
-def degraded(store: artifact_store.Store, outside: Path) -> None:
+def degraded(store: ArtifactStore, outside: Path) -> None:
     """Go through all that a store does; nothing may fail, and nothing be found."""
     (outside / "file").write_text("x")
     with store.lock(KEY):
@@ -276,7 +273,7 @@ def degraded(store: artifact_store.Store, outside: Path) -> None:
         put(store, KEY)
         store.put(KEY, {"file": outside / "file"})
     assert content(store, KEY) is None
-    assert store.usage() == store.clear() == artifact_store.Usage(0, 0)
+    assert store.usage() == store.clear() == Usage(0, 0)
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/nowhere"])
@@ -290,13 +287,13 @@ def test_a_folder_that_cannot_be_made_is_no_cache(
         keys.append(key)
         warnings.append(message)
 
-    degraded(artifact_store.Store(tmp_path / folder, LARGE, warn), tmp_path)
+    degraded(ArtifactStore(tmp_path / folder, LARGE, warn), tmp_path)
     assert len(set(keys)) == 1, "more than one warning with events.warn_once"
     assert "artifacts are built without it" in warnings[0]
 
 
 def test_a_folder_that_cannot_be_written_is_read(
-    store: artifact_store.Store, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    store: ArtifactStore, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file system mounted read-only; the permissions alone do not keep root out."""
     put(store, KEY)
@@ -327,9 +324,7 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_no_cache(
-    store: artifact_store.Store, warnings: list[str], tmp_path: Path
-) -> None:
+def test_a_full_disk_is_no_cache(store: ArtifactStore, warnings: list[str], tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(2**20))
     with file_size_limit(2**19):
         store.put(KEY, {"file": tmp_path / "large"})
@@ -349,7 +344,7 @@ def test_a_full_disk_is_no_cache(
 # --- processes and threads ---
 
 
-def test_one_builds_and_the_others_wait(store: artifact_store.Store) -> None:
+def test_one_builds_and_the_others_wait(store: ArtifactStore) -> None:
     built: list[int] = []
     found: list[bytes | None] = []
 
@@ -372,14 +367,14 @@ def test_one_builds_and_the_others_wait(store: artifact_store.Store) -> None:
 
 WAITER = """
 import sys
-from inductor_ext.storage import artifact_store
-with artifact_store.Store(sys.argv[1], 1000).lock(sys.argv[2]):
+from inductor_ext.storage.artifact_store import ArtifactStore
+with ArtifactStore(sys.argv[1], 1000).lock(sys.argv[2]):
     print("locked", flush=True)
     sys.stdin.read()
 """
 
 
-def test_a_lock_ends_with_its_process(store: artifact_store.Store) -> None:
+def test_a_lock_ends_with_its_process(store: ArtifactStore) -> None:
     command = [sys.executable, "-c", WAITER, str(store.folder), KEY]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=CHECKOUT, **pipes) as child:
@@ -399,7 +394,7 @@ def test_a_lock_ends_with_its_process(store: artifact_store.Store) -> None:
         assert taken.is_set()
 
 
-def test_a_lock_can_be_tried(store: artifact_store.Store) -> None:
+def test_a_lock_can_be_tried(store: ArtifactStore) -> None:
     with store.try_lock(KEY) as held, store.try_lock(KEY) as again:
         assert (held, again) == (True, False)
     with store.lock(KEY), store.try_lock(KEY) as held:
@@ -409,9 +404,7 @@ def test_a_lock_can_be_tried(store: artifact_store.Store) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_processes_killed_at_any_moment_break_nothing(
-    store: artifact_store.Store, seed: int
-) -> None:
+def test_processes_killed_at_any_moment_break_nothing(store: ArtifactStore, seed: int) -> None:
     kills = 200
     script = str(Path(child_cache.__file__))
     run = subprocess.run(

@@ -28,7 +28,8 @@ from inductor_ext.cpp_wrapper.build import cmake_project, compiler, fatbin
 from inductor_ext.cpp_wrapper.codegen import cpp_wrapper, extern_nodes, split_units, weights_layout
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.atomic import atomic_write
+from inductor_ext.storage.digest import hash_buffer
 from inductor_ext.templates.cutlass import aot_link as cutlass_objects
 from inductor_ext.templates.cutlass import runtime as cutlass_runtime
 from inductor_ext.templates.cutlass.source import Source
@@ -289,7 +290,7 @@ def _project(
 def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) -> list[str]:
     """Return the digest of each stored constant's storage."""
     return [
-        artifact_store.digest(weights_layout.storage_bytes(tensor, plan.sizes[name]).view)
+        hash_buffer(weights_layout.storage_bytes(tensor, plan.sizes[name]).view)
         for name, tensor in constants.items()
         if plan.sizes[name]
     ]
@@ -364,7 +365,7 @@ class _Writer:
 @contextlib.contextmanager
 def codecache_file(path: str) -> Iterator[Any]:
     """Open a file for writing; it appears at `path` only once it is complete."""
-    with artifact_store.publish(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         yield file
 
 

@@ -1,6 +1,6 @@
 """Compilation of AOT packages through the artifact cache. On a hit, the package is copied.
 
-`key` computes the cache key; an `artifact_store.Store` holds the packages. The settings
+`key` computes the cache key; an `ArtifactStore` holds the packages. The settings
 `artifact_cache`, `artifact_cache_dir` and `artifact_cache_size` govern the cache; torch's
 `force_disable_caches` disables it, too. Concurrent processes compile the same package only once. A
 program without a key is compiled each time. A failure of the cache never fails a compile. An
@@ -21,7 +21,8 @@ from inductor_ext import events
 from inductor_ext.cpp_wrapper.cache import key as artifact_key
 from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord
 from inductor_ext.settings import Settings, parse_bytes
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import artifact_folder
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -33,10 +34,10 @@ Target = str | os.PathLike[str] | IO[bytes] | None
 _FILE = "model.pt2"
 
 
-def open_store(settings: Settings) -> artifact_store.Store:
+def open_store(settings: Settings) -> ArtifactStore:
     """Return the store of packages. Does not create or access any file."""
-    return artifact_store.Store(
-        artifact_store.artifact_folder(settings.artifact_cache_dir),
+    return ArtifactStore(
+        artifact_folder(settings.artifact_cache_dir),
         parse_bytes(settings.artifact_cache_size),
         events.warn_once,
     )
@@ -134,7 +135,7 @@ def _compute_key(
 
 def _choose_path(key: str) -> str | None:
     """Return a path for a package without a target; None if its folder cannot be created."""
-    folder = artifact_store.artifact_folder().parent / "packages" / key[:32]
+    folder = artifact_folder().parent / "packages" / key[:32]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -142,7 +143,7 @@ def _choose_path(key: str) -> str | None:
     return str(folder / _FILE)
 
 
-def _copy_cached(store: artifact_store.Store, key: str, target: Target) -> bool:
+def _copy_cached(store: ArtifactStore, key: str, target: Target) -> bool:
     if target is None:
         return False
     if isinstance(target, (str, os.PathLike)):
@@ -156,7 +157,7 @@ def _copy_cached(store: artifact_store.Store, key: str, target: Target) -> bool:
 
 
 def _compile_and_store(
-    store: artifact_store.Store,
+    store: ArtifactStore,
     key: str,
     target: Target,
     compile_: Callable[[Target], str | IO[bytes]],

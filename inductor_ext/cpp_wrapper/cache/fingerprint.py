@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.digest import hash_buffer
 
 __all__ = [
     "Serializer",
@@ -214,7 +214,7 @@ class Serializer:
             content: Any = b""
             if on_cpu.nbytes():
                 content = (ctypes.c_char * on_cpu.nbytes()).from_address(on_cpu.data_ptr())
-            self._storages[identity] = (len(self._storages), artifact_store.digest(content))
+            self._storages[identity] = (len(self._storages), hash_buffer(content))
         return self._storages[identity]
 
     def serialize_graph(self, module: Any) -> Any:

@@ -39,7 +39,7 @@ from inductor_ext.cpp_wrapper.cache.fingerprint import (
 from inductor_ext.hooks import lowering_table
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.settings import Settings
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import digest
 from inductor_ext.toolchain import components
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def ingredients(
         "weights": _serialize_weights(serializer, program),
         "symbols": [_serialize_symbols(env) for env in serializer.shape_envs],
         "settings": (
-            artifact_store.source_key(),
+            digest.source_key(),
             settings.cache_key(),
             lowering_table.registry_key(own=False),
             post_grad_pass.cache_key(settings, program.graph_module),

@@ -23,7 +23,8 @@ from inductor_ext import __version__, exc
 from inductor_ext.cpp_wrapper.codegen import weights_layout
 from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_writer
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import digest
+from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _write_weights(path: str, artifact: Artifact) -> manifest.File:
             with open(path, "rb") as file:
                 if _sha256(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
                     return known
-        with artifact_store.publish(path) as temporary, open(temporary, "wb") as file:
+        with atomic_write(path) as temporary, open(temporary, "wb") as file:
             weights_layout.write(file, artifact.constants, artifact.plan)
     except OSError as error:
         raise exc.BadWeightsFileError(path=path, why=error.strerror or str(error)) from error
@@ -240,7 +241,7 @@ def _versions(compiler: str) -> dict[str, str | None]:
         "triton": components.probe("triton").version,
         "compiler": compiler,
         "inductor_ext": __version__,
-        "source_key": artifact_store.source_key(),
+        "source_key": digest.source_key(),
     }
 
 

@@ -58,7 +58,7 @@ Source: TypeAlias = Buffer | str | os.PathLike[str] | FileRange | Chunks
 class Writer:
     """Writer of a package, entry by entry.
 
-    The caller opens the file, publishes it (`artifact_store.publish`) and closes it. After an
+    The caller opens the file, publishes it (`atomic_write`) and closes it. After an
     error, the file is invalid and must be discarded.
     """
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from inductor_ext import exc
 from inductor_ext.memory.planner.interval import Interval
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.atomic import atomic_write
 
 __all__ = ["CsvProblem", "check_writable", "read", "write"]
 
@@ -171,7 +171,7 @@ def write(path: str | os.PathLike[str], problem: CsvProblem, offsets: Sequence[i
     place = problem.header.index(_OFFSET) if _OFFSET in problem.header else len(problem.header)
     try:
         with (
-            artifact_store.publish(path) as temporary,
+            atomic_write(path) as temporary,
             open(temporary, "w", encoding="utf-8", newline="") as file,
         ):
             writer = csv.writer(file, lineterminator="\n")

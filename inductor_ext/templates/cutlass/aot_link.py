@@ -11,7 +11,7 @@ import subprocess
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.templates.cutlass import nvcc_build
 from inductor_ext.templates.cutlass.source import FUNCTIONS, Source
 
@@ -29,7 +29,7 @@ def symbol(source: Source) -> str:
     return f"cutlass_{nvcc_build.key(source)[:32]}"
 
 
-def link(source: Source, store: artifact_store.Store, output: str) -> None:
+def link(source: Source, store: ArtifactStore, output: str) -> None:
     """Write the object of a kernel, for linking into a model; build the kernel if necessary.
 
     Args:

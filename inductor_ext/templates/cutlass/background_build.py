@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.templates.cutlass import compiler_process, nvcc_build
 from inductor_ext.templates.cutlass.find_headers import Headers
 from inductor_ext.templates.cutlass.source import Source
@@ -33,7 +33,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 def build_later(
     sources: Iterable[Source],
-    store: artifact_store.Store,
+    store: ArtifactStore,
     toolchain: nvcc_build.Toolchain | None = None,
 ) -> list[Source]:
     """Build kernels in a background process.
@@ -65,9 +65,7 @@ def build_later(
     return missing
 
 
-def _start(
-    sources: list[Source], store: artifact_store.Store, toolchain: nvcc_build.Toolchain
-) -> None:
+def _start(sources: list[Source], store: ArtifactStore, toolchain: nvcc_build.Toolchain) -> None:
     request = {
         "sources": [dataclasses.asdict(source) for source in sources],
         "store": [str(store.folder), store.max_bytes],
@@ -97,7 +95,7 @@ def _claim(source: Source) -> str:
     return hashlib.sha256(f"to be built: {nvcc_build.key(source)}".encode()).hexdigest()
 
 
-def _is_claimed(source: Source, store: artifact_store.Store) -> bool:
+def _is_claimed(source: Source, store: ArtifactStore) -> bool:
     """Whether a kernel is claimed, or cannot be claimed because the store is not writable."""
     with store.try_lock(_claim(source)) as held:
         return not held
@@ -117,7 +115,7 @@ def _main() -> None:
             "runtime": pathlib.Path(told["runtime"]),
         }
     )
-    store = artifact_store.Store(*request["store"])
+    store = ArtifactStore(*request["store"])
     with contextlib.ExitStack() as stack:
         mine = []
         for item in request["sources"]:

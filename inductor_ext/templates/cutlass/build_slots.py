@@ -8,7 +8,7 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 
 __all__ = ["available_bytes", "build_slot", "jobs", "total_bytes"]
 
@@ -48,7 +48,7 @@ def available_bytes() -> int:
 
 
 @contextlib.contextmanager
-def build_slot(store: artifact_store.Store, limit: int | None) -> Iterator[None]:
+def build_slot(store: ArtifactStore, limit: int | None) -> Iterator[None]:
     """Hold a build slot; wait for one of those that all processes with this store share.
 
     A slot is a file lock, so it is released when its process dies. Slots are not enforced if the

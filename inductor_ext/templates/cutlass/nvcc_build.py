@@ -1,6 +1,6 @@
 """Build CUTLASS kernels with nvcc, once per source and machine.
 
-Results are in a store that all processes share (`artifact_store.Store`), keyed by source and flags.
+Results are in a store that all processes share (`ArtifactStore`), keyed by source and flags.
 A cached kernel needs no compiler, and is used whichever nvcc built it. Processes that request the
 same kernel build it once, and `build_slots` limits the number of concurrent builds in all
 processes. A killed build leaves no entry; the store cleans up after it and enforces its size limit.
@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inductor_ext import exc
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.templates.cutlass import find_headers
 from inductor_ext.templates.cutlass.build_slots import build_slot
 from inductor_ext.templates.cutlass.compiler_process import start_compiler
@@ -232,7 +232,7 @@ def _digest(told: Sequence[str]) -> str:
 
 def is_built(
     source: Source,
-    store: artifact_store.Store,
+    store: ArtifactStore,
     toolchain: Toolchain | None = None,
     kind: Kind = "library",
 ) -> bool:
@@ -247,7 +247,7 @@ def is_built(
 @contextlib.contextmanager
 def built(
     source: Source,
-    store: artifact_store.Store,
+    store: ArtifactStore,
     toolchain: Toolchain | None = None,
     kind: Kind = "library",
     limit: int | None = None,
@@ -283,7 +283,7 @@ def built(
 
 def build(
     source: Source,
-    store: artifact_store.Store,
+    store: ArtifactStore,
     toolchain: Toolchain | None = None,
     kind: Kind = "library",
     limit: int | None = None,
@@ -295,7 +295,7 @@ def build(
 
 def build_all(
     sources: Sequence[Source],
-    store: artifact_store.Store,
+    store: ArtifactStore,
     toolchain: Toolchain | None = None,
     kind: Kind = "library",
     limit: int | None = None,
@@ -326,7 +326,11 @@ def build_all(
 
 
 def _make(
-    source: Source, store: artifact_store.Store, toolchain: Toolchain, kind: Kind, limit: int | None
+    source: Source,
+    store: ArtifactStore,
+    toolchain: Toolchain,
+    kind: Kind,
+    limit: int | None,
 ) -> dict[str, bytes]:
     """Build a kernel into the store and return its files by name.
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from inductor_ext import _compat, events, exc, settings
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import launch, nvcc_build
 from inductor_ext.templates.cutlass.source import Source
 
@@ -93,7 +94,7 @@ class Launcher:
         return size
 
 
-def store(values: settings.Settings | None = None) -> artifact_store.Store:
+def store(values: settings.Settings | None = None) -> ArtifactStore:
     """Return the store of built kernels, without creating or touching files.
 
     Args:
@@ -105,8 +106,8 @@ def store(values: settings.Settings | None = None) -> artifact_store.Store:
         from inductor_ext import config
 
         values = config.snapshot({})
-    return artifact_store.Store(
-        artifact_store.kernel_folder(values.artifact_cache_dir),
+    return ArtifactStore(
+        kernel_folder(values.artifact_cache_dir),
         settings.parse_bytes(values.artifact_cache_size),
         events.warn_once,
     )

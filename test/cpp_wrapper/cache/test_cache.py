@@ -25,7 +25,7 @@ from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.cpp_wrapper.cache import key
 from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord, PackageRecord
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 
 CHECKOUT = pathlib.Path(__file__).parents[3]
 
@@ -249,7 +249,7 @@ def test_a_compile_that_fails_leaves_nothing(
     for target in (tmp_path / "net.pt2", io.BytesIO(), None):
         with pytest.raises(KeyError):
             compiled(program, target, fail)
-    assert artifact_store.Store(folder, 1).usage().entries == 0
+    assert ArtifactStore(folder, 1).usage().entries == 0
     assert state(program, tmp_path / "net.pt2", compiler) == "miss"
 
 

@@ -23,7 +23,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from inductor_ext import lowerings, settings
 from inductor_ext.cpp_wrapper.cache import key as artifact_key
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage import digest as storage_digest
 from inductor_ext.toolchain import components
 from test.support.children import artifact_key as child_artifact_key
 
@@ -363,7 +363,7 @@ def test_our_settings_and_source_count(base: ExportedProgram) -> None:
     before = digest(base)
     assert digest(base, settings.Settings(memory_arenas="never")) != before
     assert digest(base, settings.Settings(event_log="somewhere")) == before
-    with mock.patch.object(artifact_store, "source_key", return_value="another version"):
+    with mock.patch.object(storage_digest, "source_key", return_value="another version"):
         assert digest(base) != before
 
 

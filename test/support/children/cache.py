@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
 
 KEYS = tuple(f"{index:032x}" for index in range(6))
 
@@ -37,7 +37,7 @@ def check(folder: Path, key: str) -> None:
         assert (folder / name).read_bytes() == content(key, name), f"{name} of {key} is broken"
 
 
-def use(store: artifact_store.Store, key: str, outside: Path) -> None:
+def use(store: ArtifactStore, key: str, outside: Path) -> None:
     """Take an entry, or build it, in one of the two ways."""
     with store.lock(key):
         with store.get(key) as entry:
@@ -56,7 +56,7 @@ def use(store: artifact_store.Store, key: str, outside: Path) -> None:
 def live(folder: str, seed: int) -> None:
     """Use a store until killed."""
     choose = random.Random(seed)
-    store = artifact_store.Store(folder, MAX_BYTES)
+    store = ArtifactStore(folder, MAX_BYTES)
     with tempfile.TemporaryDirectory() as outside:
         while True:
             use(store, choose.choice(KEYS), Path(outside))
@@ -81,7 +81,7 @@ def main(folder: str, kills: int, seed: int) -> None:
         os.kill(victim, signal.SIGKILL)
         died += os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1]) == -signal.SIGKILL
     # On a slow machine nobody may have lived long enough to finish an entry.
-    store = artifact_store.Store(folder, MAX_BYTES)
+    store = ArtifactStore(folder, MAX_BYTES)
     while not store.usage().entries and all(os.waitpid(c, os.WNOHANG)[0] == 0 for c in children):
         time.sleep(0.01)
     for child in children:

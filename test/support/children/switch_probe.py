@@ -91,7 +91,7 @@ def scenario_stock_alone(folder: str) -> dict[str, Any]:
 
 def scenario_stock_after_ours(folder: str) -> dict[str, Any]:
     import inductor_ext
-    from inductor_ext.storage import artifact_store
+    from inductor_ext.storage import digest
 
     seen = {"ours": train_once(folder, backend="inductor_ext")}
     other = {"fallback_to_eager": False}
@@ -101,9 +101,9 @@ def scenario_stock_after_ours(folder: str) -> dict[str, Any]:
     inductor_ext.install()
     seen["installed"] = train_once(folder, backend="inductor")
     inductor_ext.uninstall()
-    original, artifact_store.source_key = artifact_store.source_key, lambda: "0" * 16
+    original, digest.source_key = digest.source_key, lambda: "0" * 16
     seen["changed_source"] = train_once(folder, backend="inductor_ext")
-    artifact_store.source_key = original
+    digest.source_key = original
     seen["stock"] = train_once(folder, backend="inductor")
     off = {"enabled": False}
     seen["disabled"] = train_once(folder, backend="inductor_ext", options=off)

@@ -17,7 +17,8 @@ import torch
 from benchmarks.gemm.cutlass_launch import Kernel, call, load
 from inductor_ext.autotune.accuracy import bound, error
 from inductor_ext.autotune.reference import unpack_int4
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.constraints import why_not
 from inductor_ext.templates.cutlass.cost_model import rank
@@ -215,12 +216,12 @@ def source_of(case: Case) -> Source:
 
 
 @pytest.fixture(scope="module")
-def store(request: pytest.FixtureRequest) -> artifact_store.Store:
+def store(request: pytest.FixtureRequest) -> ArtifactStore:
     """With the kernels of all cases that have been asked for."""
     for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    found = artifact_store.Store(artifact_store.kernel_folder(), 4 << 30)
+    found = ArtifactStore(kernel_folder(), 4 << 30)
     asked = {
         item.callspec.params["name"]
         for item in request.session.items
@@ -307,7 +308,7 @@ def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torc
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_computes_what_it_should(store: artifact_store.Store, name: str) -> None:
+def test_computes_what_it_should(store: ArtifactStore, name: str) -> None:
     case, problem = CASES[name], CASES[name].problem
     config = config_of(case)
     assert why_not(problem, config, device()) == []
@@ -364,7 +365,7 @@ def _exactly(
     return [value(node).expand(accumulator.shape) for _, node in epilogue.outputs]
 
 
-def test_one_binary_serves_other_shapes(store: artifact_store.Store) -> None:
+def test_one_binary_serves_other_shapes(store: ArtifactStore) -> None:
     """And strides, batches, swizzles and orders of tiles."""
     case = CASES["mm_rc"]
     config = config_of(case)
@@ -383,7 +384,9 @@ def test_one_binary_serves_other_shapes(store: artifact_store.Store) -> None:
             assert error(out, exact, scale) <= 2 * bound(mm("mm", m, n, k))
 
 
-def test_results_of_stream_k_have_the_same_bits_each_time(store: artifact_store.Store) -> None:
+def test_results_of_stream_k_have_the_same_bits_each_time(
+    store: ArtifactStore,
+) -> None:
     case = CASES["stream_k_1024x256x1024"]
     config = config_of(case)
     kernel = load(source(config, case.epilogue), store)
@@ -395,7 +398,9 @@ def test_results_of_stream_k_have_the_same_bits_each_time(store: artifact_store.
     assert torch.equal(outs[0], outs[2])
 
 
-def test_what_is_not_aligned_is_refused_and_not_computed(store: artifact_store.Store) -> None:
+def test_what_is_not_aligned_is_refused_and_not_computed(
+    store: ArtifactStore,
+) -> None:
     case = CASES["mm_rc"]
     config = config_of(case)
     if config.arch != 90:
@@ -406,7 +411,7 @@ def test_what_is_not_aligned_is_refused_and_not_computed(store: artifact_store.S
     assert kernel.workspace_size(call(config, *half)) is None
 
 
-def test_the_graph_of_a_launch_can_be_replayed(store: artifact_store.Store) -> None:
+def test_the_graph_of_a_launch_can_be_replayed(store: ArtifactStore) -> None:
     case = CASES["addmm_row"]
     config = config_of(case)
     kernel = load(source(config, case.epilogue), store)

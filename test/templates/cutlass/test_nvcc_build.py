@@ -22,7 +22,8 @@ import torch
 from benchmarks.gemm.cutlass_launch import Kernel, call
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build.compiler import RUNTIME
-from inductor_ext.storage import artifact_store
+from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import (
     aot_link,
     background_build,
@@ -86,7 +87,7 @@ class Machine:
         program.write_text(NVCC.format(log=self.log))
         program.chmod(0o755)
         self.toolchain = Scripted.at(folder)
-        self.store = artifact_store.Store(folder / "store", 1 << 30)
+        self.store = ArtifactStore(folder / "store", 1 << 30)
 
     def built(self, what: Source, **options: Any) -> bytes:
         with built(what, self.store, self.toolchain, **options) as file:
@@ -231,7 +232,8 @@ class TestBuild:
 
     def test_a_process_that_is_killed_leaves_nothing_behind(self, machine: Machine) -> None:
         code = f"""
-            from inductor_ext.storage import artifact_store
+            from inductor_ext.storage.artifact_store import ArtifactStore
+from inductor_ext.storage.paths import kernel_folder
             from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build
             from inductor_ext.templates.cutlass.find_headers import Headers
             from inductor_ext.templates.cutlass.source import Source
@@ -240,7 +242,7 @@ class TestBuild:
             headers = Headers(folder, (4, 2, 0))
             toolchain = Toolchain(str(folder / "nvcc"), "13.0.88", headers, "c++", folder)
             text = 'nvcc: echo half >"$out"; sleep 600'
-            store = artifact_store.Store(folder / "store", 1 << 30)
+            store = ArtifactStore(folder / "store", 1 << 30)
             build(Source("kernel_2", text, "90a"), store, toolchain)
         """
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
@@ -262,7 +264,7 @@ class TestBuild:
         machine = Machine(tmp_path)
         said: list[str] = []
         (tmp_path / "file").touch()
-        machine.store = artifact_store.Store(
+        machine.store = ArtifactStore(
             tmp_path / "file", 1 << 30, lambda key, text: said.append(text)
         )
         assert machine.built(GOOD) == b"good\n"
@@ -439,12 +441,12 @@ class TestLaunch:
         assert found is None
 
 
-def real_store() -> artifact_store.Store:
+def real_store() -> ArtifactStore:
     """For what nvcc really builds: where the caller keeps Inductor's cache, if he does."""
     for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    return artifact_store.Store(artifact_store.kernel_folder(), 1 << 30)
+    return ArtifactStore(kernel_folder(), 1 << 30)
 
 
 def really(made: Source) -> bytes:
