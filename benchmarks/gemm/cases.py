@@ -26,7 +26,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.gemm.models import int4_linear, int8_linear, pack_int4
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    KernelDetails,
+    Prologue,
+    RowNorm,
+)
 
 __all__ = ["CASES", "GROUPS", "Case", "Program"]
 
@@ -265,7 +273,7 @@ def _int8(case: Case, source: _Source) -> Program:
 
 
 def _int4_problem(case: Case) -> GemmProblem:
-    prologue = Prologue("dequantize", "group", INT4_GROUP)
+    prologue = Prologue(dequant=Dequant("group", INT4_GROUP))
     return GemmProblem.contiguous(
         "mixed", case.m, case.n, case.k, b_dtype="uint4", prologue=prologue
     )
@@ -478,9 +486,8 @@ def _geglu_problem(case: Case) -> GemmProblem:
         2 * case.n,
         case.k,
         parts=(case.n, case.n),
-        epilogue=Epilogue(
-            (EpilogueInput("bfloat16", "row"),), 1, gated=True, activation="gelu", halves="up"
-        ),
+        epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
+        details=KernelDetails(activation="gelu", packed_first="up"),
     )
 
 
@@ -535,7 +542,7 @@ def _qkv_frozen(case: Case, source: _Source) -> Program:
 
 
 def _rmsnorm_problem(case: Case) -> GemmProblem:
-    return _mm_problem(case, prologue=Prologue("normalize", vectors=1))
+    return _mm_problem(case, prologue=Prologue(RowNorm("rms", 1)))
 
 
 def _rmsnorm(case: Case, source: _Source) -> Program:
@@ -548,7 +555,7 @@ def _rmsnorm(case: Case, source: _Source) -> Program:
 
 def _layernorm_problem(case: Case) -> GemmProblem:
     epilogue = Epilogue((EpilogueInput("bfloat16", "row"),), 1)
-    prologue = Prologue("standardize", vectors=2)
+    prologue = Prologue(RowNorm("layer", 2))
     return GemmProblem.contiguous(
         "addmm",
         case.m,

@@ -45,8 +45,14 @@ from inductor_ext.templates.cutlass.epilogue import (
 )
 from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.device import KNOWN, Device
-from inductor_ext.templates.problem import Epilogue as Fused
-from inductor_ext.templates.problem import GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    GemmProblem,
+    Prologue,
+)
+from inductor_ext.templates.problem import (
+    Epilogue as Fused,
+)
 
 __all__ = ["CASES", "Case", "main"]
 
@@ -109,7 +115,7 @@ CASES: Mapping[str, Case] = {
         Tensor("float32", "row"),
     ),
     "int8_weights": _case(
-        _MM("mixed", 2048, 14336, 4096, b_dtype="int8", prologue=Prologue("dequantize")),
+        _MM("mixed", 2048, 14336, 4096, b_dtype="int8", prologue=Prologue(dequant=Dequant())),
         lambda a, b, x: (a @ b.to(a.dtype)) * x,
         apply("mul", ACCUMULATOR, read(0)),
         _ROW,

@@ -44,7 +44,14 @@ from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.storage import json_codec
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    GemmProblem,
+    Operand,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
@@ -83,7 +90,7 @@ def _quantised() -> Iterator[GemmProblem]:
         4096,
         b_dtype="int8",
         parts=(14336, 14336),
-        prologue=Prologue("both", "column", vectors=1),
+        prologue=Prologue(RowNorm("rms", 1), Dequant("column")),
         epilogue=Epilogue(gated=True),
     )
 

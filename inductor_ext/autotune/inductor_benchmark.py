@@ -206,11 +206,11 @@ def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
     """
 
     def shape(problem: GemmProblem) -> tuple[object, ...]:
-        kind = problem.prologue.kind if problem.prologue else None
+        prologue = (problem.norm and problem.norm.kind, problem.dequant is not None)
         sizes = (problem.batch, problem.m, problem.n, problem.k)
         epilogue = problem.epilogue
         tree = epilogue.tree if isinstance(config, CutlassConfig) else None
-        return (*sizes, problem.parts, epilogue.gated, epilogue.reductions, kind, tree)
+        return (*sizes, problem.parts, epilogue.gated, epilogue.reductions, prologue, tree)
 
     return lambda met: config if shape(met) == shape(problem) else None
 

@@ -112,16 +112,17 @@ def _dtype(name: str) -> str:
 
 
 def _prologue(prologue: Prologue) -> str:
-    if prologue.kind in ("normalize", "standardize"):
-        return f"a {prologue.kind}d"
-    first = "a normalized, b" if prologue.normalizes else "b"
+    norm, dequant = prologue.norm, prologue.dequant
+    if dequant is None:
+        return "a normalized" if norm and norm.kind == "rms" else "a standardized"
+    first = "a normalized, b" if norm else "b"
     scales = {
         "none": "without scales",
         "tensor": "by one scale",
         "column": "by column",
-        "group": f"by {prologue.group} along K",
-    }[prologue.scales]
-    return f"{first} dequantized {scales}" + (" with zero points" if prologue.zero_points else "")
+        "group": f"by {dequant.group} along K",
+    }[dequant.scales]
+    return f"{first} dequantized {scales}" + (" with zero points" if dequant.zero_points else "")
 
 
 def _input(input_: EpilogueInput) -> str:

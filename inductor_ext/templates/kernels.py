@@ -47,16 +47,15 @@ def config_from_json(value: object) -> Config:
     return config
 
 
-@functools.lru_cache(maxsize=4096)
 def tree_of(problem: GemmProblem) -> Epilogue:
     """Return the epilogue that a CUTLASS kernel computes for a problem.
 
     Raises:
-        NotExpressible: the problem excludes CUTLASS kernels, or its tree cannot be parsed.
+        NotExpressible: the problem excludes CUTLASS kernels.
     """
     if problem.epilogue.tree is None:
         raise NotExpressible("no CUTLASS kernel is asked for")
-    return Epilogue.parse(problem.epilogue.tree)
+    return problem.epilogue.tree
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,9 +16,7 @@ import dataclasses
 import functools
 import json
 import math
-import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -26,53 +24,57 @@ from inductor_ext import exc
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import OPTIONAL, UNSTORED
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, NormKind, Prologue, RowNorm
+from inductor_ext.templates.tensors import (
+    DTYPE_BITS,
+    FP8,
+    HALF,
+    INT4,
+    INT32_MAX,
+    QUANTIZED,
+    VECTOR_BYTES,
+    EpilogueInput,
+    Operand,
+    aligned,
+    ceiling,
+    is_power_of_two,
+    next_power_of_two,
+    require,
+    require_dtype,
+    size_of,
+)
 
 __all__ = [
     "DTYPE_BITS",
+    "FP8",
+    "HALF",
+    "INT4",
+    "INT32_MAX",
+    "QUANTIZED",
+    "VECTOR_BYTES",
+    "Dequant",
     "Epilogue",
     "EpilogueInput",
     "GemmProblem",
+    "KernelDetails",
+    "NormKind",
     "Operand",
     "Operation",
     "Prologue",
+    "RowNorm",
+    "aligned",
+    "ceiling",
+    "is_power_of_two",
+    "next_power_of_two",
+    "require",
+    "size_of",
 ]
-
-DTYPE_BITS: Mapping[str, int] = types.MappingProxyType(
-    {
-        "float64": 64,
-        "int64": 64,
-        "float32": 32,
-        "int32": 32,
-        "float16": 16,
-        "bfloat16": 16,
-        "int16": 16,
-        "float8_e4m3fn": 8,
-        "float8_e5m2": 8,
-        "int8": 8,
-        "uint8": 8,
-        "bool": 8,
-        "int4": 4,
-        "uint4": 4,
-    }
-)
-"""Bits per element. 4-bit dtypes are packed two to a byte; they count as one element per value."""
-
-FP8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
-HALF = frozenset({"float16", "bfloat16"})
-INT4 = frozenset({"int4", "uint4"})
-QUANTIZED = FP8 | {"int8"}
-"""Dtypes to which an epilogue quantizes rows by their row amax."""
 
 Operation = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed", "scaled", "grouped"]
 """`mixed`: b is dequantized to a's dtype. `scaled`: fp8 with scales, which are epilogue inputs.
 `grouped`: grouped GEMM; the groups divide one dimension (`GemmProblem.divided`)."""
 
 BATCHED = frozenset({"bmm", "baddbmm"})
-
-VECTOR_BYTES = 16
-"""The widest load of a thread, and the alignment that a TMA descriptor requires, in bytes."""
-
-INT32_MAX = 2**31 - 1
 
 
 _R = TypeVar("_R")
@@ -92,322 +94,31 @@ def read(hint: type[_R], value: object, where: str) -> _R:
         ) from None
 
 
-def require(ok: bool, record: str, field: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise exc.BadGemmError(record=record, field=field, value=value, allowed=allowed)
-
-
-def _require_dtype(dtype: str, record: str, field: str) -> None:
-    require(dtype in DTYPE_BITS, record, field, dtype, f"one of {', '.join(DTYPE_BITS)}")
-
-
-def size_of(count: int, dtype: str) -> int:
-    """Return the bytes of `count` elements."""
-    return (count * DTYPE_BITS[dtype] + 7) // 8
-
-
-def ceiling(a: int, b: int) -> int:
-    """Return a / b, rounded up."""
-    return -(-a // b)
-
-
-def is_power_of_two(value: int) -> bool:
-    return value > 0 and not value & (value - 1)
-
-
-def next_power_of_two(value: int) -> int:
-    """Return the smallest power of two >= `value`; `value` must be 1 or more."""
-    return 1 << (value - 1).bit_length()
-
-
 @dataclass(frozen=True)
-class Operand:
-    """One of the two operands: dtype, strides and alignment.
+class KernelDetails:
+    """Constants of a kernel that do not affect its time.
 
-    `Operand.of` creates one from a tensor's sizes and strides. It replaces the strides of
-    dimensions of size 1, which are never used, by fixed values, so that they do not affect cache
-    keys.
-
-    Raises:
-        exc.BadGemmError: an unknown dtype, a negative stride, or an alignment that is not a power
-            of two or exceeds 16 bytes.
+    Kernels are tuned with them so that they need not be compiled again. They are not part of a
+    problem's identity: problems that differ only in them are equal, and share a tuning result,
+    whose JSON omits them.
     """
 
-    dtype: str
-    strides: tuple[int, int]
-    """Row and column stride, in elements."""
-    alignment: int
-    """In elements: the largest power of two, of at most 16 bytes, that divides the address and
-    every stride other than that of the contiguous dimension."""
-    batch_stride: int = 0
-    """Batch stride, in elements; 0 if the whole batch shares one matrix."""
-
-    def __post_init__(self) -> None:
-        _require_dtype(self.dtype, "operand", "dtype")
-        require(
-            len(self.strides) == 2 and min(*self.strides, self.batch_stride) >= 0,
-            "operand",
-            "strides",
-            (*self.strides, self.batch_stride),
-            "two strides of rows and columns and one of matrices, each 0 or more",
-        )
-        require(
-            is_power_of_two(self.alignment) and self.alignment <= _vector(self.dtype),
-            "operand",
-            "alignment",
-            self.alignment,
-            f"a power of two of at most {_vector(self.dtype)} elements",
-        )
-
-    @classmethod
-    def of(
-        cls,
-        dtype: str,
-        shape: tuple[int, int],
-        strides: tuple[int, int],
-        *,
-        batch: int = 1,
-        batch_stride: int = 0,
-        offset: int = 0,
-        base: int = VECTOR_BYTES,
-    ) -> Operand:
-        """Return the operand for a tensor.
-
-        Args:
-            dtype: element dtype; strides and offset of packed dtypes are in unpacked elements.
-            shape: rows and columns.
-            strides: row and column stride, in elements.
-            batch: batch size.
-            batch_stride: in elements.
-            offset: storage offset, in elements.
-            base: alignment of the storage's address in bytes, a power of two.
-        """
-        _require_dtype(dtype, "operand", "dtype")
-        vector = _vector(dtype)
-        rows, columns = shape
-        row, column = strides
-        if columns == 1 and (row == 1 or rows == 1):
-            row, column = (1, ceiling(rows, vector) * vector) if rows > 1 else (vector, 1)
-        elif columns == 1:
-            column = 1
-        elif rows == 1:
-            row = ceiling(columns, vector) * vector if column == 1 else 1
-        if batch == 1:
-            batch_stride = 0
-        if column == 1:
-            used = [row]
-        elif row == 1:
-            used = [column]
-        else:
-            used = [row, column]
-        alignment = 1
-        if len(used) == 1:
-            alignment = aligned(dtype, offset, batch_stride, *used, base=base)
-        return cls(dtype, (row, column), alignment, batch_stride)
-
-    @property
-    def layout(self) -> Literal["row", "column", "strided"]:
-        """`row`: the elements of a row are contiguous; `column`: those of a column; `strided`:
-        neither.
-        """
-        if self.strides[1] == 1:
-            return "row"
-        return "column" if self.strides[0] == 1 else "strided"
-
-    @property
-    def leading(self) -> int:
-        """Leading dimension in elements: the row stride in layout `row`, the column stride in
-        `column`.
-        """
-        return self.strides[1] if self.layout == "column" else self.strides[0]
-
-    @property
-    def vector_bytes(self) -> float:
-        """Alignment in bytes, which limits the width of vectorized loads."""
-        return self.alignment * DTYPE_BITS[self.dtype] / 8
-
-    def realigned(self, rows: int, columns: int, batch: int) -> Operand:
-        """Return the layout of a copy padded so that every row (or column, depending on the layout)
-        is 16-byte aligned; self if already aligned.
-
-        Args:
-            rows: rows of a matrix.
-            columns: columns of a matrix.
-            batch: batch size.
-        """
-        vector = _vector(self.dtype)
-        if self.alignment == vector:
-            return self
-        by_column = self.layout == "column"
-        inner, outer = (rows, columns) if by_column else (columns, rows)
-        leading = ceiling(inner, vector) * vector
-        strides = (1, leading) if by_column else (leading, 1)
-        distance = leading * outer if self.batch_stride else 0
-        return Operand.of(self.dtype, (rows, columns), strides, batch=batch, batch_stride=distance)
-
-    def span(self, rows: int, columns: int, batch: int) -> int:
-        """Return the number of elements from the first to the last of `batch` matrices,
-        inclusive.
-        """
-        row, column = self.strides
-        return (batch - 1) * self.batch_stride + (rows - 1) * row + (columns - 1) * column + 1
-
-
-def aligned(dtype: str, *counts: int, base: int = VECTOR_BYTES) -> int:
-    """Return the alignment in elements that strides, offsets and the base address guarantee.
-
-    It is the largest power of two, of at most 16 bytes, that divides all of `counts` and an address
-    with an alignment of `base` bytes (a power of two).
-
-    Raises:
-        exc.BadGemmError: an unknown dtype.
-    """
-    _require_dtype(dtype, "operand", "dtype")
-    return math.gcd(_vector(dtype), max(1, base * 8 // DTYPE_BITS[dtype]), *counts)
-
-
-def _vector(dtype: str) -> int:
-    return VECTOR_BYTES * 8 // DTYPE_BITS[dtype]
-
-
-@dataclass(frozen=True)
-class EpilogueInput:
-    """A tensor that the epilogue reads.
-
-    Raises:
-        exc.BadGemmError: an unknown dtype.
-    """
-
-    dtype: str
-    broadcast: Literal["matrix", "row", "column", "scalar"]
-    """Shape: `matrix`: [M, N]; `row`: [N], broadcast over rows; `column`: [M, 1]; `scalar`."""
-
-    def __post_init__(self) -> None:
-        _require_dtype(self.dtype, "epilogue", "dtype")
-
-    def size(self, m: int, n: int) -> int:
-        """Return the bytes read for an m x n output."""
-        count = {"matrix": m * n, "row": n, "column": m, "scalar": 1}[self.broadcast]
-        return size_of(count, self.dtype)
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """Operations on the accumulators before they are stored.
-
-    Raises:
-        exc.BadGemmError: an unknown dtype, a negative count.
-    """
-
-    inputs: tuple[EpilogueInput, ...] = ()
-    """For example a bias (row), a residual (matrix), row-wise fp8 scales (a column and a row)."""
-    pointwise: int = 0
-    """Pointwise cost per element, in units of a multiplication; an erf counts as many."""
-    out: str | None = None
-    """The stored dtype, if it differs from the problem's. With a reduction and an 8-bit dtype, rows
-    are quantized to this dtype by their row amax (`GemmProblem.quantized`)."""
-    reductions: int = 0
-    """Number of reductions over N that are stored in float32, [M] each: the row amax for fp8."""
-    gated: bool = False
-    """Whether the two fused weights are gate and up projection, combined to one output of N / 2
-    columns: act(gate) * up."""
-    tree: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
-    """The epilogue of a CUTLASS kernel, as the text of a `templates.cutlass.epilogue.Epilogue`;
-    None excludes CUTLASS kernels for this problem. It may cover only a part of the epilogue; the
-    remaining part runs after the kernel."""
-    activation: str = dataclasses.field(default="silu", compare=False, metadata={UNSTORED: True})
-    """Activation of the gate, one of `templates.triton.kernels.common.ACTIVATIONS`. Kernels are
-    tuned with it so that they need not be compiled again. It is not part of the problem's identity,
-    since the GEMM takes far longer than the activation."""
-    halves: Literal["gate", "up"] | None = dataclasses.field(
-        default=None, compare=False, metadata={UNSTORED: True}
-    )
+    activation: str = "silu"
+    """Activation of the gate, one of `templates.triton.kernels.common.ACTIVATIONS`. The GEMM takes
+    far longer than the activation."""
+    packed_first: Literal["gate", "up"] | None = None
     """Which projection comes first if gate and up are packed in one weight (and one bias). Kernels
     are then tuned with the packed weight, and the reference (Inductor's default) is a single
-    matmul. It is not part of the problem's identity either."""
-
-    def __post_init__(self) -> None:
-        if self.out is not None:
-            _require_dtype(self.out, "epilogue", "out")
-        for name in ("pointwise", "reductions"):
-            value = getattr(self, name)
-            require(value >= 0, "epilogue", name, value, "0 or more")
-
-
-@dataclass(frozen=True)
-class Prologue:
-    """Operations on an operand between memory and the tensor cores.
-
-    Raises:
-        exc.BadGemmError: an unknown dtype, or a group size that does not match `scales`.
-    """
-
-    kind: Literal["dequantize", "normalize", "standardize", "both"]
-    """`dequantize` b; divide the rows of a by their root mean square over K (`normalize`, RMSNorm);
-    give them mean 0 and standard deviation 1 (`standardize`, LayerNorm); or `both`: dequantize b
-    and normalize a."""
-    scales: Literal["none", "tensor", "column", "group"] = "none"
-    """Granularity of the scales of b: no scales, one per tensor, one per column, or one per `group`
-    rows of a column."""
-    group: int = 0
-    """Elements along K that share a scale and a zero point; 0 unless `scales` is `group`."""
-    zero_points: bool = False
-    scale_dtype: str = "bfloat16"
-    """Dtype of the scales, or of the norm's vectors if nothing is dequantized; otherwise those have
-    a's dtype."""
-    vectors: int = 0
-    """Number of [K] vectors that a norm reads: none, a weight, or a weight and a bias. Only
-    `standardize` has a bias."""
-    epsilon: float = dataclasses.field(default=1e-5, compare=False, metadata={UNSTORED: True})
-    """The norm's epsilon, added under the square root. Kernels are tuned with it so that they need
-    not be compiled again. It does not affect the time and therefore is not part of the problem's
-    identity."""
-
-    def __post_init__(self) -> None:
-        _require_dtype(self.scale_dtype, "prologue", "scale_dtype")
-        grouped = self.scales == "group"
-        allowed = "1 or more" if grouped else "0"
-        ok = self.group >= 1 if grouped else self.group == 0
-        require(ok, "prologue", "group", self.group, allowed)
-        most = {"normalize": 1, "both": 1, "standardize": 2}.get(self.kind, 0)
-        allowed = f"0 to {most} where the kind is {self.kind}"
-        require(0 <= self.vectors <= most, "prologue", "vectors", self.vectors, allowed)
-
-    @property
-    def dequantizes(self) -> bool:
-        """Whether b is dequantized."""
-        return self.kind in ("dequantize", "both")
-
-    @property
-    def scales_product(self) -> bool:
-        """Whether scales of b can be applied to the accumulators; group scales along K cannot."""
-        return self.scales in ("tensor", "column")
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether rows of a are divided by their root mean square."""
-        return self.kind in ("normalize", "both")
-
-    @property
-    def standardizes(self) -> bool:
-        """Whether rows of a are given mean 0 and standard deviation 1."""
-        return self.kind == "standardize"
-
-    def size(self, n: int, k: int) -> int:
-        """Return the bytes read in addition to the operands; a zero point takes one byte."""
-        scales = {
-            "none": 0,
-            "tensor": 1,
-            "column": n,
-            "group": n * ceiling(k, self.group or 1),
-        }[self.scales]
-        vectors = size_of(self.vectors * k, "bfloat16" if self.dequantizes else self.scale_dtype)
-        return size_of(scales, self.scale_dtype) + scales * self.zero_points + vectors
+    matmul."""
+    epsilon: float = 1e-5
+    """The norm's epsilon, added under the square root."""
 
 
 @dataclass(frozen=True)
 class GemmProblem:
     """One GEMM, with its fused prologue and epilogue.
+
+    Equality, the hash and `key` are those of all fields but `details`.
 
     Raises:
         exc.BadGemmError: a size below 1, a batch in an operation without one, parts that do not add
@@ -428,7 +139,7 @@ class GemmProblem:
     """Batch size of bmm and baddbmm, number of groups of grouped."""
     accumulator: str = "float32"
     """`float32`, or `int32` for int_mm."""
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = dataclasses.field(default=Epilogue())
     prologue: Prologue | None = None
     parts: tuple[int, ...] = ()
     """Widths of fused weights that share a (Q, K and V; gate and up); empty for a single weight."""
@@ -446,6 +157,9 @@ class GemmProblem:
     """Flags of `torch.backends.cuda.matmul` for the operands' dtype that are not at their defaults
     (`numerics.matmul_flags`). They change which cuBLAS kernels may run, so timings under other
     flags do not apply."""
+    details: KernelDetails = dataclasses.field(
+        default=KernelDetails(), compare=False, metadata={UNSTORED: True}
+    )
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -459,7 +173,7 @@ class GemmProblem:
         )
         batched = self.operation in BATCHED or self.operation == "grouped"
         require(batched or self.batch == 1, "problem", "batch", self.batch, "1 in this operation")
-        _require_dtype(self.out, "problem", "out")
+        require_dtype(self.out, "problem", "out")
         accumulator = "int32" if self.operation == "int_mm" else "float32"
         require(
             self.accumulator == accumulator,
@@ -475,14 +189,12 @@ class GemmProblem:
             self.divided,
             "m in this operation",
         )
-        kind = self.prologue.kind if self.prologue else None
         require(
-            (self.prologue is not None and self.prologue.dequantizes)
-            == (self.operation == "mixed"),
+            (self.dequant is not None) == (self.operation == "mixed"),
             "problem",
             "prologue",
-            kind,
-            "dequantize or both in the operation mixed, and only there",
+            self.prologue,
+            "with a dequantization in the operation mixed, and only there",
         )
         whole = not self.parts or (min(self.parts) >= 1 and sum(self.parts) == self.n)
         require(whole, "problem", "parts", self.parts, f"numbers above 0 with the sum {self.n}")
@@ -522,7 +234,7 @@ class GemmProblem:
         if out is None:
             out = "int32" if operation == "int_mm" else "bfloat16" if dtype in FP8 else dtype
         if operation == "mixed":
-            rest.setdefault("prologue", Prologue("dequantize", "column", scale_dtype=dtype))
+            rest.setdefault("prologue", Prologue(dequant=Dequant("column", scale_dtype=dtype)))
         divided = rest.get("divided", "m") if operation == "grouped" else None
         a_batch = batch if operation in BATCHED or divided == "n" else 1
         b_batch = batch if operation in BATCHED or divided == "m" else 1
@@ -557,6 +269,16 @@ class GemmProblem:
                 invalid.
         """
         return read(cls, value, "problem")
+
+    @property
+    def norm(self) -> RowNorm | None:
+        """The norm of the rows of a."""
+        return None if self.prologue is None else self.prologue.norm
+
+    @property
+    def dequant(self) -> Dequant | None:
+        """The dequantization of b."""
+        return None if self.prologue is None else self.prologue.dequant
 
     @functools.cached_property
     def allows_split_k(self) -> bool:
@@ -632,10 +354,10 @@ class GemmProblem:
 
     @property
     def multiplied(self) -> str:
-        """The dtype in which a is multiplied: a's own, or b's with a `standardize` prologue, since
-        under autocast a LayerNorm's input is float32.
+        """The dtype in which a is multiplied: a's own, or b's with a LayerNorm, whose input is
+        float32 under autocast.
         """
-        standardized = self.prologue is not None and self.prologue.standardizes
+        standardized = self.norm is not None and self.norm.kind == "layer"
         return self.b.dtype if standardized else self.a.dtype
 
     @functools.cached_property

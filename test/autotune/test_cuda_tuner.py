@@ -27,7 +27,14 @@ from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.records import TuningRecord
 from inductor_ext.templates.triton import ranking
 from test.support import cuda_benchmark_backends
@@ -49,15 +56,11 @@ OUTPUTS = (
     contiguous("int_mm", 32, 512, 256, "int8"),
     contiguous("mixed", 16, 512, 256, b_dtype="int8"),
     contiguous(
-        "mixed", 16, 512, 256, b_dtype="uint4", prologue=Prologue("dequantize", "group", 64)
+        "mixed", 16, 512, 256, b_dtype="uint4", prologue=Prologue(dequant=Dequant("group", 64))
     ),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=Epilogue(gated=True)),
-    contiguous(
-        "mm", 16, 512, 256, parts=(256, 128, 128), prologue=Prologue("normalize", vectors=1)
-    ),
-    contiguous(
-        "mm", 16, 512, 256, parts=(256, 128, 128), prologue=Prologue("standardize", vectors=2)
-    ),
+    contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=Prologue(RowNorm("rms", 1))),
+    contiguous("mm", 16, 512, 256, parts=(256, 128, 128), prologue=Prologue(RowNorm("layer", 2))),
     contiguous(
         "addmm",
         16,

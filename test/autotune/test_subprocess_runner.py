@@ -16,7 +16,7 @@ import pytest
 
 from inductor_ext import numerics
 from inductor_ext.autotune import candidate_run, subprocess_runner
-from inductor_ext.templates.problem import Epilogue, GemmProblem, read
+from inductor_ext.templates.problem import Epilogue, GemmProblem, KernelDetails, read
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import benchmark_backends
 from test.support.benchmark_backends import STOCK, candidate
@@ -200,7 +200,13 @@ def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.Monke
 
 def test_a_worker_gets_all_of_a_problem() -> None:
     problem = GemmProblem.contiguous(
-        "mm", 16, 64, 32, parts=(32, 32), epilogue=Epilogue(gated=True, activation="relu")
+        "mm",
+        16,
+        64,
+        32,
+        parts=(32, 32),
+        epilogue=Epilogue(gated=True),
+        details=KernelDetails("relu"),
     )
     request = subprocess_runner._request(
         [candidate_run.Job(problem, ())], benchmark_backends.cpu_bench, 0, 50

@@ -40,8 +40,10 @@ from inductor_ext.templates.problem import (
     Epilogue,
     EpilogueInput,
     GemmProblem,
+    KernelDetails,
     Operand,
     Prologue,
+    RowNorm,
 )
 from inductor_ext.templates.records import ProductRecord, TuningRecord
 from inductor_ext.templates.triton.config import GemmConfig
@@ -60,7 +62,7 @@ def inputs_of(*kinds: str, dtype: str = "bfloat16") -> tuple[EpilogueInput, ...]
 
 
 GATED = Epilogue(gated=True)
-HALVES = Epilogue(gated=True, activation="gelu", halves="up")
+HALVES = KernelDetails("gelu", "up")
 SCALES = inputs_of("column", "row", dtype="float32")
 
 COVERED = [
@@ -86,8 +88,8 @@ COVERED = [
 ]
 """Problems of single operators."""
 
-NORM = Prologue("normalize", vectors=1)
-LAYER_NORM = Prologue("standardize", vectors=2)
+NORM = Prologue(RowNorm("rms", 1))
+LAYER_NORM = Prologue(RowNorm("layer", 2))
 
 FUSED = [
     contiguous("mm", 16, 512, 256, epilogue=Epilogue((), 3)),
@@ -96,7 +98,7 @@ FUSED = [
     contiguous("mm", 16, 512, 256, epilogue=Epilogue(inputs_of("column", "row"), 2, "float32")),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED),
     contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED, prologue=NORM),
-    contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=HALVES),
+    contiguous("mm", 16, 512, 256, parts=(256, 256), epilogue=GATED, details=HALVES),
     contiguous(
         "addmm",
         16,
@@ -137,8 +139,8 @@ class TestPrograms:
     @examples(60)
     @given(problems(most=60))
     def test_are_right_and_have_inputs_of_the_problems_layout(self, problem: GemmProblem) -> None:
-        prologue, floats = problem.prologue, ("bfloat16", "float16", "float32")
-        if prologue and prologue.kind != "dequantize" and problem.a.dtype not in floats:
+        floats = ("bfloat16", "float16", "float32")
+        if problem.norm and problem.a.dtype not in floats:
             return
         program = reference.program(problem)
         inputs = program.make_inputs("cpu")
@@ -207,7 +209,7 @@ class TestPrograms:
             32,
             "float32",
             parts=(24, 24),
-            prologue=Prologue("normalize", vectors=1, scale_dtype="float32"),
+            prologue=Prologue(RowNorm("rms", 1, "float32")),
             epilogue=Epilogue(gated=True, reductions=1),
         )
         a, gate, up, weight = reference.program(problem).make_inputs("cpu")
@@ -220,8 +222,10 @@ class TestPrograms:
     @pytest.mark.parametrize("first", ["gate", "up"])
     def test_gates_by_halves_of_one_weight(self, first: Literal["gate", "up"]) -> None:
         bias = inputs_of("row", dtype="float32")
-        epilogue = Epilogue(bias, 1, gated=True, activation="gelu", halves=first)
-        problem = contiguous("addmm", 8, 48, 32, "float32", parts=(24, 24), epilogue=epilogue)
+        epilogue, details = Epilogue(bias, 1, gated=True), KernelDetails("gelu", first)
+        problem = contiguous(
+            "addmm", 8, 48, 32, "float32", parts=(24, 24), epilogue=epilogue, details=details
+        )
         a, weight, added = reference.program(problem).make_inputs("cpu")
         (out,) = reference.program(problem).function(a, weight, added)
         parts = torch.addmm(added, a, weight).split(24, 1)
@@ -229,7 +233,7 @@ class TestPrograms:
         torch.testing.assert_close(out, torch.nn.functional.gelu(gate) * up)
 
     def test_a_layer_norm_is_torchs(self) -> None:
-        prologue = Prologue("standardize", scale_dtype="float32", vectors=2)
+        prologue = Prologue(RowNorm("layer", 2, "float32"))
         problem = contiguous("mm", 8, 24, 32, "float32", prologue=prologue)
         a, b, weight, bias = reference.program(problem).make_inputs("cpu")
         (out,) = reference.program(problem).function(a, b, weight, bias)
@@ -551,7 +555,7 @@ class TestTuner:
 
     @pytest.mark.parametrize("exhaustive", [False, True])
     def test_what_is_predicted_to_lose_is_not_measured(self, exhaustive: bool) -> None:
-        normalized = contiguous("mm", 2048, 4096, 4096, prologue=Prologue("normalize", vectors=1))
+        normalized = contiguous("mm", 2048, 4096, 4096, prologue=Prologue(RowNorm("rms", 1)))
         plain = contiguous("mm", 2048, 4096, 4096)
         tried = NoReports()
         search = "EXHAUSTIVE" if exhaustive else "DEFAULT"

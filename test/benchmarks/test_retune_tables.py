@@ -44,8 +44,8 @@ def test_the_suite_s_are_measured_with_what_gates_there() -> None:
     problem = CASES["GEGLU 2048x5120x1280"].problem
     stored = GemmProblem.from_json(problem.to_json())
     (found,) = retune_tables.problems([entry(stored)], 1, 1)
-    assert stored.epilogue.activation == "silu"
-    assert (found.epilogue.activation, found.epilogue.halves) == ("gelu", "up")
+    assert stored.details.activation == "silu"
+    assert (found.details.activation, found.details.packed_first) == ("gelu", "up")
 
 
 def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:

@@ -16,7 +16,15 @@ from inductor_ext.autotune.results import read_table, write_table
 from inductor_ext.autotune.results_db import Store
 from inductor_ext.cli import main
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support.children.tuning import H200, HERE, decision, entry, here, problem
 
@@ -215,7 +223,7 @@ INT4 = GemmProblem(
     Operand("bfloat16", (512, 1), 8),
     Operand("int4", (1, 512), 32),
     "bfloat16",
-    prologue=Prologue("dequantize", "group", 128, zero_points=True),
+    prologue=Prologue(dequant=Dequant("group", 128, zero_points=True)),
 )
 
 
@@ -241,14 +249,14 @@ INT4 = GemmProblem(
                 16,
                 128,
                 64,
-                prologue=Prologue("normalize"),
+                prologue=Prologue(RowNorm("rms")),
                 parts=(64, 64),
                 epilogue=Epilogue(gated=True),
             ),
             "mm 16x128x64 bf16 rc, a normalized, gated",
         ),
         (
-            GemmProblem.contiguous("mm", 16, 128, 64, prologue=Prologue("standardize", vectors=2)),
+            GemmProblem.contiguous("mm", 16, 128, 64, prologue=Prologue(RowNorm("layer", 2))),
             "mm 16x128x64 bf16 rc, a standardized",
         ),
         (

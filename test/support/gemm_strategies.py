@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -11,11 +10,15 @@ from hypothesis import strategies as st
 from inductor_ext.autotune.reference import ACTIVATIONS
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import (
+    Dequant,
     Epilogue,
     EpilogueInput,
     GemmProblem,
+    KernelDetails,
+    NormKind,
     Operand,
     Prologue,
+    RowNorm,
 )
 from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
 
@@ -96,13 +99,12 @@ def problems(
         group = draw(st.sampled_from((0, 32, 128)))
         scales = "group" if group else "column"
         vectors = 0 if plain else draw(st.integers(0, 2))
-        prologue = Prologue(
-            "both" if vectors > 1 else "dequantize", scales, group, vectors=vectors // 2
-        )
+        norm = RowNorm("rms", vectors // 2) if vectors > 1 else None
+        prologue = Prologue(norm, Dequant(scales, group))
     elif not plain and draw(st.integers(0, 4)) == 0:
-        kind = draw(st.sampled_from(("normalize", "standardize")))
-        most = 2 if kind == "standardize" else 1
-        prologue = Prologue(kind, vectors=draw(st.integers(0, most)))  # type: ignore[arg-type]
+        kind: NormKind = draw(st.sampled_from(("rms", "layer")))
+        most = 2 if kind == "layer" else 1
+        prologue = Prologue(RowNorm(kind, draw(st.integers(0, most))))
     parts: tuple[int, ...] = ()
     gated = False
     if not plain and n % 2 == 0 and draw(st.integers(0, 4)) == 0:
@@ -121,11 +123,11 @@ def problems(
             draw(st.integers(0, 1)),
             gated,
         )
+    details = KernelDetails()
     if gated:
-        epilogue = dataclasses.replace(
-            epilogue,
-            activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
-            halves=draw(st.sampled_from((None, "gate", "up"))),
+        details = KernelDetails(
+            draw(st.sampled_from(sorted(ACTIVATIONS))),
+            draw(st.sampled_from((None, "gate", "up"))),
         )
     a_batch = 1 if operation == "grouped" else batch
     return GemmProblem(
@@ -143,6 +145,7 @@ def problems(
         parts,
         draw(st.booleans()),
         draw(st.booleans()),
+        details=details,
     )
 
 

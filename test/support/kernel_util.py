@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from inductor_ext.autotune.reference import ACTIVATIONS
-from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand
+from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand, Prologue
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.semaphores import Counters
 from test.support import fake_cuda, triton_interpreter
@@ -60,8 +60,11 @@ def as_bfloat16(problem: GemmProblem) -> GemmProblem:
     a, prologue = problem.a, problem.prologue
     if a.dtype != "float16":
         return problem
-    if prologue is not None and prologue.scale_dtype == "float16":
-        prologue = dataclasses.replace(prologue, scale_dtype="bfloat16")
+    if problem.dequant is not None and problem.dequant.scale_dtype == "float16":
+        dequant = dataclasses.replace(problem.dequant, scale_dtype="bfloat16")
+        prologue = Prologue(problem.norm, dequant)
+    elif problem.norm is not None and problem.norm.dtype == "float16":
+        prologue = Prologue(dataclasses.replace(problem.norm, dtype="bfloat16"))
     b = problem.b
     return dataclasses.replace(
         problem,
@@ -135,25 +138,25 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
             found.append(pairs.to(torch.uint8).t())
         else:
             found.append(_matrix(b, problem.k, part, b_batch, case.offset, device))
-    prologue = problem.prologue
-    if prologue is not None:
-        dtype = getattr(torch, prologue.scale_dtype)
+    dequant = problem.dequant
+    if dequant is not None:
+        dtype = getattr(torch, dequant.scale_dtype)
         zeros = []
         for part in problem.parts or (problem.n,):
-            if prologue.scales in ("column", "tensor"):
-                count = part if prologue.scales == "column" else 1
+            if dequant.scales in ("column", "tensor"):
+                count = part if dequant.scales == "column" else 1
                 found.append(torch.rand(count, device=device).to(dtype))
-            elif prologue.scales == "group":
-                groups = (part, -(-problem.k // prologue.group))
+            elif dequant.scales == "group":
+                groups = (part, -(-problem.k // dequant.group))
                 found.append(torch.rand(groups, device=device).to(dtype).t())
-                if prologue.zero_points:
+                if dequant.zero_points:
                     zeros.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
         found += zeros
-        if prologue.vectors:
-            found += [
-                torch.rand(problem.k, device=device).to(found[0].dtype)
-                for _ in range(prologue.vectors)
-            ]
+    if problem.norm is not None:
+        found += [
+            torch.rand(problem.k, device=device).to(found[0].dtype)
+            for _ in range(problem.norm.vectors)
+        ]
     if problem.epilogue.gated and problem.operation == "addmm":
         found += [torch.randn(part, device=device).to(found[0].dtype) for part in problem.parts]
     if case.offsets:
@@ -176,26 +179,26 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     a, *rest = values
     factors, rest = rest[:parts], rest[parts:]
     a, factors = a.double(), [_numbers(case, factor) for factor in factors]
-    prologue = problem.prologue
+    norm, dequant = problem.norm, problem.dequant
     scales: list[torch.Tensor] = []
-    if prologue is not None and prologue.scales != "none":
+    if dequant is not None and dequant.scales != "none":
         scales, rest = [item.double() for item in rest[:parts]], rest[parts:]
-    if prologue is not None and prologue.scales == "group":
+    if dequant is not None and dequant.scales == "group":
 
         def spread(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.double().repeat_interleave(prologue.group, 0)[: problem.k]
+            return tensor.double().repeat_interleave(dequant.group, 0)[: problem.k]
 
-        if prologue.zero_points:
+        if dequant.zero_points:
             zeros, rest = rest[:parts], rest[parts:]
             factors = [b - spread(zero) for b, zero in zip(factors, zeros, strict=True)]
         factors = [b * spread(scale) for b, scale in zip(factors, scales, strict=True)]
-    if prologue is not None and prologue.normalizes:
+    if norm is not None and norm.kind == "rms":
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
-        a = a * scale * (rest.pop(0).double() if prologue.vectors else 1)
-    if prologue is not None and prologue.standardizes:
+        a = a * scale * (rest.pop(0).double() if norm.vectors else 1)
+    if norm is not None and norm.kind == "layer":
         variance, mean = torch.var_mean(a, -1, correction=0, keepdim=True)
         a = (a - mean) * torch.rsqrt(variance + case.options["EPSILON"])
-        vectors = [rest.pop(0).double() for _ in range(prologue.vectors)]
+        vectors = [rest.pop(0).double() for _ in range(norm.vectors)]
         a = a * vectors[0] if vectors else a
         a = a + vectors[1] if len(vectors) > 1 else a
     if case.offsets:
@@ -216,7 +219,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         products = [product]
     else:
         products = [a @ factor for factor in factors]
-    if prologue is not None and prologue.scales in ("column", "tensor"):
+    if dequant is not None and dequant.scales in ("column", "tensor"):
         products = [product * scale for product, scale in zip(products, scales, strict=True)]
     if problem.epilogue.gated and problem.operation == "addmm":
         products = [product + rest.pop(0).double() for product in products]

@@ -6,21 +6,27 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inductor_ext import _compat, exc
+from inductor_ext import _compat, autotune, exc
+from inductor_ext.templates import kernels
+from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import (
     DTYPE_BITS,
+    Dequant,
     Epilogue,
     EpilogueInput,
     GemmProblem,
+    KernelDetails,
     Operand,
     Prologue,
+    RowNorm,
 )
 from inductor_ext.templates.triton import config as config_module
 from inductor_ext.templates.triton import constraints as constraints_module
@@ -34,6 +40,7 @@ H200 = device("NVIDIA H200")
 A100 = device("NVIDIA A100-SXM4-80GB")
 L4 = device("NVIDIA L4")
 
+TABLES = Path(autotune.__file__).parent / "tables"
 LINEAR = GemmProblem.contiguous("mm", 4096, 14336, 4096)
 DECODE = GemmProblem.contiguous("mm", 1, 4096, 4096)
 INT8 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
@@ -211,7 +218,7 @@ class TestProblem:
         assert columns.flops == summed.flops == 2 * 100 * 64 * 32
 
     def test_packed_weights_and_their_scales(self) -> None:
-        prologue = Prologue("dequantize", "group", 128, zero_points=True)
+        prologue = Prologue(dequant=Dequant("group", 128, zero_points=True))
         packed = GemmProblem.contiguous("mixed", 16, 512, 1024, b_dtype="int4", prologue=prologue)
         assert packed.b_bytes == 512 * 1024 // 2
         # A scale of 2 bytes and a zero point of 1 for each group.
@@ -219,7 +226,7 @@ class TestProblem:
         assert packed.arithmetic == "half"
 
     def test_weights_behind_a_norm(self) -> None:
-        prologue = Prologue("both", "column", scale_dtype="float32", vectors=1)
+        prologue = Prologue(RowNorm("rms", 1), Dequant("column", scale_dtype="float32"))
         problem = GemmProblem.contiguous("mixed", 16, 512, 1024, b_dtype="int8", prologue=prologue)
         assert problem.fused_bytes == 4 * 512 + 2 * 1024
         moved = 512 * 1024 + 2 * 16 * 1024 + problem.fused_bytes + 2 * 16 * 512
@@ -230,18 +237,26 @@ class TestProblem:
         [
             (
                 "epsilon",
-                {"prologue": Prologue("normalize")},
-                {"prologue": Prologue("normalize", epsilon=1e-6)},
+                {"prologue": Prologue(RowNorm("rms"))},
+                {"prologue": Prologue(RowNorm("rms")), "details": KernelDetails(epsilon=1e-6)},
             ),
             (
                 "activation",
                 {"parts": (256, 256), "epilogue": Epilogue(gated=True)},
-                {"parts": (256, 256), "epilogue": Epilogue(gated=True, activation="gelu")},
+                {
+                    "parts": (256, 256),
+                    "epilogue": Epilogue(gated=True),
+                    "details": KernelDetails(activation="gelu"),
+                },
             ),
             (
-                "halves",
+                "packed_first",
                 {"parts": (256, 256), "epilogue": Epilogue(gated=True)},
-                {"parts": (256, 256), "epilogue": Epilogue(gated=True, halves="up")},
+                {
+                    "parts": (256, 256),
+                    "epilogue": Epilogue(gated=True),
+                    "details": KernelDetails(packed_first="up"),
+                },
             ),
         ],
     )
@@ -317,6 +332,54 @@ class TestProblem:
         assert hash(again) == hash(problem)
         assert again.key == problem.key
 
+    def test_shipped_results_are_read_and_written_unchanged(self) -> None:
+        for path in TABLES.glob("*.json"):
+            for entry in json.loads(path.read_text())["entries"]:
+                stored = entry["problem"]
+                problem = GemmProblem.from_json(stored)
+                assert json.dumps(problem.to_json(), sort_keys=True) == json.dumps(stored)
+                if (stored := entry["config"]) is not None:
+                    config = kernels.config_from_json(stored)
+                    assert json.dumps(config.to_json(), sort_keys=True) == json.dumps(stored)
+
+    @pytest.mark.parametrize(
+        ("prologue", "stored"),
+        [
+            (Prologue(RowNorm("rms")), ("normalize", "none", 0, False, "bfloat16", 0)),
+            (
+                Prologue(RowNorm("layer", 2, "float32")),
+                ("standardize", "none", 0, False, "float32", 2),
+            ),
+            (
+                Prologue(dequant=Dequant("group", 64, True, "float16")),
+                ("dequantize", "group", 64, True, "float16", 0),
+            ),
+            (
+                Prologue(RowNorm("rms", 1), Dequant("column", scale_dtype="float32")),
+                ("both", "column", 0, False, "float32", 1),
+            ),
+        ],
+    )
+    def test_prologues_have_the_json_of_earlier_versions(
+        self, prologue: Prologue, stored: tuple[object, ...]
+    ) -> None:
+        names = ("kind", "scales", "group", "zero_points", "scale_dtype", "vectors")
+        json_form = dict(zip(names, stored, strict=True))
+        problem = but(LINEAR if prologue.dequant is None else INT8, prologue=prologue)
+        assert problem.to_json()["prologue"] == json_form
+        assert list(problem.to_json()["prologue"]) == list(names)
+        assert read_again(problem) == problem
+
+    def test_an_epilogue_tree_is_stored_as_its_text(self) -> None:
+        tree = cutlass.Epilogue((("bfloat16", cutlass.gelu(cutlass.ACCUMULATOR)),))
+        problem = but(LINEAR, epilogue=Epilogue(tree=tree))
+        stored = problem.to_json()
+        assert stored["epilogue"]["tree"] == tree.text
+        assert read_again(problem) == problem
+        stored["epilogue"]["tree"] = "{}"
+        with pytest.raises(exc.BadGemmError, match="tree"):
+            GemmProblem.from_json(stored)
+
     @given(problems(), problems())
     @examples(50)
     def test_keys_tell_problems_apart(self, one: GemmProblem, other: GemmProblem) -> None:
@@ -332,7 +395,7 @@ class TestProblem:
             {"divided": "k"},
             {"out": "float7"},
             {"accumulator": "float16"},
-            {"prologue": Prologue("dequantize")},
+            {"prologue": Prologue(dequant=Dequant())},
             {"parts": (1, 2)},
             {"parts": (4096, 10240, 0)},
             {"parts": (4096, 10240), "epilogue": Epilogue(gated=True)},
@@ -347,11 +410,15 @@ class TestProblem:
     @pytest.mark.parametrize(
         ("cls", "arguments"),
         [
-            (Prologue, ("dequantize", "group")),
-            (Prologue, ("dequantize", "column", 128)),
-            (Prologue, ("normalize", "none", 0, False, "float7")),
-            (Prologue, ("normalize", "none", 0, False, "float32", 2)),
-            (Prologue, ("standardize", "none", 0, False, "float32", 3)),
+            (Dequant, ("group",)),
+            (Dequant, ("column", 128)),
+            (Dequant, ("column", 0, False, "float7")),
+            (RowNorm, ("rms", 1, "float7")),
+            (RowNorm, ("rms", 2)),
+            (RowNorm, ("layer", 3)),
+            (Prologue, ()),
+            (Prologue, (RowNorm("layer"), Dequant())),
+            (Prologue, (RowNorm("rms", 1, "float32"), Dequant())),
             (EpilogueInput, ("float7", "row")),
             (Epilogue, ((), -1)),
             (Epilogue, ((), 0, "float7")),
@@ -431,7 +498,7 @@ class TestConfig:
             bits = config.block_m * DTYPE_BITS[problem.a.dtype]
             bits += config.block_n * DTYPE_BITS[problem.b.dtype]
             tiles = config.block_k * bits // 8
-            groups = problem.prologue is not None and problem.prologue.scales == "group"
+            groups = problem.dequant is not None and problem.dequant.scales == "group"
             assert stage > tiles if groups else stage == tiles
 
     def test_a_gated_tile_is_half_as_wide_on_its_way_out(self) -> None:
@@ -507,9 +574,9 @@ DIRECT = GemmConfig("direct", 8, 32, 512, 1, 4)
 PLAIN = but(MIXED, swap=False)
 ODD = GemmProblem.contiguous("mm", 4096, 4096, 4095)
 HUGE = GemmProblem.contiguous("mm", 1 << 20, 4096, 4096)
-NORMALIZED = but(LINEAR, prologue=Prologue("normalize"))
+NORMALIZED = but(LINEAR, prologue=Prologue(RowNorm("rms")))
 WEIGHTED_HALF = GemmProblem.contiguous(
-    "mm", 1, 4096, 4096, dtype="float16", prologue=Prologue("normalize", vectors=1)
+    "mm", 1, 4096, 4096, dtype="float16", prologue=Prologue(RowNorm("rms", 1))
 )
 GATED = GemmProblem.contiguous("mm", 16, 64, 4096, parts=(32, 32), epilogue=Epilogue(gated=True))
 
@@ -529,12 +596,12 @@ LEGAL = [
     (ODD, GemmConfig("cp_async", 128, 128, 64, 3, 8), H200),
     (HUGE, but(TILE, index64=True), H200),
     (
-        but(DECODE, prologue=Prologue("normalize", vectors=1)),
+        but(DECODE, prologue=Prologue(RowNorm("rms", 1))),
         but(SPLIT, split_k=1, tma=False),
         H200,
     ),
-    (but(DECODE, prologue=Prologue("standardize", vectors=2)), SPLIT, H200),
-    (but(WIDE_ROWS, prologue=Prologue("standardize")), SPLIT, H200),
+    (but(DECODE, prologue=Prologue(RowNorm("layer", 2))), SPLIT, H200),
+    (but(WIDE_ROWS, prologue=Prologue(RowNorm("layer"))), SPLIT, H200),
 ]
 
 REFUSED = [
@@ -651,14 +718,14 @@ REFUSED = [
     ("words", but(INT8, m=8, a=but(INT8.a, alignment=4)), DIRECT, H200, "by 16 bytes"),
     (
         "words",
-        but(INT4, m=8, prologue=Prologue("dequantize", "group", 64)),
+        but(INT4, m=8, prologue=Prologue(dequant=Dequant("group", 64))),
         DIRECT,
         H200,
         "end within a load",
     ),
     (
         "words",
-        but(INT4, m=8, prologue=Prologue("dequantize", "group", 128, zero_points=True)),
+        but(INT4, m=8, prologue=Prologue(dequant=Dequant("group", 128, zero_points=True))),
         DIRECT,
         H200,
         "the same for all of b",
@@ -682,7 +749,7 @@ REFUSED = [
     ),
     (
         "scale_groups",
-        but(INT8, prologue=Prologue("dequantize", "group", 96)),
+        but(INT8, prologue=Prologue(dequant=Dequant("group", 96))),
         MIXED,
         H200,
         "groups of 96",
@@ -702,7 +769,7 @@ REFUSED = [
     ("dtype", but(INT8, b=but(INT8.b, dtype="float8_e5m2")), MIXED, A100, "does not convert"),
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
     ("normalization", WEIGHTED_HALF, but(TILE, block_m=64), H200, "beyond float16"),
-    ("split_k", but(DECODE, prologue=Prologue("normalize")), SPLIT, H200, "no split has them"),
+    ("split_k", but(DECODE, prologue=Prologue(RowNorm("rms"))), SPLIT, H200, "no split has them"),
     ("split_k", GATED, SPLIT, H200, "gate each other"),
     (
         "reductions",
@@ -782,7 +849,7 @@ class TestConstraints:
     ) -> None:
         """What Triton 3.7 and 3.8 allocate, as compiled."""
         monkeypatch.setattr(_compat, "triton_copies_register_operand", lambda: copies)
-        standardized = but(LINEAR, prologue=Prologue("standardize", vectors=2))
+        standardized = but(LINEAR, prologue=Prologue(RowNorm("layer", 2)))
         allocated = {64: (131_840, 148_224), 32: (41_344, 41_344)}
         for config in (
             GemmConfig("cp_async", 128, 128, 64, 4, 8),

@@ -103,17 +103,16 @@ class Input:
 
 def program_inputs(problem: GemmProblem) -> Iterator[Input]:
     """Yield the inputs of a problem's program in their order."""
-    prologue = problem.prologue
-    normalized = prologue is not None and (prologue.normalizes or prologue.standardizes)
+    dequant = problem.dequant
     # A uniform distribution has a third of its squared bound as variance; the matmul's is 1.
-    bound = math.sqrt((3 if normalized else 9) / problem.k)
+    bound = math.sqrt((3 if problem.norm is not None else 9) / problem.k)
     integers = problem.operation in ("int_mm", "mixed")
     a_batch, b_batch = _batches(problem)
     a_bound = 127.0 if problem.operation == "int_mm" else 1.0
     yield _matrix_input("a", problem.a, problem.m, problem.k, a_batch, a_bound, by_row=True)
     # Scales bring the result back to the order of 1, so 8-bit values fill their range.
     if integers:
-        b_bound = 127.0 if prologue is None or prologue.scales != "none" else 8.0
+        b_bound = 127.0 if dequant is None or dequant.scales != "none" else 8.0
     else:
         b_bound = 1.0 if problem.a.dtype in FP8 else bound
     for index, columns in enumerate(columns_per_weight(problem)):
@@ -123,7 +122,7 @@ def program_inputs(problem: GemmProblem) -> Iterator[Input]:
         else:
             yield _matrix_input(name, problem.b, problem.k, columns, b_batch, b_bound)
     tree = epilogue_tree(problem)
-    if prologue is not None and tree is None:
+    if tree is None:
         yield from _norm_inputs(problem)
         yield from _weight_scales(problem, bound)
     if problem.operation == "grouped":
@@ -186,7 +185,7 @@ def _batches(problem: GemmProblem) -> tuple[int | None, int | None]:
 
 def columns_per_weight(problem: GemmProblem) -> tuple[int, ...]:
     """Return the number of columns of each weight."""
-    one = problem.epilogue.gated and problem.epilogue.halves
+    one = problem.epilogue.gated and problem.details.packed_first
     return (problem.n,) if one else problem.parts or (problem.n,)
 
 
@@ -221,29 +220,29 @@ def _int4_weight(name: str, problem: GemmProblem, columns: int) -> Input:
 
 
 def _norm_inputs(problem: GemmProblem) -> Iterator[Input]:
-    prologue = problem.prologue
-    assert prologue is not None
-    dtype = problem.a.dtype if prologue.dequantizes else prologue.scale_dtype
-    for index in range(prologue.vectors):
+    norm = problem.norm
+    if norm is None:
+        return
+    dtype = norm.dtype if problem.dequant is None else problem.a.dtype
+    for index in range(norm.vectors):
         low, high = ((0.5, 1.5), (-0.5, 0.5))[min(index, 1)]
         yield Input(f"vector{index}", (problem.k,), (1,), dtype, low, high)
 
 
 def _weight_scales(problem: GemmProblem, bound: float) -> Iterator[Input]:
     """Yield weight scales (scalar, [N] or [N, groups]) and zero points around mid-range."""
-    prologue = problem.prologue
-    assert prologue is not None
-    if prologue.scales == "none":
+    dequant = problem.dequant
+    if dequant is None or dequant.scales == "none":
         return
     unit = bound / _largest(problem)
     middle = {"uint4": 8, "uint8": 128}.get(problem.b.dtype, 0)
     zeros = "uint8" if middle else "int8"
     for index, columns in enumerate(columns_per_weight(problem)):
-        groups = ceiling(problem.k, prologue.group or 1)
-        shape = {"tensor": (), "column": (columns,), "group": (columns, groups)}[prologue.scales]
+        groups = ceiling(problem.k, dequant.group or 1)
+        shape = {"tensor": (), "column": (columns,), "group": (columns, groups)}[dequant.scales]
         strides = (groups, 1)[2 - len(shape) :]
-        yield Input(f"scale{index}", shape, strides, prologue.scale_dtype, 0.5 * unit, 1.5 * unit)
-        if prologue.zero_points:
+        yield Input(f"scale{index}", shape, strides, dequant.scale_dtype, 0.5 * unit, 1.5 * unit)
+        if dequant.zero_points:
             yield Input(f"zero{index}", shape, strides, zeros, max(middle - 1, -1), middle + 1)
 
 
@@ -348,9 +347,9 @@ def is_added(problem: GemmProblem, index: int, input_: EpilogueInput) -> bool:
         floats = (other for other in problem.epilogue.inputs[:index] if not is_integer(other))
         second = input_.broadcast == "row" and "row" in (other.broadcast for other in floats)
         return input_.broadcast == "matrix" or is_integer(input_) or second
-    prologue = problem.prologue
-    if index == 0 and input_.broadcast == "row" and prologue is not None and prologue.dequantizes:
-        return prologue.scales != "none"
+    dequant = problem.dequant
+    if index == 0 and input_.broadcast == "row" and dequant is not None:
+        return dequant.scales != "none"
     return input_.broadcast in ("matrix", "row")
 
 

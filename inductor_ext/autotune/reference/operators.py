@@ -63,7 +63,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
-"""Activations of the gate, by their names in `Epilogue.activation`."""
+"""Activations of the gate, by their names in `KernelDetails.activation`."""
 
 
 def apply_pointwise(value: torch.Tensor, count: int) -> torch.Tensor:

@@ -43,11 +43,11 @@ def unpack_int4(packed: torch.Tensor, signed: bool, high_first: bool = True) -> 
 
 def expand_groups(groups: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
     """Expand [N, groups] to [N, K]."""
-    prologue = problem.prologue
-    assert prologue is not None
+    dequant = problem.dequant
+    assert dequant is not None
     columns, count = groups.shape
-    spread = groups.unsqueeze(-1).expand(columns, count, prologue.group).flatten(-2)
-    return spread.narrow(1, 0, problem.k) if count * prologue.group != problem.k else spread
+    spread = groups.unsqueeze(-1).expand(columns, count, dequant.group).flatten(-2)
+    return spread.narrow(1, 0, problem.k) if count * dequant.group != problem.k else spread
 
 
 FILLING = 32.0

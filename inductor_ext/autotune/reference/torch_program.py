@@ -114,8 +114,7 @@ def _evaluate(
     tree = epilogue_tree(problem)
     if tree is not None:
         return evaluate_tree(problem, tree, named, ops)
-    prologue = problem.prologue
-    if prologue is not None and (prologue.normalizes or prologue.standardizes):
+    if problem.norm is not None:
         a = _normalize(problem, a, named, ops)
     products = []
     for part in range(len(columns_per_weight(problem))):
@@ -129,7 +128,7 @@ def _evaluate(
             products.append(ops.product(a, named[f"b{part}"], bias, own))
     if problem.epilogue.gated:
         gate, up = _gate_and_up(problem, products)
-        products = [ACTIVATIONS[problem.epilogue.activation](gate) * up]
+        products = [ACTIVATIONS[problem.details.activation](gate) * up]
     results = [
         _apply_epilogue(problem, product, part, named) for part, product in enumerate(products)
     ]
@@ -147,29 +146,29 @@ def _evaluate(
 def _gate_and_up(
     problem: GemmProblem, products: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if problem.epilogue.halves is None:
+    if problem.details.packed_first is None:
         gate, up = products
         return gate, up
     (whole,) = products
     first, second = whole.chunk(2, dim=-1)
-    return (first, second) if problem.epilogue.halves == "gate" else (second, first)
+    return (first, second) if problem.details.packed_first == "gate" else (second, first)
 
 
 def _normalize(
     problem: GemmProblem, a: torch.Tensor, named: Mapping[str, torch.Tensor], ops: Operators
 ) -> torch.Tensor:
-    prologue = problem.prologue
-    assert prologue is not None
+    norm = problem.norm
+    assert norm is not None
     wide = ops.wide(a)
-    if prologue.standardizes:
+    if norm.kind == "layer":
         squares, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
         wide = wide - mean
     else:
         squares = wide.square().mean(-1, keepdim=True)
-    wide = wide * torch.rsqrt(squares + prologue.epsilon)
-    if prologue.vectors:
+    wide = wide * torch.rsqrt(squares + problem.details.epsilon)
+    if norm.vectors:
         wide = wide * named["vector0"]
-    if prologue.vectors > 1:
+    if norm.vectors > 1:
         wide = wide + named["vector1"]
     return ops.narrow(wide, ops.a_dtype)
 
@@ -186,18 +185,18 @@ def _dequantized_matmul(
     Per-tensor and per-column scales are applied to the matmul result, group scales to B. From
     unsigned integers without zero points, the middle of their range is subtracted.
     """
-    prologue = problem.prologue
-    assert prologue is not None
+    dequant = problem.dequant
+    assert dequant is not None
     b, scale, zero = (named.get(f"{name}{part}") for name in ("b", "scale", "zero"))
     assert b is not None
     packed = problem.b.dtype in INT4
     # [N, K], as a model stores weights.
     weight = unpack_int4(b, problem.b.dtype == "int4") if packed else b.t()
     weight = weight.to(a.dtype)
-    if zero is None and prologue.scales != "none":
+    if zero is None and dequant.scales != "none":
         middle = {"uint4": 8, "uint8": 128}.get(problem.b.dtype)
         weight = weight - middle if middle else weight
-    if prologue.scales == "group":
+    if dequant.scales == "group":
         assert scale is not None
         zeros = None if zero is None else expand_groups(zero.to(a.dtype), problem)
         weight = weight if zeros is None else weight - zeros

@@ -18,7 +18,6 @@ from inductor_ext.autotune.reference.operators import (
     torch_dtype,
 )
 from inductor_ext.autotune.reference.stored_values import expand_groups, unpack_int4
-from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, Node, NotExpressible
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.problem import EpilogueInput, GemmProblem
@@ -26,7 +25,7 @@ from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 
 def epilogue_tree(problem: GemmProblem) -> Tree | None:
     """Return the tree of a problem's epilogue; None without one."""
-    return None if problem.epilogue.tree is None else kernels.tree_of(problem)
+    return problem.epilogue.tree
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,12 @@ def _prologue_scales_in_tree(problem: GemmProblem) -> int:
 
     `Epilogue.inputs` does not contain these.
     """
-    return int(problem.prologue is not None and problem.prologue.scales != "none")
+    return int(problem.dequant is not None and problem.dequant.scales != "none")
 
 
 def _scales_after_matmul(problem: GemmProblem) -> int:
     """Return the number of prologue scales (0 or 1) that the tree applies after the main loop."""
-    return int(problem.prologue is not None and problem.prologue.scales_product)
+    return int(problem.dequant is not None and problem.dequant.scales_accumulators)
 
 
 def evaluate_tree(

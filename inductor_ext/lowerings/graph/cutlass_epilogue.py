@@ -228,13 +228,13 @@ class _Reader:
 
     def _dequantized(self, fusion: Fusion) -> Node:
         """Apply to the accumulators the scales and the bias of a matmul with a dequantized B."""
-        prologue, operands = fusion.problem.prologue, fusion.operands
-        assert prologue is not None
-        if prologue.kind != "dequantize" or prologue.zero_points:
+        problem, operands = fusion.problem, fusion.operands
+        dequant = problem.dequant
+        if dequant is None or problem.norm is not None or dequant.zero_points:
             raise NotExpressible("zero points, or rows that are normalised")
         value = ACCUMULATOR
         for scale in operands.scales:
-            if prologue.scales == "group":
+            if dequant.scales == "group":
                 self._read_groups(scale)
                 continue
             assert scale.view is not None

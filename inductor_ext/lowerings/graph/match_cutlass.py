@@ -63,7 +63,7 @@ class Reading:
         """
         tree = self.fused.epilogue
         if self.own:
-            epilogue = dataclasses.replace(problem.epilogue, tree=tree.text)
+            epilogue = dataclasses.replace(problem.epilogue, tree=tree)
             return dataclasses.replace(problem, epilogue=epilogue)
         inputs = {
             given: behind
@@ -71,14 +71,14 @@ class Reading:
             if (behind := inp.behind) is not None
         }
         operations = tree.operations
-        if problem.prologue is not None and problem.prologue.scales_product:
+        if problem.dequant is not None and problem.dequant.scales_accumulators:
             # These scales belong to the prologue.
             assert self.fusion is not None
             del inputs[self.fusion.operands.scales[0].node]
             operations -= 1
         out = tree.outputs[0][0]
         epilogue = Epilogue(
-            tuple(inputs.values()), operations, out if out != problem.out else None, tree=tree.text
+            tuple(inputs.values()), operations, out if out != problem.out else None, tree=tree
         )
         return dataclasses.replace(problem, epilogue=epilogue)
 

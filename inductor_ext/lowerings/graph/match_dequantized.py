@@ -53,6 +53,7 @@ from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
     FP8,
     HALF,
+    Dequant,
     Epilogue,
     EpilogueInput,
     GemmProblem,
@@ -111,16 +112,16 @@ def _product(node: fx.Node) -> Fusion:
     static_shape(b)  # type: ignore[arg-type]
     read = _Reader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
-    prologue = read.prologue()
+    dequant = read.dequant()
     mixed = dataclasses.replace(
         problem,
         operation="mixed",
         b=read.operand(),
-        prologue=prologue,
+        prologue=Prologue(dequant=dequant),
         epilogue=problem.epilogue if biased else Epilogue(),
     )
-    operands = dataclasses.replace(read.operands(a, prologue), biases=tuple(map(ViewedNode, bias)))  # type: ignore[arg-type]
-    return Fusion(mixed, (node, *read.nodes), (node,), operands, read.constants(prologue))
+    operands = dataclasses.replace(read.operands(a, dequant), biases=tuple(map(ViewedNode, bias)))  # type: ignore[arg-type]
+    return Fusion(mixed, (node, *read.nodes), (node,), operands, read.constants(dequant))
 
 
 def with_scales(fusion: Fusion) -> Fusion:
@@ -169,8 +170,8 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
 
     aten = torch.ops.aten
     others = [item for item in node.all_input_nodes if item is not product]
-    problem, prologue = fusion.problem, fusion.problem.prologue
-    assert prologue is not None
+    problem, dequant = fusion.problem, fusion.problem.dequant
+    assert dequant is not None
     if len(others) != 1 or node.kwargs or problem.epilogue.inputs:
         return None
     (source,) = others
@@ -185,13 +186,13 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
             return None
     except (matmul_nodes.NotCovered, Unreadable):
         return None
-    if node.target is aten.mul.Tensor and prologue.scales == "none" and kind in ("row", "scalar"):
+    if node.target is aten.mul.Tensor and dequant.scales == "none" and kind in ("row", "scalar"):
         scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"
         view = View((problem.n,) if kind == "row" else ())
-        prologue = dataclasses.replace(prologue, scales=scales, scale_dtype=_dtype(source))
+        dequant = Dequant(scales, scale_dtype=_dtype(source))
         return dataclasses.replace(
             fusion,
-            problem=dataclasses.replace(problem, prologue=prologue),
+            problem=dataclasses.replace(problem, prologue=Prologue(dequant=dequant)),
             operands=dataclasses.replace(fusion.operands, scales=(ViewedNode(source, view),)),
         )
     if node.target is aten.add.Tensor and shape(source) == (problem.n,) and kind == "row":
@@ -413,8 +414,8 @@ class _Reader:
         strides = (1, 2 * column) if found.layout == "column" else (row, column)
         return Operand(self.dtype, strides, 2 * found.alignment)
 
-    def prologue(self) -> Prologue:
-        """Return the prologue.
+    def dequant(self) -> Dequant:
+        """Return the dequantization.
 
         Raises:
             NotCovered: a kernel cannot compute it.
@@ -430,7 +431,7 @@ class _Reader:
         require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
         if self.scale is None:
             require(self.zero is None, "zero points without scales")
-            return Prologue("dequantize")
+            return Dequant()
         group = self._group(self.scale)
         if self.zero is not None:
             group = group or problem.k
@@ -438,8 +439,7 @@ class _Reader:
             require(not group or (self._group(stored) or problem.k) == group, "groups differ")
             require(not group or "n" in stored.atoms() or problem.n == 1, "one zero for all")
         kind = "group" if group else "column" if self.scale.atoms() else "tensor"
-        return Prologue(
-            "dequantize",
+        return Dequant(
             kind,  # type: ignore[arg-type]
             group,
             self.zero is not None,
@@ -450,7 +450,7 @@ class _Reader:
     def _is_packed(self) -> bool:
         return self.dtype in ("int4", "uint4")
 
-    def operands(self, a: fx.Node, prologue: Prologue) -> FusedOperands[ViewedNode]:
+    def operands(self, a: fx.Node, dequant: Dequant) -> FusedOperands[ViewedNode]:
         """Return A and what B is computed from.
 
         Raises:
@@ -462,7 +462,7 @@ class _Reader:
             if stored is None:
                 return ()
             view = stored.view()
-            if not prologue.group:
+            if not dequant.group:
                 view = View(tuple(size for size in view.sizes if size > 1))
                 # The kernel assumes that they are contiguous.
                 value = view.of(matmul_nodes.value_of(stored.node))
@@ -472,18 +472,18 @@ class _Reader:
         weight = ViewedNode(self.stored.node, self.stored.view())
         return FusedOperands(ViewedNode(a), (weight,), viewed(self.scale), viewed(self.zero))
 
-    def constants(self, prologue: Prologue) -> KernelConstants:
-        """Return the constants of a kernel with a prologue."""
+    def constants(self, dequant: Dequant) -> KernelConstants:
+        """Return the constants of a kernel with a dequantization."""
 
         def words(stored: StoredTensor | None) -> int | None:
-            if stored is None or not prologue.group or stored.words() == 1:
+            if stored is None or not dequant.group or stored.words() == 1:
                 return None
             return stored.words()
 
         return KernelConstants(
             scale_words=words(self.scale),
             zero_words=words(self.zero),
-            wide=True if prologue.group and self.wide else None,
+            wide=True if dequant.group and self.wide else None,
             zero=self.constant or None,
             high_first=True if self._is_packed and self.high_first else None,
         )

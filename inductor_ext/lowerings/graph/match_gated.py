@@ -148,18 +148,18 @@ def _gated_problem(
     gate = sides[0]
     out = matmul_nodes.dtype_of(output.meta["val"])
     first: Literal["gate", "up"] = "gate" if gate.begin == 0 else "up"
-    epilogue = Epilogue(
-        out=out if out != problem.out else None,
-        gated=True,
+    epilogue = Epilogue(out=out if out != problem.out else None, gated=True)
+    details = dataclasses.replace(
+        problem.details,
         activation=activation,
-        halves=None if gate.begin is None else first,
+        packed_first=None if gate.begin is None else first,
     )
     operation: Operation = problem.operation
     if gate.bias is not None:
         operation = "addmm"
         row = EpilogueInput(problem.out, "row")
         epilogue = dataclasses.replace(epilogue, inputs=(row,), pointwise=1)
-    return dataclasses.replace(problem, operation=operation, epilogue=epilogue)
+    return dataclasses.replace(problem, operation=operation, epilogue=epilogue, details=details)
 
 
 def _match_side(matmuls: FusibleMatmuls, node: fx.Node) -> _Side | None:

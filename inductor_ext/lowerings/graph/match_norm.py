@@ -7,13 +7,14 @@ norms. It returns None for anything else. The fusion is governed by `gemm_fuse_n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
 
 from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.formula import FormulaReader, mean, symbol
 from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_view, shape
+from inductor_ext.templates.problem import NormKind
 
 if TYPE_CHECKING:
     from torch import fx
@@ -29,9 +30,9 @@ X = sympy.Dummy("x", real=True)
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm (`normalize`) or a LayerNorm (`standardize`) over rows."""
+    """An RMSNorm or a LayerNorm over rows."""
 
-    kind: Literal["normalize", "standardize"]
+    kind: NormKind
     x: fx.Node
     """The input."""
     vectors: tuple[fx.Node, ...]
@@ -94,7 +95,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     found = [_uncast(vectors[item]) for item in symbols]
     if any(matmul_nodes.value_of(item).stride(-1) != 1 for item in found):
         return None
-    kind: Literal["normalize", "standardize"] = "standardize" if centered else "normalize"
+    kind: NormKind = "layer" if centered else "rms"
     return Norm(kind, x, tuple(found), float(epsilon), tuple(reader.inner))
 
 

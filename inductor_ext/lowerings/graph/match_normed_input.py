@@ -19,7 +19,7 @@ from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_contiguous
 from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
 from inductor_ext.lowerings.graph.rewrite import as_matrix
-from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Prologue
+from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Prologue, RowNorm
 
 if TYPE_CHECKING:
     from torch import fx
@@ -47,7 +47,7 @@ def add_norm(matmuls: FusibleMatmuls, fusion: Fusion) -> Fusion | None:
     value = norm.x.meta["val"]
     # Under autocast a float32 LayerNorm is rounded to the dtype of the matmul.
     dtypes = {matmul_nodes.value_of(normalized).dtype}
-    dtypes |= {torch.float32} if norm.kind == "standardize" else set()
+    dtypes |= {torch.float32} if norm.kind == "layer" else set()
     if value.dtype not in dtypes or not is_contiguous(norm.x):
         return None
     prologue = _prologue(norm, problem, fusion.constants.zero or 0)
@@ -57,7 +57,10 @@ def add_norm(matmuls: FusibleMatmuls, fusion: Fusion) -> Fusion | None:
     fusion = dataclasses.replace(
         fusion,
         problem=dataclasses.replace(
-            problem, a=matmul_nodes.operand(as_matrix(value, rows)), prologue=prologue
+            problem,
+            a=matmul_nodes.operand(as_matrix(value, rows)),
+            prologue=prologue,
+            details=dataclasses.replace(problem.details, epsilon=norm.epsilon),
         ),
         nodes=_nodes(matmuls, fusion, norm),
         operands=dataclasses.replace(
@@ -92,17 +95,13 @@ def _nodes(matmuls: FusibleMatmuls, fusion: Fusion, norm: Norm) -> tuple[fx.Node
 
 def _prologue(norm: Norm, problem: GemmProblem, zero: int) -> Prologue | None:
     """Return the prologue of a problem with a norm; None if a kernel cannot apply it."""
-    if problem.prologue is not None:
+    dtype = RowNorm.dtype
+    if problem.dequant is not None:
         if not _can_dequantize_with(norm, problem, zero):
             return None
-        return dataclasses.replace(
-            problem.prologue, kind="both", vectors=len(norm.vectors), epsilon=norm.epsilon
-        )
-    prologue = Prologue(norm.kind, epsilon=norm.epsilon)
-    if norm.vectors:
+    elif norm.vectors:
         dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(norm.vectors[0]))
-        prologue = dataclasses.replace(prologue, scale_dtype=dtype, vectors=len(norm.vectors))
-    return prologue
+    return Prologue(RowNorm(norm.kind, len(norm.vectors), dtype), problem.dequant)
 
 
 def _can_dequantize_with(norm: Norm, problem: GemmProblem, zero: int) -> bool:
@@ -113,7 +112,7 @@ def _can_dequantize_with(norm: Norm, problem: GemmProblem, zero: int) -> bool:
     kernel pads K with it, in A too, and the padding would count among the squares.
     """
     by_words = DTYPE_BITS[problem.b.dtype] == 4
-    if norm.kind != "normalize" or (zero and not by_words):
+    if norm.kind != "rms" or (zero and not by_words):
         return False
     for value in map(matmul_nodes.value_of, norm.vectors):
         offset = value.storage_offset()

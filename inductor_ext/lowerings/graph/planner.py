@@ -323,8 +323,7 @@ class Planner:
             ours = decision.microseconds(decision.config)
             stock = decision.microseconds(None)
             if decision.config is not None and ours is not None and stock is not None:
-                prologue = problem.prologue
-                if prologue is not None and (prologue.normalizes or prologue.standardizes):
+                if problem.norm is not None:
                     ours *= 1 + NORM_OVERHEAD
                     if epilogue_region.is_computed(site.a):
                         written = size_of(problem.m * problem.k, problem.a.dtype)

@@ -103,7 +103,7 @@ def is_small_group(site: Site) -> bool:
     problem = site.problem
     together = problem.operation == "mixed" and len(problem.parts) > 1
     # A kernel that also computes the norm may be slower than one that does not.
-    plain = problem.prologue is None or not problem.prologue.normalizes
+    plain = problem.norm is None or problem.norm.kind != "rms"
     return together and plain and isinstance(site.rows, int) and site.rows <= SMALL_M
 
 

@@ -69,7 +69,7 @@ def alignments(problem: GemmProblem, swap: bool) -> tuple[int, int, int]:
 
 def group(problem: GemmProblem) -> int | None:
     """Return the number of elements along K that share a scale of b; None without such groups."""
-    return problem.prologue.group or None if problem.prologue is not None else None
+    return problem.dequant.group or None if problem.dequant is not None else None
 
 
 def _whole(operand: Operand, rows: int, columns: int) -> int:
@@ -84,10 +84,9 @@ def _check_operation(problem: GemmProblem, config: CutlassConfig, device: Device
         return "CUTLASS kernels multiply by one weight, not by several fused ones"
     if problem.epilogue.reductions:
         return "CUTLASS kernels have no reductions over rows in the epilogue"
-    prologue = problem.prologue
-    if prologue is not None and (prologue.normalizes or prologue.standardizes):
+    if problem.norm is not None:
         return "CUTLASS kernels do not fuse a norm of A"
-    if prologue is not None and prologue.zero_points:
+    if problem.dequant is not None and problem.dequant.zero_points:
         return "CUTLASS kernels do not support zero points of the weight"
     if config.group != group(problem):
         return f"the scales have groups of {group(problem)}, but the kernel expects {config.group}"
@@ -130,7 +129,7 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
             return "the kernel's A must be the narrower operand, as A passes through registers"
         if config.arch < 90 and narrow != "int8":
             return f"kernels before sm_90 do not convert {narrow}"
-        if config.group and (narrow not in INT4 or problem.prologue.scale_dtype != wide):  # type: ignore[union-attr]
+        if config.group and (narrow not in INT4 or problem.dequant.scale_dtype != wide):  # type: ignore[union-attr]
             return f"group scales are supported for 4-bit weights only, in {wide}"
     elif config.swap and config.arch < 90:
         return "operands are swapped in sm_90 kernels only"

@@ -18,9 +18,10 @@ import operator
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from inductor_ext.templates.problem import EpilogueInput
+from inductor_ext import exc
+from inductor_ext.templates.tensors import EpilogueInput
 
 __all__ = [
     "ACCUMULATOR",
@@ -209,6 +210,8 @@ class Packed:
 class Epilogue:
     """The outputs of a kernel and the expressions that compute them."""
 
+    JSON_FORM: ClassVar[type] = str
+
     outputs: tuple[tuple[str, Node], ...]
     """Dtype and value of each output; the first is the GEMM's D, the others are auxiliary."""
     inputs: tuple[Tensor, ...] = ()
@@ -235,6 +238,14 @@ class Epilogue:
         once.
         """
         return sum(bool(node.arguments) and node.operation != "cast" for node in self.nodes())
+
+    def __eq__(self, other: object) -> bool:
+        # Comparing expressions value by value takes exponential time where values have several
+        # uses, and an epilogue that was read from JSON shares no values with another.
+        return self.text == other.text if isinstance(other, Epilogue) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     def nodes(self) -> Iterator[Node]:
         """Yield all values once, in topological order (operands first)."""
@@ -274,6 +285,24 @@ class Epilogue:
             return cls(outputs, inputs, int(fields["alignment"]), packed)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise NotExpressible(f"{text[:80]!r} is not a serialized epilogue: {error}") from None
+
+    def to_json_form(self) -> str:
+        """Return `text`, with which problems are stored."""
+        return self.text
+
+    @classmethod
+    def from_json_form(cls, text: str) -> Epilogue:
+        """Return the epilogue of a `text`.
+
+        Raises:
+            exc.BadGemmError: the text is not a valid epilogue.
+        """
+        try:
+            return cls.parse(text)
+        except NotExpressible as error:
+            raise exc.BadGemmError(
+                record="JSON", field="tree", value=text, allowed=f"an epilogue: {error}"
+            ) from None
 
     def evaluate(
         self,

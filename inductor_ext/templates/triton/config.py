@@ -21,6 +21,7 @@ from inductor_ext.templates.problem import (
     BATCHED,
     DTYPE_BITS,
     GemmProblem,
+    NormKind,
     ceiling,
     next_power_of_two,
     read,
@@ -47,8 +48,8 @@ class Template:
     """Capabilities of a kernel family, independent of the configuration."""
 
     operations: frozenset[str]
-    prologues: frozenset[str] = frozenset()
-    """Supported values of `Prologue.kind`."""
+    norms: frozenset[NormKind] = frozenset()
+    """Norms that the prologue can compute; it can dequantize if there is the operation `mixed`."""
     capability: tuple[int, int] = (8, 0)
     """Minimum compute capability."""
     tma: Literal["always", "optional", "never"] = "never"
@@ -94,7 +95,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
     {
         "splitk": Template(
             _PLAIN,
-            prologues=frozenset({"normalize", "standardize"}),
+            norms=frozenset({"rms", "layer"}),
             tma="optional",
             split_k=True,
             swap=True,
@@ -105,7 +106,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "gemv": Template(
             frozenset({"mm", "addmm", "mixed"}) | BATCHED,
-            prologues=frozenset({"dequantize", "normalize", "standardize", "both"}),
+            norms=frozenset({"rms", "layer"}),
             split_k=True,
             parts=True,
             pdl=True,
@@ -115,7 +116,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "cp_async": Template(
             _PLAIN | BATCHED,
-            prologues=frozenset({"normalize", "standardize"}),
+            norms=frozenset({"rms", "layer"}),
             parts=True,
             row_maxima=True,
         ),
@@ -157,7 +158,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "mixed": Template(
             frozenset({"mixed"}),
-            prologues=frozenset({"dequantize", "both"}),
+            norms=frozenset({"rms"}),
             split_k=True,
             swap=True,
             parts=True,
@@ -167,7 +168,6 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "direct": Template(
             frozenset({"mixed"}),
-            prologues=frozenset({"dequantize"}),
             split_k=True,
             parts=True,
             pdl=True,
@@ -176,7 +176,6 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
         ),
         "stationary": Template(
             frozenset({"mixed"}),
-            prologues=frozenset({"dequantize"}),
             split_k=True,
             parts=True,
             pdl=True,
@@ -406,13 +405,13 @@ class GemmConfig:
         They are copied in units of 4 bytes or more, and each thread copies at least one unit per
         weight.
         """
-        prologue = problem.prologue
-        if prologue is None or prologue.scales != "group":
+        dequant = problem.dequant
+        if dequant is None or dequant.scales != "group":
             return 0
-        column = size_of(ceiling(self.block_k, prologue.group), prologue.scale_dtype)
+        column = size_of(ceiling(self.block_k, dequant.group), dequant.scale_dtype)
         factors = 2 if problem.epilogue.gated else 1
         copied = max(self.block_n * max(4, column), 4 * self.threads * factors)
-        return copied * (2 if prologue.zero_points else 1)
+        return copied * (2 if dequant.zero_points else 1)
 
     def extra_bytes(self, problem: GemmProblem) -> int:
         """Return the bytes of shared memory in addition to the stages.
@@ -430,10 +429,10 @@ class GemmConfig:
             # Accumulators of all warps; those of gate and up are exchanged one after the other.
             products = 2 if problem.epilogue.gated and not template.stationary else 1
             return self.warps * self.block_m * self.columns_at_once // products * 4
-        prologue = problem.prologue
+        norm = problem.norm
         # Stages of the statistics loop, which runs first and uses the same memory.
         first = 0
-        if prologue is not None and prologue.standardizes:
+        if norm is not None and norm.kind == "layer":
             depth = statistics_depth(problem, self)
             stage = size_of(self.block_m * depth, problem.a.dtype)
             first = (STATISTICS_STAGES - 1) * stage if problem.k > depth else 0
@@ -456,14 +455,12 @@ class GemmConfig:
             extra += _BARRIER_BYTES
         # With fewer rows or warps mma.sync is used, which reads both operands from registers.
         warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
-        if prologue is None:
-            return extra
-        if prologue.dequantizes and not self.swap and warpgroups:
+        if problem.dequant is not None and not self.swap and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
-        if (prologue.normalizes or prologue.standardizes) and self.swap:
+        if norm is not None and self.swap:
             extra += size_of(self.block_m * self.block_k, problem.multiplied)
-        if prologue.standardizes:
-            vectors = prologue.vectors * size_of(self.block_k, prologue.scale_dtype)
+        if norm is not None and norm.kind == "layer":
+            vectors = norm.vectors * size_of(self.block_k, norm.dtype)
             extra += self.stages * vectors
             # An upper bound: 32 elements along K are one slice, and with 128 there was no copy.
             sliced = warpgroups and not self.swap and self.block_k >= 64

@@ -72,8 +72,8 @@ def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -
     template = TEMPLATES[config.template]
     if problem.operation not in template.operations:
         return f"{config.template} does not cover {problem.operation}"
-    if problem.prologue is not None and problem.prologue.kind not in template.prologues:
-        return f"{config.template} has no prologue to {_words(problem.prologue.kind)}"
+    if problem.norm is not None and problem.norm.kind not in template.norms:
+        return f"{config.template} has no prologue to {_prologue_words(problem)}"
     if len(problem.parts) > 1 and not template.parts:
         return f"{config.template} takes one factor b, and there are {len(problem.parts)}"
     if len(problem.parts) > 1 and problem.operation in BATCHED:
@@ -81,8 +81,12 @@ def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -
     return None
 
 
-def _words(kind: str) -> str:
-    return "normalize a and dequantize b" if kind == "both" else kind
+def _prologue_words(problem: GemmProblem) -> str:
+    if problem.norm is None:
+        return "dequantize"
+    if problem.dequant is not None:
+        return "normalize a and dequantize b"
+    return "normalize" if problem.norm.kind == "rms" else "standardize"
 
 
 @_constraint()
@@ -143,7 +147,7 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     if config.tma and problem.prologue is not None:
         return (
             "TMA loads into shared memory, with nothing on the way to "
-            f"{_words(problem.prologue.kind)} it"
+            f"{_prologue_words(problem)} it"
         )
     if config.flatten and not template.flatten:
         return f"{config.template} does not make one loop of those over tiles and along K"
@@ -298,7 +302,7 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
         return _NO_SPLIT_K
     if problem.epilogue.gated and not template.stationary:
         return "parts gate each other when their sums are complete, and no split has them"
-    if problem.prologue is not None and problem.prologue.normalizes:
+    if problem.norm is not None and problem.norm.kind == "rms":
         return "the squares of rows are complete with their products, and no split has them"
     if problem.deterministic and template.atomics:
         return "splits are added up by atomics, in any order, and results must be deterministic"
@@ -378,8 +382,8 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
     """M is at most 8, in one tile; what a thread holds at once stays in registers; 8-bit b has at
     most one scale per column.
     """
-    prologue = problem.prologue
-    if prologue is not None and (prologue.scales == "group" or prologue.zero_points):
+    dequant = problem.dequant
+    if dequant is not None and (dequant.scales == "group" or dequant.zero_points):
         return "gemv takes one scale for a column or for all, and no zero points"
     if DTYPE_BITS[problem.b.dtype] < 8:
         return f"gemv does not unpack {problem.b.dtype}"
@@ -403,20 +407,20 @@ def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     """Lanes load 16 bytes of a column of b at a time, in whole steps of K, and a load does not
     cross the border of a scale group.
     """
-    a, b, prologue = problem.a, problem.b, problem.prologue
+    a, b, dequant = problem.a, problem.b, problem.dequant
     if b.dtype not in ("int8", "uint8", "int4", "uint4"):
         return f"{config.template} loads integers, and b is {b.dtype}"
     if a.layout != "row" or b.layout != "column" or min(a.vector_bytes, b.vector_bytes) < 16:
         return "rows of a or columns of b are not read by 16 bytes"
     if problem.k % (config.block_k * config.split_k):
         return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
-    if prologue is None:
+    if dequant is None:
         return None
-    if prologue.zero_points:
+    if dequant.zero_points:
         return f"{config.template} subtracts only what is the same for all of b"
     chunk = 8 * CHUNK_BYTES // DTYPE_BITS[b.dtype]
-    if prologue.group and prologue.group % chunk:
-        return f"groups of {prologue.group} that share a scale end within a load"
+    if dequant.group and dequant.group % chunk:
+        return f"groups of {dequant.group} that share a scale end within a load"
     return None
 
 
@@ -482,9 +486,9 @@ def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Devic
     """The squares of rows are accumulated next to the matmul, in an accumulator tile of their own.
     a is multiplied by the norm's weight before it is normalized, which may overflow float16.
     """
-    if problem.prologue is None or not problem.prologue.normalizes:
+    if problem.norm is None or problem.norm.kind != "rms":
         return None
-    if problem.prologue.vectors and problem.a.dtype == "float16" and config.template != "gemv":
+    if problem.norm.vectors and problem.a.dtype == "float16" and config.template != "gemv":
         return "a's elements times the norm's weight may be beyond float16"
     if config.block_m > 64:
         return (
@@ -496,9 +500,9 @@ def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Devic
 @_constraint("gemv", "mixed")
 def _check_scale_groups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """block_k is a multiple of the group size of the scales, or the other way round."""
-    if problem.prologue is None or not problem.prologue.group:
+    if problem.dequant is None or not problem.dequant.group:
         return None
-    group, block = problem.prologue.group, config.block_k
+    group, block = problem.dequant.group, config.block_k
     if max(group, block) % min(group, block):
         return f"groups of {group} that share a scale do not fit tiles of {block} along K"
     return None
@@ -510,20 +514,20 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
     tile; 4-bit pairs, adjacent along K, are multiplied by 32-bit words of two adjacent elements of
     a.
     """
-    prologue = problem.prologue
-    if prologue is None:
+    dequant = problem.dequant
+    if dequant is None:
         return None
     if config.template == "gemv" and problem.b.dtype == "uint8":
         return "gemv subtracts nothing from b"
     packed = DTYPE_BITS[problem.b.dtype] == 4
-    if packed or prologue.scales == "group" or prologue.zero_points:
+    if packed or dequant.scales == "group" or dequant.zero_points:
         if config.template == "gemv":
             return "gemv has scales of tensors and columns only, and no 4-bit pairs"
         if config.swap:
             return "groups and 4-bit pairs along K are not read with operands exchanged"
     if packed and (problem.k % 2 or problem.a.layout != "row" or problem.a.alignment < 2):
         return "a's rows are not words of two elements"
-    if prologue.scales == "none" and prologue.zero_points:
+    if dequant.scales == "none" and dequant.zero_points:
         return "zero points have the groups of scales"
     return None
 

@@ -179,10 +179,10 @@ class _Case:
             self.rest_bytes += scaled * (self.out_bits - DTYPE_BITS[problem.stored]) // 8
         # Two operations per reduction: abs and max.
         self.pointwise = problem.epilogue.pointwise + 2 * problem.epilogue.reductions
-        prologue = problem.prologue
-        self.converts_a = prologue is not None and prologue.normalizes
-        self.converts_b = prologue is not None and prologue.dequantizes
-        self.standardizes = prologue is not None and prologue.standardizes
+        norm = problem.norm and problem.norm.kind
+        self.converts_a = norm == "rms"
+        self.converts_b = problem.dequant is not None
+        self.standardizes = norm == "layer"
         self.columns_share = problem.columns / problem.n
 
 

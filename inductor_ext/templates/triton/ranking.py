@@ -132,17 +132,13 @@ def without_prologue(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
     """Yield the problem without its norm, or without its dequantization, and the bytes that a
     separate pass moves.
     """
-    prologue = problem.prologue
-    if prologue is None:
-        return
-    left: Prologue | None
-    if prologue.normalizes or prologue.standardizes:
-        dequantizing = dataclasses.replace(prologue, kind="dequantize", vectors=0)
-        left = dequantizing if prologue.dequantizes else None
+    norm, dequant = problem.norm, problem.dequant
+    if norm is not None:
+        left = None if dequant is None else Prologue(dequant=dequant)
         moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
         yield dataclasses.replace(problem, prologue=left), moved
-    if prologue.dequantizes:
-        left = Prologue("normalize", vectors=prologue.vectors) if prologue.normalizes else None
+    if dequant is not None:
+        left = None if norm is None else Prologue(norm)
         b = Operand.of(problem.a.dtype, (problem.k, problem.n), problem.b.strides)
         plain = dataclasses.replace(problem, operation="mm", b=b, prologue=left)
         yield plain, problem.b_bytes + plain.b_bytes

@@ -33,6 +33,7 @@ from inductor_ext.templates.problem import (
     GemmProblem,
     Operand,
     Prologue,
+    RowNorm,
 )
 from test.support import fake_cuda
 from test.support.gemm_graphs import call_operands, lowered_graph, operand_count, tensor
@@ -75,9 +76,9 @@ def reference(found: Fusion) -> Callable[..., Any]:
         biases = operands.gate_biases or operands.biases
         assert len(factors) == max(1, len(problem.parts))
         assert a.dim() == 2
-        if problem.prologue is not None:
-            assert len(vectors) == problem.prologue.vectors
-            if problem.prologue.kind == "standardize":
+        if problem.norm is not None:
+            assert len(vectors) == problem.norm.vectors
+            if problem.norm.kind == "layer":
                 a = a - a.mean(-1, keepdim=True)
             a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + found.constants.epsilon)
             a = (math.prod(vectors[:1], start=a) + sum(vectors[1:])).to(factors[0].dtype)
@@ -493,7 +494,7 @@ def test_norms(norm: Any, dtype: torch.dtype) -> None:
     inputs = [item.to(dtype) for item in (X3, NORM, W)]
     found = check(lambda x, n, w: F.linear(norm(x, n), w), *inputs)
     name = str(dtype).removeprefix("torch.")
-    assert found.problem.prologue == Prologue("normalize", scale_dtype=name, vectors=1)
+    assert found.problem.prologue == Prologue(RowNorm("rms", 1, name))
     assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
     assert found.constants.epsilon == pytest.approx(1e-6)
 
@@ -531,7 +532,7 @@ def test_layer_norms(norm: Any, dtype: torch.dtype) -> None:
     inputs = [item.to(dtype) for item in (X3, NORM, NORM, W)]
     found = check(lambda x, n, b, w: F.linear(norm(x, n, b), w), *inputs)
     name = str(dtype).removeprefix("torch.")
-    assert found.problem.prologue == Prologue("standardize", scale_dtype=name, vectors=2)
+    assert found.problem.prologue == Prologue(RowNorm("layer", 2, name))
     assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
     assert found.constants.constexprs() == {"EPSILON": pytest.approx(1e-5)}
     assert operand_count(found) == 4
@@ -539,12 +540,12 @@ def test_layer_norms(norm: Any, dtype: torch.dtype) -> None:
 
 def test_a_norm_without_a_weight() -> None:
     found = check(lambda x, w: F.linear(F.rms_norm(x, (64,), None, 1e-6), w), X, W)
-    assert found.problem.prologue == Prologue("normalize")
+    assert found.problem.prologue == Prologue(RowNorm("rms"))
     assert operand_count(found) == 2
     found = check(lambda x, w: F.linear(F.layer_norm(x, (64,)), w), X, W)
-    assert found.problem.prologue == Prologue("standardize")
+    assert found.problem.prologue == Prologue(RowNorm("layer"))
     found = check(lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), X, NORM, W)
-    assert found.problem.prologue == Prologue("standardize", vectors=1)
+    assert found.problem.prologue == Prologue(RowNorm("layer", 1))
     assert operand_count(found) == 3
 
 
@@ -554,7 +555,7 @@ def test_vectors_of_a_norm_may_have_another_dtype() -> None:
 
     wide = tensor(64, dtype=F32)
     found = check(function, X, wide, wide, W)
-    assert found.problem.prologue == Prologue("standardize", scale_dtype="float32", vectors=2)
+    assert found.problem.prologue == Prologue(RowNorm("layer", 2, "float32"))
 
 
 def test_a_layer_norm_of_float32_under_autocast() -> None:
@@ -564,7 +565,7 @@ def test_a_layer_norm_of_float32_under_autocast() -> None:
 
     found = check(function, *(item.to(F32) for item in (X3, NORM, NORM, W)), tolerance=0.05)
     problem = found.problem
-    assert problem.prologue == Prologue("standardize", scale_dtype="float32", vectors=2)
+    assert problem.prologue == Prologue(RowNorm("layer", 2, "float32"))
     assert (problem.a.dtype, problem.b.dtype, problem.out) == ("float32", "bfloat16", "bfloat16")
     assert (problem.multiplied, problem.arithmetic) == ("bfloat16", "half")
 
@@ -578,7 +579,7 @@ def test_a_layer_norm_before_parts_with_biases() -> None:
     inputs = X3, NORM, NORM, W, tensor(16, 64), tensor(48), tensor(16)
     found = check(function, *inputs, count=2)
     assert (found.problem.operation, found.problem.parts) == ("addmm", (48, 16))
-    assert found.problem.prologue == Prologue("standardize", vectors=2)
+    assert found.problem.prologue == Prologue(RowNorm("layer", 2))
     assert (operand_count(found), len(found.inputs)) == (5, 7)
 
 
@@ -608,7 +609,7 @@ def test_a_norm_before_parts_and_before_a_gate() -> None:
         return F.silu(F.linear(y, g) + b) * (F.linear(y, u) + b)
 
     found = check(written, X3, NORM, W, W, BIAS, count=2)
-    assert found.problem.prologue == Prologue("normalize", vectors=1)
+    assert found.problem.prologue == Prologue(RowNorm("rms", 1))
     assert (found.problem.operation, operand_count(found)) == ("addmm", 6)
 
 
@@ -991,8 +992,8 @@ def problem(operation: Any = "mm", *inputs: EpilogueInput, **rest: Any) -> GemmP
     return GemmProblem.contiguous(operation, n=96, k=64, **rest)
 
 
-RMS = Prologue("normalize", vectors=1)
-LAYER_NORM = Prologue("standardize", vectors=2)
+RMS = Prologue(RowNorm("rms", 1))
+LAYER_NORM = Prologue(RowNorm("layer", 2))
 MATRIX = EpilogueInput("bfloat16", "matrix")
 HALVES = {"parts": (48, 48), "gated": True}
 
@@ -1014,12 +1015,12 @@ HALVES = {"parts": (48, 48), "gated": True}
         problem(parts=(64, 16, 16)),
         problem("addmm", row(), parts=(64, 16, 16)),
         problem(prologue=RMS),
-        problem(m=1, prologue=Prologue("normalize")),
+        problem(m=1, prologue=Prologue(RowNorm("rms"))),
         problem("addmm", row(), prologue=RMS),
         problem(prologue=RMS, parts=(64, 16, 16)),
         problem(prologue=RMS, **HALVES),
         problem(prologue=LAYER_NORM),
-        problem(m=1, prologue=Prologue("standardize")),
+        problem(m=1, prologue=Prologue(RowNorm("layer"))),
         problem(dtype="float32", b_dtype="bfloat16", out="bfloat16", prologue=LAYER_NORM),
         problem("addmm", row(), prologue=LAYER_NORM, parts=(64, 16, 16)),
         problem(prologue=LAYER_NORM, **HALVES),

@@ -29,7 +29,14 @@ from inductor_ext.lowerings.graph.fusion import Fusion, View
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.graph.rewrite import apply
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import fake_cuda, kernel_util
 from test.support.gemm_graphs import call_operands, lowered_graph, operand_count, tensor
@@ -68,8 +75,8 @@ def views(found: Fusion) -> list[View | None]:
 def kernel(found: Fusion) -> Callable[..., Any]:
     """The fusion's kernel in plain torch, in float64."""
     problem, constants = found.problem, found.constants
-    prologue = problem.prologue
-    assert prologue is not None
+    dequant = problem.dequant
+    assert dequant is not None
     parts = problem.parts or (problem.n,)
 
     def dequantized(b: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
@@ -81,18 +88,18 @@ def kernel(found: Fusion) -> Callable[..., Any]:
             b = (b ^ 8) - 8 if problem.b.dtype == "int4" else b
         b = b.double() - (constants.zero or 0)
         if zero is not None:
-            b = b - zero.double().repeat_interleave(prologue.group, 0)
+            b = b - zero.double().repeat_interleave(dequant.group, 0)
         if scale is None:
             return b
-        if prologue.scales == "group":
-            return b * scale.double().repeat_interleave(prologue.group, 0)
+        if dequant.scales == "group":
+            return b * scale.double().repeat_interleave(dequant.group, 0)
         return b * scale.double()
 
     def run(a: Tensor, *inputs: Tensor) -> Any:
         operands = call_operands(found, (a, *inputs))
         nothing = (None,) * len(parts)
-        scaled = prologue.scales != "none"
-        assert (bool(operands.scales), bool(operands.zero_points)) == (scaled, prologue.zero_points)
+        scaled = dequant.scales != "none"
+        assert (bool(operands.scales), bool(operands.zero_points)) == (scaled, dequant.zero_points)
         factors = [
             dequantized(b, scale, zero)
             for b, scale, zero in zip(
@@ -104,10 +111,10 @@ def kernel(found: Fusion) -> Callable[..., Any]:
         ]
         assert [factor.shape for factor in factors] == [(problem.k, part) for part in parts]
         a = a.double()
-        if prologue.normalizes:
+        if problem.norm:
             a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + constants.epsilon)
-            assert len(operands.norm_vectors) == prologue.vectors
-            a = a * (operands.norm_vectors[0].double() if prologue.vectors else 1)
+            assert len(operands.norm_vectors) == problem.norm.vectors
+            a = a * (operands.norm_vectors[0].double() if problem.norm.vectors else 1)
         products = [a @ factor for factor in factors]
         biases = operands.biases
         if biases:
@@ -162,7 +169,7 @@ def check(function: Callable[..., Any], *inputs: Tensor) -> Fusion:
 class TestBytes:
     def test_scales_of_columns_behind_the_product_stay_there(self) -> None:
         found = check(lambda x, w, s: F.linear(x, w.to(BF16)) * s, X, BYTES, ROWS)
-        assert found.problem.prologue == Prologue("dequantize")
+        assert found.problem.prologue == Prologue(dequant=Dequant())
         assert found.problem.b.dtype == "int8"
         assert found.problem.b.layout == "column"
         assert views(found) == [View((N, K), transposed=True)]
@@ -175,7 +182,7 @@ class TestBytes:
             tensor(N, dtype=FP16),
             tensor(N, dtype=FP16),
         )
-        assert found.problem.prologue == Prologue("dequantize", "column", scale_dtype="float16")
+        assert found.problem.prologue == Prologue(dequant=Dequant("column", scale_dtype="float16"))
         assert operand_count(found) == 3
         assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
 
@@ -187,7 +194,7 @@ class TestBytes:
             tensor(1, dtype=F32),
         )
         assert found.problem.prologue is not None
-        assert found.problem.prologue.scales == "tensor"
+        assert found.problem.dequant.scales == "tensor"
         assert found.problem.b.layout == "row"
 
     def test_groups_with_zero_points(self) -> None:
@@ -198,7 +205,7 @@ class TestBytes:
             SCALES,
             tensor(N, K // G, dtype=I8),
         )
-        assert found.problem.prologue == Prologue("dequantize", "group", G, True)
+        assert found.problem.prologue == Prologue(dequant=Dequant("group", G, zero_points=True))
         assert found.constants.constexprs() == {"SCALE_WORDS": 2, "ZERO_WORDS": 4}
         assert operand_count(found) == 4
 
@@ -222,7 +229,7 @@ class TestBytes:
             ROWS,
             ROWS,
         )
-        assert found.problem.prologue == Prologue("dequantize", "group", K, True)
+        assert found.problem.prologue == Prologue(dequant=Dequant("group", K, zero_points=True))
 
     @pytest.mark.parametrize("steps", [(torch.int16,), (I8, U8), (torch.int32,)], ids=str)
     def test_zero_points_that_are_truncated_or_wrap_stay_so(self, steps: Any) -> None:
@@ -281,7 +288,7 @@ class TestBytes:
         assert match_dequantized.find(graph, PLAIN) == []
         undo_woq_int8.restore(graph)
         (found,) = match_dequantized.find(graph, PLAIN)
-        assert found.problem.prologue == Prologue("dequantize")
+        assert found.problem.prologue == Prologue(dequant=Dequant())
 
 
 class TestPairs:
@@ -291,7 +298,7 @@ class TestPairs:
         )
         problem = found.problem
         assert (problem.b.dtype, problem.b.strides, problem.k) == ("uint4", (1, K), K)
-        assert problem.prologue == Prologue("dequantize", "group", G)
+        assert problem.prologue == Prologue(dequant=Dequant("group", G))
         assert found.constants.constexprs() == {"ZERO": 8, "SCALE_WORDS": 2}
         assert operand_count(found) == 3
         assert views(found) == [
@@ -340,10 +347,10 @@ class TestPairs:
     @pytest.mark.parametrize(
         "prologue",
         [
-            Prologue("dequantize"),
-            Prologue("dequantize", "column"),
-            Prologue("dequantize", "group", G),
-            Prologue("dequantize", "group", G, True),
+            Prologue(dequant=Dequant()),
+            Prologue(dequant=Dequant("column")),
+            Prologue(dequant=Dequant("group", G)),
+            Prologue(dequant=Dequant("group", G, zero_points=True)),
         ],
         ids=["none", "columns", "groups", "zeros"],
     )
@@ -354,9 +361,9 @@ class TestPairs:
         canonical = program(problem)
         inputs = canonical.empty_inputs("meta")
         (found,) = find(canonical.function, *inputs)
-        if prologue.scales == "column":
+        if prologue.dequant == Dequant("column"):
             # They follow the product.
-            prologue = Prologue("dequantize")
+            prologue = Prologue(dequant=Dequant())
         assert found.problem.b == problem.b
         assert found.problem.prologue == prologue
         if b_dtype == "uint4":
@@ -399,15 +406,15 @@ WEIGHTS = {int8_linear: (BYTES, ROWS), int4: (PAIRS, SCALES)}
 """Layers, and two tensors of each: a weight of N rows, and its scales."""
 
 PROLOGUES = {
-    int8_linear: Prologue("dequantize", "column"),
-    int4: Prologue("dequantize", "group", G),
+    int8_linear: Prologue(dequant=Dequant("column")),
+    int4: Prologue(dequant=Dequant("group", G)),
 }
 
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def normalized(prologue: Prologue) -> Prologue:
-    return dataclasses.replace(prologue, kind="both", vectors=1)
+    return dataclasses.replace(prologue, norm=RowNorm("rms", 1))
 
 
 @pytest.mark.parametrize("layer", WEIGHTS)
@@ -507,7 +514,7 @@ class TestSeveralRead:
 
         found = check_several(function, X, tensor(K), *(tensor(N, K, dtype=U8), ROWS) * 2)
         assert found.constants.zero == 128
-        assert found.problem.prologue == Prologue("dequantize", "column")
+        assert found.problem.prologue == Prologue(dequant=Dequant("column"))
 
     @pytest.mark.parametrize("shape", [(1, 1, N), (1, 1, 1)])
     def test_scales_that_give_results_another_dimension_follow(self, shape: Any) -> None:
@@ -516,7 +523,7 @@ class TestSeveralRead:
             tensor(M, K, dtype=FP16),
             *(BYTES, tensor(*shape, dtype=FP16)) * 2,
         )
-        assert found.problem.prologue == Prologue("dequantize")
+        assert found.problem.prologue == Prologue(dequant=Dequant())
         assert [len(output.meta["val"].shape) for output in found.outputs] == [2, 2]
 
     @pytest.mark.parametrize(
@@ -564,17 +571,17 @@ class TestSeveralRead:
             (found,) = match_dequantized.find(graph, PLAIN)
             return match_dequantized.with_scales(found)
 
-        prologue = Prologue("dequantize", "column", scale_dtype="float32")
+        prologue = Prologue(dequant=Dequant("column", scale_dtype="float32"))
         wide = follow(lambda y, s: (y.float() * s).to(BF16), tensor(N, dtype=F32))
         assert (wide.problem.prologue, wide.problem.out) == (prologue, "bfloat16")
         one = follow(lambda y, s: y * s, tensor())
-        assert one.problem.prologue == Prologue("dequantize", "tensor")
+        assert one.problem.prologue == Prologue(dequant=Dequant("tensor"))
         rows = follow(lambda y, s: y * s, tensor(M, 1))
-        assert rows.problem.prologue == Prologue("dequantize")
+        assert rows.problem.prologue == Prologue(dequant=Dequant())
         twice = follow(lambda y, s, t: y * s * t, ROWS, ROWS)
         assert len(twice.inputs) == 3
         used = follow(lambda y, s: (y * s, y), ROWS)
-        assert used.problem.prologue == Prologue("dequantize")
+        assert used.problem.prologue == Prologue(dequant=Dequant())
 
     @pytest.mark.parametrize("b_dtype", ["int8", "uint4"])
     @pytest.mark.parametrize("parts", [(), (N, N // 2), (N, N)], ids=["one", "parts", "gated"])
@@ -586,10 +593,8 @@ class TestSeveralRead:
             return  # Of one product alone there is more above.
         grouped = b_dtype == "uint4"
         prologue = Prologue(
-            "both" if norm else "dequantize",
-            "group" if grouped else "column",
-            G if grouped else 0,
-            vectors=int(norm),
+            RowNorm("rms", 1) if norm else None,
+            Dequant("group", G) if grouped else Dequant("column"),
         )
         problem = GemmProblem.contiguous(
             "mixed",

@@ -124,8 +124,8 @@ def test_a_norm_before_and_a_residual_behind() -> None:
         return y, quantized(y)
 
     found = find(function, X3, tensor(64), W, tensor(2, 16, 48))
-    kinds = [case.problem.prologue and case.problem.prologue.kind for case in found]
-    assert kinds == ["normalize", None]
+    kinds = [case.problem.norm and case.problem.norm.kind for case in found]
+    assert kinds == ["rms", None]
     assert all(case.problem.epilogue.inputs[0].broadcast == "matrix" for case in found)
 
 

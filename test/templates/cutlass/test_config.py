@@ -17,7 +17,14 @@ from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.constraints import legal, why_not
 from inductor_ext.templates.cutlass.cost_model import candidates, predict, rank
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 from test.support.gemm_strategies import device, examples, problems
 
 H200 = device("NVIDIA H200")
@@ -51,7 +58,8 @@ FP8 = dataclasses.replace(
     alignments=(16, 16, 8),
     fast_accumulation=True,
 )
-INT4 = mm("mixed", 2048, 4096, 4096, b_dtype="uint4", prologue=Prologue("dequantize", "group", 64))
+GROUPS = Prologue(dequant=Dequant("group", 64))
+INT4 = mm("mixed", 2048, 4096, 4096, b_dtype="uint4", prologue=GROUPS)
 INT4_KERNEL = dataclasses.replace(
     PINGPONG,
     tile=(64, 128, 64),
@@ -357,7 +365,7 @@ class TestConstraints:
                     64,
                     64,
                     b_dtype="int8",
-                    prologue=Prologue("dequantize", "group", 64),
+                    prologue=Prologue(dequant=Dequant("group", 64)),
                 ),
                 but(PINGPONG, a="int8", layouts="tnn", swap=True, group=64),
                 H200,
@@ -366,13 +374,13 @@ class TestConstraints:
             (INT4, but(INT4_KERNEL, group=None), H200, "groups of 64, but the kernel expects None"),
             (INT4, but(INT4_KERNEL, tile=(64, 128, 128)), H200, "multiple of the tile's 128"),
             (
-                but(INT4, prologue=Prologue("dequantize", "group", 64, scale_dtype="float32")),
+                but(INT4, prologue=Prologue(dequant=Dequant("group", 64, scale_dtype="float32"))),
                 INT4_KERNEL,
                 H200,
                 "4-bit weights only, in bfloat16",
             ),
             (
-                but(INT4, prologue=Prologue("dequantize", "group", 64, zero_points=True)),
+                but(INT4, prologue=Prologue(dequant=Dequant("group", 64, zero_points=True))),
                 INT4_KERNEL,
                 H200,
                 "zero points",
@@ -429,7 +437,7 @@ class TestRanking:
             (mm("mm", 64, 64, 64, "float32"), H200),
             (mm("mm", 4096, 4096, 4095), H200),
             (mm("scaled", 64, 64, 64, "float8_e4m3fn"), A100),
-            (but(INT4, prologue=Prologue("dequantize", "group", 32)), H200),
+            (but(INT4, prologue=Prologue(dequant=Dequant("group", 32))), H200),
             (LINEAR, B200.scaled(10)),
         ],
     )

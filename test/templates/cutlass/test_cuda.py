@@ -41,7 +41,14 @@ from inductor_ext.templates.cutlass.epilogue import (
 from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build_all
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import INT4, EpilogueInput, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    INT4,
+    Dequant,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+)
 from inductor_ext.templates.problem import Epilogue as FusedEpilogue
 from inductor_ext.toolchain import components
 
@@ -93,8 +100,8 @@ ADDMM = mm("addmm", 4096, 25728, 2048)
 SMALL = mm("mm", 1000, 1024, 512)
 REGULAR = Filter(deny="stream_k")
 STREAM_K, PINGPONG, OLD = Filter("stream_k"), Filter("pingpong"), Filter("cutlass_tensorop")
-GROUPS = Prologue("dequantize", "group", 64)
-HALF_GROUPS = dataclasses.replace(GROUPS, scale_dtype="float16")
+GROUPS = Prologue(dequant=Dequant("group", 64))
+HALF_GROUPS = Prologue(dequant=Dequant("group", 64, scale_dtype="float16"))
 HALF_SCALES = Tensor("float16", "group")
 UNALIGNED = mm("mm", 999, 1001, 510)
 SCALES = (Tensor("float32", "column"), Tensor("float32", "row"))
@@ -167,7 +174,7 @@ CASES: dict[str, Case] = {
     "fp8_tensor_wise": fused(FP8, product(X, Y, Z), *(Tensor("float32", "scalar"),) * 2),
     **{
         f"mixed_{dtype}": fused(
-            mm("mixed", rows, 1024, 2048, b_dtype=dtype, prologue=Prologue("dequantize", "none")),
+            mm("mixed", rows, 1024, 2048, b_dtype=dtype, prologue=Prologue(dequant=Dequant())),
             product(X, Y),
             ROW,
         )
@@ -184,7 +191,7 @@ CASES: dict[str, Case] = {
             # Few rows divide K.
             ("uint4", 16, 4096, BF16, GROUPS, (Tensor(BF16, "group"),), Packed()),
             ("int4", 100, 512, "float16", HALF_GROUPS, (HALF_SCALES,), Packed(True)),
-            ("uint4", 300, 480, "float16", Prologue("dequantize"), (), Packed(False, 7)),
+            ("uint4", 300, 480, "float16", Prologue(dequant=Dequant()), (), Packed(False, 7)),
         )
     },
     "grouped": plain(mm("grouped", 2048, 1024, 512, batch=8)),
@@ -265,8 +272,8 @@ def inputs_of(case: Case) -> list[torch.Tensor]:
         "column": (problem.m, 1),
         "scalar": (1, 1),
     }
-    if problem.prologue is not None and problem.prologue.group:
-        sizes["group"] = (problem.n, problem.k // problem.prologue.group)
+    if problem.dequant is not None and problem.dequant.group:
+        sizes["group"] = (problem.n, problem.k // problem.dequant.group)
     return [
         torch.randn(sizes[inp.broadcast], device="cuda").to(getattr(torch, inp.dtype))
         for inp in case.epilogue.inputs
@@ -301,7 +308,7 @@ def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torc
     signed = case.problem.b.dtype == "int4"
     numbers = unpack_int4(b.mT, signed, packed.high_first).to(torch.float64) - packed.zero
     if scales is not None:
-        wide = inputs[scales].double().repeat_interleave(case.problem.prologue.group, 1)  # type: ignore[union-attr]
+        wide = inputs[scales].double().repeat_interleave(case.problem.dequant.group, 1)  # type: ignore[union-attr]
         # As it is multiplied: in the other factor's dtype.
         numbers = (numbers * wide).to(inputs[scales].dtype).double()
     return numbers.mT

@@ -42,9 +42,9 @@ ASKED = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON,CUTLASS"}
 RELU = Tree((("float32", apply("relu", ACCUMULATOR)),))
 
 LINEAR = GemmProblem.contiguous("mm", 24, 48, 64, "float32")
-TOLD = dataclasses.replace(LINEAR, epilogue=Epilogue((), 1, tree=RELU.text))
+TOLD = dataclasses.replace(LINEAR, epilogue=Epilogue((), 1, tree=RELU))
 PLAIN = dataclasses.replace(
-    GemmProblem.contiguous("mm", 512, 384, 256), epilogue=Epilogue(tree=identity("bfloat16").text)
+    GemmProblem.contiguous("mm", 512, 384, 256), epilogue=Epilogue(tree=identity("bfloat16"))
 )
 BEST = cutlass_options.Options().rank(PLAIN, H200)[0][0]
 
@@ -247,7 +247,7 @@ def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
     def asked(alignment: int) -> str:
         inputs = (Tensor("bfloat16", "matrix", alignment),)
         tree = Tree((("bfloat16", apply("add", ACCUMULATOR, read(0))),), inputs)
-        told = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, tree=tree.text)
+        told = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, tree=tree)
         problem = dataclasses.replace(PLAIN, epilogue=told)
         config = cutlass_options.Options().rank(problem, H200)[0][0]
         assert kernels.legal(problem, config, H200)

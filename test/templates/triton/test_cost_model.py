@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from benchmarks.gemm.fit_cost_model import Measurement, error, fit
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Operand,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.cost_model import (
@@ -546,7 +554,7 @@ class TestMeasured:
             ),
             (linear(16, 6144, 4096, parts=(4096, 1024, 1024)), 37.2, 11.8),
             (linear(2048, 6144, 4096, parts=(4096, 1024, 1024)), 149, 128),
-            (linear(16, 4096, 4096, prologue=Prologue("normalize", vectors=1)), 21.5, 7.9),
+            (linear(16, 4096, 4096, prologue=Prologue(RowNorm("rms", 1))), 21.5, 7.9),
             (GemmProblem.contiguous("bmm", 512, 512, 64, batch=64, layouts="rr"), 16.6, 9.9),
             (GemmProblem.contiguous("bmm", 2048, 128, 2048, batch=32, layouts="rr"), 87, 71),
             (GemmProblem.contiguous("scaled", 4096, 4096, 4096, "float8_e4m3fn"), 101, 85),
@@ -559,11 +567,11 @@ class TestMeasured:
 
 
 PROLOGUES = {
-    "rms": Prologue("normalize", vectors=1),
-    "layer": Prologue("standardize", vectors=2),
-    "int8": Prologue("dequantize", "column"),
-    "uint4": Prologue("dequantize", "group", group=128),
-    "rms int8": Prologue("both", "column", vectors=1),
+    "rms": Prologue(RowNorm("rms", 1)),
+    "layer": Prologue(RowNorm("layer", 2)),
+    "int8": Prologue(dequant=Dequant("column")),
+    "uint4": Prologue(dequant=Dequant("group", 128)),
+    "rms int8": Prologue(RowNorm("rms", 1), Dequant("column")),
 }
 
 
@@ -599,11 +607,11 @@ def test_prologues_are_tried_where_rows_are_few(
 ) -> None:
     prologue = PROLOGUES[kind]
     of: dict[str, Any] = {"prologue": prologue}
-    if prologue.dequantizes:
+    if prologue.dequant:
         of["b_dtype"] = kind.split()[-1]
     if kind == "rms int8":
         of["parts"] = (4096, 1024, 1024)
-    problem = GemmProblem.contiguous("mixed" if prologue.dequantizes else "mm", m, n, k, **of)
+    problem = GemmProblem.contiguous("mixed" if prologue.dequant else "mm", m, n, k, **of)
     assert prologue_pays(problem, device(on)) == pays
 
 

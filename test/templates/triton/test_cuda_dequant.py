@@ -11,7 +11,14 @@ import torch
 from inductor_ext import events
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference import program
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
@@ -54,8 +61,8 @@ def run(
     problem: GemmProblem, config: GemmConfig, inputs: list[torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], list[GemmConfig | None]]:
     def what(asked: GemmProblem) -> tuple[object, ...]:
-        kind = asked.prologue.kind if asked.prologue else None
-        return asked.operation, asked.parts, asked.epilogue.gated, kind
+        norm = asked.norm and asked.norm.kind
+        return asked.operation, asked.parts, asked.epilogue.gated, norm
 
     def rule(asked: GemmProblem) -> GemmConfig | None:
         return config if what(asked) == what(problem) else None
@@ -73,7 +80,7 @@ def run(
 @pytest.mark.parametrize("b_dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("scales", ["none", "column"])
 def test_bytes(scales: Any, b_dtype: str, m: int, dtype: str) -> None:
-    prologue = Prologue("dequantize", scales, scale_dtype=dtype)
+    prologue = Prologue(dequant=Dequant(scales, scale_dtype=dtype))
     problem = GemmProblem.contiguous(
         "mixed", m, 200, 328, dtype, b_dtype=b_dtype, prologue=prologue
     )
@@ -120,7 +127,7 @@ def test_words(
         k,
         dtype,
         b_dtype=b_dtype,
-        prologue=Prologue("dequantize", scales, group, scale_dtype=dtype),
+        prologue=Prologue(dequant=Dequant(scales, group, scale_dtype=dtype)),
         parts=parts,
         epilogue=Epilogue(gated=len(parts) == 2),
     )
@@ -140,7 +147,7 @@ def test_words(
     ],
 )
 def test_groups(b_dtype: str, group: int, zeros: bool, m: int, dtype: str) -> None:
-    prologue = Prologue("dequantize", "group", group, zeros, scale_dtype=dtype)
+    prologue = Prologue(dequant=Dequant("group", group, zero_points=zeros, scale_dtype=dtype))
     problem = GemmProblem.contiguous(
         "mixed", m, 200, 512, dtype, b_dtype=b_dtype, prologue=prologue
     )
@@ -153,10 +160,8 @@ def test_groups(b_dtype: str, group: int, zeros: bool, m: int, dtype: str) -> No
 @pytest.mark.parametrize("m", [1, 50])
 def test_several(m: int, b_dtype: str, group: int, parts: tuple[int, ...], norm: bool) -> None:
     prologue = Prologue(
-        "both" if norm else "dequantize",
-        "group" if group else "column",
-        group,
-        vectors=int(norm),
+        RowNorm("rms", 1) if norm else None,
+        Dequant("group" if group else "column", group),
     )
     problem = GemmProblem.contiguous(
         "mixed",
@@ -195,7 +200,7 @@ def test_several_in_fp8(m: int, a: Any, b: Any) -> None:
 
 def test_pairs_without_scales_and_a_tail_of_k() -> None:
     problem = GemmProblem.contiguous(
-        "mixed", 7, 120, 328, b_dtype="int4", prologue=Prologue("dequantize")
+        "mixed", 7, 120, 328, b_dtype="int4", prologue=Prologue(dequant=Dequant())
     )
     check(problem, "mixed")
 

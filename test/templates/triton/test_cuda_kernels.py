@@ -17,6 +17,7 @@ from inductor_ext.templates.problem import (
     GemmProblem,
     Operand,
     Prologue,
+    RowNorm,
 )
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
@@ -311,7 +312,7 @@ def test_gates_with_biases(config: GemmConfig) -> None:
     ids=("tile", "vector", "vector, float16"),
 )
 def test_normalised_rows(config: GemmConfig, dtype: str) -> None:
-    problem = mm(3, 200, 328, dtype, prologue=Prologue("normalize", vectors=1))
+    problem = mm(3, 200, 328, dtype, prologue=Prologue(RowNorm("rms", 1)))
     assert error(Case(problem, config, {"EPSILON": 1e-6})) < 2 * TOLERANCE[dtype]
 
 
@@ -337,7 +338,7 @@ STANDARDISED = {
 def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
     config = STANDARDISED[name]
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
-    problem = mm(m, 200, 1032, dtype, prologue=Prologue("standardize", vectors=2))
+    problem = mm(m, 200, 1032, dtype, prologue=Prologue(RowNorm("layer", 2)))
     case = Case(problem, config, {"EPSILON": 1e-6}, mean=mean)
     assert error(case) < 2 * TOLERANCE[dtype]
 
@@ -345,7 +346,7 @@ def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
 @pytest.mark.parametrize("config", [SKINNY, GEMV, TILE], ids=lambda x: x.template)
 def test_standardised_rows_are_rounded(config: GemmConfig) -> None:
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
-    prologue = Prologue("standardize", scale_dtype="float32", vectors=2)
+    prologue = Prologue(RowNorm("layer", 2, "float32"))
     problem = mm(m, 200, 1032, "float32", b_dtype="bfloat16", out="bfloat16", prologue=prologue)
     case = Case(problem, config, {"EPSILON": 1e-6}, mean=100.0)
     assert error(case) < 2 * TOLERANCE["bfloat16"]

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from inductor_ext import _compat
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    GemmProblem,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.ranking import rank
@@ -38,7 +44,7 @@ def case(
     m, n, k = sizes
     if gated:
         parts, options = (n, n), {"ACTIVATION": "'silu'", **options}
-    if prologue.normalizes:
+    if prologue.norm:
         options = {"EPSILON": 1e-3, **options}
     problem = GemmProblem.contiguous(
         "mixed",
@@ -55,17 +61,17 @@ def case(
 
 
 def grouped(group: int, dtype: str = "float16", **rest: Any) -> Prologue:
-    return Prologue("dequantize", "group", group, scale_dtype=dtype, **rest)
+    return Prologue(dequant=Dequant("group", group, scale_dtype=dtype, **rest))
 
 
 def normalized(prologue: Prologue) -> Prologue:
     """The same with rows of a normalised and weighted."""
-    return dataclasses.replace(prologue, kind="both", vectors=1)
+    return dataclasses.replace(prologue, norm=RowNorm("rms", 1))
 
 
-COLUMN = Prologue("dequantize", "column", scale_dtype="float16")
-TENSOR = Prologue("dequantize", "tensor", scale_dtype="float16")
-NONE = Prologue("dequantize")
+COLUMN = Prologue(dequant=Dequant("column", scale_dtype="float16"))
+TENSOR = Prologue(dequant=Dequant("tensor", scale_dtype="float16"))
+NONE = Prologue(dequant=Dequant())
 SMALL = GemmConfig("mixed", 16, 32, 64, 2, 2)
 GEMV = GemmConfig("gemv", 4, 8, 64, 1, 2)
 DIRECT = GemmConfig("direct", 8, 16, 256, 1, 2)
@@ -390,7 +396,7 @@ class TestDirect:
         [
             case(
                 "int8",
-                dataclasses.replace(COLUMN, scale_dtype="bfloat16"),
+                Prologue(dequant=Dequant("column")),
                 GemmConfig("direct", 8, 16, 512, 1, 4),
                 (1, 4096, 4096),
                 "bfloat16",
@@ -436,7 +442,7 @@ class TestDirect:
         # Lanes along K have one scale, of which two shuffles make sure for each column of a lane.
         gates = 2 if item.problem.epilogue.gated else 1
         columns = item.config.block_n // gates // 8
-        groups = item.problem.prologue is not None and item.problem.prologue.scales == "group"
+        groups = item.problem.dequant is not None and item.problem.dequant.scales == "group"
         chunks = item.config.chunks(item.problem)
         assert loop.count("shfl") <= 2 * columns * chunks * groups
         loads = re.findall(r"ld\.global\S*\.v4\.b32", loop)
@@ -450,7 +456,7 @@ class TestDirect:
                 14336,
                 4096,
                 b_dtype=b_dtype,
-                prologue=Prologue("dequantize", scales, group),  # type: ignore[arg-type]
+                prologue=Prologue(dequant=Dequant(scales, group)),  # type: ignore[arg-type]
             )
             ranked = rank(problem, device("NVIDIA H200"))
             assert ranked[0][0].template == "direct"
@@ -464,7 +470,7 @@ class TestStationary:
         [
             case(
                 "int8",
-                dataclasses.replace(COLUMN, scale_dtype="bfloat16"),
+                Prologue(dequant=Dequant("column")),
                 STREAMED,
                 (1, 14336, 4096),
                 "bfloat16",
@@ -487,7 +493,7 @@ class TestStationary:
             ),
             case(
                 "int8",
-                dataclasses.replace(COLUMN, scale_dtype="bfloat16"),
+                Prologue(dequant=Dequant("column")),
                 dataclasses.replace(STREAMED, block_n=224),
                 (1, 14336, 4096),
                 "bfloat16",
@@ -518,7 +524,7 @@ class TestStationary:
                 4096,
                 14336,
                 b_dtype=b_dtype,
-                prologue=Prologue("dequantize", scales, group),  # type: ignore[arg-type]
+                prologue=Prologue(dequant=Dequant(scales, group)),  # type: ignore[arg-type]
             )
             tried = [config for config, _ in rank(problem, device("NVIDIA H200"))]
             found = [item for item in tried if item.template == "stationary"]
@@ -529,7 +535,7 @@ class TestStationary:
 
     def test_of_many_columns_there_are_more_ctas_than_the_sms_hold(self) -> None:
         problem = GemmProblem.contiguous(
-            "mixed", 16, 128_256, 4096, b_dtype="int8", prologue=Prologue("dequantize", "column")
+            "mixed", 16, 128_256, 4096, b_dtype="int8", prologue=Prologue(dequant=Dequant("column"))
         )
         tried = candidates(problem, device("NVIDIA H200"))
         found = [item for item in tried if item.template == "stationary"]
@@ -555,7 +561,7 @@ class TestCompiled:
     @pytest.mark.parametrize(
         ("b_dtype", "prologue", "options"),
         [
-            ("int8", dataclasses.replace(COLUMN, scale_dtype="bfloat16"), {}),
+            ("int8", Prologue(dequant=Dequant("column")), {}),
             ("uint4", grouped(128, "bfloat16"), {"ZERO": 8, "SCALE_WORDS": 2}),
         ],
         ids=["bytes", "pairs"],

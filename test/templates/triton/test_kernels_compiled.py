@@ -16,7 +16,14 @@ pytest.importorskip("triton")
 
 
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Prologue
+from inductor_ext.templates.problem import (
+    Dequant,
+    Epilogue,
+    EpilogueInput,
+    GemmProblem,
+    Prologue,
+    RowNorm,
+)
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from test.support import kernel_util
@@ -261,7 +268,7 @@ def kernel(case: Case) -> str:
     ids=("few rows", "exchanged", "vector", "many rows", "sm_80"),
 )
 def test_rows_are_standardised_in_registers(config: GemmConfig, on: Device) -> None:
-    prologue = Prologue("standardize", vectors=2)
+    prologue = Prologue(RowNorm("layer", 2))
     case = Case(mm(min(config.block_m, 2048), 4096, 4096, prologue=prologue), config, EPSILON)
     found = compiled(case, on)
     # The first pass asks for the next tiles of rows while it counts, unless there is one only.
@@ -276,7 +283,7 @@ INT8 = mm(
     4096,
     operation="mixed",
     b_dtype="int8",
-    prologue=Prologue("dequantize", scales="column", scale_dtype="bfloat16"),
+    prologue=Prologue(dequant=Dequant("column", scale_dtype="bfloat16")),
 )
 
 

@@ -17,11 +17,13 @@ import torch
 pytest.importorskip("triton")
 
 from inductor_ext.templates.problem import (
+    Dequant,
     Epilogue,
     EpilogueInput,
     GemmProblem,
     Operand,
     Prologue,
+    RowNorm,
 )
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
@@ -122,8 +124,8 @@ def grouped(m: int, n: int, k: int, ends: tuple[int, ...], **rest: Any) -> Case:
     return Case(problem, config, offsets=ends)
 
 
-NORMALIZED = Prologue("normalize", vectors=1)
-LAYER_NORM = Prologue("standardize", vectors=2)
+NORMALIZED = Prologue(RowNorm("rms", 1))
+LAYER_NORM = Prologue(RowNorm("layer", 2))
 AUTOCAST = {"dtype": "float32", "b_dtype": "float16", "out": "float16", "prologue": LAYER_NORM}
 ROW = EpilogueInput("float16", "row")
 BIASES = {"operation": "addmm", "epilogue": Epilogue((ROW,), 1, gated=True)}
@@ -226,7 +228,7 @@ CASES: dict[str, Case] = {
     "tile, gated by itself": Case(gated(5, 24, 40), TILE, {"ACTIVATION": "'identity'"}),
     "tile, normalised": Case(mm(7, 43, 61, prologue=NORMALIZED), TILE, EPSILON),
     "tile, normalised and exchanged": Case(
-        mm(7, 43, 61, prologue=Prologue("normalize")), but(TILE, block_n=64, swap=True), EPSILON
+        mm(7, 43, 61, prologue=Prologue(RowNorm("rms"))), but(TILE, block_n=64, swap=True), EPSILON
     ),
     "gemv, normalised": Case(mm(3, 43, 61, prologue=NORMALIZED), GEMV, EPSILON),
     "gemv, normalised and gated": Case(
@@ -234,10 +236,12 @@ CASES: dict[str, Case] = {
     ),
     "tile, standardised": Case(mm(7, 43, 61, prologue=LAYER_NORM), TILE, EPSILON),
     "tile, standardised and exchanged": Case(
-        mm(7, 43, 700, prologue=Prologue("standardize")), but(TILE, block_n=64, swap=True), EPSILON
+        mm(7, 43, 700, prologue=Prologue(RowNorm("layer"))),
+        but(TILE, block_n=64, swap=True),
+        EPSILON,
     ),
     "tile, standardised and split": Case(
-        mm(9, 43, 700, prologue=Prologue("standardize", vectors=1)), but(TILE, split_k=3), EPSILON
+        mm(9, 43, 700, prologue=Prologue(RowNorm("layer", 1))), but(TILE, split_k=3), EPSILON
     ),
     "tile, standardised far from zero": Case(
         mm(7, 43, 700, prologue=LAYER_NORM), TILE, EPSILON, mean=100.0
@@ -256,7 +260,7 @@ CASES: dict[str, Case] = {
     ),
     "gemv, int8 weights": Case(mm(3, 43, 61, **INT8), GEMV),
     "gemv, int8 weights, one scale": Case(
-        mm(3, 43, 61, **INT8, prologue=Prologue("dequantize", "tensor", scale_dtype="float16")),
+        mm(3, 43, 61, **INT8, prologue=Prologue(dequant=Dequant("tensor", scale_dtype="float16"))),
         GEMV,
     ),
     "tile, int8": Case(

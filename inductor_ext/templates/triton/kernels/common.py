@@ -365,18 +365,18 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     symbolic.
     """
     columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
-    prologue = problem.prologue
+    norm, dequant = problem.norm, problem.dequant
     return {
         **splits(config),
         "PDL": config.pdl,
         "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
-        "NORMALIZE": prologue is not None and prologue.normalizes,
-        "STANDARDIZE": prologue is not None and prologue.standardizes,
+        "NORMALIZE": norm is not None and norm.kind == "rms",
+        "STANDARDIZE": norm is not None and norm.kind == "layer",
         "DEPTH": statistics_depth(problem, config),
         "DEPTH_STAGES": STATISTICS_STAGES,
-        "WEIGHTED": prologue is not None and prologue.vectors > 0,
-        "SHIFTED": prologue is not None and prologue.vectors > 1,
-        "SCALES": repr(prologue.scales if prologue is not None else "none"),
+        "WEIGHTED": norm is not None and norm.vectors > 0,
+        "SHIFTED": norm is not None and norm.vectors > 1,
+        "SCALES": repr(dequant.scales if dequant is not None else "none"),
         "B_ONCE": problem.rows <= config.block_m,
     }
 

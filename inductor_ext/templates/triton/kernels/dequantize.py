@@ -202,12 +202,12 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
 
 def constants(problem: GemmProblem) -> dict[str, Any]:
     """Return the macros' constants for a problem, with default options."""
-    prologue = problem.prologue
+    dequant = problem.dequant
     return {
         "DEQUANTIZE": repr(problem.b.dtype if problem.operation == "mixed" else ""),
         "HALF": repr(problem.a.dtype),
-        "GROUP": prologue.group if prologue is not None else 0,
-        "ZEROS": prologue is not None and prologue.zero_points,
+        "GROUP": dequant.group if dequant is not None else 0,
+        "ZEROS": dequant is not None and dequant.zero_points,
         "ZERO": 0,
         "HIGH_FIRST": False,
         "WIDE": False,
