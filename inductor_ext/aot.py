@@ -165,8 +165,8 @@ def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
         patches = {**patches, **off}
         events.warn_once(
             "state is not folded",
-            f"{' and '.join(off)} are left out: a call of the program changes a buffer, and they "
-            "would have it as it was exported in every call",
+            f"{' and '.join(off)} are ignored: the program mutates a buffer, and these options "
+            "would reset it to its exported value in every call",
         )
     # Dumps a reproducer if the compile fails and Inductor's config requests one.
     aot_inductor_minifier_wrapper(
@@ -244,10 +244,10 @@ def _warn_of_unwritten_results(name: str, program: ExportedProgram) -> None:
                 if fresh and len(result.users) == 1:
                     events.warn_once(
                         f"unwritten:{name}:{path}",
-                        f"in model {name!r}, {path} returns the memory of {result.name} unwritten, "
-                        "so its numbers mean nothing. If a Triton kernel writes it there, "
-                        "torch.export has dropped the launch: make the kernel an operator "
-                        "by torch.library.triton_op, and call that",
+                        f"in model {name!r}, {path} returns {result.name} uninitialized. If a "
+                        "Triton kernel should write it, torch.export has dropped the launch: "
+                        "define an operator that launches the kernel with "
+                        "torch.library.triton_op, and call that operator",
                     )
 
 
@@ -423,7 +423,9 @@ def _check_path(path: str | os.PathLike[str] | IO[bytes] | None) -> None:
         return
     if not isinstance(path, (str, os.PathLike)):
         if not (isinstance(path, (io.IOBase, IO)) and path.writable() and path.seekable()):
-            raise exc.BadPackagePathError(path=path, why="it is no path and no writable buffer")
+            raise exc.BadPackagePathError(
+                path=path, why="it is neither a path nor a writable, seekable buffer"
+            )
         return
     text = os.fspath(path)
     if not text.endswith(".pt2"):
@@ -436,7 +438,7 @@ def _unwritable(path: str) -> str | None:
     """Return why a file cannot be written to `path`, as far as can be checked in advance."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
-        return "a folder stands there"
+        return "it is a folder"
     if not os.path.isdir(folder):
         return f"the folder {folder} does not exist"
     if not os.access(folder, os.W_OK):

@@ -91,7 +91,8 @@ class UnsupportedTorchError(InductorExtError):
 
     template = "torch {found} is not supported: inductor_ext supports torch {lowest} to {highest}."
     remedy = (
-        "Install a supported version, or set {variable}=1 to use this one at your own risk.{check}"
+        "Install a supported version, or set {variable}=1 to use this version at your own risk."
+        "{check}"
     )
 
 
@@ -234,7 +235,7 @@ class ModelNotFoundError(InductorExtError):
 class NoModelError(ModelNotFoundError):
     """A .pt2 file without a compiled model, such as one written by `torch.export.save`."""
 
-    template = "There is no compiled model in {path}."
+    template = "The package {path} contains no compiled model."
     remedy = (
         "If the file was written by torch.export.save, load it with torch.export.load and compile "
         "the result with inductor_ext.aoti_compile_and_package."

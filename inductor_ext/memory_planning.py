@@ -125,14 +125,16 @@ def _warn_of_unchecked_budget(settings: Settings, what: str) -> None:
     if settings.memory_budget is not None:
         events.warn_once(
             f"budget:{what}",
-            f"memory_budget cannot be checked for a graph, whose peak is not known: {what}",
+            f"memory_budget is not checked for a graph whose peak is unknown: {what}",
         )
 
 
 def _warn_if_forced(settings: Settings, what: str) -> None:
     """Warn once that arenas were requested where none can be made."""
     if _is_forced(settings):
-        events.warn_once(f"arenas:{what}", f"arenas were asked for, and are not made with {what}")
+        events.warn_once(
+            f"arenas:{what}", f"arenas were requested, but they are not supported with {what}"
+        )
 
 
 def _is_forced(settings: Settings) -> bool:

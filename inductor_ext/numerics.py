@@ -130,7 +130,7 @@ def gemm_obstacle() -> str | None:
     if is_batch_invariant():
         return "config.batch_invariant is set, and the extension's kernels are chosen by M"
     if has_strict_reductions():
-        return f"config.numerics is {_mode()!r}, and the extension's kernels have their own order"
+        return f"config.numerics is {_mode()!r}, and the extension's kernels use a different order"
     return None
 
 

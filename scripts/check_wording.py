@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Finds words of a private language in docstrings, comments and docs, and names the field's word.
+"""Finds words of a private language in docs, docstrings, comments and messages; names better ones.
 
     scripts/check_wording.py [FILE ...]
 
-Without files it checks the package, README.md, CONTRIBUTING.md and docs/. Identifiers and strings
-that are values are not read. `make lint` runs it.
+Without files it checks the package, docs/ and the other pages of the repository. Messages are
+string literals in what is raised, logged or printed, in the help of the command line and in the
+meanings of settings. Identifiers and other strings are not read. `make lint` runs it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,35 @@ ROOT = Path(__file__).resolve().parent.parent
 
 WORDS: dict[str, str] = {
     r"stock's|\bstock\b(?! kernel| price)": "Inductor (default), or the ATen/cuBLAS fallback",
-    r"\bours\b|\b(?:kernels?|lowerings?|code|rooms?|packages?) of ours\b": "the extension's",
+    r"\bours?\b|\bwe\b": "the extension's",
     r"\bproducts? of (?:matrices|few rows|many rows)\b|\bmatrix products?\b": "matmul, GEMM",
     r"\bfactors? [ab]\b|\b(?:first|second) factors?\b": "operand A, operand B, weight",
-    r"\b(?:is|are|be|was|what is) told\b|\btells apart\b": "passed, described, distinguished",
-    r"\blies? (?:otherwise|apart|as (?:it|they)|where)\b": "layout, contiguous, strided",
+    r"\btold\b|\btells apart\b": "passed, described, distinguished",
+    r"\blies?\b": "is, is stored; layout, contiguous, strided",
     r"\bto mend\b|\bmended?\b": "fix, remedy",
     r"\bkeeps? its turn\b|\bin (?:its|their) turn\b": "keeps its relative order",
     r"\bcomplete sums?\b": "accumulators",
-    r"\bstands? in (?:the|its) (?:place|stead)\b": "replaces",
-    r"\blest\b|\bwhence\b|\bthereof\b|\bin vain\b": "plain words",
+    r"\bstands? (?:there|in (?:the|its) (?:place|stead))\b": "exists, replaces",
+    r"\blest\b|\bwhence\b|\bthereof\b|\bin vain\b|\bwhom\b|\banew\b": "plain words",
     r"\bcontenders?\b": "variants",
     r"\bwish(?:es)?\b": "request",
+    r"\bcircumstances\b": "candidate set, conditions",
+    r"\bin sum\b|\bbeforehand\b|\bfor (?:want|lack|fear) of\b": "in total, in advance, without",
+    r"\bon the way\b": "fused into the prologue",
+    r"\b(?:some|no)body\b": "another process, no process, the user",
+    r"\bis asked for\b|\b(?:was|were|has been) asked\b": "requested",
+    r"\bis no (?:JSON|text|list|object|table|number|product|zip|path)\b": "is not a ...",
 }
 """Regular expressions of words that stay out, each with what the field says instead."""
+
+_MESSAGE_CALLS = re.compile(
+    r"Error$|^warn|^(?:warning|info|error|print)$|^_setting$|^add_(?:argument|parser)$|^NotCovered$"
+    r"|^(?:Problem|Finding|Command|Probe)$|^_?(?:fail|bad|raise_\w+)$"
+)
+"""Names of functions and classes whose arguments are messages."""
+
+_MESSAGE_NAMES = {"template", "remedy", "why", "reason", "install", "text"}
+"""Variables that hold messages."""
 
 _CODE = re.compile(r"`[^`]*`|\"[\w-]+\"|^ {4,}\w+: |^ {4,}(?:return|if|def) .*$")
 """What of a line is code: spans of it, literals, an argument's name, indented statements."""
@@ -43,7 +59,8 @@ _CODE = re.compile(r"`[^`]*`|\"[\w-]+\"|^ {4,}\w+: |^ {4,}(?:return|if|def) .*$"
 def texts(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of prose in a file with their numbers.
 
-    Those of a page are all but its code blocks, those of Python its docstrings and comments.
+    Those of a page are all but its code blocks; those of Python its docstrings, comments and
+    messages.
     """
     source = file.read_text(encoding="utf-8")
     if file.suffix != ".py":
@@ -54,14 +71,35 @@ def texts(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
             fenced ^= fence
         return
+    messages: dict[ast.Constant, None] = {}
     for node in ast.walk(ast.parse(source)):
         # A docstring, of an attribute as well, is a statement that is a string and nothing else.
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             yield from enumerate(value.value.splitlines(), value.lineno)
+        messages.update(dict.fromkeys(_messages(node)))
+    for message in messages:
+        # A single word is a key or a name.
+        if " " in message.value:
+            yield message.lineno, message.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
+
+
+def _messages(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the string literals of a node that are messages."""
+    roots: list[ast.AST] = []
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if _MESSAGE_CALLS.search(name):
+            roots = [*node.args, *node.keywords]
+    elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _MESSAGE_NAMES:
+        roots = [node.value]
+    for root in roots:
+        for child in ast.walk(root):
+            if isinstance(child, ast.Constant) and isinstance(child.value, str):
+                yield child
 
 
 def findings(file: Path) -> Iterator[str]:
@@ -70,9 +108,9 @@ def findings(file: Path) -> Iterator[str]:
     for number, line in texts(file):
         prose = _CODE.sub("", line)
         for pattern, instead in WORDS.items():
-            found = re.search(pattern, prose, re.IGNORECASE)
-            if found:
-                yield f"{shown}:{number}: {found[0]!r}; write: {instead}"
+            match = re.search(pattern, prose, re.IGNORECASE)
+            if match:
+                yield f"{shown}:{number}: {match[0]!r}; write: {instead}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,8 +119,9 @@ def main(arguments: Sequence[str]) -> int:
         [
             *(ROOT / "inductor_ext").rglob("*.py"),
             *(ROOT / "docs").rglob("*.md"),
-            ROOT / "README.md",
-            ROOT / "CONTRIBUTING.md",
+            *(ROOT / "examples").rglob("*.md"),
+            ROOT / "benchmarks" / "README.md",
+            *ROOT.glob("*.md"),
         ]
     )
     problems = [problem for file in files for problem in findings(file)]

@@ -220,7 +220,7 @@ class Verifier:
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
             )
             if found > allowed:
-                return self._words(index, found, "stock", allowed)
+                return self._words(index, found, "Inductor", allowed)
         return None
 
     def _words(self, index: int, found: float, against: str, allowed: float) -> str:

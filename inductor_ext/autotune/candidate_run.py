@@ -185,7 +185,7 @@ class _Trial:
             raise
         except Exception as error:
             self._synchronized(None, error)
-            return self._given_up(f"stock cannot be compared with: {_words(error)}")
+            return self._given_up(f"Inductor (default) cannot be measured: {_words(error)}")
         for config, sample in zip(configs, samples, strict=True):
             self.taken[config] = sample.microseconds
         verdict = timing.decide(samples)
@@ -201,13 +201,13 @@ class _Trial:
         """Return the candidates that compiled, without duplicates of the same code."""
         seen: dict[str, str] = {}
         if isinstance(stock, Compiled):
-            seen[stock.key] = "stock's path: the template was not used"
+            seen[stock.key] = "Inductor (default): the template was not used"
         found = {}
         for config, item in own.items():
             if isinstance(item, Exception):
                 self.failures[config] = f"does not compile: {_words(item)}"
             elif item.key in seen:
-                self.failures[config] = f"has the code of {seen[item.key]}"
+                self.failures[config] = f"generates the same code as {seen[item.key]}"
             else:
                 seen[item.key] = config_words(config)
                 found[config] = item
@@ -267,13 +267,13 @@ class _Trial:
     def _reason(self, verdict: timing.Verdict) -> str:
         if len(self.taken) == 1:
             some = self.job.configs or self.job.dropped
-            return "no candidate is left" if some else "no template covers it"
+            return "no candidates are left" if some else "no template supports it"
         stock = self.taken[None]
         gain, needed = verdict.gain / stock, verdict.needed / stock
         if verdict.index:
-            return f"{gain:.1%} less time than stock"
+            return f"{gain:.1%} less time than Inductor (default)"
         ahead = f"{gain:.1%} ahead" if gain > 0 else f"{-gain:.1%} behind"
-        return f"the best candidate is {ahead}, and has to be {needed:.1%} ahead"
+        return f"the best candidate is {ahead}; {needed:.1%} ahead is required"
 
 
 def _words(error: BaseException) -> str:

@@ -45,7 +45,7 @@ def can_build() -> bool:
     """Whether kernels can be built on this machine; if not, warn once about what is missing."""
     why = missing()
     if why is not None:
-        events.warn_once("cutlass_toolchain", f"no CUTLASS kernels can be built: {why}")
+        events.warn_once("cutlass_toolchain", f"CUTLASS kernels cannot be built: {why}")
     return why is None
 
 
@@ -123,12 +123,12 @@ def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     except exc.MissingToolchainError:
         can_build()
         return {
-            key: "it is not built, and there is nothing to build it with"
+            key: "it is not built yet, and the tools to build it are missing"
             for key, made in sources.items()
             if not nvcc_build.is_built(made, place)
         }
     return {
-        key: f"does not build: {failed[made.name].fields['why']}"
+        key: f"failed to build: {failed[made.name].fields['why']}"
         for key, made in sources.items()
         if made.name in failed
     }

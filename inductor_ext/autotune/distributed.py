@@ -2,10 +2,10 @@
 
 Ranks may have different tuning caches, and two tuning runs of the same GEMM can disagree. Each rank
 therefore publishes its decision in the key-value store of the run (c10d). For each GEMM all ranks
-use the first decision that was published, including the rank that published it. Nobody waits: there
-is no collective call and no rank that must take part, because ranks may compile different graphs,
-in any order, or the same graph many times, and no rank can know whether a lower rank will ever
-compile a given GEMM. The decisions of a rank that dies remain.
+use the first decision that was published, including the rank that published it. No rank waits:
+there is no collective call and no rank that must take part, because ranks may compile different
+graphs, in any order, or the same graph many times, and no rank can know whether a lower rank will
+ever compile a given GEMM. The decisions of a rank that dies remain.
 
 A decision holds for the run; results that are imported or tuned later apply to the next run. If the
 store fails, each rank uses its own decisions, with one warning.
@@ -103,5 +103,5 @@ def _store() -> torch.distributed.Store | None:
 def _warn(error: RuntimeError) -> None:
     events.warn_once(
         "gemm_ranks",
-        f"ranks cannot agree on GEMM kernels, and each takes its own: {error}",
+        f"ranks cannot agree on GEMM kernels, so every rank selects its own: {error}",
     )

@@ -131,7 +131,7 @@ class Environment:
         if self.templates != here.templates:
             there, own = (item.templates.partition("+")[0] for item in (self, here))
             what = "template versions" if there != own else "CUTLASS settings"
-            found.append(f"with other {what}")
+            found.append(f"with different {what}")
         return tuple(found)
 
 
@@ -253,11 +253,13 @@ def raw_table(path: str | os.PathLike[str]) -> list[Any]:
     except OSError as error:
         raise _bad(path, error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
-        raise _bad(path, f"it is no JSON: {error}") from None
+        raise _bad(path, f"it is not JSON: {error}") from None
     if not isinstance(table, dict) or not isinstance(table.get("entries"), list):
-        raise _bad(path, "it is no table of tuning results")
+        raise _bad(path, "it is not a table of tuning results")
     if table.get("format") != FORMAT:
-        raise _bad(path, f"it is of format {table.get('format')!r}, and this reads {FORMAT}")
+        raise _bad(
+            path, f"it has format {table.get('format')!r}, and this version reads format {FORMAT}"
+        )
     entries: list[Any] = table["entries"]
     return entries
 
@@ -285,7 +287,7 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
     except OSError as error:
         why = f"it cannot be written: {error.strerror or error}"
         raise exc.BadTuningFileError(
-            file=os.fspath(path), where="", why=why, mend="Give a path in a writable folder"
+            file=os.fspath(path), where="", why=why, mend="Pass a path in a writable folder"
         ) from None
     return len(lines)
 
@@ -293,5 +295,5 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
 def _bad(path: str | os.PathLike[str], why: str, where: str = "") -> exc.BadTuningFileError:
     # The message may quote a long value.
     why = why if len(why) <= 300 else f"{why[:200]} ... {why[-80:]}"
-    mend = "Give files that `inductor-ext tune export` has written"
+    mend = "Pass files written by `inductor-ext tune export`"
     return exc.BadTuningFileError(file=os.fspath(path), where=where, why=why.rstrip("."), mend=mend)

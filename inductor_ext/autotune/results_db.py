@@ -83,8 +83,8 @@ then renews the token even if it adds nothing new, because the interrupted write
 results after a graph was cached under a key with this token."""
 
 _OWN = re.compile(r"[0-9a-f]{40}")
-"""Names of the problems' files, without suffix, and of locks. Other names in the folder belong to
-somebody else."""
+"""Names of the problems' files, without suffix, and of locks. Other files in the folder are
+not touched."""
 
 _POLL = 0.05
 """Seconds between two checks of what other processes are tuning."""
@@ -421,7 +421,7 @@ class Store:
                         return values
             events.warn_once(
                 f"tuning_cache_damage:{self.folder}",
-                f"{path} is damaged, and perhaps others in that folder; what it says is ignored",
+                f"{path} is damaged and ignored; other files in that folder may be damaged, too",
             )
         return []
 
@@ -559,8 +559,8 @@ class Store:
         except (OSError, NotImplementedError) as error:
             events.warn_once(
                 f"tuning_cache:{self.folder}",
-                f"the folder of tuning results {self.folder} cannot be {done}, and GEMMs are tuned "
-                f"without it: {error}",
+                f"the folder of tuning results {self.folder} cannot be {done}; GEMMs are tuned "
+                f"again: {error}",
             )
 
 
@@ -578,7 +578,7 @@ def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
                 key = json.dumps(value["problem"], sort_keys=True, separators=(",", ":"))
                 found.setdefault(key, []).append(value)
         except (exc.BadTuningFileError, KeyError, TypeError) as error:
-            events.warn_once(f"tuning_table:{path}", f"{path} is damaged and not used: {error}")
+            events.warn_once(f"tuning_table:{path}", f"{path} is damaged and ignored: {error}")
     return found
 
 

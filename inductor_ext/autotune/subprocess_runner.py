@@ -90,7 +90,7 @@ def run(
             # The worker failed between two jobs.
             pass
         elif config is None:
-            yield _given_up(culprit, f"stock's path: {why}")
+            yield _given_up(culprit, f"Inductor (default): {why}")
             done.add(culprit.problem)
         else:
             remaining[index] = Job(

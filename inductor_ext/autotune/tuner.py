@@ -144,7 +144,7 @@ def tune(
             reasons = _failures(report)
             words = problem_words(report.problem)
             events.warn_once(
-                f"tuning:{reasons}", f"no kernel of ours can be used for {words}: {reasons}"
+                f"tuning:{reasons}", f"no extension kernel can be used for {words}: {reasons}"
             )
     return decisions
 
@@ -261,7 +261,9 @@ def _print_table(report: Report, seconds: float, isolated: bool) -> None:
         milliseconds = (timing.microseconds or 0.0) / 1e3
         best = (taken[0].microseconds or 0.0) / 1e3
         name = (
-            f"{problem.operation} (stock)" if timing.config is None else config_words(timing.config)
+            f"{problem.operation} (Inductor)"
+            if timing.config is None
+            else config_words(timing.config)
         )
         mark = " chosen" if timing.config == report.chosen else ""
         lines.append(f"  {name} {milliseconds:.4f} ms {best / milliseconds:.1%}{mark}")

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("info", "clear"),
         default="info",
-        help="info: say where the cache is and what it holds (the default); clear: remove all that "
-        "no process is reading",
+        help="info: show the folder and the size of the cache (default); clear: remove all entries "
+        "that no process is reading",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "clear":
         print(f"removed      {_entries(removed)}")
     print(f"folder       {store.folder}")
-    print(f"holds        {_entries(held)}, of at most {_mib(limit)}")
+    print(f"contents     {_entries(held)}, of at most {_mib(limit)}")
     if not values.artifact_cache:
-        print(f"switched off by {settings.environment_variable('artifact_cache')}")
+        print(f"disabled by  {settings.environment_variable('artifact_cache')}")
     return 0
 
 

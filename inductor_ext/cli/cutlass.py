@@ -73,28 +73,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make = actions.add_parser(
         "build",
         help="build kernels into the store",
-        description="Build kernels into the store, for use without nvcc or in an image. Lists are "
-        "separated by commas.",
+        description="Build kernels into the store, for use without nvcc or in a container image. "
+        "Lists are comma-separated.",
     )
     make.add_argument(
-        "--arch", metavar="ARCH", type=_capability, help="such as sm_90a (default: of --device)"
+        "--arch",
+        metavar="ARCH",
+        type=_capability,
+        help="architecture such as sm_90a (default: that of --device)",
     )
     make.add_argument(
         "--device",
         metavar="NAME",
-        help="the GPU to rank kernels for, part of a known name (default: the first of --arch)",
+        help="GPU to rank kernels for, part of a known name (default: the first of --arch)",
     )
-    make.add_argument("--dtype", default="bf16", help=f"of {', '.join(_DTYPES)} (default: bf16)")
+    make.add_argument(
+        "--dtype", default="bf16", help=f"operand dtypes: {', '.join(_DTYPES)} (default: bf16)"
+    )
     make.add_argument(
         "--layout",
         default="rc",
-        help="of a and b, r where rows are contiguous and c where columns are: "
-        f"{', '.join(_LAYOUTS)} (default: rc, as of linear layers)",
+        help="layouts of A and B, r for row-major and c for column-major: "
+        f"{', '.join(_LAYOUTS)} (default: rc, that of linear layers)",
     )
     make.add_argument(
         "--epilogue",
         default="none",
-        help=f"`none`, or steps with + between them, such as bias+gelu: {', '.join(_STEPS)}",
+        help=f"`none`, or steps joined by +, such as bias+gelu: {', '.join(_STEPS)}",
     )
     make.add_argument(
         "--gemm",
@@ -103,15 +108,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"sizes for which kernels are ranked (default: {_GEMMS})",
     )
     make.add_argument(
-        "--kernels", type=_from_one, default=2, help="for each GEMM, at most (default: 2)"
+        "--kernels", type=_from_one, default=2, help="maximum number per GEMM (default: 2)"
     )
     make.add_argument(
         "--tuned",
         action="store_true",
-        help="instead, those that decisions in the store of tuning results name",
+        help="build the kernels selected in the tuning results instead",
     )
-    make.add_argument("--jobs", type=_from_one, help="builds at a time, at most")
-    make.add_argument("--dry-run", action="store_true", help="only list them")
+    make.add_argument("--jobs", type=_from_one, help="maximum number of concurrent builds")
+    make.add_argument("--dry-run", action="store_true", help="only list the kernels")
     show = actions.add_parser(
         "show", help="list the kernels in the store", description="List the kernels in the store."
     )
@@ -119,14 +124,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clean = actions.add_parser(
         "clean",
         help="remove kernels from the store",
-        description="Remove the kernels used least recently, but for those that a process is "
+        description="Remove the least recently used kernels, except those that a process is "
         "reading.",
     )
     clean.add_argument(
         "--max-bytes",
         default="0",
         metavar="SIZE",
-        help='how much may stay, such as "512MiB" (default: nothing)',
+        help='size that may remain, such as "512MiB" (default: 0)',
     )
 
 
@@ -160,7 +165,7 @@ def _bad(name: str, value: str, allowed: str) -> exc.BadArgumentError:
 
 def _from_one(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)
 
 
@@ -168,7 +173,7 @@ def _capability(text: str) -> tuple[int, int]:
     """Parse the compute capability of an architecture such as sm_90a."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)(\d)[af]?", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is no architecture such as sm_90a")
+        raise argparse.ArgumentTypeError(f"{text} is not an architecture such as sm_90a")
     return int(match[1]), int(match[2])
 
 
@@ -216,7 +221,7 @@ def _sizes(text: str) -> list[tuple[int, int, int]]:
         match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)\s*", part)
         sizes = tuple(map(int, match.groups())) if match else ()
         if not sizes or min(sizes) < 1:
-            raise _bad("gemm", part, "sizes such as 4096x4096x1024: rows, columns, depth")
+            raise _bad("gemm", part, "sizes MxNxK, such as 4096x4096x1024")
         found.append((sizes[0], sizes[1], sizes[2]))
     return found
 
@@ -234,7 +239,7 @@ def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
     epilogues = [part.strip() for part in arguments.epilogue.split(",")]
     for item in epilogues:
         if item != "none" and not set(item.split("+")) <= set(_STEPS):
-            raise _bad("epilogue", item, f"none, or {', '.join(_STEPS)} with + between them")
+            raise _bad("epilogue", item, f"none, or {', '.join(_STEPS)} joined by +")
     found: dict[Source, str] = {}
     for dtype in dtypes:
         for layout in layouts:
@@ -359,7 +364,7 @@ def _build(
         jobs = min(len(missing), build_slots.jobs(arguments.jobs))
         print(
             f"nvcc {toolchain.version}, CUTLASS {toolchain.headers.release}, {jobs} at a time; "
-            "half a minute to a minute each"
+            "half a minute to a minute per kernel"
         )
         begun = time.monotonic()
 

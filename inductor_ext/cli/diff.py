@@ -18,8 +18,8 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""
-    parser.add_argument("one", help="a .pt2 file, or the folder that one was unpacked into")
-    parser.add_argument("other", help="another")
+    parser.add_argument("one", help="a .pt2 file, or the folder that it was extracted to")
+    parser.add_argument("other", help="the package to compare it with")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 
 

@@ -23,19 +23,20 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""
-    parser.add_argument("script", metavar="SCRIPT", help="a Python program that compiles a model")
+    parser.add_argument("script", metavar="SCRIPT", help="Python program that compiles a model")
     rest = parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the program"
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments of the program"
     )
     # In Python 3.11, argparse reports REMAINDER arguments as missing if the script is missing.
     rest.required = False
     parser.add_argument(
         "--max-autotune",
         action="store_true",
-        help="measure what has not been measured, whatever the program asks for",
+        help="benchmark GEMMs without tuning results, even if the program does not set "
+        "max_autotune",
     )
     parser.add_argument(
-        "--candidates", action="store_true", help="list what was measured for each GEMM"
+        "--candidates", action="store_true", help="list the measured candidates of every GEMM"
     )
     parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
 
@@ -55,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise exc.BadReportFileError(
             file=arguments.script,
             where="",
-            why="there is no such file",
-            mend="Give the path of a Python program.",
+            why="the file does not exist",
+            mend="Pass the path of a Python program.",
         )
     # The program may change the working directory.
     out = None if arguments.json is None else os.path.abspath(arguments.json)
@@ -76,10 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _why_nothing() -> str:
     if not config.snapshot().enabled:
-        return "The extension was not asked: the setting enabled is False."
+        return "The extension is disabled: the setting enabled is False."
     return (
-        "Inductor has compiled nothing in the program's process, and others that it started are "
-        "not looked into."
+        "Inductor compiled nothing in the program's process. Processes started by the program are "
+        "not observed."
     )
 
 

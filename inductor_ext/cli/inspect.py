@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""
-    parser.add_argument("package", help="a .pt2 file, or the folder that one was unpacked into")
+    parser.add_argument("package", help="a .pt2 file, or the folder that it was extracted to")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--top",

@@ -39,52 +39,52 @@ class Command:
 COMMANDS = (
     Command(
         "cache",
-        "say what the cache of compiled artifacts holds, or empty it",
+        "show the contents of the artifact cache, or clear it",
         "inductor_ext.cli.cache",
     ),
     Command(
         "cutlass",
-        "build CUTLASS kernels ahead, list or remove them",
+        "build, list or remove CUTLASS kernels",
         "inductor_ext.cli.cutlass",
     ),
     Command(
         "diff",
-        "say what differs between two packages",
+        "compare two packages",
         "inductor_ext.cli.diff",
     ),
     Command(
         "doctor",
-        "say what this machine can compile, and what is missing",
+        "check what this machine can compile, and what is missing",
         "inductor_ext.cli.doctor",
     ),
     Command(
         "explain",
-        "run a program, and say which kernel each of its GEMMs gets, and why",
+        "run a program and report the kernel of every GEMM, with the reason",
         "inductor_ext.cli.explain",
     ),
     Command(
         "inspect",
-        "show what a package holds, how its models are called and where they run",
+        "show the contents, signatures and requirements of a package",
         "inductor_ext.cli.inspect",
     ),
     Command(
         "memory",
-        "show what a compiled model's memory is used for",
+        "show how a compiled model uses memory",
         "inductor_ext.cli.memory",
     ),
     Command(
         "plan",
-        "place the buffers of a CSV file in memory, near the lower bound",
+        "plan memory for the buffers in a CSV file",
         "inductor_ext.cli.plan",
     ),
     Command(
         "tune",
-        "show, export, import or forget what was measured of GEMMs",
+        "show, export, import or clear tuning results of GEMMs",
         "inductor_ext.cli.tune",
     ),
     Command(
         "verify",
-        "check that a package is what it was when it was written",
+        "check that a package is intact",
         "inductor_ext.cli.verify",
     ),
 )
@@ -97,13 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         prog=_PROGRAM,
         usage="%(prog)s [-h] [--version] [--traceback] COMMAND ...",
         description="Tools around the inductor_ext backend of torch.compile.",
-        epilog=f"commands:\n{listing}\n\n`{_PROGRAM} COMMAND --help` explains one.",
+        epilog=f"commands:\n{listing}\n\n`{_PROGRAM} COMMAND --help` shows the help of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="print the versions, and exit")
-    parser.add_argument(
-        "--traceback", action="store_true", help="show the whole traceback of an error"
-    )
+    parser.add_argument("--version", action="store_true", help="print the versions and exit")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -141,8 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command not in known:
         hint = suggest_name(arguments.command, known)
         parser.error(
-            f"there is no command {arguments.command!r}.{hint} The commands are: "
-            f"{', '.join(known)}."
+            f"unknown command {arguments.command!r}.{hint} The commands are: {', '.join(known)}."
         )
     command = known[arguments.command]
     own_parser = argparse.ArgumentParser(

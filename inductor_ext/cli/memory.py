@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program (torch.export.save), which is planned",
     )
     parser.add_argument(
-        "--top", type=_count, default=10, metavar="N", help="rows of each table (default: 10)"
+        "--top", type=_count, default=10, metavar="N", help="rows per table (default: 10)"
     )
     parser.add_argument(
         "--graph",
         metavar="GRAPH",
-        help="only the plans of this number, generated function or kind",
+        help="only the plans with this number, name of the generated function, or kind",
     )
-    parser.add_argument("--html", metavar="OUT", help="also write a page with a picture")
+    parser.add_argument("--html", metavar="OUT", help="also write an HTML page with charts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_writable(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
-        raise exc.BadReportFileError.not_writable(path, "a folder stands there")
+        raise exc.BadReportFileError.not_writable(path, "it is a folder")
     if not os.path.isdir(folder):
         raise exc.BadReportFileError.not_writable(path, f"the folder {folder} does not exist")
     if not os.access(folder, os.W_OK):

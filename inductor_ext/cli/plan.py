@@ -34,7 +34,7 @@ def _power_of_two(text: str) -> int:
 def _natural(text: str) -> int:
     # isdecimal accepts digits of all scripts, and int limits the number of digits.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 10^18")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 10^18")
     return int(text)
 
 
@@ -57,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--iterations",
         type=_natural,
         metavar="N",
-        help="how long to search for a better plan, where there may be one; the time grows with N "
-        f"and with the number of buffers (default: {DEFAULT_ITERATIONS}, and more for some 20 s "
-        f"of CPU time as long as the peak is more than {_FAR} of the lower bound)",
+        help="search iterations; the time grows with N and with the number of buffers "
+        f"(default: {DEFAULT_ITERATIONS}, increased for up to about 20 s of CPU time while the "
+        f"peak is above {_FAR} times the lower bound)",
     )
     parser.add_argument(
         "--seed", type=_natural, default=0, metavar="N", help="seed of the search (default: 0)"

@@ -25,29 +25,31 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show = actions.add_parser("show", help="list what is known", description="List what is known.")
+    show = actions.add_parser(
+        "show", help="list tuning results", description="List tuning results."
+    )
     _add_filters(show, stores.SOURCES)
     show.add_argument("--json", action="store_true", help="print one JSON object")
     export = actions.add_parser(
         "export",
-        help="write what is known into a table",
-        description="Write what was measured here and what was imported into a JSON table. Of the "
-        "same GEMM on the same device and versions the newest measurement is taken.",
+        help="write tuning results to a table",
+        description="Write the results measured on this machine and the imported ones to a JSON "
+        "table. For every GEMM, device and set of versions the newest result is written.",
     )
-    export.add_argument("file", metavar="FILE", help="the table; replaced if it is there")
+    export.add_argument("file", metavar="FILE", help="the table; replaced if it exists")
     _add_filters(export, stores.KEPT)
     import_ = actions.add_parser(
         "import",
-        help="add tables to what is known",
-        description="Add tables to what is known. If anything in them is wrong, nothing is added.",
+        help="add tables to the tuning results",
+        description="Add tables to the tuning results. If a table is invalid, nothing is added.",
     )
-    import_.add_argument("files", nargs="+", metavar="FILE", help="what export has written")
+    import_.add_argument("files", nargs="+", metavar="FILE", help="a table written by export")
     clear = actions.add_parser(
         "clear",
-        help="forget what is known",
-        description="Forget what was measured here, what was imported, or both.",
+        help="remove tuning results",
+        description="Remove the results measured on this machine, the imported ones, or both.",
     )
-    clear.add_argument("--source", choices=stores.KEPT, help="only this (default: both)")
+    clear.add_argument("--source", choices=stores.KEPT, help="remove only these (default: both)")
 
 
 def _add_filters(parser: argparse.ArgumentParser, sources: Iterable[stores.Source]) -> None:
@@ -56,9 +58,9 @@ def _add_filters(parser: argparse.ArgumentParser, sources: Iterable[stores.Sourc
         metavar="NAME",
         help="only devices with NAME in their name; `this`: only the GPU of this machine",
     )
-    parser.add_argument("--source", choices=tuple(sources), help="only what comes from there")
+    parser.add_argument("--source", choices=tuple(sources), help="only results from this source")
     parser.add_argument(
-        "--match", metavar="TEXT", help="only GEMMs with TEXT in their description, as show says it"
+        "--match", metavar="TEXT", help="only GEMMs whose description in `show` contains TEXT"
     )
 
 
@@ -86,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         _clear(store, [arguments.source] if arguments.source else stores.KEPT)
     if not values.tuning_cache:
         # On stderr, to keep the note out of output that a program may parse.
-        note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is off."
+        note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is 0."
         print(note, file=sys.stderr)
     return 0
 
@@ -96,16 +98,15 @@ def _import(store: stores.Store, files: Iterable[str]) -> None:
     became = store.add(entries)
     said = (
         f"{_count(became.total())}: {became['new']} new, {became['updated']} updated, "
-        f"{became['ignored']} ignored (known as new or newer)"
+        f"{became['ignored']} ignored (the existing result is as new or newer)"
     )
     missing = len(entries) - became.total()
     if missing:
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be written: {_count(missing)} are missing. Added: {said}",
-            mend="Make room there, or give another folder by the setting tuning_cache_dir, and "
-            "import again",
+            why=f"the folder cannot be written: {_count(missing)} were not added. Added: {said}",
+            mend="Free disk space or set tuning_cache_dir to another folder, and import again",
         )
     print(said)
 
@@ -115,12 +116,12 @@ def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
     removed, left = (
         f"{became[name]} {'GEMM' if became[name] == 1 else 'GEMMs'}" for name in ("removed", "left")
     )
-    said = f"removed what was known of {removed}"
+    said = f"removed the results of {removed}"
     if became["left"]:
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be emptied: {said}, and what is known of {left} is left",
+            why=f"the folder cannot be cleared: {said}; the results of {left} remain",
             mend="Remove the folder",
         )
     print(f"{said} from {store.folder}")
@@ -153,7 +154,7 @@ def _this_device() -> str:
         raise exc.MissingToolchainError(
             part="A GPU",
             why="torch finds no CUDA device on this machine",
-            install="name a device, as `inductor-ext tune show` lists them",
+            install="pass the name of a device, as listed by `inductor-ext tune show`",
         )
     return torch.cuda.get_device_name()
 
@@ -184,7 +185,7 @@ def _environment(entry: Entry) -> str:
 
 
 def _print_table(rows: Iterable[tuple[stores.Source, Entry]]) -> None:
-    lines = [("GEMM", "chosen", "us", "stock us", "stock/chosen", "source", "date")]
+    lines = [("GEMM", "chosen", "us", "Inductor us", "speedup", "source", "date")]
     for source, entry in rows:
         row = _row(source, entry)
         numbers = (row["microseconds"], row["stock_microseconds"], row["ratio"])

@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""
-    parser.add_argument("package", help="a .pt2 file, or the folder that one was unpacked into")
+    parser.add_argument("package", help="a .pt2 file, or the folder that it was extracted to")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,7 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
         how = "SHA-256"
         if not digests:
             made = zip_format.model_names(package.entries)
-            why = "stock Inductor made it, so there is no manifest" if made else "no compiled model"
+            why = (
+                "compiled by Inductor (default), so there is no manifest"
+                if made
+                else "no compiled model"
+            )
             how = f"CRC-32; {why}"
         print(f"{arguments.package}: {len(package.entries)} files, {size}, intact by {how}")
     return 0

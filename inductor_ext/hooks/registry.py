@@ -111,7 +111,7 @@ def _missing_parameters(hook: Hook, parameters: Sequence[str]) -> str:
     if not missing:
         return ""
     return (
-        f"{hook.targets[0]} has no parameter {', '.join(missing)}; it takes {', '.join(parameters)}"
+        f"{hook.targets[0]} has no parameter {', '.join(missing)}; it has {', '.join(parameters)}"
     )
 
 

@@ -132,8 +132,8 @@ def _check(config: CutlassConfig, a: Any, b: Any) -> None:
                 record="CUTLASS call",
                 field=name,
                 value=f"strides {[*layout.stride]} and offset {layout.offset}",
-                allowed=f"{'rows' if by_rows else 'columns'} of neighbours, at multiples of "
-                f"{alignment} elements",
+                allowed=f"contiguous {'rows' if by_rows else 'columns'}, with stride and offset "
+                f"divisible by {alignment} elements",
             )
 
 

@@ -87,7 +87,7 @@ def _elements(nbytes: Any, itemsize: int) -> Any:
 
 class _Line(MemoryPlanningLine):
     def codegen_fx(self, converter: Any) -> Any:
-        raise RuntimeError("arenas are not planned for the FX wrapper")
+        raise RuntimeError("arenas are not supported by the FX wrapper")
 
 
 @dataclasses.dataclass

@@ -359,11 +359,11 @@ def warn_unknown(cls: type[Any], what: str) -> str:
     Returns:
         The reason, for records.
     """
-    why = f"{_name(cls)} is a class that inductor_ext does not know"
+    why = f"inductor_ext does not know the class {_name(cls)}"
     events.warn_once(
         f"unknown class:{_name(cls)}:{what}",
-        f"the {what} of a graph is Inductor's (default), because {why} (torch "
-        f"{_compat.torch_version()}). Results are not affected. Please report this line to the "
+        f"the {what} of a graph falls back to Inductor (default): {why} (torch "
+        f"{_compat.torch_version()}). Results are not affected. Please report this message to the "
         "maintainers of inductor_ext.",
     )
     return why

@@ -61,8 +61,8 @@ def _write(key: str, records: tuple[MemoryPlanRecord, ...]) -> None:
         folder = os.path.dirname(os.path.dirname(path))
         events.warn_once(
             f"memory_plans:{folder}",
-            f"memory plans cannot be kept in {folder} ({error}); processes that take graphs from "
-            f"the cache cannot report on them.",
+            f"memory plans cannot be stored in {folder} ({error}); memory_report will not work for "
+            f"graphs that other processes load from the cache",
         )
 
 

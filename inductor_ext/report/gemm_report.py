@@ -70,11 +70,11 @@ class GemmReport:
             candidates: whether to list the candidates that were measured for every GEMM.
         """
         ours = sum(len(gemm.modules) for gemm in self.gemms if gemm.ours)
-        lines = [f"GEMMs of {self.title}: {self.count}, of which {ours} get a kernel of ours"]
+        lines = [f"GEMMs of {self.title}: {self.count}, of which {ours} use an extension kernel"]
         if not self.gemms:
             return lines[0]
         rows: list[Sequence[str]] = [
-            ("", "times", "GEMM", "kernel", "us", "stock us", "roofline us", "reached")
+            ("", "times", "GEMM", "kernel", "us", "Inductor us", "roofline us", "of roofline")
         ]
         rows += [_row(number, gemm) for number, gemm in enumerate(self.gemms, 1)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -138,11 +138,11 @@ def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
         yield f"in {', '.join(named[:2])}{more}"
     yield f"{record.origin}: {record.reason}"
     for item in record.declined:
-        yield f"not as {item}"
+        yield f"not fused as {item}"
     if gemm.fused:
-        yield f"one kernel with: {', '.join(gemm.fused)}"
+        yield f"fused: {', '.join(gemm.fused)}"
     for item in gemm.separate:
-        yield f"not with: {item}"
+        yield f"not fused: {item}"
     if candidates:
         for candidate in record.candidates:
             taken = "dropped" if candidate.measured is None else f"{candidate.measured:.1f} us"
@@ -327,8 +327,8 @@ class _Fusions:
         names = member.get_name(), user.get_name()
         why = self._reasons.get(names) or self._reasons.get(names[::-1])
         if why is None and member.is_extern():
-            return "a library's kernel takes nothing in"
-        return why or "Inductor did not try"
+            return "library kernels cannot be fused"
+        return why or "Inductor did not consider it"
 
 
 def _products(node: Any) -> Iterator[Any]:

@@ -99,9 +99,9 @@ def page(
                 _peak_table(record, device, top),
             ]
         if not peak_report.devices(record):
-            body.append("<p>Nothing is allocated.</p>")
+            body.append("<p>No memory is allocated.</p>")
     if not records:
-        body.append("<p>Nothing is allocated.</p>")
+        body.append("<p>No memory is allocated.</p>")
     if measured:
         body.append(_measured_table(measured))
     style = f"{_STYLE}{groups.style()}"
@@ -255,7 +255,7 @@ def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str
     parts = [*_axes(length, total, x, y), *_curves(record, device, held, step, x)]
     for block in blocks:
         if isinstance(block.part, PlannedStorage):
-            words = "memory of its own"
+            words = "separate allocation"
             parts.append(_storage(block.part, block.base, words, groups, x, y))
             continue
         inside = by_arena.get(block.index, [])
@@ -279,7 +279,7 @@ def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str
             parts.append(f'<path class="rest {colour}" d="{shape}"><title>{words}</title></path>')
         parts.append("</g>")
     if rest:
-        words = f"{len(rest)} smaller storages with memory of their own, in sum"
+        words = f"{len(rest)} smaller separate allocations, summed"
         shape = _steps(profile, x, lambda size: y(height + size))
         parts.append(
             f'<path class="rest {_OTHER}" d="{shape}L{x(length)} {y(height)}L{x(0)} {y(height)}Z">'
@@ -295,8 +295,8 @@ def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str
     )
     words = (
         f"On {device}, {_human(held[step])} are held at the peak, step {step} of {length}. "
-        f"{len(members)} storages lie in {len(arenas)} arenas, and {len(loose)} have memory of "
-        f"their own. The table below lists what is held at the peak."
+        f"{len(members)} storages are in {len(arenas)} arenas, and {len(loose)} are allocated "
+        f"separately. The table below lists what is held at the peak."
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
@@ -448,7 +448,7 @@ def _peak_table(record: MemoryPlanRecord, device: str, top: int) -> str:
 
 def _measured_table(measured: Sequence[Measured]) -> str:
     return "<h2>Measured</h2>" + _html_table(
-        "Memory above what was alive when the graph was called.",
+        "Memory relative to the memory in use before the call.",
         ("predicted", "measured", "deviation", "graph", "kind", "device"),
         (
             (

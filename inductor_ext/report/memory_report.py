@@ -99,9 +99,9 @@ class MemoryReport:
         for number, record in enumerate(self.records, 1):
             lines += ["", f"{number}. {headline(record)}", "", peak_table(record, top)]
         if not self.records:
-            lines += ["", "Nothing is allocated."]
+            lines += ["", "No memory is allocated."]
         if self.measured:
-            lines += ["", "Measured, above what was alive when each was called:"]
+            lines += ["", "Measured, relative to the memory in use before the call:"]
             lines += [f"  {measured.describe()}" for measured in self.measured]
         return "\n".join(lines)
 
@@ -146,10 +146,10 @@ class MemoryReport:
 def headline(record: MemoryPlanRecord) -> str:
     """Return a one-line summary of the plan of a generated function."""
     if record.reason:
-        return f"{record.graph} ({record.kind}): Inductor's plan, not read: {record.reason}"
+        return f"{record.graph} ({record.kind}): planned by Inductor (default): {record.reason}"
     gained = ""
     if record.peak_reordered_from is not None:
-        gained = f" ({human_bytes(record.peak_reordered_from)} in stock's order of kernels)"
+        gained = f" ({human_bytes(record.peak_reordered_from)} in Inductor's kernel order)"
     arenas = len(record.arenas)
     return (
         f"{record.graph} ({record.kind}): peak {human_bytes(record.peak_before)} -> "
@@ -245,14 +245,14 @@ def read(path: str) -> MemoryReport:
             data = file.read()
     except OSError as error:
         raise exc.BadReportFileError(
-            file=path, where="", why=error.strerror, mend="Give the path of a file that exists."
+            file=path, where="", why=error.strerror, mend="Pass the path of an existing file."
         ) from None
     if data.startswith(b"PK"):
         return memory_report(_load_exported(path))
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise _unreadable(path, None, "it is no text") from None
+        raise _unreadable(path, None, "it is not text in UTF-8") from None
     try:
         whole = json.loads(text)
     except ValueError:
@@ -274,13 +274,13 @@ def _load_exported(path: str) -> ExportedProgram:
             file=path,
             where="",
             why=why.partition("\n")[0].rstrip("."),
-            mend="Give a file written by torch.export.save of a like version of torch.",
+            mend="Pass a file written by torch.export.save of a compatible torch version.",
         ) from None
 
 
 def _from_json(path: str, report: dict[str, Any]) -> MemoryReport:
     if report.get("schema") != _SCHEMA or not isinstance(report.get("records"), list):
-        raise _unreadable(path, None, f"it is no report of schema {_SCHEMA}")
+        raise _unreadable(path, None, f"it is not a report of schema {_SCHEMA}")
     records = []
     for index, entry in enumerate(report["records"]):
         try:
@@ -302,9 +302,9 @@ def _from_log(path: str, text: str) -> MemoryReport:
         try:
             entry = json.loads(line)
         except ValueError:
-            raise _unreadable(path, number, "no JSON object") from None
+            raise _unreadable(path, number, "it is not a JSON object") from None
         if not isinstance(entry, dict) or "event" not in entry:
-            raise _unreadable(path, number, "no event")
+            raise _unreadable(path, number, "it is not an event")
         if entry["event"] != MemoryPlanRecord.name:
             continue
         try:
@@ -315,9 +315,9 @@ def _from_log(path: str, text: str) -> MemoryReport:
         raise exc.BadReportFileError(
             file=path,
             where="",
-            why="there is no memory plan in it",
-            mend="Compile with the setting event_log, and not from a cache: "
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 makes every graph be planned anew.",
+            why="it contains no memory plan",
+            mend="Compile with the setting event_log and with "
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, because graphs from a cache are not planned.",
         )
     return MemoryReport(path, tuple(records))
 
@@ -327,5 +327,5 @@ def _unreadable(path: str, line: int | None, why: str) -> exc.BadReportFileError
         file=path,
         where="" if line is None else f", line {line}",
         why=why,
-        mend="Give an event log, a report written with --json, or a file of torch.export.save.",
+        mend="Pass an event log, a report written with --json, or a file from torch.export.save.",
     )

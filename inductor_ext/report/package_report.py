@@ -155,8 +155,8 @@ def text(report: Report, top: int = 10) -> str:
     size, models = human_bytes(report.bytes), _count(len(content.models), "model")
     lines = [
         f"{report.path}: {size}, {models}, manifest of format {content.format}",
-        f"made with    {_versions(content)}",
-        f"made for     {' '.join(content.platform.values()) or 'any platform'}",
+        f"compiled by  {_versions(content)}",
+        f"compiled for {' '.join(content.platform.values()) or 'any platform'}",
     ]
     lines += [f"{key:<12} {_value(value)}" for key, value in content.provenance.items()]
     for name, model in content.models.items():
@@ -167,7 +167,7 @@ def text(report: Report, top: int = 10) -> str:
 def _stock(report: Report) -> Iterator[str]:
     names = [entry.name for entry in report.entries]
     whose = (
-        "made by stock Inductor: no manifest"
+        "compiled by Inductor (default): no manifest"
         if zip_format.model_names(names)
         else "no compiled model in it"
     )
@@ -194,7 +194,7 @@ def _model(name: str, model: manifest.Model, misfit: str | None, top: int) -> It
     yield f'model "{name}" on {model.device}'
     yield f"  runs here    {'yes' if misfit is None else f'no: {misfit}'}"
     if model.library is None:
-        yield "  library      none: the package holds its sources"
+        yield "  library      none: the package contains its sources"
     if model.cpu_features:
         yield f"  CPU needs    {_features(model.cpu_features)}"
     if model.cuda_architectures:

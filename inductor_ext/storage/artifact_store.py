@@ -383,8 +383,8 @@ class ArtifactStore:
         if total > self.max_bytes:
             self._warn(
                 f"artifact_cache_size:{self.folder}",
-                f"an artifact of {total} bytes is not kept in the cache, whose artifact_cache_size "
-                f"is {self.max_bytes}",
+                f"an artifact of {total} bytes is not cached: artifact_cache_size is only "
+                f"{self.max_bytes} bytes",
             )
             return
         (folder / _RECORD).write_bytes(_Record(key, files).as_bytes())
@@ -402,7 +402,7 @@ class ArtifactStore:
             entry = self._entry(key)
             place = stack.enter_context(self._workplace())
             held = self._hold(stack, key, fcntl.LOCK_EX) is not None
-            # A folder without a record is not an entry, and nobody reads it.
+            # A folder without a record is not an entry, and is never read.
             if held or (os.path.lexists(entry) and not _has_record(entry)):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(entry, place / key)

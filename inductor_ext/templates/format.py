@@ -73,7 +73,7 @@ def config_words(config: Config | None) -> str:
     its launch options.
     """
     if config is None:
-        return "stock"
+        return "Inductor"
     if isinstance(config, CutlassConfig):
         pieces = [config.name]
         if config.split_k > 1:

@@ -74,7 +74,7 @@ class ProductRecord(Record):
 
     def describe(self) -> str:
         """Return a one-line, human-readable description, without the candidates."""
-        kernel = "stock" if self.chosen is None else self.chosen.template
+        kernel = "Inductor" if self.chosen is None else self.chosen.template
         where = f" in {self.module}" if self.module else ""
         what = f"{self.operator} of {' and '.join(self.operands)}{where}"
         return f"product: {what}: {kernel} ({self.origin}: {self.reason})"
@@ -98,7 +98,7 @@ class TuningRecord(Record):
 
     def describe(self) -> str:
         """Return a one-line, human-readable description, without the candidates."""
-        kernel = "stock" if self.chosen is None else self.chosen.template
+        kernel = "Inductor" if self.chosen is None else self.chosen.template
         p = self.problem
         size = f"{p.operation} {p.m}x{p.n}x{p.k}"
         return f"tuning: {size}: {kernel}: {self.reason}, {self.seconds:.2f} s"

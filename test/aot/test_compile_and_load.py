@@ -230,7 +230,7 @@ class TestRefusals:
 
     def test_folder_of_that_name(self, program: ExportedProgram, tmp_path: pathlib.Path) -> None:
         (tmp_path / "net.pt2").mkdir()
-        with pytest.raises(exc.BadPackagePathError, match="a folder stands there"):
+        with pytest.raises(exc.BadPackagePathError, match="it is a folder"):
             inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "net.pt2")
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -145,11 +145,11 @@ GOOD = entry().to_json()
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it is no JSON"),
-        ("[" * 100_000, "it is no JSON"),
-        ("[]", "it is no table"),
-        ('{"format": 1, "entries": {}}', "it is no table"),
-        ('{"format": 2, "entries": []}', "it is of format 2, and this reads 1"),
+        ("", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", "it is not a table"),
+        ('{"format": 1, "entries": {}}', "it is not a table"),
+        ('{"format": 2, "entries": []}', "it has format 2, and this version reads format 1"),
         ('{"format": 1, "entries": [1]}', "entry 1"),
         (json.dumps({"format": 1, "entries": [GOOD, {**GOOD, "x": 1}]}), "entry 2"),
         (json.dumps({"format": 1, "entries": [{**GOOD, "measured": -1}]}), "measured is -1"),
@@ -532,7 +532,7 @@ def test_a_folder_that_cannot_be_used_is_said_once(
     assert tuned == {problem(): decision()}
     assert found(store) is None
     assert len(caplog.messages) == 1
-    assert "GEMMs are tuned without it" in caplog.messages[0]
+    assert "GEMMs are tuned again" in caplog.messages[0]
 
 
 def test_a_damaged_table_that_is_shipped_is_said_once(
@@ -694,5 +694,5 @@ def test_a_store_that_does_not_answer_leaves_each_rank_alone(
 
     assert distributed.agree([problem()], decide, here, "", broken) == {problem(): decision()}
     assert [message.split(":")[0] for message in caplog.messages] == [
-        "ranks cannot agree on GEMM kernels, and each takes its own"
+        "ranks cannot agree on GEMM kernels, so every rank selects its own"
     ]

@@ -458,7 +458,7 @@ class TestTrial:
         good = candidate(80)
         report = tried(LINEAR, *bad, good)
         assert report.chosen == good
-        assert report.reason == "20.0% less time than stock"
+        assert report.reason == "20.0% less time than Inductor (default)"
         assert [item.config for item in report.timings] == [None, *bad, good]
         assert report.timings[0].microseconds == pytest.approx(STOCK, rel=0.01)
         failures = [item.failure or "" for item in report.timings]
@@ -467,18 +467,18 @@ class TestTrial:
             "wrong: NaN, infinity or another shape",
             "failed: RuntimeError: an illegal memory access",
             "does not compile: ValueError: no such instruction",
-            "has the code of stock's path: the template was not used",
+            "generates the same code as Inductor (default): the template was not used",
             "",
         ]
         assert all(item.microseconds is None for item in report.timings[1:-1])
 
     def test_stock_stays_where_nothing_is_left_and_where_nothing_is_faster(self) -> None:
         report = tried(LINEAR, candidate(10, benchmark_backends.WRONG))
-        assert (report.chosen, report.reason) == (None, "no candidate is left")
+        assert (report.chosen, report.reason) == (None, "no candidates are left")
         assert report.timings[0].microseconds == pytest.approx(STOCK, rel=0.01)
         report = tried(LINEAR, candidate(99), candidate(120))
         assert report.chosen is None
-        assert report.reason.startswith("the best candidate is 1.0% ahead, and has to be 2.0%")
+        assert report.reason.startswith("the best candidate is 1.0% ahead; 2.0%")
 
     def test_the_same_code_is_measured_once(self) -> None:
         twin = dataclasses.replace(candidate(80), stages=3)
@@ -486,7 +486,7 @@ class TestTrial:
             report = tried(LINEAR, candidate(80), twin)
         assert (
             report.timings[2].failure
-            == "has the code of splitk 80x32x32, 2 stages, 4 warps, group 1"
+            == "generates the same code as splitk 80x32x32, 2 stages, 4 warps, group 1"
         )
 
     def test_what_does_not_fit_into_memory_is_left_to_stock(self) -> None:
@@ -541,7 +541,7 @@ class TestTuner:
         assert decision.microseconds(None) == pytest.approx(STOCK)
         (record,) = records
         assert (record.problem, record.chosen) == (LINEAR, candidate(80))
-        assert record.reason == "20.0% less time than stock"
+        assert record.reason == "20.0% less time than Inductor (default)"
         assert [item.config for item in record.candidates] == [None, candidate(80), wrong]
         assert [item.predicted for item in record.candidates] == [None, 50.0, 50.0]
         assert "wrong" in (record.candidates[2].failure or "")
@@ -634,7 +634,7 @@ class TestTuner:
         assert lines[3].endswith("100.0% chosen")
         assert lines[4].startswith("  mm (stock) 0.1")
         assert lines[5].startswith("SingleProcess AUTOTUNE benchmarking takes ")
-        assert lines[5].endswith("2 choices: 20.0% less time than stock")
+        assert lines[5].endswith("2 choices: 20.0% less time than Inductor (default)")
 
     def test_progress_is_shown_on_a_terminal_only(self) -> None:
         class Terminal(io.StringIO):

@@ -80,7 +80,7 @@ def test_it_says_that_the_cache_is_off(
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE", "0")
     assert report(capsys=capsys)["enabled"] is False
     assert main.main(["cache"]) == 0
-    assert "switched off by INDUCTOR_EXT_ARTIFACT_CACHE" in capsys.readouterr().out
+    assert "disabled by  INDUCTOR_EXT_ARTIFACT_CACHE" in capsys.readouterr().out
 
 
 def test_a_size_that_cannot_be_read_is_an_error(

@@ -128,7 +128,10 @@ class TestBuild:
                 "Invalid --dtype='bf17': expected some of bf16, ",
             ),
             (["--arch", "90", "--epilogue", "bias+glu"], "='bias+glu': expected none, or bias, "),
-            (["--arch", "90", "--gemm", "2x3"], "Invalid --gemm='2x3': expected sizes such as"),
+            (
+                ["--arch", "90", "--gemm", "2x3"],
+                "Invalid --gemm='2x3': expected sizes MxNxK, such as",
+            ),
         ],
     )
     def test_what_cannot_be_built_is_said_with_what_can(
@@ -144,7 +147,7 @@ class TestBuild:
     def test_numbers_begin_at_one(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main.main(["cutlass", "build", "--arch", "90", option, "0", "--dry-run"])
-        assert f"argument {option}: '0' is no number from 1" in capsys.readouterr().err
+        assert f"argument {option}: '0' is not an integer of at least 1" in capsys.readouterr().err
 
     def test_what_is_there_is_not_built_again_and_needs_no_nvcc(
         self,

@@ -472,7 +472,7 @@ class TestCommandLine:
         assert stop.value.code == 2
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert f"there is no command {word!r}. {hint}" in printed.err
+        assert f"unknown command {word!r}. {hint}" in printed.err
 
     def test_every_command_keeps_to_the_protocol(self) -> None:
         names = [command.name for command in main.COMMANDS]

@@ -153,7 +153,7 @@ def test_inspect_says_what_a_package_is_made_of(
     _, out = run(capsys, "inspect", package, "--top", "2")
     lines = [words(line) for line in out.splitlines()]
     for line in (
-        "made with torch 2.0.1, g++ 12.2.0",
+        "compiled by torch 2.0.1, g++ 12.2.0",
         "made for linux x86_64",
         "commit abc123",
         "CPU needs popcnt",
@@ -193,7 +193,7 @@ def test_inspect_says_what_is_known_of_stocks(
 ) -> None:
     code, out = run(capsys, "inspect", stock)
     assert code == 0
-    assert "made by stock Inductor: no manifest" in out
+    assert "compiled by Inductor (default): no manifest" in out
     assert words("AOTI_CPU_ISA AVX2") in [words(line) for line in out.splitlines()]
     _, printed = run(capsys, "inspect", stock, "--json")
     assert json.loads(printed)["manifest"] is None
@@ -217,7 +217,7 @@ def test_what_cannot_be_read_ends_with_2(
     path.write_bytes(b"nothing of the kind" * 10)
     code, out = run(capsys, command, str(path))
     assert code == 2
-    assert out.startswith(f"inductor-ext: The package {path} is damaged or unsafe: it is no zip")
+    assert out.startswith(f"inductor-ext: The package {path} is damaged or unsafe: it is not a zip")
 
 
 def test_inspect_refuses_a_signature_that_is_none(
@@ -255,7 +255,7 @@ def test_verify_says_that_stocks_have_no_digests(
 ) -> None:
     code, out = run(capsys, "verify", stock)
     assert code == 0
-    assert "intact by CRC-32; stock Inductor made it" in out
+    assert "intact by CRC-32; compiled by Inductor (default)" in out
 
 
 def test_an_exported_program_is_not_taken_for_a_package(

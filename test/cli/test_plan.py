@@ -149,9 +149,12 @@ def test_seed_and_iterations_are_taken_as_given(table: Path, budgets: list[dict[
         (TABLE + "d,1,,1\n", ["line 5", "column 'upper'", "'' is not an integer"]),
         (TABLE + "d,1,1_0,1\n", ["line 5", "column 'upper'", "'1_0' is not an integer"]),
         (TABLE + "d,1,2," + "9" * 5000 + "\n", ["line 5", "column 'size'", "999... "]),
-        (TABLE + "d,7,5,1\n", ["line 5", "column 'upper'", "5 lies before lower, 7"]),
+        (
+            TABLE + "d,7,5,1\n",
+            ["line 5", "column 'upper'", "upper is 5, less than lower, which is 7"],
+        ),
         (TABLE + "d,1,2,-3\n", ["line 5", "column 'size'", "-3 is negative"]),
-        (TABLE + "b,1,2,3\n", ["line 5", "column 'id'", "'b' is taken by line 3"]),
+        (TABLE + "b,1,2,3\n", ["line 5", "column 'id'", "'b' is already used in line 3"]),
         (TABLE + 'd,1,2,"3\n', ["line 5", "is not CSV"]),
     ],
 )
@@ -233,8 +236,8 @@ def test_a_failed_write_leaves_the_file_as_it_was(
     [
         (["--align", "48"], "48 is not a power of two"),
         (["--align", "0"], "0 is not a power of two"),
-        (["--iterations=-1"], "'-1' is not a whole number"),
-        (["--seed", "x"], "'x' is not a whole number"),
+        (["--iterations=-1"], "'-1' is not an integer"),
+        (["--seed", "x"], "'x' is not an integer"),
     ],
 )
 def test_wrong_options_are_usage_errors(

@@ -62,7 +62,7 @@ def test_show_lists_by_environment(store: Store, capsys: pytest.CaptureFixture[s
         "0123456789abcdef"
     )
     assert lines[1].split() == [
-        *("GEMM", "chosen", "us", "stock", "us", "stock/chosen", "source", "date")
+        *("GEMM", "chosen", "us", "Inductor", "us", "speedup", "source", "date")
     ]
     tile = "persistent_tma 128x256x64, 3 stages, 8 warps, tma, flatten"
     gemm = "mm 2049x4096x4096 bf16 rc"
@@ -133,7 +133,10 @@ def test_a_table_goes_to_another_machine(
     assert read_table(tmp_path / "h100.json") == [entry(1, 50.0, ON_H100)]
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "other"))
     said = tune("import", table, tmp_path / "h100.json", capsys=capsys)
-    assert said == "2 measurements: 2 new, 0 updated, 0 ignored (known as new or newer)\n"
+    assert (
+        said
+        == "2 measurements: 2 new, 0 updated, 0 ignored (the existing result is as new or newer)\n"
+    )
     known = Store(tmp_path / "other").lookup(problem(), H200, here)
     assert known is not None
     assert (known.exact, known.origin) == (True, "imported")
@@ -173,12 +176,12 @@ def test_what_is_done_in_part_fails_and_says_what_was_done(
     write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
     assert main.main(["tune", "import", str(tmp_path / "table.json")]) == 2
     said = capsys.readouterr().err
-    assert "2 measurements are missing. Added: 3 measurements: 3 new, 0 updated" in said
+    assert "2 measurements were not added. Added: 3 measurements: 3 new, 0 updated" in said
     assert len(store.entries("imported")) == 4
     assert main.main(["tune", "clear", "--source", "imported"]) == 2
     said = capsys.readouterr().err
     left = len(store._files("imported"))
-    assert f"removed what was known of {4 - left} GEMM" in said
+    assert f"removed the results of {4 - left} GEMM" in said
     assert f"what is known of {left} GEMM" in said
 
 
@@ -285,4 +288,4 @@ def test_a_configuration_in_words() -> None:
     assert config_words(config) == (
         "splitk 16x64x128, 4 stages, 4 warps, group 4, split 8, swap, pdl"
     )
-    assert config_words(None) == "stock"
+    assert config_words(None) == "Inductor"

@@ -174,7 +174,7 @@ HOOK = Hook(
         ("def f(x): ...\nA = 1", ""),
         ("def g(y, *, x): ...\nclass B: ...", ""),
         ("A = 1", "torch.m.f or torch.m.g does not exist"),
-        ("def f(y): ...\nA = 1", "torch.m.f has no parameter x; it takes y"),
+        ("def f(y): ...\nA = 1", "torch.m.f has no parameter x; it has y"),
         ("def f(x): ...", "torch.m.A or torch.m.B does not exist"),
     ],
 )

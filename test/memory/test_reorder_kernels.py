@@ -223,8 +223,8 @@ def test_the_same_problem_has_the_same_order_in_every_process() -> None:
     [
         ([1, 0], "step 1 needs step 0, which follows it"),
         ([0], "it has 1 of 2 steps"),
-        ([0, 0], "step 0 is unknown or stands there twice"),
-        ([0, 2], "step 2 is unknown or stands there twice"),
+        ([0, 0], "step 0 is unknown or occurs twice"),
+        ([0, 2], "step 2 is unknown or occurs twice"),
     ],
 )
 def test_a_wrong_order_is_refused(order: list[int], complaint: str) -> None:

@@ -200,7 +200,7 @@ class TestPeak:
         assert row.split()[-4:-2] == ["x" * 29 + "...", "..." + ("m." * 50 + "last")[-37:]]
 
     def test_an_empty_plan(self) -> None:
-        assert peak_report.peak_table(plan(())) == "Nothing is allocated."
+        assert peak_report.peak_table(plan(())) == "No memory is allocated."
         assert peak_report.held(plan(()), "cpu") == [0]
 
     @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ class TestReport:
             + "\n\n2. partition_0 (backward): peak 8.00 KiB -> "
         )
         assert text.endswith(
-            "Measured, above what was alive when each was called:\n"
+            "Measured, relative to the memory in use before the call:\n"
             "  call (inference) on cpu: predicted 7.00 KiB, measured 7.00 KiB, deviation +0.0 %"
         )
 
@@ -266,7 +266,7 @@ class TestReport:
 
     def test_reordering_is_told(self) -> None:
         record = dataclasses.replace(SMALL, peak_reordered_from=10240)
-        assert "6.00 KiB (10.00 KiB in stock's order of kernels)" in memory_report.headline(record)
+        assert "6.00 KiB (10.00 KiB in Inductor's kernel order)" in memory_report.headline(record)
 
     def test_json_round_trip(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "report.json"
@@ -276,8 +276,8 @@ class TestReport:
     def test_nothing_planned(self) -> None:
         report = MemoryReport("nothing", ())
         assert (report.peak, report.lower_bound, report.ratio, report.largest()) == (0, 0, 1.0, [])
-        assert str(report) == "Memory of nothing\n\nNothing is allocated."
-        assert "Nothing is allocated" in report.to_html()
+        assert str(report) == "Memory of nothing\n\nNo memory is allocated."
+        assert "No memory is allocated" in report.to_html()
 
     @pytest.mark.parametrize(
         ("change", "why"),
@@ -535,12 +535,12 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [
-            ("", "there is no memory plan in it. Compile with the setting event_log"),
-            ('{"event": "package"}\n', "there is no memory plan in it"),
-            ('{"event": "package"}\n{"event":', "line 2: no JSON object"),
+            ("", "it contains no memory plan. Compile with the setting event_log"),
+            ('{"event": "package"}\n', "it contains no memory plan"),
+            ('{"event": "package"}\n{"event":', "line 2: it is not a JSON object"),
             ("3\n", "line 1: no event"),
             ('\n{"event": "memory_plan"}\n', "expected an object with 'graph'"),
-            ("{}", "it is no report of schema 1"),
+            ("{}", "it is not a report of schema 1"),
             (
                 '{"schema": 1, "records": [{}]}',
                 "records[0]: the value is {}, expected an object with 'graph'",
@@ -567,10 +567,10 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
         [
-            (["absent"], "absent: No such file or directory. Give the path"),
-            (["events.jsonl", "--html", "."], ".: cannot be written: a folder stands there."),
+            (["absent"], "absent: No such file or directory. Pass the path"),
+            (["events.jsonl", "--html", "."], ".: cannot be written: it is a folder."),
             (["events.jsonl", "--html", "no/out.html"], "no/out.html: cannot be written: the "),
-            (["binary"], "binary: it is no text."),
+            (["binary"], "binary: it is not text in UTF-8."),
             (["archive"], "archive: torch.export.load fails with "),
         ],
     )
@@ -699,7 +699,7 @@ class TestOwners:
         for key in ("fa", "fb"):
             compiled_callables.begin_compile().add(key, [SMALL])
         (message,) = caplog.messages
-        assert message.startswith("memory plans cannot be kept in ")
+        assert message.startswith("memory plans cannot be stored in ")
         assert plan_store.load("fb") == (dataclasses.replace(SMALL, cache_key="fb"),)
 
 

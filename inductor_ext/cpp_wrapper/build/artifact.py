@@ -329,8 +329,8 @@ def _compile(
         # does not compile either, its error message is about code that the user can see.
         events.warn_once(
             "aot-split",
-            f"the C++ of {whole.source} was split in a way that does not compile; it is compiled "
-            f"whole, which takes longer (aot_unit_size=0 never splits): {error}",
+            f"the C++ code split from {whole.source} does not compile; it is compiled unsplit "
+            f"instead, which takes longer (aot_unit_size=0 disables splitting): {error}",
         )
         tools.compile([*others, whole], fixed)
         return [whole, *others]

@@ -317,7 +317,7 @@ def _foreign_code() -> Any:
     common = sys.modules.get("torch._inductor.codegen.common")
     for device, backend in dict(getattr(common, "device_codegens", {})).items():
         if not all(is_known_code(value) for value in vars(backend).values() if callable(value)):
-            raise UnkeyableError(f"the device {device} has a backend from elsewhere")
+            raise UnkeyableError(f"the device {device} has a backend from outside torch")
     found = []
     for device, custom in dict(getattr(common, "custom_backend_passes", {})).items():
         if custom is not None:

@@ -106,9 +106,9 @@ def generator(stock: Any, settings: Settings) -> Any:
     if _is_dual():
         events.warn_once(
             "aot-dual-wrapper",
-            "triton.autotune_at_compile_time=False: Inductor (default) compiles the package, which "
-            "has no input checks, no manifest and no mapped weights then. Leave the option out to "
-            "get them",
+            "triton.autotune_at_compile_time=False: the package is compiled by Inductor (default), "
+            "without input checks, manifest and memory-mapped weights. Unset the option to get "
+            "them",
         )
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not _compat.scratch_covers_grid():

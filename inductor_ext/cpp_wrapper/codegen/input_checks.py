@@ -218,7 +218,8 @@ class _Tables:
         unknown = [symbol for symbol in expression.symbols(node) if symbol not in self.symbols]
         if unknown:
             raise exc.UncheckableInputError(
-                name=name, why=f"{text} depends on {unknown[0]}, which no input tells"
+                name=name,
+                why=f"{text} depends on {unknown[0]}, which cannot be derived from an input",
             )
 
     def symbol(self, symbol: _Symbol) -> str:

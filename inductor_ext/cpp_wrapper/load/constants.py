@@ -78,22 +78,22 @@ class ConstantRules:
         allow_h2d_copy: bool,
     ) -> torch.Tensor:
         if not isinstance(tensor, torch.Tensor):
-            raise_mismatch(f"{fqn!r} is of type {type(tensor).__name__}", "Give a tensor")
+            raise_mismatch(f"{fqn!r} is of type {type(tensor).__name__}", "Pass a tensor")
         tensor = tensor.detach()
         if record is not None:
             dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
             if (dtype, shape) != (record.dtype, record.shape):
                 raise_mismatch(
-                    f"{fqn!r} is a tensor ({dtype}, {list(shape)}), and the model has one of "
+                    f"{fqn!r} is a tensor ({dtype}, {list(shape)}), but the model needs "
                     f"({record.dtype}, {list(record.shape)})"
                 )
         if tensor.device.type != "meta" and tensor.layout == torch.strided:
             if tensor.untyped_storage().device.type == "meta":
-                raise_mismatch(f"{fqn!r} is a fake tensor", "Give one that has values")
+                raise_mismatch(f"{fqn!r} is a fake tensor", "Pass a tensor with data")
             if user_managed and (tensor.is_conj() or tensor.is_neg()):
                 # The model would read the memory, which holds the values before conj or neg.
                 kind = "conj" if tensor.is_conj() else "neg"
-                raise_mismatch(f"{fqn!r} is lazy", f"Call .resolve_{kind}() on it")
+                raise_mismatch(f"{fqn!r} is a lazy {kind} view", f"Call .resolve_{kind}() on it")
         # A GPU model may have constants on the CPU.
         device = self._device
         if record is not None and torch.device(record.device).type == "cpu":

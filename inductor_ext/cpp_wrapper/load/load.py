@@ -89,7 +89,7 @@ def load(
             name="num_runners",
             value=num_runners,
             found=type(num_runners).__name__,
-            allowed="a number from 1",
+            allowed="an integer of at least 1",
             default=1,
         )
     with zip_reader.open_package(path) as package:
@@ -153,7 +153,7 @@ class _Loading:
 
     def load(self, weights: str | os.PathLike[str] | None) -> Model:
         if self._model.device not in _RUNNERS:
-            why = f"it runs on {self._model.device}, for which there is no runner"
+            why = f"it runs on {self._model.device}, which has no AOTI runner"
             self._files.raise_load_error(why)
         folder = tempfile.mkdtemp(prefix="inductor_ext-")
         loaded = None
@@ -184,7 +184,7 @@ class _Loading:
             raise exc.IncompatibleArtifactError(
                 path=self._package.where,
                 why=f"its code needs {features}, which this CPU lacks",
-                mend="Compile it again for this machine, or load it on one that fits",
+                mend="Compile it again for this machine, or load it on a CPU with these features",
             )
         return library
 
@@ -221,13 +221,11 @@ class _Loading:
     def _compare(self, runner: Any) -> None:
         """Check that the manifest and the library belong to the same model."""
         if list(runner.get_call_spec()) != [self._signature.in_spec, self._signature.out_spec]:
-            self._files.raise_bad(
-                "its library takes or returns something else than its manifest says"
-            )
+            self._files.raise_bad("the signature of its library differs from its manifest")
         expected = {constant.name: constant.fqn for constant in self._model.constants}
         fqns = runner.get_constant_names_to_original_fqns()
         if any(fqns.get(name, fqn) != fqn for name, fqn in expected.items()):
-            self._files.raise_bad("its library has other constants than its manifest says")
+            self._files.raise_bad("the constants of its library differ from its manifest")
 
 
 def _describe_machine(device: str, index: int) -> manifest.Machine:
@@ -261,7 +259,7 @@ def _load_default(
     """Load a package compiled by Inductor (default)."""
     where, name = package.where, arguments.name
     if weights is not None:
-        why = "it is one of stock Inductor's, which have their weights inside"
+        why = "it was compiled by Inductor (default), so its weights are in the package"
         raise exc.ArtifactLoadError(path=where, name=name, why=why, mend="")
     if arguments.verify:
         package.verify({})

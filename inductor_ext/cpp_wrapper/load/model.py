@@ -361,7 +361,7 @@ class InductorModel(LoadedModel):
             raise_mismatch(str(error).splitlines()[0].rstrip("."))
 
     def _unsupported(self, what: str) -> exc.UnsupportedArtifactError:
-        why = "it is one of stock Inductor's, whose loader does not offer it"
+        why = "it was compiled by Inductor (default), whose loader does not support it"
         return exc.UnsupportedArtifactError(what=what, path=self.path or "in a buffer", why=why)
 
     def swap_constants(self) -> None:

@@ -119,13 +119,13 @@ class PackageFiles:
         if name is None:
             if file is not None:
                 self.raise_load_error(
-                    "its weights are kept outside of the package", "Give their file as `weights`."
+                    "its weights are in a separate file", "Pass the path of that file as `weights`."
                 )
             return None
         location = self._package.locate(name)
         if location is not None and location[1] % _ALIGNMENT == 0:
             if self._verify and not self._is_intact(location, str(self._digest(name))):
-                self.raise_bad(f"{name} is damaged: its content does not fit its SHA-256")
+                self.raise_bad(f"{name} is damaged: its content does not match its SHA-256")
             return location
         # The package is a buffer, or another tool rewrote it without alignment.
         target = os.path.join(folder, "weights")
@@ -134,13 +134,13 @@ class PackageFiles:
 
     def _locate_outside(self, path: str, file: manifest.File | None) -> Location:
         if file is None:
-            self.raise_load_error("it has no weights, and some are given", "Leave `weights` out.")
+            self.raise_load_error("it has no external weights", "Do not pass `weights`.")
         if path.endswith(".pt2"):
             with zip_reader.open_package(path) as package:
                 location = self._find_entry(package, file)
             if location is None:
                 why = f"{path} has no entry with its weights"
-                self.raise_load_error(why, "Give the one that does.")
+                self.raise_load_error(why, "Pass the package that contains them.")
             return location
         try:
             size = os.stat(path).st_size
@@ -148,7 +148,7 @@ class PackageFiles:
             self.raise_load_error(f"its weights in {path} cannot be read ({error.strerror})")
         location = path, 0, size
         if size != file.bytes or (self._verify and not self._is_intact(location, file.sha256)):
-            self.raise_load_error(f"{path} does not have its weights", "Give the file that does.")
+            self.raise_load_error(f"{path} has other weights", "Pass the file of this model.")
         return location
 
     def _find_entry(self, package: zip_reader.Package, file: manifest.File) -> Location | None:

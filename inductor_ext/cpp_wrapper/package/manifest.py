@@ -192,7 +192,7 @@ def loads(data: bytes, path: str) -> Manifest:
                     path=path,
                     why=f"its manifest has format {form}, and this inductor_ext reads up to "
                     f"{FORMAT}",
-                    mend="Install a later inductor_ext, or compile it again with this one",
+                    mend="Install a newer inductor_ext, or compile it again with this version",
                 )
         manifest: Manifest = json_codec.decode(
             Manifest, content, allow_unknown=True, allow_missing=True
@@ -223,12 +223,12 @@ def _check_values(manifest: Manifest) -> None:
                 raise ValueError(f"{where} has a shape and a stride of different lengths")
             offset = constant.offset
             if offset is not None and room is not None and offset + constant.bytes > room:
-                raise ValueError(f"{where} lies beyond the end of the weights")
+                raise ValueError(f"{where} is beyond the end of the weights")
 
 
 def _check_digest(where: str, digest: str) -> None:
     if not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError(f"{where} is no SHA-256")
+        raise ValueError(f"{where} is not a SHA-256 digest")
 
 
 def read(package: zip_reader.Package) -> tuple[Manifest, bytes] | None:
@@ -306,7 +306,7 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         wanted = manifest.platform.get(name)
         if wanted is not None and wanted != found:
             reasons.append(f"it was compiled for {wanted}, and this is {found}")
-    mend = "Compile it again for this machine, or load it on one that fits"
+    mend = "Compile it again for this machine, or load it on a machine that meets its requirements"
     torch = manifest.versions.get("torch")
     if torch is not None and _parts(torch, 2) != _parts(machine.torch, 2):
         reasons.append(f"it was compiled for torch {torch}, and this is torch {machine.torch}")
@@ -334,7 +334,7 @@ def _cuda_reasons(manifest: Manifest, model: Model, machine: Machine) -> list[st
     if cuda is not None and _parts(cuda, 1) != _parts(machine.cuda, 1):
         reasons.append(f"it was compiled for CUDA {cuda}, and this torch has CUDA {machine.cuda}")
     if machine.capability is None:
-        reasons.append("it runs on CUDA, and there is no CUDA device")
+        reasons.append("it runs on CUDA, but this machine has no CUDA device")
     elif model.cuda_architectures and not _runs_on(model.cuda_architectures, machine.capability):
         found = "sm_{}{}".format(*machine.capability)
         reasons.append(

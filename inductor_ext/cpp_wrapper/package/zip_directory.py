@@ -54,7 +54,7 @@ class _Directory:
         end_at = self._size - fmt.END.size
         end = fmt.END.unpack(self._pread(end_at, fmt.END.size)) if end_at >= 0 else None
         if end is None or end[0] != fmt.END_SIGNATURE:
-            self._fail("it is no zip file, or its end is missing")
+            self._fail("it is not a zip file, or it is truncated")
         _, disk, first_disk, here, count, size, begin, comment = end
         follows = end_at
         locator_at = end_at - fmt.LOCATOR64.size
@@ -79,7 +79,7 @@ class _Directory:
         if disk or first_disk or here != count or comment:
             self._fail("its end is damaged")
         if begin + size != follows:
-            self._fail("its directory does not end where its end says")
+            self._fail("its central directory does not end at the recorded position")
         return begin, follows, count
 
     def read(self) -> tuple[str, dict[str, Entry]]:
@@ -104,7 +104,7 @@ class _Directory:
             if not entries:
                 root = folder
             elif folder != root:
-                self._fail(f"its entries lie below several roots, {root!r} and {folder!r}")
+                self._fail(f"its entries are below several root folders, {root!r} and {folder!r}")
             if name in entries:
                 self._fail(f"it has two entries {name!r}")
             header_at, entry = self._central_entry(name, fields, directory[extra_at:at])
@@ -112,7 +112,7 @@ class _Directory:
             ranges.append((header_at, header_end + entry.packed_size, name))
             entries[name] = entry
         if at != len(directory):
-            self._fail("its directory has more in it than its end says")
+            self._fail("its central directory has more entries than recorded")
         if not entries:
             self._fail("it is empty")
         ranges.sort()
@@ -133,7 +133,7 @@ class _Directory:
             self._fail(f"the name {text!r} {why}")
         root, _, name = text.partition("/")
         if not name:
-            self._fail(f"{text!r} lies below no root folder")
+            self._fail(f"{text!r} is not below a root folder")
         try:
             check_name(name)
         except ValueError as error:
@@ -156,11 +156,11 @@ class _Directory:
         if flags & fmt.ENCRYPTED:
             self._fail(f"{name} is encrypted")
         if method not in (fmt.STORED, fmt.DEFLATED):
-            self._fail(f"{name} is compressed by method {method}, which is not known")
+            self._fail(f"{name} is compressed by method {method}, which is not supported")
         if method == fmt.STORED and size != packed:
             self._fail(f"{name} has two sizes, {size} and {packed}")
         if first_disk not in (0, fmt.FULL16):
-            self._fail(f"{name} lies in another file")
+            self._fail(f"{name} is in another file of a multi-part archive")
         kind = stat.S_IFMT(attributes >> 16)
         if system == fmt.UNIX and kind not in (0, stat.S_IFREG):
             self._fail(f"{name} is a link or a device, not a file")

@@ -119,7 +119,7 @@ def check_name(name: str) -> None:
     if why is None:
         top, slash, _ = name.partition("/")
         if top not in (FOLDERS if slash else TOP_FILES):
-            why = "lies outside of the folders that a .pt2 archive has"
+            why = "is outside the folders of a .pt2 archive"
     if why is not None:
         raise ValueError(f"the name {name!r} {why}")
 

@@ -88,7 +88,7 @@ class Package(abc.ABC):
         """
         entry = self._entry(name)
         if entry.size > limit:
-            self._fail(f"{name} has {entry.size} bytes, which is too much for what it is")
+            self._fail(f"{name} has {entry.size} bytes, which is too large for this kind of file")
         parts = [bytes(part) for part in self._content(entry)]
         sums = Checksums()
         for part in parts:
@@ -210,7 +210,7 @@ class _ZipPackage(Package):
     def _pread(self, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes."""
         if not 0 <= offset <= offset + size <= self._size:
-            self._fail("it is cut off, or its directory points beyond its end")
+            self._fail("it is truncated, or its directory points beyond its end")
         if self._buffer is None:
             data = os.pread(self._descriptor, size, offset)
         else:
@@ -248,7 +248,7 @@ class _ZipPackage(Package):
                     packed = inflate.unconsumed_tail
                     left -= len(part)
                     if left < 0:
-                        self._fail(f"{entry.name} has more than the {entry.size} bytes it says")
+                        self._fail(f"{entry.name} has more than the recorded {entry.size} bytes")
                     yield part
         except zlib.error:
             self._fail(f"{entry.name} is damaged: it cannot be decompressed")

@@ -270,7 +270,9 @@ def program(node: Node, numbers: Mapping[str, int]) -> list[int]:
     """
     words: list[int] = []
     if _emit(node, numbers, words) > DEPTH:
-        raise exc.BadExpressionError(text=show(node), why=f"it nests deeper than {DEPTH}")
+        raise exc.BadExpressionError(
+            text=show(node), why=f"it is nested more than {DEPTH} levels deep"
+        )
     return [*words, OPCODES.index("end")]
 
 

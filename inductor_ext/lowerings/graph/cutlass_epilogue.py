@@ -249,7 +249,7 @@ class _Reader:
         """Add group scales, which the main loop reads: [N, groups], as models store them."""
         assert scales.view is not None
         if not scales.view.transposed:
-            raise NotExpressible("scales of groups whose neighbours are along N")
+            raise NotExpressible("group scales that are contiguous along N")
         self.views[scales.node] = View(scales.view.sizes)
         dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(scales.node))
         self.inputs[scales.node] = Tensor(dtype, "group")
@@ -268,7 +268,9 @@ class _Reader:
         if math.prod(own) == 1:
             return "scalar"
         if batched and len(own) == 3 and own[0] not in (1, shape[0]):
-            raise NotExpressible(f"a tensor of {list(own)} beside a batch of {list(shape)}")
+            raise NotExpressible(
+                f"a tensor of shape {list(own)} with a batch of shape {list(shape)}"
+            )
         if own[-1] == shape[-1] and rows == whole:
             self._require_rows(value, batched)
             return "matrix"
@@ -276,7 +278,7 @@ class _Reader:
             return "row"
         if own[-1] == 1 and rows == whole and self._side_by_side(value, batched):
             return "column"
-        raise NotExpressible(f"a tensor of {list(own)} beside one of {list(shape)}")
+        raise NotExpressible(f"a tensor of shape {list(own)} with an output of shape {list(shape)}")
 
     def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
         """Require a matrix with contiguous rows and one stride between rows."""
@@ -328,7 +330,7 @@ class _Reader:
             if given["bias"] is None:
                 return found
             return apply("add", found, self.argument(given["bias"], node))
-        raise NotExpressible(f"{node.target} is no product of CUTLASS kernels")
+        raise NotExpressible(f"{node.target} is not a matmul that CUTLASS kernels support")
 
     def _number_or_one(self, number: Any) -> Node | None:
         """Return a launch parameter for alpha or beta; None if it is 1."""
@@ -395,7 +397,7 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
     def power(a: Node, exponent: Node) -> Node:
         name = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(exponent.value)
         if exponent.operation != "constant" or name is None:
-            raise NotExpressible("a power that is no square, root or reciprocal")
+            raise NotExpressible("a power other than square, square root or reciprocal")
         return apply(name, a)
 
     found: dict[Any, Callable[..., Node]] = {

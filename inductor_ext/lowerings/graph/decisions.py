@@ -101,8 +101,8 @@ class Decider:
         for (problem, config), why in cutlass_kernels.prepare(wanted, self.settings).items():
             events.warn_once(
                 f"cutlass_kernel:{config.name}",
-                f"{config_words(config)} is not used for {problem_words(problem)}, but stock's "
-                f"path: {why}",
+                f"{problem_words(problem)} falls back to Inductor (default) because "
+                f"{config_words(config)} cannot be used: {why}",
             )
             found[problem] = dataclasses.replace(found[problem], config=None)
         return found

@@ -144,19 +144,19 @@ def _candidates(
 def reason(decision: Decision) -> str:
     """Return the reason for a decision, in words."""
     if decision.origin == "forced":
-        return "the caller decided"
+        return "forced by the caller"
     if decision.origin == "predicted":
-        return "what it does on the way is predicted to take less time by itself"
+        return "the fused operations are predicted to be faster as separate kernels"
     if decision.origin == "unknown":
         if not decide.is_asked("TRITON") and not decide.is_asked("CUTLASS"):
             return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
-        return "it has not been measured; max_autotune does that"
+        return "not tuned (enable max_autotune)"
     stock = decision.microseconds(None)
     if decision.config is not None:
         taken = decision.microseconds(decision.config)
         if taken is None or stock is None:
             return "it was the fastest"
-        return f"{taken:.1f} us, and stock's path {stock:.1f} us"
+        return f"{taken:.1f} us, Inductor (default) {stock:.1f} us"
     others = [
         timing.microseconds
         for timing in decision.timings
@@ -164,10 +164,11 @@ def reason(decision: Decision) -> str:
     ]
     if not others:
         failed = sum(timing.failure is not None for timing in decision.timings)
-        return f"all {failed} candidates were dropped" if failed else "there is no candidate"
+        return f"all {failed} candidates were dropped" if failed else "there are no candidates"
     if stock is None or min(others) >= stock:
-        return "stock's path was the fastest"
-    return f"the fastest is ahead of stock's path by {stock - min(others):.1f} us, within noise"
+        return "Inductor (default) was the fastest"
+    saved = stock - min(others)
+    return f"the best candidate saves {saved:.1f} us over Inductor (default), within noise"
 
 
 def _operator(node: torch.fx.Node) -> str:

@@ -106,9 +106,9 @@ def _product(node: fx.Node) -> Fusion:
     problem = matmul_nodes.problem_of(node)
     biased = len(node.args) == 3
     if problem is None or (biased and (node.kwargs or problem.epilogue.pointwise != 1)):
-        raise matmul_nodes.NotCovered("no product, or one that scales its bias")
+        raise matmul_nodes.NotCovered("not a matmul, or one that scales its bias")
     *bias, a, b = node.args
-    require(problem.a.dtype in HALF, f"factors of {problem.a.dtype}")
+    require(problem.a.dtype in HALF, f"operands of {problem.a.dtype}")
     static_shape(b)  # type: ignore[arg-type]
     read = _Reader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
@@ -345,7 +345,9 @@ class _Reader:
         first, *rest = dims[axis]
         require(first.size % 2 == 0, "parts of different sizes")
         inner = first.size // 2
-        require((first.axis, first.stride * inner) == ("k", 1), "pairs that are no neighbours")
+        require(
+            (first.axis, first.stride * inner) == ("k", 1), "packed values that are not adjacent"
+        )
         left = [Atom(inner, first.axis, first.stride)] if inner > 1 else []
         place = axis % len(dims)
         own = (*dims[:place], (*left, *rest), *dims[place + 1 :])
@@ -400,7 +402,7 @@ class _Reader:
             (("and", 15), ("right", 4)): (True, False),
             (("right", 4), ("left", 4)): (False, True),
         }
-        require(tuple(operations) in known, "bits that are no halves of bytes")
+        require(tuple(operations) in known, "values that are not 4-bit halves of bytes")
         return (StoredTensor(node, dims), *known[tuple(operations)])
 
     def operand(self) -> Operand:
@@ -425,7 +427,7 @@ class _Reader:
         atoms = self.stored.atoms()
         k = Atom(problem.k // 2, "k", 2) if self._is_packed else Atom(problem.k, "k", 1)
         whole = {atom.axis: atom for atom in (k, Atom(problem.n, "n", 1)) if atom.size > 1}
-        require(atoms == whole, "b is a part of what is stored")
+        require(atoms == whole, "the weight is a slice of the stored tensor")
         require(self.constant <= MOST_ZERO[4 if self._is_packed else 8], "a large zero point")
         whole_numbers = self.dtype in ("uint8", "int4", "uint4")
         require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")

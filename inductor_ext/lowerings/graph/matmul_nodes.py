@@ -88,7 +88,7 @@ def obstacle(node: fx.Node) -> str | None:
     """Return why a node has no problem; None if it has one."""
     reader = _readers().get(node.target)
     if reader is None:
-        return f"{node.target} is no product"
+        return f"{node.target} is not a supported matmul"
     try:
         reader(node, {})
     except NotCovered as reason:
@@ -170,7 +170,7 @@ def _number(value: Any, hints: Hints) -> int:
     known = {**_compat.symbol_hints(node.shape_env), **hints}
     number = sympy.sympify(node.expr.xreplace(known))
     if not number.is_number:
-        raise NotCovered(f"the size {node.expr} is known only at run time")
+        raise NotCovered(f"the size {node.expr} is data-dependent")
     return int(number)
 
 
@@ -227,7 +227,7 @@ def value_of(argument: Any) -> torch.Tensor:
     if value is None and getattr(argument, "op", None) == "get_attr":
         value = getattr(argument.graph.owning_module, argument.target, None)
     if not isinstance(value, torch.Tensor):
-        raise NotCovered(f"nothing is known about the tensor {argument}")
+        raise NotCovered(f"the graph has no metadata of the tensor {argument}")
     return value
 
 
@@ -263,25 +263,25 @@ def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
     found = tuple(value_of(item) for item in (a, b, node))
     for value in found:
         if value.device.type != "cuda":
-            raise NotCovered(f"the product is computed on {value.device.type}")
+            raise NotCovered(f"it runs on {value.device.type}")
         if torch.version.hip is not None:
-            raise NotCovered("the product is computed by ROCm")
+            raise NotCovered("it runs on ROCm")
         if value.layout is not torch.strided:
-            raise NotCovered(f"a factor is {value.layout}")
+            raise NotCovered(f"an operand has layout {value.layout}")
         if value.is_conj() or value.is_neg():
-            raise NotCovered("a factor is conjugated or negated lazily")
+            raise NotCovered("an operand is lazily conjugated or negated")
         if 0 in sizes(value.shape):
             raise NotCovered("a dimension has size 0")
     # Inductor drops the mask of a store whose index is constant, which would store the whole tile.
     if all(isinstance(size, int) and size == 1 for size in found[2].shape):
-        raise NotCovered("the product is one number")
+        raise NotCovered("the output has one element")
     return found  # type: ignore[return-value]
 
 
 def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
     # The two fp8 dtypes may be mixed.
     if not {a.dtype, b.dtype} <= allowed or (a.dtype != b.dtype and allowed is not FP8):
-        raise NotCovered(f"factors of {a.dtype} and {b.dtype}")
+        raise NotCovered(f"operands of {a.dtype} and {b.dtype}")
 
 
 def _flags(dtype: str) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def _biased(operation: str, first: str, second: str) -> Callable[[fx.Node, Hints
         problem = _product(operation, node, (given[first], given[second]), hints)
         alpha, beta = given["alpha"], given["beta"]
         if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
-            raise NotCovered("alpha or beta is known only at run time")
+            raise NotCovered("alpha or beta is not a constant")
         operations = alpha != 1
         inputs: tuple[EpilogueInput, ...] = ()
         if beta != 0:
@@ -422,15 +422,15 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
     a, b, product = _factors(node, arguments["self"], arguments["mat2"])
     divided = _DIVIDED.get((a.dim(), b.dim()))
     if divided is None:
-        raise NotCovered("a batch, and nothing is divided among groups")
+        raise NotCovered("batched, without groups")
     if arguments["bias"] is not None:
-        raise NotCovered("a bias of each group")
+        raise NotCovered("one bias per group")
     known = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
     lengths = [known.pop(divided), *known.values(), *value_of(arguments["offs"]).shape]
     if not all(isinstance(size, int) for size in lengths[1:]):
-        raise NotCovered("more is known only at run time than what the groups divide")
+        raise NotCovered("a dimension other than the grouped one is dynamic")
     if not statically_known_true(lengths[0] >= 1):
-        raise NotCovered("what the groups divide may have size 0")
+        raise NotCovered("the grouped dimension may have size 0")
     left, right = operand(a, hints), operand(b, hints)
     _require_dtypes(left, right, allowed)
     (m, k), n = sizes(a.shape, hints)[-2:], sizes(b.shape, hints)[-1]

@@ -344,7 +344,7 @@ class Planner:
     def _rejection_reason(self, site: Site, decision: Decision) -> str:
         """Return why a fusion with a decision is not applied."""
         if decision.config is not None and not self._beats_unfused(site):
-            return "a product alone saves more"
+            return "fusing one of the GEMMs alone saves more"
         return explain_records.reason(decision)
 
     def _find_unfused_site(self, site: Site) -> Site | None:

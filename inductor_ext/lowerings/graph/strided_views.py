@@ -143,7 +143,7 @@ class StoredTensor:
         """
         merged = merge_atoms(self.dims)
         found: dict[str, Atom] = {atom.axis: atom for atom in merged}
-        require(len(found) == len(merged), "what is stored is not in the order of K and N")
+        require(len(found) == len(merged), "the stored tensor is not ordered by K and N")
         return found
 
     def view(self) -> View:

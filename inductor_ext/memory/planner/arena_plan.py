@@ -175,7 +175,7 @@ def _verify_life(arena: Arena) -> None:
 
 def _verify_stacking(arena: Arena) -> None:
     if len(arena.below) != len(arena.members):
-        raise exc.PlanError(why="a symbolic arena does not say what its members rest on")
+        raise exc.PlanError(why="a symbolic arena has no stacking order")
     stacked = [i for i, m in enumerate(arena.members) if m.request.constant != 0]
     place = {index: position for position, index in enumerate(stacked)}
     try:
@@ -199,7 +199,7 @@ def _verify_at(arena: Arena, samples: Sequence[Mapping[sympy.Symbol, int]]) -> N
     unknown = places_at.symbols.keys() - sizes_at.symbols.keys()
     unknown |= {s for sample in samples for s in sizes_at.symbols.keys() - sample.keys()}
     if unknown:
-        raise exc.PlanError(why=f"{min(map(str, unknown))} is no symbol of a size, or has no value")
+        raise exc.PlanError(why=f"{min(map(str, unknown))} is not a size symbol, or has no value")
     for sample in samples:
         try:
             sizes = sizes_at(sample)

@@ -72,13 +72,13 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
                 if fields:
                     lines.append((number, fields))
     except OSError as error:
-        _fail(path, f"cannot be read ({error.strerror})", "Give a CSV file that can be read")
+        _fail(path, f"cannot be read ({error.strerror})", "Pass a readable CSV file")
     except UnicodeDecodeError:
         _fail(path, "is not text in UTF-8", "Save it as CSV in UTF-8", number + 1)
     except csv.Error as error:
         _fail(path, f"is not CSV ({error})", "Correct the line", number + 1)
     if not lines:
-        _fail(path, "is empty", f"Begin it with the line {','.join(_COLUMNS)!r}")
+        _fail(path, "is empty", f"The first line must be {','.join(_COLUMNS)!r}")
     (line, first), *body = lines
     header = tuple(name.strip() for name in first)
     for name in _COLUMNS:
@@ -87,11 +87,11 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
             _fail(
                 path,
                 f"the header, {','.join(header)!r}, {many} {name!r}",
-                f"Give the columns {', '.join(_COLUMNS)} one name each, in any order",
+                f"The header must have the columns {', '.join(_COLUMNS)}, once each, in any order",
                 line,
             )
     if header.count(_OFFSET) > 1:
-        _fail(path, f"the header has more than one column {_OFFSET!r}", "Leave one of them", line)
+        _fail(path, f"the header has more than one column {_OFFSET!r}", "Remove the others", line)
     at = {name: header.index(name) for name in _COLUMNS}
     intervals = []
     seen: dict[str, int] = {}
@@ -100,15 +100,15 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
             _fail(
                 path,
                 f"has {len(fields)} fields where the header has {len(header)}",
-                "Give every column a value, and quote values that hold a comma",
+                "Every line needs a value for every column; quote values that contain commas",
                 line,
             )
         name = fields[at["id"]]
         if name in seen:
             _fail(
                 path,
-                f"the id {name!r} is taken by line {seen[name]}",
-                "Give each buffer an id of its own",
+                f"the id {name!r} is already used in line {seen[name]}",
+                "Every buffer needs a unique id",
                 line,
                 "id",
             )
@@ -119,13 +119,13 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
         if upper < lower:
             _fail(
                 path,
-                f"{upper} lies before lower, {lower}",
-                "Give the first step at which the buffer is no longer needed",
+                f"upper is {upper}, less than lower, which is {lower}",
+                "upper is the first step at which the buffer is no longer live",
                 line,
                 "upper",
             )
         if size < 0:
-            _fail(path, f"{size} is negative", "Give a number of bytes, 0 or more", line, "size")
+            _fail(path, f"{size} is negative", "size is a number of bytes, 0 or more", line, "size")
         intervals.append(Interval(lower, upper, size, alignment, name))
     return CsvProblem(header, tuple(tuple(fields) for _, fields in body), tuple(intervals))
 
@@ -133,7 +133,7 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
 def _integer(path: str | os.PathLike[str], line: int, column: str, text: str) -> int:
     if not _INTEGER.fullmatch(text):
         shown = text if len(text) <= 40 else text[:40] + "..."
-        _fail(path, f"{shown!r} is not an integer", "Give a whole number", line, column)
+        _fail(path, f"{shown!r} is not an integer", "Use an integer", line, column)
     return int(text)
 
 
@@ -153,7 +153,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         why = "its folder is not writable"
     else:
         return
-    _fail(path, f"cannot be written, since {why}", "Give a file's path in a writable folder")
+    _fail(
+        path, f"cannot be written: {why}", "Pass the path of a file in an existing, writable folder"
+    )
 
 
 def write(path: str | os.PathLike[str], problem: CsvProblem, offsets: Sequence[int]) -> None:
@@ -179,4 +181,6 @@ def write(path: str | os.PathLike[str], problem: CsvProblem, offsets: Sequence[i
             for row, offset in zip(problem.rows, offsets, strict=True):
                 writer.writerow([*row[:place], offset, *row[place + 1 :]])
     except OSError as error:
-        _fail(path, f"cannot be written ({error.strerror})", "Give another path, or make room")
+        _fail(
+            path, f"cannot be written ({error.strerror})", "Pass another path, or free disk space"
+        )

@@ -61,7 +61,7 @@ class Interval:
 
     def _bad(self, field: str, value: int, allowed: str) -> exc.BadIntervalError:
         return exc.BadIntervalError(
-            name=self.name or "without a name", field=field, value=value, allowed=allowed
+            name=self.name or "(unnamed)", field=field, value=value, allowed=allowed
         )
 
     @property
@@ -136,7 +136,7 @@ def verify(
             extends beyond the arena; two buffers that are live at the same time overlap.
     """
     if len(offsets) != len(intervals):
-        raise exc.PlanError(why=f"{len(offsets)} offsets are given for {len(intervals)} buffers")
+        raise exc.PlanError(why=f"there are {len(offsets)} offsets for {len(intervals)} buffers")
     events: list[tuple[int, int, int]] = []
     for index, (interval, offset) in enumerate(zip(intervals, offsets, strict=True)):
         size = interval.rounded_size
@@ -148,7 +148,7 @@ def verify(
         elif (
             arena_size is not None and interval.start < interval.end and offset + size > arena_size
         ):
-            why = f"beyond what fits: its end is {offset + size} and the arena has {arena_size}"
+            why = f"too large: the buffer ends at {offset + size}, the arena at {arena_size}"
         if why:
             raise exc.PlanError(why=f"the offset {offset} of {_label(intervals, index)} is {why}")
         if size and interval.start < interval.end:
@@ -170,8 +170,8 @@ def verify(
             if end > offsets[high]:
                 raise exc.PlanError(
                     why=f"{_label(intervals, low)} at [{offsets[low]}, {end}) and "
-                    f"{_label(intervals, high)} at offset {offsets[high]} are live at once and "
-                    f"overlap"
+                    f"{_label(intervals, high)} at offset {offsets[high]} are live at the "
+                    f"same time and overlap"
                 )
         starts.insert(place, offset)
         live.insert(place, index)

@@ -125,7 +125,7 @@ def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = Non
         device: the only device to show; None for all, one table after the other.
     """
     tables = [_table(record, top, item) for item in devices(record) if device in (None, item)]
-    return "\n\n".join(tables) or "Nothing is allocated."
+    return "\n\n".join(tables) or "No memory is allocated."
 
 
 def peak_cells(

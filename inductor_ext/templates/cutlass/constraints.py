@@ -142,7 +142,7 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
     if config.tf32 != (problem.arithmetic == "tf32"):
         return "the kernel uses tf32 and the problem does not allow it, or the reverse"
     if config.fast_accumulation != (problem.fast_accumulation and problem.arithmetic == "fp8"):
-        return "the kernel's fast accumulation of float8 differs from what the problem asks for"
+        return "the fast accumulation mode (float8) differs from that of the problem"
     return None
 
 

@@ -181,7 +181,7 @@ def _runtime(nvcc: str) -> pathlib.Path:
             return file
     raise exc.MissingToolchainError(
         part="the static CUDA runtime",
-        why=f"libcudart_static.a is in none of the library folders of {nvcc}",
+        why=f"libcudart_static.a is not in the library folders of {nvcc}",
         install="install the libraries of the CUDA toolkit that nvcc belongs to",
     )
 

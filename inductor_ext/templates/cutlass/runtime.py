@@ -90,7 +90,7 @@ class Launcher:
         """
         size: int = self._size(self._filled(head, rest))
         if size < 0:
-            raise exc.KernelLaunchError(kernel=self.name, why="it does not take such operands")
+            raise exc.KernelLaunchError(kernel=self.name, why="it does not support these operands")
         return size
 
 

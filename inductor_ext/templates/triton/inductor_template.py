@@ -108,8 +108,8 @@ def choice(
     if config.tma_store and found is not None and not _stores_by_tma(found):
         events.warn_once(
             "tma_store",
-            "Inductor's code for storing a tile is not the one expected, so no GEMM kernel stores "
-            "by TMA. Results are not affected. Report it with your torch version.",
+            "Inductor generates unexpected code for storing a tile, so GEMM kernels do not use TMA "
+            "stores. Results are not affected. Please report this with your torch version.",
         )
         return None
     return found

@@ -190,7 +190,7 @@ def test_a_kernel_that_export_drops_is_warned_of(
     assert "triton_kernel_wrapper" not in program.graph_module.print_readable(print_output=False)
     with caplog.at_level("WARNING", "inductor_ext"):
         path = aot_util.compile_program(program)
-    assert "true_graph_0 returns the memory of empty_like unwritten" in caplog.text
+    assert "true_graph_0 returns empty_like uninitialized" in caplog.text
     Artifact(aot_util.as_module(function), program, path).check(no, x)
 
 

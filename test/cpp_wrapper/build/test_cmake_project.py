@@ -243,7 +243,7 @@ class TestPackage:
         assert main.main(["diff", artifact.path, artifact.path]) == 0
         assert main.main(["inspect", artifact.path]) == 0
         out, _ = capsys.readouterr()
-        assert "library      none: the package holds its sources" in out
+        assert "library      none: the package contains its sources" in out
         assert "linear.weight  float32  [12, 4]" in out
 
     def test_they_are_kept_apart_from_libraries(self, device: str) -> None:

@@ -243,8 +243,8 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
     ("function", "inputs", "reason"),
     [
         (torch.mm, (tensor(0, 64), tensor(64, 96)), "size 0"),
-        (torch.mm, (tensor(1, 64), tensor(64, 1)), "the product is one number"),
-        (torch.bmm, (tensor(1, 1, 64), tensor(1, 64, 1)), "the product is one number"),
+        (torch.mm, (tensor(1, 64), tensor(64, 1)), "the output has one element"),
+        (torch.bmm, (tensor(1, 1, 64), tensor(1, 64, 1)), "the output has one element"),
         (
             torch.mm,
             (tensor(8, 8, dtype=torch.float64), tensor(8, 8, dtype=torch.float64)),
@@ -253,12 +253,12 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
         (
             lambda a, b: aten.mm.dtype(a, b, torch.float32),
             (tensor(32, 64), tensor(64, 96)),
-            "is no product",
+            "is not a supported matmul",
         ),
         (
             lambda a, b: aten._grouped_mm.default(a, b),
             (tensor(4, 32, 64), tensor(4, 64, 96)),
-            "nothing is divided among groups",
+            "batched, without groups",
         ),
     ],
 )
@@ -273,6 +273,6 @@ def test_on_a_cpu_nothing_is_covered() -> None:
     for node in graph.find_nodes(op="placeholder"):
         node.meta["val"] = torch.ones(8, 8)
     node = product(graph)
-    assert matmul_nodes.obstacle(node) == f"nothing is known about the tensor {node}"
+    assert matmul_nodes.obstacle(node) == f"the graph has no metadata of the tensor {node}"
     node.meta["val"] = torch.ones(8, 8)
-    assert matmul_nodes.obstacle(node) == "the product is computed on cpu"
+    assert matmul_nodes.obstacle(node) == "it runs on cpu"

@@ -390,15 +390,15 @@ def test_the_verifier_finds_what_is_wrong() -> None:
         "overlap": dataclasses.replace(
             broken(arena, 1, offset=arena.members[0].offset), size=4096 * S
         ),
-        "beyond what fits": dataclasses.replace(arena, size=64 * S),
+        "too large": dataclasses.replace(arena, size=64 * S),
         "no multiple of its alignment": broken(arena, 1, offset=S),
         "is live in": dataclasses.replace(arena, end=2),
         "has the key": broken(arena, 1, request=change(key="cuda")),
         "known from step 1": broken(arena, 1, request=change(known_from=1)),
         "neither rests": dataclasses.replace(arena, below=((), (), ())),
-        "no order": dataclasses.replace(arena, below=((1,), (0,), (1,))),
-        "what its members rest on": dataclasses.replace(arena, below=()),
-        "no symbol of a size": dataclasses.replace(arena, size=64 * T * S),
+        "order has a cycle": dataclasses.replace(arena, below=((1,), (0,), (1,))),
+        "has no stacking order": dataclasses.replace(arena, below=()),
+        "is not a size symbol": dataclasses.replace(arena, size=64 * T * S),
         "no integer value": dataclasses.replace(arena, size=4096 * S + S / 3),
     }
     for why, plan in wrong.items():

@@ -184,7 +184,7 @@ class TestVerify:
             ((0, 15, 8), None, ["'b'", "'c'", "overlap"]),
             ((0, 16, 4), None, ["'c'", "alignment, 8"]),
             ((0, -1, 0), None, ["'b'", "negative"]),
-            ((0, 16, 0), 20, ["'b'", "21", "the arena has 20"]),
+            ((0, 16, 0), 20, ["'b'", "21", "the arena at 20"]),
             ((0, 16), None, ["2 offsets", "3 buffers"]),
         ],
     )

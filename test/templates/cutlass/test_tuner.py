@@ -127,10 +127,10 @@ def test_where_triton_is_no_backend_its_candidates_are_not_measured() -> None:
 
 def test_what_is_not_built_is_dropped_with_its_reason() -> None:
     broken, right = cutlass_candidate(10), cutlass_candidate(70)
-    decision = tune([], [broken, right], {broken: "does not build: no such instruction"})[TOLD]
+    decision = tune([], [broken, right], {broken: "failed to build: no such instruction"})[TOLD]
     assert decision.config == right
     (timing,) = (timing for timing in decision.timings if timing.config == broken)
-    assert timing.failure == "does not build: no such instruction"
+    assert timing.failure == "failed to build: no such instruction"
 
 
 def test_if_all_fail_stock_s_path_is_taken_with_one_warning(
@@ -139,10 +139,10 @@ def test_if_all_fail_stock_s_path_is_taken_with_one_warning(
     broken, wrong = cutlass_candidate(10), cutlass_candidate(20, benchmark_backends.WRONG)
     with mock.patch.object(events, "_warned", set()):
         for _ in range(2):
-            decision = tune([], [broken, wrong], {broken: "does not build: why not"})[TOLD]
+            decision = tune([], [broken, wrong], {broken: "failed to build: why not"})[TOLD]
             assert decision.config is None
-    (warning,) = (message for message in caplog.messages if "no kernel of ours" in message)
-    assert "does not build: why not" in warning
+    (warning,) = (message for message in caplog.messages if "no extension kernel" in message)
+    assert "failed to build: why not" in warning
     assert "wrong" in warning
 
 
@@ -183,7 +183,7 @@ class TestKernels:
             wanted = [(PLAIN, item) for item in (BEST, twin, found)]
             reasons = cutlass_kernels.prepare(wanted, Settings())
         assert len(built) == len(set(built)) == 2
-        assert reasons == {(PLAIN, found): "does not build: no"}
+        assert reasons == {(PLAIN, found): "failed to build: no"}
 
 
 class TestKept:

@@ -93,7 +93,7 @@ class StepGraph:
         position = [-1] * self.steps
         for index, step in enumerate(order):
             if not 0 <= step < self.steps or position[step] >= 0:
-                raise exc.OrderError(why=f"step {step} is unknown or stands there twice")
+                raise exc.OrderError(why=f"step {step} is unknown or occurs twice")
             position[step] = index
         if len(order) != self.steps:
             raise exc.OrderError(why=f"it has {len(order)} of {self.steps} steps")

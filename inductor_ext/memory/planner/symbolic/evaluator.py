@@ -139,7 +139,7 @@ def _to_number(value: sympy.Basic) -> Any:
         return int(value)
     if value.is_Rational:
         return Fraction(int(value.p), int(value.q))
-    raise TypeError(f"{value} is no number")
+    raise TypeError(f"{value} is not a number")
 
 
 def _call(function: Callable[..., sympy.Expr], *values: Any) -> Any:
