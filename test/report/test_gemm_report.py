@@ -353,7 +353,7 @@ def test_command_runs_a_program_as_it_is(
     assert "aten.mm float32[2, 3] x float32[3, 4]" in report
     assert len(json.loads(out.read_text())["gemms"]) == 1
     assert main.main(["explain", str(tmp_path / "absent.py")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 PRODUCT = "import torch; torch.compile(lambda a: a @ a)(torch.ones(3, 3))\n"

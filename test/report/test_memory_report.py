@@ -538,7 +538,7 @@ class TestCommand:
             ("", "it contains no memory plan. Compile with the setting event_log"),
             ('{"event": "package"}\n', "it contains no memory plan"),
             ('{"event": "package"}\n{"event":', "line 2: it is not a JSON object"),
-            ("3\n", "line 1: no event"),
+            ("3\n", "line 1: it is not an event"),
             ('\n{"event": "memory_plan"}\n', "expected an object with 'graph'"),
             ("{}", "it is not a report of schema 1"),
             (

@@ -182,12 +182,14 @@ def _verify_stacking(arena: Arena) -> None:
         below = tuple(tuple(place[lower] for lower in arena.below[i]) for i in stacked)
         order = tuple(graphlib.TopologicalSorter(dict(enumerate(below))).static_order())
     except (KeyError, graphlib.CycleError) as error:
-        raise exc.PlanError(why=f"what rests on what is no order: {error}") from error
+        raise exc.PlanError(why=f"the stacking order has a cycle: {error}") from error
     lifetimes = [arena.members[index].request.lifetime for index in stacked]
     loose = Stacking(order, below).unordered(lifetimes)
     if loose is not None:
         a, b = (arena.members[stacked[index]].request.name for index in loose)
-        raise exc.PlanError(why=f"{a!r} and {b!r} are live at once and neither rests on the other")
+        raise exc.PlanError(
+            why=f"{a!r} and {b!r} overlap in time, and neither is stacked on the other"
+        )
 
 
 def _verify_at(arena: Arena, samples: Sequence[Mapping[sympy.Symbol, int]]) -> None:
@@ -218,5 +220,5 @@ def _verify_at(arena: Arena, samples: Sequence[Mapping[sympy.Symbol, int]]) -> N
                 if offsets[other] + intervals[other].rounded_size > offsets[index]:
                     raise exc.PlanError(
                         why=f"{requests[index].name!r} is not above {requests[other].name!r}, on "
-                        f"which it rests, at {dict(sample)}"
+                        f"which it is stacked, at {dict(sample)}"
                     )

@@ -395,7 +395,7 @@ def test_the_verifier_finds_what_is_wrong() -> None:
         "is live in": dataclasses.replace(arena, end=2),
         "has the key": broken(arena, 1, request=change(key="cuda")),
         "known from step 1": broken(arena, 1, request=change(known_from=1)),
-        "neither rests": dataclasses.replace(arena, below=((), (), ())),
+        "neither is stacked": dataclasses.replace(arena, below=((), (), ())),
         "order has a cycle": dataclasses.replace(arena, below=((1,), (0,), (1,))),
         "has no stacking order": dataclasses.replace(arena, below=()),
         "is not a size symbol": dataclasses.replace(arena, size=64 * T * S),
