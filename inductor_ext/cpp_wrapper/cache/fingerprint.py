@@ -88,7 +88,7 @@ class Serializer:
             result = rule(value)
             if result is not None:
                 return result
-        raise UnkeyableError(f"{describe_type(value)} cannot be told apart from others of its type")
+        raise UnkeyableError(f"{describe_type(value)} has no rule that distinguishes it")
 
     def _serialize_torch(self, value: Any) -> Any:
         """Serialize an object of torch or sympy; None if it is of another type."""
@@ -162,7 +162,7 @@ class Serializer:
         # A composite operator is compiled as the operators it calls, which are unknown here.
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         if operator.has_kernel_for_dispatch_key(composite):
-            why = f"the operator {operator.name()} is composed of others in foreign code"
+            why = f"the operator {operator.name()} is decomposed by code from outside torch"
             raise UnkeyableError(why)
         tags = sorted(tag.name for tag in operator.tags)
         return ("operator", operator.name(), str(operator._schema), tags)
@@ -335,7 +335,7 @@ def _serialize_triton_kernel(serializer: Serializer, kernel: Any) -> Any:
         hooks = [getattr(kernel, name, None) for name in ("early_config_prune", "perf_model")]
         hooks += [getattr(config, "pre_hook", None) for config in kernel.configs]
         if any(hook is not None and not _is_from_package(hook, "triton") for hook in hooks):
-            raise UnkeyableError("a Triton kernel's autotuning calls foreign code")
+            raise UnkeyableError("a Triton kernel's autotuning calls code from outside torch")
         configs = [serializer.serialize(config.all_kwargs()) for config in kernel.configs]
         configs += [serializer.serialize(getattr(kernel, "keys", None)), kernel.restore_value]
         configs += [kernel.reset_to_zero]
