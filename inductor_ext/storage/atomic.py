@@ -92,7 +92,7 @@ class SharedFolder:
             yield held
 
     def remove_old_locks(self, names: re.Pattern[str]) -> None:
-        """Remove the files of locks that nobody has taken for a day.
+        """Remove the files of locks that no process has held for a day.
 
         Another process may be about to take one. If two then hold it, work is done twice.
         """
