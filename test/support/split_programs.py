@@ -10,6 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from inductor_ext.cpp_wrapper.codegen import split_units
+from inductor_ext.cpp_wrapper.codegen.split_units import Mark, Section
+
 MODEL = r"""
 #pragma once
 #include <cstdint>
@@ -189,7 +192,11 @@ int main() {
 }
 """
 
-TOP = """
+TOP = (
+    (
+        Mark(Section.SHARED),
+        """\
+
 #include "model.h"
 extern "C"  void  kernel_of_all(const int64_t* data,
                        int64_t number);
@@ -215,17 +222,42 @@ static inline int64_t loadKernel(
 CACHE_TORCH_DTYPE(float32);
 CACHE_TORCH_DTYPE(float8_e4m3fn);
 namespace torch::aot_inductor {
+""",
+    ),
+    (
+        Mark(Section.WHOLE),
+        """\
 namespace {
+""",
+    ),
+    (
+        Mark(Section.SHARED),
+        """\
 class AOTInductorModelKernels : public AOTInductorModelKernelsBase {
   public:
     int64_t kernel{0};
     std::vector<int64_t> loaded_modules_;
 };
+""",
+    ),
+    (
+        Mark(Section.WHOLE),
+        """\
 }  // namespace
+""",
+    ),
+    (
+        Mark(Section.SHARED),
+        """\
 extern "C" {
     extern const unsigned char __first_start[];
     extern const unsigned char __second_start[];
 }
+""",
+    ),
+    (
+        Mark(Section.LAUNCHER, "call_launched"),
+        """\
 
 // A launcher as there is one for each kernel on a GPU.
 template <typename data_type_, typename kernels_type_>
@@ -240,6 +272,11 @@ static inline void call_launched(
     use(data.data_ptr(), number + kernels_.kernel);
 }
 
+""",
+    ),
+    (
+        Mark(Section.FIRST),
+        """\
 namespace {
 const char* const kNames[] = {
     "x };",
@@ -249,10 +286,11 @@ std::unique_ptr<AOTInductorModelKernelsBase> make_kernels() {
 }
 }  // namespace
 std::unique_ptr<AOTInductorModelKernelsBase> new_kernels() { return make_kernels(); }
-static int64_t times_called() {
-    static int64_t times = 0;
-    return throw_at > 0 ? times = throw_at : times++;
-}
+""",
+    ),
+    (
+        Mark(Section.SHARED),
+        """\
 } // namespace torch::aot_inductor
 using namespace torch::aot_inductor;
 namespace torch::aot_inductor {
@@ -261,7 +299,10 @@ namespace torch::aot_inductor {
     return false;
 }
 
-"""
+""",
+    ),
+)
+"""Sections before `run_impl`."""
 
 HEAD = """void AOTInductorModel::run_impl(
     AtenTensorHandle*
@@ -292,16 +333,27 @@ PROLOGUE = (
 )
 
 
-def program(*statements: str, top: str = TOP) -> str:
-    """The text of a program with these statements in its `run_impl`."""
-    lines = "".join(f"    {statement}\n" for statement in statements)
-    return f"{top}{HEAD}{lines}{TAIL}"
+def program(*statements: str) -> split_units.Program:
+    """A program with these statements in its `run_impl`, of which PROLOGUE is not moved."""
+    unpacking = statements[: len(PROLOGUE)] if statements[: len(PROLOGUE)] == PROLOGUE else ()
+    lines: list[Mark | str] = []
+    for mark, text in (*TOP, (Mark(Section.HEAD), HEAD)):
+        lines += [mark, *text.removesuffix("\n").split("\n")]
+    lines += [f"    {line}" for line in unpacking]
+    lines.append(Mark(Section.BODY))
+    for statement in statements[len(unpacking) :]:
+        lines += [f"    {line}" for line in statement.split("\n")]
+    return split_units.Program(lines)
 
 
-def numbered(*statements: str) -> str:
-    """A program whose statements have their numbers before them."""
-    marked = (f"/* <{i}> */ {statement}" for i, statement in enumerate(statements))
-    return program(*marked)
+def whole_text(program: split_units.Program) -> str:
+    """The text of the whole program."""
+    return program.text(*Section) + TAIL
+
+
+def numbered(*statements: str) -> split_units.Program:
+    """A program whose statements have their numbers behind them."""
+    return program(*(f"{statement}  // <{i}>" for i, statement in enumerate(statements)))
 
 
 class Program:
@@ -326,10 +378,10 @@ class Program:
             *[self.number, self.table, self.launch] * 2,
             *[self.items, self.branch, self.loop, self.list, self.pointer, self.scope],
         ]
-        rare = [self.guard, self.function, self.leave, self.output, self.private]
+        rare = [self.guard, self.function, self.leave, self.output]
         while len(self.statements) < length:
             self.random.choice(rare if self.random.random() < 0.04 else kinds)()
-        self.text = numbered(*self.statements)
+        self.program = numbered(*self.statements)
 
     def add(self, *statements: str) -> None:
         self.statements.extend(statements)
@@ -401,7 +453,7 @@ class Program:
                     f"AOTI_TORCH_ERROR_CODE_CHECK(assign({self.owner()}, device_idx_, bias));",
                     f"if (_check_env()) {{ use({self.owner()}.data_ptr()); }}",
                     "if (stream == nullptr || proxy_executor != nullptr) throw 1;",
-                    f'use_all(std::vector<AtenTensorHandle>{{{self.owner()}}}.data(), 1L); // a "',
+                    f"use_all(std::vector<AtenTensorHandle>{{{self.owner()}}}.data(), 1L); // a",
                 )
             )
         )
@@ -501,9 +553,6 @@ class Program:
 
     def leave(self) -> None:
         self.add(f"if ({self.value()} == 1234L) return;")
-
-    def private(self) -> None:
-        self.add("use(nullptr, times_called());")
 
     def output(self) -> None:
         old = self.owner()

@@ -210,7 +210,7 @@ def _build(
     with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=folder) as place:
         temporary = pathlib.Path(place)
         whole = compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper")
-        parts = _split(wrapper_code, whole, tools.settings.aot_unit_size)
+        parts = _split(graph.wrapper_code.program, whole, tools.settings.aot_unit_size)
         kernel = compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel")
         others = [kernel] if _has_code(kernel_code) else []
         with tools.fixed() as fixed:
@@ -296,10 +296,10 @@ def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) ->
     ]
 
 
-def _split(code: str, whole: compiler.Unit, size: int) -> list[compiler.Unit]:
+def _split(program: split_units.Program, whole: compiler.Unit, size: int) -> list[compiler.Unit]:
     """Return a wrapper's translation units: `whole`, or its parts, placed beside its object."""
-    texts = split_units.split(code, size, path=whole.source)
-    if texts == [code]:
+    texts = program.units(size, path=whole.source)
+    if not texts:
         return [whole]
     folder = pathlib.Path(whole.object).parent
     units = []

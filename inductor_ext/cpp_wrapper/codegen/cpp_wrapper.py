@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import _compat, events, exc
 from inductor_ext.cpp_wrapper.build import cpu_target
-from inductor_ext.cpp_wrapper.codegen import extern_nodes, input_checks, weights_layout
+from inductor_ext.cpp_wrapper.codegen import (
+    extern_nodes,
+    input_checks,
+    split_units,
+    weights_layout,
+)
+from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from inductor_ext.cpp_wrapper.signature import from_graph
 from inductor_ext.cpp_wrapper.signature.conditions import add_guards
 from inductor_ext.cpp_wrapper.signature.signature import Signature
@@ -182,6 +188,8 @@ class AotWrapper:
     """Whether `build` links the CUTLASS kernels that the code calls."""
     operators: tuple[Any, ...] = ()
     """The operators that a constant-folding graph calls through torch's proxy executor."""
+    program: split_units.Program
+    """The generated code, which `build` compiles, in several translation units if it is long."""
 
     # --- file header ------------------------------------------------------------------------------
 
@@ -223,6 +231,37 @@ class AotWrapper:
             self.operators = tuple(V.extern_kernel_nodes)
         return code
 
+    # --- sections of the code, for split_units ----------------------------------------------------
+
+    def write_wrapper_decl(self: Any) -> None:
+        """Mark the code of the constant-folding graph, and the end of the unpacking of inputs."""
+        _mark(self.prefix, Section.FIRST)
+        super().write_wrapper_decl()  # type: ignore[misc]
+        _mark(self.prefix, Section.BODY)
+
+    def codegen_model_kernels(self: Any) -> None:
+        """Mark the unnamed namespace of the class of the kernels, which all units share."""
+        prefix = self.prefix
+        start = len(prefix._lines)
+        super().codegen_model_kernels()  # type: ignore[misc]
+        lines = prefix._lines[start:]
+        del prefix._lines[start:]
+        for line in lines:
+            unnamed = str(line).strip() in ("namespace {", "}  // namespace")
+            if unnamed:
+                _mark(prefix, Section.WHOLE)
+            prefix._lines.append(line)
+            if unnamed:
+                _mark(prefix, Section.SHARED)
+
+    def generate_before_suffix(self: Any, result: Any) -> None:
+        """Keep the code up to the end of `run_impl`."""
+        from torch._inductor.virtualized import V
+
+        if not V.graph.is_const_graph:
+            self.program = split_units.Program(_marks_and_lines(result))
+        super().generate_before_suffix(result)  # type: ignore[misc]
+
     # --- checks -----------------------------------------------------------------------------------
 
     def generate_input_output_runtime_checks(self: Any) -> None:
@@ -230,6 +269,7 @@ class AotWrapper:
 
         The extension checks more, in the runtime, through ModelInfo::check.
         """
+        _mark(self.prefix, Section.SHARED)
         self.prefix.splice(
             """
             static inline void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
@@ -238,6 +278,7 @@ class AotWrapper:
             }
             """
         )
+        _mark(self.prefix, Section.HEAD)
 
     # --- mutated inputs ---------------------------------------------------------------------------
 
@@ -299,6 +340,7 @@ class AotWrapper:
         from torch._inductor import config
         from torch._inductor.virtualized import V
 
+        _mark(self.prefix, Section.FIRST)
         graph = V.graph
         aot = config.aot_inductor
         values = constants_with_values(graph)
@@ -367,6 +409,7 @@ class AotWrapper:
             namespace torch::aot_inductor {
             """
         )
+        _mark(self.prefix, Section.SHARED)
 
     def _constant_row(self: Any, name: str, numbers: _Array, opaque: _Array) -> str:
         import torch
@@ -405,6 +448,22 @@ class AotWrapper:
 
     def codegen_const_run_driver(self: Any) -> None:
         """Omit the driver: the runtime runs the constant-folding graph, with ModelInfo::folded."""
+
+
+def _mark(buffer: Any, section: Section, function: str = "") -> None:
+    """Begin a section of the code, for `split_units`."""
+    from torch._inductor.utils import LineContext
+
+    buffer.writeline(LineContext(split_units.Mark(section, function)))
+
+
+def _marks_and_lines(buffer: Any) -> Iterator[split_units.Mark | str]:
+    for line in buffer._lines:
+        # LineContexts contain marks or FX nodes; deferred lines may be None.
+        line = getattr(line, "context", line)
+        text = line() if callable(line) else line
+        if isinstance(text, (split_units.Mark, str)):
+            yield text
 
 
 class GridScratch:
@@ -498,7 +557,9 @@ class _Launcher:
         # torch 2.13 may write two files at once.
         buffers = [wrapper.prefix, *filter(None, [getattr(wrapper.prefix, "aot", None)])]
         starts = [len(buffer._lines) for buffer in buffers]
+        _mark(wrapper.prefix, Section.LAUNCHER, self.stock.wrapper_name)
         self.stock.generate(wrapper)
+        _mark(wrapper.prefix, Section.SHARED)
         kernel = CudaKernelParamCache.get(self.stock.kernel_name) or {}
         declared = {
             f"{declaration} {name},": f"double {name},"
