@@ -55,7 +55,7 @@ class Section(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Where a section begins; it lies between the lines of Inductor's buffers."""
+    """Where a section begins, between two lines of a buffer of Inductor."""
 
     section: Section
     function: str = ""
