@@ -295,11 +295,11 @@ def _problems(
             ]
             graph = make_fx(function, select_decomp_table())(*tensors).graph
             graph.eliminate_dead_code()
-            (node,) = filter(matmul_nodes.is_product, graph.nodes)
+            (node,) = filter(matmul_nodes.is_matmul, graph.nodes)
             problem = matmul_nodes.problem_of(node)
             if problem is None:
                 continue
-            for reading in itertools.islice(match_cutlass.readings(node, problem), 1):
+            for reading in itertools.islice(match_cutlass.find_cutlass_matches(node, problem), 1):
                 yield reading.told(problem)
 
 

@@ -118,7 +118,7 @@ def scoped_inner_compile(
             scope.compile_scope(settings),
             events.capture(this_thread=True) as records,
         ):
-            concat_frozen_weights.run(gm, settings)
+            concat_frozen_weights.concat_frozen_weights(gm, settings)
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")

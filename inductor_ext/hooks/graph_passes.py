@@ -33,11 +33,11 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(gm, *args, **kwargs)
         # In a JIT compile strides need not be kept: dynamo receives the outputs and queries the
         # strides of each tensor, and the FX graph cache keys the graph as it is after the passes.
-        before = pad_mm_policy.strides(gm) if V.aot_compilation is True else None
-        with pad_mm_policy.guarded(gm):
+        before = pad_mm_policy.result_strides(gm) if V.aot_compilation is True else None
+        with pad_mm_policy.track_control_flow(gm):
             passed = stock(gm, *args, **kwargs)
         if before is not None:
-            pad_mm_policy.keep_strides(passed, before)
+            pad_mm_policy.record_strides(passed, before)
         return passed
 
     return _recursive_joint_graph_passes
@@ -48,7 +48,7 @@ def _dispatch_output_strides(stock: Callable[..., None]) -> Callable[..., None]:
     def record_original_output_strides(gm: Any) -> None:
         stock(gm)
         if scope.settings() is not None:
-            pad_mm_policy.recorded(gm)
+            pad_mm_policy.restore_strides(gm)
 
     return record_original_output_strides
 
@@ -60,9 +60,9 @@ def _dispatch_can_pad(stock: Callable[..., bool]) -> Callable[..., bool]:
     def can_pad(mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> bool:
         settings = scope.settings()
         if settings is not None:
-            if not pad_mm_policy.allowed():
+            if not pad_mm_policy.may_pad():
                 return False
-            if decide.compares(settings) and pad_mm_policy.rows_alone(mat1, mat2):
+            if decide.compares(settings) and pad_mm_policy.is_only_m_unaligned(mat1, mat2):
                 return False
         return stock(mat1, mat2, *args, **kwargs)
 

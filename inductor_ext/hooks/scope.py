@@ -87,7 +87,7 @@ class ExtChoices:
             and decided is InductorChoices.should_use_persistent_reduction
             and inductor_config.triton.persistent_reductions
             and not cooperative_reduction
-            and persistent_reductions.keeps_rows(features)
+            and persistent_reductions.should_hold_row_in_registers(features)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -63,7 +63,7 @@ def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return stock(*args, **kwargs)
 
 
-def _planned(*operators: Any) -> Plan | None:
+def _planned_matmul(*operators: Any) -> Plan | None:
     """Return the plan of the current node if it calls one of `operators` and has a GemmConfig."""
     from torch._inductor.virtualized import V
 
@@ -74,7 +74,7 @@ def _planned(*operators: Any) -> Plan | None:
 
 @register_lowering(aten.mm.default, aten.bmm.default)
 def mm(stock: Callable[..., Any], mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> Any:
-    plan = _planned(aten.mm.default, aten.bmm.default)
+    plan = _planned_matmul(aten.mm.default, aten.bmm.default)
     if plan is not None and not args and not kwargs:
         from torch._inductor.kernel.mm_common import mm_args
 
@@ -96,7 +96,7 @@ def addmm(
     beta: Any = 1,
     **kwargs: Any,
 ) -> Any:
-    plan = _planned(aten.addmm.default, aten.baddbmm.default)
+    plan = _planned_matmul(aten.addmm.default, aten.baddbmm.default)
     if plan is not None and not kwargs:
         from torch._inductor.kernel.mm_common import mm_args
 
@@ -116,7 +116,7 @@ def addmm(
 
 @register_lowering(aten._int_mm.default)
 def int_mm(stock: Callable[..., Any], mat1: Any, mat2: Any, **kwargs: Any) -> Any:
-    plan = _planned(aten._int_mm.default)
+    plan = _planned_matmul(aten._int_mm.default)
     if plan is not None and not kwargs:
         from torch._inductor.kernel.mm_common import mm_args
 
@@ -140,7 +140,7 @@ def scaled_mm(
     use_fast_accum: bool = False,
     **kwargs: Any,
 ) -> Any:
-    plan = _planned(aten._scaled_mm.default)
+    plan = _planned_matmul(aten._scaled_mm.default)
     if plan is not None and scale_result is None and not kwargs:
         from torch._inductor.kernel.mm_common import mm_args
         from torch._inductor.lowering import lowerings, to_dtype
@@ -175,8 +175,8 @@ def grouped_mm(
     out_dtype: Any = None,
     **kwargs: Any,
 ) -> Any:
-    plan = _planned(aten._grouped_mm.default)
-    node = _grouped(plan, [mat_a, mat_b, offs]) if plan is not None and not kwargs else None
+    plan = _planned_matmul(aten._grouped_mm.default)
+    node = _emit_grouped(plan, [mat_a, mat_b, offs]) if plan is not None and not kwargs else None
     if node is not None:
         return node
     return _call_inductor(stock, mat_a, mat_b, offs, bias, out_dtype, **kwargs)
@@ -196,16 +196,16 @@ def scaled_grouped_mm(
     use_fast_accum: bool = False,
     **kwargs: Any,
 ) -> Any:
-    plan = _planned(aten._scaled_grouped_mm.default)
+    plan = _planned_matmul(aten._scaled_grouped_mm.default)
     inputs = [mat_a, mat_b, offs, scale_a, scale_b]
-    node = _grouped(plan, inputs) if plan is not None and not kwargs else None
+    node = _emit_grouped(plan, inputs) if plan is not None and not kwargs else None
     if node is not None:
         return node
     rest = (offs, bias, scale_result, out_dtype, use_fast_accum)
     return _call_inductor(stock, mat_a, mat_b, scale_a, scale_b, *rest, **kwargs)
 
 
-def _grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
+def _emit_grouped(plan: Plan, inputs: Sequence[Any]) -> Any:
     """Return the node of a grouped GEMM, or None if the operands do not match the plan.
 
     Args:

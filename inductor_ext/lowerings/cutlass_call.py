@@ -1,7 +1,7 @@
 """Inductor IR node of a CUTLASS kernel launch, and its code generation in Python and C++.
 
-`call` builds the kernel and creates the node. Sizes and strides are launch arguments and may be
-symbolic; addresses are those of the buffers under any views, so no view is created at run time.
+`add_launch` builds the kernel and creates the node. Sizes and strides are launch arguments and may
+be symbolic; addresses are those of the buffers under any views, so no view is created at run time.
 Python wrappers launch through `templates.cutlass.runtime`. In C++, an AOT-compiled model is linked
 with its kernels (`aot_link.link`); any other C++ wrapper uses the kernels that Python has loaded.
 
@@ -30,17 +30,17 @@ from inductor_ext.templates.cutlass.epilogue import Epilogue
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, TENSOR_FIELDS, Source, source
 from inductor_ext.templates.problem import INT4
 
-__all__ = ["CutlassCall", "call", "supported"]
+__all__ = ["CutlassCall", "add_launch", "is_supported"]
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Whether Inductor's wrapper can launch CUTLASS kernels; the FX wrapper cannot."""
     from torch._inductor import config
 
     return not config.fx_wrapper
 
 
-def call(
+def add_launch(
     config: CutlassConfig,
     epilogue: Epilogue,
     a: Any,
@@ -83,7 +83,7 @@ def call(
         )
         for tensor in rest
     ]
-    _check(config, a, b)
+    _check_alignment(config, a, b)
     node = CutlassCall(config, kernel, first, (a, b, inputs, outputs, ends), scalars)
     return tuple(ir.TensorBox.create(output) for output in (node, *outputs))
 
@@ -101,7 +101,7 @@ def _realized(value: Any) -> Any:
     return ir.ExternKernel.unwrap_storage_for_input(found)
 
 
-def _check(config: CutlassConfig, a: Any, b: Any) -> None:
+def _check_alignment(config: CutlassConfig, a: Any, b: Any) -> None:
     """Check that the strides and offsets of A and B match the kernel's layouts and alignments.
 
     Raises:
@@ -154,11 +154,11 @@ class CutlassCall(ir.ExternKernel):
         """Register a launch with the graph.
 
         Args:
-            config: see `call`.
+            config: see `add_launch`.
             kernel: its source.
             layout: of the first output.
             operands: a, b, the epilogue's inputs, the other outputs, and `ends` or None.
-            scalars: see `call`.
+            scalars: see `add_launch`.
         """
         a, b, inputs, outputs, ends = operands
         others = () if ends is None else (ends,)
@@ -200,12 +200,12 @@ class _Writer:
         self.tensors = launch.ordered(node.config, a, b, node, inputs, outputs, ends)
         self.geometry = launch.geometry(
             node.config,
-            _shape(a),
-            _shape(b),
-            _shape(node),
-            [_shape(inp) for inp in inputs],
-            [_shape(output) for output in outputs],
-            None if ends is None else _shape(ends),
+            _shape_of(a),
+            _shape_of(b),
+            _shape_of(node),
+            [_shape_of(inp) for inp in inputs],
+            [_shape_of(output) for output in outputs],
+            None if ends is None else _shape_of(ends),
         )
 
     def write(self) -> None:
@@ -381,7 +381,7 @@ class _Writer:
             text = _shim("launch_shim_linked").replace("@SYMBOL@", symbol(kernel))
             root.header.splice(text.replace("@NAME@", kernel.name))
             if not getattr(root, "links_kernels", False):
-                _link_by_stock(kernel)
+                _link_with_inductor(kernel)
         else:
             # The Python part of the JIT wrapper runs first and loads the kernel.
             root.header.writeline(
@@ -391,7 +391,7 @@ class _Writer:
         return known[kernel]
 
 
-def _link_by_stock(kernel: Source) -> None:
+def _link_with_inductor(kernel: Source) -> None:
     """Have Inductor's own AOT build link a kernel, where the extension's does not build the model.
 
     Inductor links the objects that are listed in `CUDACodeCache.aot_kernels_o`.
@@ -404,7 +404,7 @@ def _link_by_stock(kernel: Source) -> None:
     CUDACodeCache.aot_kernels_o.append(output)
 
 
-def _shape(value: Any) -> launch.Shape:
+def _shape_of(value: Any) -> launch.Shape:
     layout = value.get_layout()
     return tuple(layout.size), tuple(layout.stride)
 

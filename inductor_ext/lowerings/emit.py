@@ -55,16 +55,16 @@ def emit_matmul(
         scales: of A and of each weight; only if `plan.applies_epilogue`.
         biases: one per weight; only if `plan.applies_epilogue`.
     """
-    plan, operands = _realigned(plan, operands)
+    plan, operands = _realign(plan, operands)
     problem, config = with_actual_layouts(plan, operands), launch_config(plan)
     if problem is None:
         return None
     options = plan.constexprs
     if scales or biases:
         operands = [*operands, *as_contiguous(scales), *as_contiguous(biases)]
-        options = {**options, **_behind(scales, biases)}
+        options = {**options, **_epilogue_constexprs(scales, biases)}
     if config.split_k > 1 and not config.one_launch:
-        return _split(problem, config, operands, layout, options, bias, alpha, beta)
+        return _emit_split_k(problem, config, operands, layout, options, bias, alpha, beta)
     rest: dict[str, Any] = {}
     if bias is not None and beta == 0:
         # As in ATen, beta == 0 ignores the bias, which may contain inf or NaN.
@@ -82,7 +82,7 @@ def emit_matmul(
     if choice is None:
         return None
     node = choice.output_node()
-    return node if bias is not None or alpha == 1 else _scaled(node, alpha)
+    return node if bias is not None or alpha == 1 else _multiply(node, alpha)
 
 
 def as_contiguous(nodes: Sequence[Any]) -> list[Any]:
@@ -91,7 +91,7 @@ def as_contiguous(nodes: Sequence[Any]) -> list[Any]:
     return [ExternKernel.require_contiguous(ExternKernel.realize_input(node)) for node in nodes]
 
 
-def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
+def _epilogue_constexprs(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
     """Return the constexprs that select scaling and bias in a kernel's epilogue."""
     from torch._inductor.utils import sympy_product
     from torch._inductor.virtualized import V
@@ -111,7 +111,7 @@ def _behind(scales: Sequence[Any], biases: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
+def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
     """Copy operands that the plan realigns; return the plan for the copies, and the operands."""
     from torch._inductor.ir import ExternKernel
 
@@ -122,7 +122,9 @@ def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]
         return plan, operands
     a, b, *rest = operands
     copies = [
-        item if before == after else ExternKernel.require_exact_strides(item, _strides(item, after))
+        item
+        if before == after
+        else ExternKernel.require_exact_strides(item, _padded_strides(item, after))
         for item, before, after in (
             (a, plan.problem.a, problem.a),
             (b, plan.problem.b, problem.b),
@@ -132,24 +134,24 @@ def _realigned(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]
     return dataclasses.replace(plan, problem=problem, decision=decision), [*copies, *rest]
 
 
-def _strides(node: Any, lies: Operand) -> list[Any]:
+def _padded_strides(node: Any, lies: Operand) -> list[Any]:
     """Return the padded strides of a copy that has the alignment of a realigned operand."""
     *batch, rows, columns = node.get_size()
     by_column = lies.layout == "column"
     inner, outer = (rows, columns) if by_column else (columns, rows)
-    leading = _aligned(inner, lies.alignment)
+    leading = _round_up(inner, lies.alignment)
     matrix = [1, leading] if by_column else [leading, 1]
     return [*(leading * outer if lies.batch_stride else 0 for _ in batch), *matrix]
 
 
-def _aligned(size: Any, unit: int) -> Any:
+def _round_up(size: Any, unit: int) -> Any:
     """Return `size` rounded up to a multiple of `unit`."""
     from torch.utils._sympy.functions import CeilDiv
 
     return CeilDiv(size, unit) * unit
 
 
-def _scaled(node: Any, alpha: Any) -> Any:
+def _multiply(node: Any, alpha: Any) -> Any:
     from torch._inductor.lowering import lowerings
 
     return lowerings[aten.mul.Tensor](node, alpha)
@@ -168,7 +170,7 @@ def make_choice(problem: GemmProblem, config: GemmConfig, *args: Any, **kwargs: 
     return choice
 
 
-def _split(
+def _emit_split_k(
     problem: GemmProblem,
     config: Any,
     operands: Sequence[Any],
@@ -213,7 +215,7 @@ def launch_config(plan: Plan) -> GemmConfig:
 
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
-    if config.tma_store and _stores_bools(V.current_node):
+    if config.tma_store and _has_bool_store(V.current_node):
         config = dataclasses.replace(config, tma_store=False)
     if decide.is_forced():
         return config
@@ -221,14 +223,14 @@ def launch_config(plan: Plan) -> GemmConfig:
     return dataclasses.replace(config, pdl=can and decide.launches_dependents())
 
 
-def _stores_bools(node: Any) -> bool:
+def _has_bool_store(node: Any) -> bool:
     """Whether the epilogue stores bools, as the mask of a ReLU that is saved for the backward.
 
     Triton has no tensor descriptors of bools.
     """
     if not isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor):
         return False
-    together = set(epilogue_region.spread(node))
+    together = set(epilogue_region.reachable_pointwise(node))
     return any(
         node.meta["val"].dtype is torch.bool and not set(node.users) <= together
         for node in together
@@ -246,14 +248,14 @@ def with_actual_layouts(plan: Plan, operands: Sequence[Any]) -> GemmProblem | No
     problem = plan.problem
     if config.tma:
         planned = (problem.a, problem.b)
-        a, b = (_operand(*item) for item in zip(operands[:2], planned, strict=True))
+        a, b = (_actual_operand(*item) for item in zip(operands[:2], planned, strict=True))
         if a is None or b is None:
             return None
         problem = dataclasses.replace(problem, a=a, b=b)
     return problem if legal(problem, config, plan.device) else None
 
 
-def _operand(node: Any, planned: Operand) -> Operand | None:
+def _actual_operand(node: Any, planned: Operand) -> Operand | None:
     """Return an operand with its actual layout; None if it is unknown and may not be as planned."""
     from torch._inductor.virtualized import V
 
@@ -270,7 +272,9 @@ def _operand(node: Any, planned: Operand) -> Operand | None:
             return None
         # Static strides may differ from the planned ones too, so pass all of them.
         places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
-        return matmul_nodes.aligned(planned, places, known.statically_known_multiple_of)
+        return matmul_nodes.with_static_alignment(
+            planned, places, known.statically_known_multiple_of
+        )
     # Sizes only determine which strides matter: that of a dimension of size 1 does not. Hence any
     # symbolic size may be 2.
     shape = (

@@ -233,7 +233,7 @@ def cutlass(*arguments: Any) -> Any:
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.virtualized import V
 
-    from inductor_ext.lowerings.cutlass_call import call as launch
+    from inductor_ext.lowerings.cutlass_call import add_launch as launch
 
     node = V.current_node
     plan = plan_of(node)

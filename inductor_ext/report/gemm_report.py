@@ -17,7 +17,7 @@ from typing import Any
 
 from inductor_ext import _compat, events
 from inductor_ext.lowerings import node_info
-from inductor_ext.lowerings.graph.explain_records import operators
+from inductor_ext.lowerings.graph.explain_records import operator_names
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.records import ProductRecord
@@ -368,7 +368,7 @@ def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
     ]
     order = {node: index for index, node in enumerate(origins[0].graph.nodes)} if origins else {}
     origins.sort(key=lambda origin: order.get(origin, 0))
-    return list(operators(origins))
+    return list(operator_names(origins))
 
 
 @contextlib.contextmanager

@@ -111,9 +111,9 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     program = case.program("cpu")
     graph = lowered_graph(program.function, *(inp.to("meta") for inp in program.inputs))
     with fake_cuda.device():
-        undo_woq_int8.restore(graph)
-    dequantized = match_dequantized.find(graph, Settings())
-    scaled = [match_dequantized.with_scales(item) for item in dequantized]
+        undo_woq_int8.restore_matmuls(graph)
+    dequantized = match_dequantized.find_dequantized_matmuls(graph, Settings())
+    scaled = [match_dequantized.add_scales(item) for item in dequantized]
     fused = fusion_search.find_fusions(graph, Settings(), scaled)
     found = [case.problem for case in (*fused, *scaled)]
     found += [each for node in graph.nodes if (each := matmul_nodes.problem_of(node)) is not None]
@@ -135,7 +135,7 @@ def test_what_follows_a_product_is_counted_as_in_graphs(kind: str) -> None:
     program = case.program("cpu")
     graph = lowered_graph(program.function, *(inp.to("meta") for inp in program.inputs))
     found = [
-        epilogue_region.with_epilogue(node, problem)
+        epilogue_region.add_epilogue(node, problem)
         for node in graph.nodes
         if (problem := matmul_nodes.problem_of(node)) is not None
     ]

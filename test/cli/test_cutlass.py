@@ -69,10 +69,10 @@ class TestBuild:
         graph = lowered_graph(
             function, tensor(512, 256), tensor(384, 256), tensor(384), tensor(512, 384)
         )
-        (node,) = filter(matmul_nodes.is_product, graph.nodes)
+        (node,) = filter(matmul_nodes.is_matmul, graph.nodes)
         problem = matmul_nodes.problem_of(node)
         assert problem is not None
-        asked = next(match_cutlass.readings(node, problem)).told(problem)
+        asked = next(match_cutlass.find_cutlass_matches(node, problem)).told(problem)
         assert list(cutlass._problems("bf16", "rc", epilogue, SIZES)) == [asked]
 
     def test_classes_are_multiplied(

@@ -177,12 +177,12 @@ def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -
     ],
 )
 def test_reasons(decision: Decision, words: str) -> None:
-    assert explain_records.reason(decision) == words
+    assert explain_records.decision_reason(decision) == words
 
 
 def test_measuring_is_not_said_to_help_where_no_backend_is_ours() -> None:
     with inductor_config.patch(max_autotune=True, max_autotune_gemm_backends="aten"):
-        words = explain_records.reason(decided(None, "unknown"))
+        words = explain_records.decision_reason(decided(None, "unknown"))
     assert words == "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
 
 

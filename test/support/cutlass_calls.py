@@ -1,8 +1,8 @@
 """Calls of CUTLASS kernels for tests: an operator that is lowered to one, and kernels of plain C++.
 
-`linear` is lowered by `lowerings.cutlass_call.call` with the configuration that `as_call` gives.
-Inside `plain_kernels` each kernel is the C++ of `KERNEL`, which has the same two functions and runs
-on the CPU, when it is called.
+`linear` is lowered by `lowerings.cutlass_call.add_launch` with the configuration that `as_call`
+gives. Inside `plain_kernels` each kernel is the C++ of `KERNEL`, which has the same two functions
+and runs on the CPU, when it is called.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _lower(x: Any, w: Any, row: Any, more: Any, by: Any) -> Any:
     layout = FixedLayout(x.get_device_or_error(), torch.float32, size)
     wt = lowerings[torch.ops.aten.permute.default](w, [*range(len(w.get_size()) - 2), -1, -2])
     scalar = IntTrueDiv(sympy.Integer(1), sympy.sympify(by))
-    return lowering.call(config, EPILOGUE, x, wt, [row, more], [layout] * 2, scalars=[scalar])
+    return lowering.add_launch(config, EPILOGUE, x, wt, [row, more], [layout] * 2, scalars=[scalar])
 
 
 @contextlib.contextmanager

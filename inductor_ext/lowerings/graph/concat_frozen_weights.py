@@ -21,11 +21,11 @@ import torch
 from torch import fx
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph.fx_nodes import call, is_read_by_strides, is_returned
-from inductor_ext.lowerings.graph.matmul_nodes import inputs
+from inductor_ext.lowerings.graph.fx_nodes import add_call, is_read_by_strides, is_returned
+from inductor_ext.lowerings.graph.matmul_nodes import matmul_operands
 from inductor_ext.settings import Settings
 
-__all__ = ["is_covered", "join", "run"]
+__all__ = ["concat_frozen_weights", "concat_matmuls", "is_covered"]
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def is_covered(value: torch.Tensor) -> bool:
     return value.device.type == "cuda"
 
 
-def run(gm: fx.GraphModule, settings: Settings) -> None:
+def concat_frozen_weights(gm: fx.GraphModule, settings: Settings) -> None:
     """Concatenate the weights of a frozen graph, just before `inner_compile` gets it.
 
     The concatenated weight is a new constant of `gm`. The separate weights are no longer constants
@@ -49,12 +49,12 @@ def run(gm: fx.GraphModule, settings: Settings) -> None:
         return
     if numerics.gemm_obstacle() is not None:
         return
-    if settings.gemm_templates and settings.gemm_fuse_shared_input and join(gm.graph):
+    if settings.gemm_templates and settings.gemm_fuse_shared_input and concat_matmuls(gm.graph):
         with freezing_utils.enter_freezing():
             constant_fold(gm)
 
 
-def join(graph: fx.Graph) -> int:
+def concat_matmuls(graph: fx.Graph) -> int:
     """Replace each group of matmuls of one input by constants with one matmul and its slices.
 
     The concatenated weights and biases are written as operators on constants, for `constant_fold`.
@@ -71,17 +71,17 @@ def join(graph: fx.Graph) -> int:
     for node in graph.nodes:
         kept = is_returned(node) or is_read_by_strides(node)
         if _is_joinable(node) and not kept:
-            groups.setdefault(_kind(node), []).append(node)
+            groups.setdefault(_group_key(node), []).append(node)
     joined = [group for group in groups.values() if len(group) > 1]
     for group in joined:
-        _join(graph, group)
+        _concat_group(graph, group)
     return sum(map(len, joined))
 
 
 def _is_joinable(node: fx.Node) -> bool:
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return False
-    a, b, *biases = inputs(node)
+    a, b, *biases = matmul_operands(node)
     known = all("val" in bias.meta for bias in (node, a, b, *biases))
     if not known or a.op == "get_attr" or not is_covered(node.meta["val"]):
         return False
@@ -91,37 +91,39 @@ def _is_joinable(node: fx.Node) -> bool:
     return constant and all(bias.meta["val"].shape == columns for bias in biases)
 
 
-def _kind(node: fx.Node) -> Hashable:
+def _group_key(node: fx.Node) -> Hashable:
     """Return what matmuls that can be concatenated must have in common."""
-    a, b, *_ = inputs(node)
+    a, b, *_ = matmul_operands(node)
     weight = b.meta["val"]
     return node.target, a, weight.dtype, weight.stride(0) == 1
 
 
-def _join(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
+def _concat_group(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     first = products[0]
-    a, b, *_ = inputs(first)
-    weights, *biases = zip(*(inputs(product)[1:] for product in products), strict=True)
+    a, b, *_ = matmul_operands(first)
+    weights, *biases = zip(*(matmul_operands(product)[1:] for product in products), strict=True)
     with graph.inserting_before(first):
         for constant in itertools.chain(weights, *biases):
             first.prepend(constant)
         if b.meta["val"].stride(0) == 1:
             # The weight is stored by rows, [N, K], as that of a linear layer; concatenate along N.
-            rows = [call(graph, first, aten.permute.default, weight, [1, 0]) for weight in weights]
-            whole = call(graph, first, aten.cat.default, rows)
-            whole = call(graph, first, aten.permute.default, whole, [1, 0])
+            rows = [
+                add_call(graph, first, aten.permute.default, weight, [1, 0]) for weight in weights
+            ]
+            whole = add_call(graph, first, aten.cat.default, rows)
+            whole = add_call(graph, first, aten.permute.default, whole, [1, 0])
         else:
-            whole = call(graph, first, aten.cat.default, list(weights), 1)
-        added = [call(graph, first, aten.cat.default, list(bias), -1) for bias in biases]
-        product = call(graph, first, first.target, *added, a, whole)
-        for part, (begin, end) in zip(products, _spans(products), strict=True):
-            columns = call(graph, part, aten.slice.Tensor, product, 1, begin, end)
+            whole = add_call(graph, first, aten.cat.default, list(weights), 1)
+        added = [add_call(graph, first, aten.cat.default, list(bias), -1) for bias in biases]
+        product = add_call(graph, first, first.target, *added, a, whole)
+        for part, (begin, end) in zip(products, _column_ranges(products), strict=True):
+            columns = add_call(graph, part, aten.slice.Tensor, product, 1, begin, end)
             part.replace_all_uses_with(columns)
     for part in products:
         graph.erase_node(part)
 
 
-def _spans(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
+def _column_ranges(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
     """Yield for each matmul its first column in the concatenation and the one after its last."""
     ends = list(itertools.accumulate(product.meta["val"].shape[1] for product in products))
     return itertools.pairwise([0, *ends])

@@ -1,9 +1,10 @@
 """Translation of the FX nodes after a matmul into the epilogue of a CUTLASS kernel.
 
-`read` takes a matmul and the pointwise nodes after it (`epilogue_region.spread`) and returns the
-expression tree from which the kernel is rendered, the nodes of the tensors that it reads, and the
-scalars that are passed at launch. Scalars that may come from a size are launch arguments, so that
-one binary serves all sizes. It raises `NotExpressible` if a kernel cannot compute the nodes.
+`read_epilogue` takes a matmul and the pointwise nodes after it
+(`epilogue_region.reachable_pointwise`) and returns the expression tree from which the kernel is
+rendered, the nodes of the tensors that it reads, and the scalars that are passed at launch. Scalars
+that may come from a size are launch arguments, so that one binary serves all sizes. It raises
+`NotExpressible` if a kernel cannot compute the nodes.
 
 Values are computed in float32 from the accumulators on. Casts between floats are skipped, as in
 Inductor's own kernels, which do not round there either.
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fused", "read"]
+__all__ = ["GraphEpilogue", "read_epilogue"]
 
 _SIZES = 16
 """Integers from this magnitude on, and their reciprocals and inverse square roots, may come from a
@@ -48,7 +49,7 @@ size."""
 
 
 @dataclass(frozen=True)
-class Fused:
+class GraphEpilogue:
     """The epilogue of a matmul in a graph."""
 
     epilogue: Epilogue
@@ -63,12 +64,12 @@ class Fused:
     """The nodes whose values are stored, in the order of the epilogue."""
 
 
-def read(
+def read_epilogue(
     nodes: Sequence[fx.Node],
     outputs: Sequence[fx.Node] = (),
     hints: matmul_nodes.Hints | None = None,
     fusion: Fusion | None = None,
-) -> Fused:
+) -> GraphEpilogue:
     """Return the epilogue of a matmul and the pointwise nodes after it.
 
     Args:
@@ -125,7 +126,7 @@ class _Reader:
         self.scalars: dict[float | fx.Node, int] = {}
         self.views: dict[fx.Node, View] = {}
 
-    def fused(self) -> Fused:
+    def fused(self) -> GraphEpilogue:
         values = [
             (matmul_nodes.dtype_of(matmul_nodes.value_of(output)), self.value(output))
             for output in self.outputs
@@ -134,10 +135,12 @@ class _Reader:
             raise NotExpressible("the same is stored twice")
         found = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
         if len(values) > 1:
-            columns = matmul_nodes.sizes(matmul_nodes.value_of(self.product).shape, self.hints)[-1]
+            columns = matmul_nodes.concrete_sizes(
+                matmul_nodes.value_of(self.product).shape, self.hints
+            )[-1]
             found = replace(found, alignment=math.gcd(columns, 16))
         inputs, scalars = tuple(self.inputs), tuple(self.scalars)
-        return Fused(found, inputs, scalars, self.views, tuple(self.outputs))
+        return GraphEpilogue(found, inputs, scalars, self.views, tuple(self.outputs))
 
     def _packed(self) -> Packed | None:
         if self.fusion is None or self.fusion.problem.b.dtype not in INT4:
@@ -258,8 +261,10 @@ class _Reader:
         self, value: torch.Tensor, output: torch.Tensor
     ) -> Literal["matrix", "row", "column", "scalar"]:
         """Return how a tensor is broadcast to the matmul output."""
-        own, shape = (matmul_nodes.sizes(tensor.shape, self.hints) for tensor in (value, output))
-        strides = matmul_nodes.sizes(value.stride(), self.hints)
+        own, shape = (
+            matmul_nodes.concrete_sizes(tensor.shape, self.hints) for tensor in (value, output)
+        )
+        strides = matmul_nodes.concrete_sizes(value.stride(), self.hints)
         own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
         own = (1,) * (len(shape) - len(own)) + own
         batched = matmul_nodes.value_of(self.product).dim() == 3
@@ -282,7 +287,7 @@ class _Reader:
 
     def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
         """Require a matrix with contiguous rows and one stride between rows."""
-        strides = matmul_nodes.sizes(value.stride(), self.hints)
+        strides = matmul_nodes.concrete_sizes(value.stride(), self.hints)
         plain = value.dim() <= (3 if batched else 2)
         if strides[-1] != 1 or not (plain or value.is_contiguous()):
             raise NotExpressible(f"a matrix with the strides {list(strides)}")
@@ -290,7 +295,7 @@ class _Reader:
     def _side_by_side(self, value: torch.Tensor, batched: bool) -> bool:
         """Whether the elements of a column are contiguous."""
         if batched:
-            return matmul_nodes.sizes(value.stride(), self.hints)[-2] == 1
+            return matmul_nodes.concrete_sizes(value.stride(), self.hints)[-2] == 1
         return bool(value.is_contiguous())
 
     def _alignment(self, value: torch.Tensor, kind: str) -> int:
@@ -318,11 +323,11 @@ class _Reader:
         if node.target is aten._grouped_mm.default and given["bias"] is None:
             return ACCUMULATOR
         if node.target in (aten.addmm.default, aten.baddbmm.default):
-            found = _scaled(ACCUMULATOR, self._number_or_one(given["alpha"]))
+            found = _multiply(ACCUMULATOR, self._number_or_one(given["alpha"]))
             if given["beta"] == 0:
                 return found
             bias = self.argument(given["self"], node)
-            return apply("add", found, _scaled(bias, self._number_or_one(given["beta"])))
+            return apply("add", found, _multiply(bias, self._number_or_one(given["beta"])))
         if node.target is aten._scaled_mm.default and given["scale_result"] is None:
             found = ACCUMULATOR
             for name in ("scale_a", "scale_b"):
@@ -340,11 +345,11 @@ class _Reader:
         return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
 
 
-def _scaled(value: Node, by: Node | None) -> Node:
+def _multiply(value: Node, by: Node | None) -> Node:
     return value if by is None else apply("mul", value, by)
 
 
-def _commuting(name: str) -> Callable[[Node, Node], Node]:
+def _commutative(name: str) -> Callable[[Node, Node], Node]:
     """Return a commutative operation that puts a scalar, if there is one, second."""
 
     def function(a: Node, b: Node) -> Node:
@@ -376,10 +381,10 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
     aten = torch.ops.aten
 
     def with_alpha(name: str) -> Callable[..., Node]:
-        combined = _commuting(name) if name == "add" else functools.partial(apply, name)
+        combined = _commutative(name) if name == "add" else functools.partial(apply, name)
 
         def function(a: Node, b: Node, *, alpha: Node | None = None) -> Node:
-            return combined(a, _scaled(b, None if alpha == constant(1) else alpha))
+            return combined(a, _multiply(b, None if alpha == constant(1) else alpha))
 
         return function
 
@@ -432,7 +437,7 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
     for name, function in (
         ("add", with_alpha("add")),
         ("sub", with_alpha("sub")),
-        ("mul", _commuting("mul")),
+        ("mul", _commutative("mul")),
         ("div", functools.partial(apply, "truediv")),
     ):
         for overload in ("Tensor", "Scalar"):

@@ -38,7 +38,7 @@ class Decider:
         self.device = device
         self.index = index
         disabled = cutlass_options.Options(wanted=False, tunes=False)
-        self.options = cutlass_options.current() if cutlass_call.supported() else disabled
+        self.options = cutlass_options.current() if cutlass_call.is_supported() else disabled
         self._decisions: dict[GemmProblem, Decision] = {}
 
     def __getitem__(self, problem: GemmProblem) -> Decision:

@@ -16,9 +16,9 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from inductor_ext.lowerings.graph.rewrite import become, hoist
+from inductor_ext.lowerings.graph.rewrite import hoist, replace_call
 
-__all__ = ["Range", "by_rows"]
+__all__ = ["Range", "dispatch_on_m"]
 
 Rows = tuple[fx.Node, tuple[int, ...]]
 """A tensor, and its axes whose sizes multiply to M."""
@@ -28,7 +28,7 @@ Range = tuple[int, Callable[[fx.GraphModule], None]]
 range's branch."""
 
 
-def by_rows(
+def dispatch_on_m(
     gm: fx.GraphModule,
     region: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
@@ -47,23 +47,23 @@ def by_rows(
     inside = set(region)
     inputs = dict.fromkeys(item for node in region for item in node.all_input_nodes)
     outer = {inp: inp for inp in inputs if inp not in inside}
-    outer |= {symbol: symbol for symbol in _symbols(gm.graph, region, outer)}
+    outer |= {symbol: symbol for symbol in _find_symbols(gm.graph, region, outer)}
     order = {node: index for index, node in enumerate(gm.graph.nodes)}
     anchor = min(outputs, key=order.__getitem__)
     hoist(anchor, outer, order)
     with gm.graph.inserting_before(anchor):
-        outer = {item: _in_strides(gm.graph, item) for item in outer}
+        outer = {item: _freeze_strides(gm.graph, item) for item in outer}
         results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
     for output, result in zip(outputs, results, strict=True):
         # Keep the node itself, which may be an input of another fusion.
-        become(output, result.target, result.args)
+        replace_call(output, result.target, result.args)
         gm.graph.erase_node(result)
     for node in reversed(region):
         if node not in outputs:
             gm.graph.erase_node(node)
 
 
-def _in_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _freeze_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Add a call that fixes the strides of a branch's input if the graph computes that input."""
     if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
         return node
@@ -88,7 +88,7 @@ def in_strides(value: Any) -> Any:
 in_strides._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
-def _symbols(
+def _find_symbols(
     graph: fx.Graph, region: Sequence[fx.Node], inputs: Iterable[fx.Node]
 ) -> list[fx.Node]:
     """Return nodes for the symbols, in a region's sizes and scalars, that a branch could not get
@@ -148,7 +148,7 @@ def _dispatch(
     ranges: Sequence[Range],
 ) -> list[fx.Node]:
     """Add the choice between the first range and the others to a graph; return the outputs."""
-    size = _size(graph, inputs, rows)
+    size = _add_m(graph, inputs, rows)
     few = graph.call_function(operator.le, (size, ranges[0][0]))
     few.meta["val"] = size.meta["val"] <= ranges[0][0]
     branches = []
@@ -167,7 +167,7 @@ def _dispatch(
     return results
 
 
-def _size(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
+def _add_m(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
     """Add M to a graph."""
     a, axes = rows
     found: list[fx.Node] = []

@@ -1,7 +1,7 @@
 """Prediction of the epilogue that Inductor will fuse into a matmul, for the choice of a kernel.
 
 The scheduler fuses pointwise nodes that read a template's output into the template, with the other
-tensors that they read, if sizes agree. `with_epilogue` adds them to the problem in advance. It is
+tensors that they read, if sizes agree. `add_epilogue` adds them to the problem in advance. It is
 conservative and stops at a value with several outside readers, at any non-pointwise node, and at
 views that move elements.
 """
@@ -23,28 +23,28 @@ from inductor_ext.lowerings.graph.fx_nodes import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.graph.rewrite import as_matrix, become
+from inductor_ext.lowerings.graph.rewrite import as_matrix, replace_call
 from inductor_ext.templates.problem import EpilogueInput, GemmProblem
 
 if TYPE_CHECKING:
     from torch import fx
 
 __all__ = [
-    "as_rows",
-    "counted",
-    "flatten",
+    "add_epilogue",
+    "count_epilogue_ops",
+    "find_region",
+    "flatten_epilogue",
     "is_computed",
     "is_read_by_inductor",
-    "region",
-    "spread",
-    "with_epilogue",
+    "reachable_pointwise",
+    "view_as_rows",
 ]
 
 MOST_NODES = 64
 """Limit on the nodes of one epilogue."""
 
 
-def with_epilogue(
+def add_epilogue(
     node: fx.Node, problem: GemmProblem, hints: matmul_nodes.Hints | None = None
 ) -> GemmProblem:
     """Return a problem with the pointwise operations that follow it in the graph, if they would
@@ -59,10 +59,10 @@ def with_epilogue(
         problem: of the node.
         hints: as in `matmul_nodes.problem_of`.
     """
-    nodes = region(node)
+    nodes = find_region(node)
     if is_read_by_inductor(nodes[-1]):
         return problem
-    return counted(nodes, problem, hints) or problem
+    return count_epilogue_ops(nodes, problem, hints) or problem
 
 
 def is_computed(node: fx.Node) -> bool:
@@ -93,7 +93,7 @@ def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool
     )
 
 
-def counted(
+def count_epilogue_ops(
     nodes: Sequence[fx.Node], problem: GemmProblem, hints: matmul_nodes.Hints | None = None
 ) -> GemmProblem | None:
     """Return a problem with the pointwise operations of a region; None if no problem describes
@@ -108,7 +108,7 @@ def counted(
         return problem
     epilogue = problem.epilogue
     try:
-        inputs = _inputs(nodes, hints)
+        inputs = _region_inputs(nodes, hints)
         out = matmul_nodes.dtype_of(matmul_nodes.value_of(nodes[-1]))
     except matmul_nodes.NotCovered:
         return None
@@ -160,7 +160,7 @@ _COSTS = {
 """Approximate number of instructions of CUDA's implementation, by operator name."""
 
 
-def region(
+def find_region(
     node: fx.Node, without: Container[fx.Node] = (), own: Sequence[fx.Node] = ()
 ) -> list[fx.Node]:
     """Return a node and the longest run of pointwise nodes after it of which only the last has
@@ -187,7 +187,7 @@ def region(
     return nodes[:found]
 
 
-def spread(node: fx.Node) -> list[fx.Node]:
+def reachable_pointwise(node: fx.Node) -> list[fx.Node]:
     """Return a node and all pointwise nodes after it that can be computed with it, whatever their
     users.
 
@@ -220,12 +220,12 @@ def _is_fused(node: fx.Node, size: tuple[Any, Any], before: Container[fx.Node]) 
 
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     try:
-        return (pointwise or is_view(node)) and flat(node) == size and _flattens(node, before)
+        return (pointwise or is_view(node)) and flat(node) == size and _has_row_views(node, before)
     except Unreadable:
         return False
 
 
-def _flattens(node: fx.Node, before: Container[fx.Node]) -> bool:
+def _has_row_views(node: fx.Node, before: Container[fx.Node]) -> bool:
     """Whether a node could be computed on [rows, columns]."""
     return is_view(node) or all(
         shape(item) == shape(node) if item in before else _sizes_as_rows(item, node) is not None
@@ -252,7 +252,7 @@ def _sizes_as_rows(given: fx.Node, node: fx.Node) -> Sequence[Any] | None:
     return (-1, size[-1]) if dense else None
 
 
-def flatten(graph: fx.Graph, node: fx.Node) -> None:
+def flatten_epilogue(graph: fx.Graph, node: fx.Node) -> None:
     """Compute the epilogue of a matmul on [rows, columns], the shape of the matmul.
 
     The scheduler of torch 2.11 does not fuse nodes of [batch, sequence, columns] into a template
@@ -262,7 +262,7 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
         graph: of the node.
         node: a matmul, or the only output of a fusion, with two dimensions.
     """
-    nodes = region(node)
+    nodes = find_region(node)
     last = nodes[-1]
     if all(is_view(node) or len(shape(node)) == 2 for node in nodes):
         return
@@ -274,7 +274,7 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
                 continue
             for given in item.all_input_nodes:
                 if given not in copies:
-                    copies[given] = as_rows(graph, given, item)
+                    copies[given] = view_as_rows(graph, given, item)
             copies[item] = graph.node_copy(item, copies.__getitem__)
             value = item.meta["val"].new_empty(node.meta["val"].shape)
             copies[item].meta = {**item.meta, "val": value}
@@ -282,12 +282,12 @@ def flatten(graph: fx.Graph, node: fx.Node) -> None:
     view = (
         last if is_view(last) else next(n for n in nodes if is_view(n) and shape(n) == shape(last))
     )
-    become(last, view.target, (copies[last], view.args[1]))
+    replace_call(last, view.target, (copies[last], view.args[1]))
     for item in reversed(nodes[1:-1]):
         graph.erase_node(item)
 
 
-def as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
+def view_as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
     """Return an input of a region's node as a view for computing the node on [rows, columns]."""
     import torch
 
@@ -301,7 +301,7 @@ def as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
     return found
 
 
-def _inputs(
+def _region_inputs(
     region: Sequence[fx.Node], hints: matmul_nodes.Hints | None
 ) -> tuple[EpilogueInput, ...]:
     """Return the tensors that a region reads besides its first node, each once."""
@@ -309,11 +309,11 @@ def _inputs(
 
     found: dict[fx.Node, EpilogueInput] = {}
     for node in region[1:]:
-        output = matmul_nodes.sizes(matmul_nodes.value_of(node).shape, hints)
+        output = matmul_nodes.concrete_sizes(matmul_nodes.value_of(node).shape, hints)
         for given in node.all_input_nodes:
             if given in region or not isinstance(given.meta.get("val"), torch.Tensor):
                 continue
-            kind = matmul_nodes.broadcast(matmul_nodes.value_of(given), output, hints)
+            kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(given), output, hints)
             while is_view(given) or is_cast(given):
                 # Casts are computed by the reader.
                 given = given.all_input_nodes[0]

@@ -27,10 +27,16 @@ from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, ProductRecord
 
-__all__ = ["emit", "note_exact_pointwise", "note_rejected_fusion", "operators", "reason"]
+__all__ = [
+    "decision_reason",
+    "emit_records",
+    "note_exact_pointwise",
+    "note_rejected_fusion",
+    "operator_names",
+]
 
 
-def operators(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+def operator_names(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """Return the names of the operators that nodes compute, as in the model, each once."""
     calls = (node.meta.get("original_aten") or node.target for node in nodes)
     names = (str(getattr(call, "_overloadpacket", call)) for call in calls)
@@ -59,11 +65,11 @@ def note_exact_pointwise(nodes: Iterable[torch.fx.Node]) -> None:
 
 def _note(nodes: Iterable[torch.fx.Node], text: str) -> None:
     for node in nodes:
-        if matmul_nodes.is_product(node):
+        if matmul_nodes.is_matmul(node):
             node_info.update(node, rejected=(*node_info.get(node).rejected, text))
 
 
-def emit(graph: torch.fx.Graph, settings: Settings) -> None:
+def emit_records(graph: torch.fx.Graph, settings: Settings) -> None:
     """Emit the records of a graph's matmuls, without those of its subgraphs.
 
     Args:
@@ -81,12 +87,12 @@ def _records(
     for node in graph.nodes:
         plan = node_info.plan_of(node)
         if plan is not None:
-            yield node, _planned(node, plan)
-        elif matmul_nodes.is_product(node):
-            yield node, _uncovered(node, settings)
+            yield node, _planned_record(node, plan)
+        elif matmul_nodes.is_matmul(node):
+            yield node, _unplanned_record(node, settings)
 
 
-def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
+def _planned_record(node: torch.fx.Node, plan: Plan) -> ProductRecord:
     bound = plan.problem.roofline(plan.device)
     return ProductRecord(
         operator=_operator(node),
@@ -97,14 +103,14 @@ def _planned(node: torch.fx.Node, plan: Plan) -> ProductRecord:
         roofline=bound if math.isfinite(bound) else None,
         chosen=plan.decision.config,
         origin=plan.decision.origin,
-        reason=reason(plan.decision),
+        reason=decision_reason(plan.decision),
         candidates=_candidates(plan.problem, plan.decision, plan.device),
         declined=node_info.get(node).rejected,
     )
 
 
-def _uncovered(node: torch.fx.Node, settings: Settings) -> ProductRecord:
-    why = matmul_nodes.obstacle(node) or (
+def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
+    why = matmul_nodes.why_unsupported(node) or (
         numerics.gemm_obstacle() if settings.gemm_templates else None
     )
     if why is None:
@@ -141,7 +147,7 @@ def _candidates(
     )
 
 
-def reason(decision: Decision) -> str:
+def decision_reason(decision: Decision) -> str:
     """Return the reason for a decision, in words."""
     if decision.origin == "forced":
         return "forced by the caller"

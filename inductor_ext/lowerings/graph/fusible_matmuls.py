@@ -25,7 +25,7 @@ __all__ = ["FusibleMatmuls", "group_key", "is_biased_by_row", "skip_views", "unf
 
 def unfused(node: fx.Node, problem: GemmProblem) -> Fusion:
     """Return aten.mm, addmm or _scaled_mm as a fusion of this node alone."""
-    a, b, *rest = map(ViewedNode, matmul_nodes.inputs(node))
+    a, b, *rest = map(ViewedNode, matmul_nodes.matmul_operands(node))
     count = 2 if problem.operation == "scaled" else 0
     scales, biases = tuple(rest[:count]), tuple(rest[count:])
     operands = FusedOperands(a, (b,), fp8_scales=scales, biases=biases)
@@ -63,7 +63,7 @@ class FusibleMatmuls:
         for node in graph.nodes:
             if node.target in targets and node not in without:
                 problem = matmul_nodes.problem_of(node)
-                b = matmul_nodes.inputs(node)[1]
+                b = matmul_nodes.matmul_operands(node)[1]
                 # Only M may be symbolic.
                 if problem is not None and all(
                     isinstance(size, int) for size in matmul_nodes.value_of(b).shape

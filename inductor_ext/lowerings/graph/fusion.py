@@ -118,13 +118,13 @@ def is_written_between(nodes: Collection[fx.Node]) -> bool:
     node, last = min(nodes), max(nodes)
     while node is not last:
         node = node.next
-        written = _written(node)
+        written = _written_storages(node)
         if written is None or not written.isdisjoint(read):
             return True
     return False
 
 
-def _written(node: fx.Node) -> frozenset[int] | None:
+def _written_storages(node: fx.Node) -> frozenset[int] | None:
     """Return the storages that a node writes to; None if unknown."""
     import torch
     from torch._inductor.fx_utils import get_node_storage
@@ -135,7 +135,9 @@ def _written(node: fx.Node) -> frozenset[int] | None:
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         graphs = list(_subgraphs(node))
-        pure = graphs and all(_written(node) == frozenset() for one in graphs for node in one.nodes)
+        pure = graphs and all(
+            _written_storages(node) == frozenset() for one in graphs for node in one.nodes
+        )
         return frozenset() if pure else None
     if not is_mutation_op(node):
         return frozenset()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Unreadable",
-    "call",
+    "add_call",
     "flat",
     "is_cast",
     "is_computed_in_float32",
@@ -115,7 +115,7 @@ def is_contiguous(node: fx.Node) -> bool:
     return True
 
 
-def call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
+def add_call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
     """Add a call of an operator, with its value and the other metadata of the node `like`."""
     from torch import fx
 

@@ -1,8 +1,8 @@
 """Matching of a matmul and the pointwise nodes after it for one CUTLASS kernel.
 
-`readings` yields what a CUTLASS kernel could compute, from the longest epilogue down to the matmul
-alone; `apply` replaces the nodes of one reading by one call. All sizes except M must be static,
-because the alignment that a kernel assumes must hold for all sizes.
+`find_cutlass_matches` yields what a CUTLASS kernel could compute, from the longest epilogue down to
+the matmul alone; `apply` replaces the nodes of one reading by one call. All sizes except M must be
+static, because the alignment that a kernel assumes must hold for all sizes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph import cutlass_epilogue, epilogue_region, matmul_nodes
-from inductor_ext.lowerings.graph.cutlass_epilogue import Fused
+from inductor_ext.lowerings.graph.cutlass_epilogue import GraphEpilogue
 from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
-from inductor_ext.lowerings.graph.rewrite import as_matrix, become, call_operands, hoist
+from inductor_ext.lowerings.graph.rewrite import as_matrix, call_operands, hoist, replace_call
 from inductor_ext.lowerings.node_info import CutlassArguments
 from inductor_ext.templates.cutlass.epilogue import NotExpressible
 from inductor_ext.templates.cutlass.evt import why_unsupported
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Reading", "apply", "readings"]
+__all__ = ["CutlassMatch", "apply", "find_cutlass_matches"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class CutlassMatch:
     """What one CUTLASS kernel can compute at a place in the graph."""
 
     nodes: tuple[fx.Node, ...]
     """The matmul, or the output of a fusion, and the pointwise nodes after it, in order."""
     outputs: tuple[fx.Node, ...]
     """The nodes that are used outside; the kernel's own output first."""
-    fused: Fused
+    fused: GraphEpilogue
     fusion: Fusion | None
     """The fusion of a matmul with a dequantized B."""
     own: bool
@@ -89,9 +89,9 @@ def _is_computed(node: fx.Node, product: fx.Node) -> bool:
     return node is not product
 
 
-def readings(
+def find_cutlass_matches(
     node: fx.Node, problem: GemmProblem, fusion: Fusion | None = None, *, fuses: bool = True
-) -> Iterator[Reading]:
+) -> Iterator[CutlassMatch]:
     """Yield what CUTLASS kernels could compute at a place, the longest epilogue first.
 
     Args:
@@ -102,32 +102,32 @@ def readings(
     """
     if problem.parts or (fusion is not None and problem.operation != "mixed"):
         return
-    whole = epilogue_region.spread(node) if fuses else [node]
-    needed = set(_used_outside(whole))
+    whole = epilogue_region.reachable_pointwise(node) if fuses else [node]
+    needed = set(_nodes_used_outside(whole))
     for end in range(len(whole), 0, -1):
         nodes = whole[:end]
         if fusion is not None and is_written_between((*fusion.nodes, *nodes)):
             continue
-        outputs = _used_outside(nodes)
+        outputs = _nodes_used_outside(nodes)
         if len(outputs) > 1 and not needed.issuperset(outputs):
             # Do not store an intermediate value that the whole epilogue does not store.
             continue
         try:
-            fused = cutlass_epilogue.read(nodes, outputs, None, fusion)
+            fused = cutlass_epilogue.read_epilogue(nodes, outputs, None, fusion)
         except NotExpressible:
             continue
         grouped = problem.operation == "grouped"
         if why_unsupported(fused.epilogue, problem.accumulator, grouped) is None:
-            yield Reading(tuple(nodes), fused.outputs, fused, fusion, len(nodes) == 1)
+            yield CutlassMatch(tuple(nodes), fused.outputs, fused, fusion, len(nodes) == 1)
 
 
-def _used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+def _nodes_used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(nodes)
     return [node for node in nodes if not set(node.users) <= inside]
 
 
 def apply(
-    graph: fx.Graph, reading: Reading, target: Callable[..., Any]
+    graph: fx.Graph, reading: CutlassMatch, target: Callable[..., Any]
 ) -> tuple[fx.Node, CutlassArguments]:
     """Replace the nodes of a reading by one call.
 
@@ -137,7 +137,7 @@ def apply(
 
     Args:
         graph: the graph that was read.
-        reading: one from `readings`, of the graph as it is now.
+        reading: one from `find_cutlass_matches`, of the graph as it is now.
         target: a function for Inductor, with the attribute `_inductor_lowering_function`.
 
     Returns:
@@ -149,22 +149,22 @@ def apply(
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(reading.outputs, key=order.__getitem__)
     numbers = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
-    factors = _factors(product)
+    factors = _matmul_inputs(product)
     if reading.fusion is not None:
         hoist(anchor, (*reading.fusion.inputs, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
     else:
         hoist(anchor, (*factors, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
-    flat = [_flat(output, product) for output in reading.outputs]
-    views = {output: _sizes(output, reading) for output in reading.outputs}
+    flat = [_flat_value(output, product) for output in reading.outputs]
+    views = {output: _view_sizes(output, reading) for output in reading.outputs}
     with graph.inserting_before(anchor):
         if reading.fusion is not None:
             operands = call_operands(graph, reading.fusion, product)
             factors = [operands.a, *operands.weights]
-        inputs = [_shaped(graph, inp, reading) for inp in fused.inputs]
+        inputs = [_add_input_view(graph, inp, reading) for inp in fused.inputs]
         arguments = (*factors, *inputs, *numbers)
         if len(flat) == 1 and views[anchor] is None:
             call = anchor
-            become(call, target, arguments)
+            replace_call(call, target, arguments)
         else:
             call = graph.call_function(target, arguments)
             call.meta = dict(product.meta)
@@ -179,10 +179,10 @@ def apply(
         sizes = views[output]
         if sizes is not None:
             output.meta["val"] = value.new_empty(output.meta["val"].shape)
-            become(output, torch.ops.aten.reshape.default, (part, sizes))
+            replace_call(output, torch.ops.aten.reshape.default, (part, sizes))
         elif len(flat) > 1:
             output.meta["val"] = value
-            become(output, operator.getitem, part.args)
+            replace_call(output, operator.getitem, part.args)
             graph.erase_node(part)
     for node in reversed(reading.replaced):
         if node not in reading.outputs:
@@ -192,7 +192,7 @@ def apply(
     return call, info
 
 
-def _factors(product: fx.Node) -> list[Any]:
+def _matmul_inputs(product: fx.Node) -> list[Any]:
     """Return A and B of a matmul, and the end offsets of its groups if any."""
     given = matmul_nodes.call_arguments(product)
     for names in (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2")):
@@ -202,14 +202,14 @@ def _factors(product: fx.Node) -> list[Any]:
     return [*(given[name] for name in names), *ends]
 
 
-def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
+def _flat_value(output: fx.Node, product: fx.Node) -> torch.Tensor:
     """Return an output's value with the sizes and strides of its matmul."""
     like: torch.Tensor = product.meta["val"]
     found: torch.Tensor = output.meta["val"]
     return like.new_empty_strided(like.shape, like.stride(), dtype=found.dtype)
 
 
-def _sizes(output: fx.Node, reading: Reading) -> list[Any] | None:
+def _view_sizes(output: fx.Node, reading: CutlassMatch) -> list[Any] | None:
     """Return the sizes of an output as a view of its matrix; None if it is the matrix."""
     product = reading.nodes[0]
     if shape(output) == shape(product):
@@ -220,7 +220,7 @@ def _sizes(output: fx.Node, reading: Reading) -> list[Any] | None:
     return [*view.args[1][:-1], shape(output)[-1]]
 
 
-def _shaped(graph: fx.Graph, given: fx.Node, reading: Reading) -> fx.Node:
+def _add_input_view(graph: fx.Graph, given: fx.Node, reading: CutlassMatch) -> fx.Node:
     """Return an input of the epilogue with the sizes that match the matmul output."""
     import torch
 

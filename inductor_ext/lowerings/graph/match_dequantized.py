@@ -1,7 +1,7 @@
 """Matching of matmuls with a B that is dequantized in the graph (weight-only quantization).
 
-`find` describes each for one kernel (`gemm_fuse_dequantize`). It covers what torchao 0.18 and
-others compile weight-only models to:
+`find_dequantized_matmuls` describes each for one kernel (`gemm_fuse_dequantize`). It covers what
+torchao 0.18 and others compile weight-only models to:
 
 - bytes: mm(a, w.to(a.dtype)) with columnwise scales after the matmul, which are fused like any
   epilogue (torchao's int8 weights with scales per row of the weight), or with columnwise or
@@ -64,7 +64,7 @@ from inductor_ext.templates.problem import (
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["find", "with_scales"]
+__all__ = ["add_scales", "find_dequantized_matmuls"]
 
 MOST_NODES = 40
 """Limit on the nodes between the stored tensor and the matmul."""
@@ -73,7 +73,7 @@ MOST_ZERO = {4: 100, 8: 128}
 """The largest constant zero point that kernels subtract, by the number of bits."""
 
 
-def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
+def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion]:
     """Return the matmuls of a graph whose B can be dequantized in the prologue.
 
     No two of them share a node. Nothing is returned if anything else uses the dequantized tensor,
@@ -89,7 +89,7 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
         if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             continue
         try:
-            fusion = _product(node)
+            fusion = _match_matmul(node)
         except matmul_nodes.NotCovered:
             continue
         if is_closed(fusion.nodes, fusion.outputs):
@@ -97,7 +97,7 @@ def find(graph: fx.Graph, settings: Settings) -> list[Fusion]:
     return found
 
 
-def _product(node: fx.Node) -> Fusion:
+def _match_matmul(node: fx.Node) -> Fusion:
     """Return the fusion of a matmul, with its nodes in any order.
 
     Raises:
@@ -124,42 +124,42 @@ def _product(node: fx.Node) -> Fusion:
     return Fusion(mixed, (node, *read.nodes), (node,), operands, read.constants(dequant))
 
 
-def with_scales(fusion: Fusion) -> Fusion:
+def add_scales(fusion: Fusion) -> Fusion:
     """Return a fusion extended by the scales and the bias that follow it.
 
     An unfused matmul has them in its epilogue. In a kernel of several matmuls each has its own.
 
     Args:
-        fusion: one from `find`.
+        fusion: one from `find_dequantized_matmuls`.
     """
-    found, dtype = fusion, _dtype(fusion.outputs[0])
+    found, dtype = fusion, _dtype_of(fusion.outputs[0])
     node = fusion.outputs[0]
     passed: list[fx.Node] = []
     while len(node.users) == 1 and len(passed) < MOST_NODES:
         (user,) = node.users
         passed.append(user)
         if is_cast(user):
-            if found is not fusion and _dtype(user) == dtype != found.problem.out:
-                found = _ending_with(user, found, passed)
+            if found is not fusion and _dtype_of(user) == dtype != found.problem.out:
+                found = _extend_to(user, found, passed)
         elif not is_view(user):
-            extended = _extended(found, user, node)
+            extended = _add_operand(found, user, node)
             if extended is None:
                 break
-            found = _ending_with(user, extended, passed)
+            found = _extend_to(user, extended, passed)
         elif shape(user)[-1] != found.problem.n:
             break
         node = user
     return found
 
 
-def _ending_with(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
+def _extend_to(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
     """Return a fusion extended by the nodes after it up to its new output."""
-    problem = dataclasses.replace(fusion.problem, out=_dtype(output))
+    problem = dataclasses.replace(fusion.problem, out=_dtype_of(output))
     nodes = tuple(dict.fromkeys((*fusion.nodes, *passed)))
     return dataclasses.replace(fusion, problem=problem, nodes=nodes, outputs=(output,))
 
 
-def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
+def _add_operand(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
     """Return a fusion extended by the scale or bias of a node that reads its output.
 
     Returns:
@@ -178,25 +178,25 @@ def _extended(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
     try:
         if shape(node) != shape(product):
             return None
-        output = matmul_nodes.sizes(matmul_nodes.value_of(node).shape)
-        kind = matmul_nodes.broadcast(matmul_nodes.value_of(source), output)
+        output = matmul_nodes.concrete_sizes(matmul_nodes.value_of(node).shape)
+        kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(source), output)
         while is_view(source) or is_cast(source):
             source = source.all_input_nodes[0]
-        if not is_contiguous(source) or _dtype(source) not in ("float32", problem.a.dtype):
+        if not is_contiguous(source) or _dtype_of(source) not in ("float32", problem.a.dtype):
             return None
     except (matmul_nodes.NotCovered, Unreadable):
         return None
     if node.target is aten.mul.Tensor and dequant.scales == "none" and kind in ("row", "scalar"):
         scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"
         view = View((problem.n,) if kind == "row" else ())
-        dequant = Dequant(scales, scale_dtype=_dtype(source))
+        dequant = Dequant(scales, scale_dtype=_dtype_of(source))
         return dataclasses.replace(
             fusion,
             problem=dataclasses.replace(problem, prologue=Prologue(dequant=dequant)),
             operands=dataclasses.replace(fusion.operands, scales=(ViewedNode(source, view),)),
         )
     if node.target is aten.add.Tensor and shape(source) == (problem.n,) and kind == "row":
-        epilogue = Epilogue((EpilogueInput(_dtype(source), "row"),), 1)
+        epilogue = Epilogue((EpilogueInput(_dtype_of(source), "row"),), 1)
         problem = dataclasses.replace(problem, epilogue=epilogue)
         operands = dataclasses.replace(fusion.operands, biases=(ViewedNode(source),))
         return dataclasses.replace(fusion, problem=problem, operands=operands)
@@ -271,7 +271,7 @@ class _Reader:
 
         aten = torch.ops.aten
         if node.target is torch.ops.prims.convert_element_type.default:
-            kind, source = _dtype(node), _dtype(node.args[0])
+            kind, source = _dtype_of(node), _dtype_of(node.args[0])
             floats = ("float32", self.problem.a.dtype)
             integers = kind in _INTEGERS and source in _INTEGERS
             if integers and kind in ("int8", "uint8"):
@@ -286,7 +286,7 @@ class _Reader:
         import torch
 
         aten = torch.ops.aten
-        kind = _dtype(node)
+        kind = _dtype_of(node)
         require(kind in (*_INTEGERS, "float32", self.problem.a.dtype), f"b is computed in {kind}")
         self.wide |= kind == "float32"
         operands: Any = node.args[:2]
@@ -318,7 +318,7 @@ class _Reader:
         visited: list[fx.Node] = []
         while True:
             moved = through_view(node, dims)
-            if moved is None and _keeps_numbers(node):
+            if moved is None and _is_lossless_cast(node):
                 moved = node.args[0], dims
             if moved is None or len(visited) == MOST_NODES:
                 break
@@ -332,7 +332,7 @@ class _Reader:
         return StoredTensor(node, dims)
 
     def _bytes(self, node: Any, dims: Dims) -> None:
-        self.dtype = _dtype(node)
+        self.dtype = _dtype_of(node)
         require(self.dtype in _BYTES, f"b is computed from {self.dtype}")
         require(self.bits == 8, "integers wrap around in 8 bits")
         require(not self.inverted, "bits are inverted")
@@ -376,7 +376,7 @@ class _Reader:
         while len(self.nodes) < MOST_NODES:
             moved = through_view(node, dims)
             if moved is None and node.target is torch.ops.prims.convert_element_type.default:
-                require(_dtype(node) in ("int16", "int32", "int64"), "numbers change in between")
+                require(_dtype_of(node) in ("int16", "int32", "int64"), "numbers change in between")
                 moved = node.args[0], dims
             names = {aten.bitwise_and.Scalar: "and", **dict.fromkeys(right, "right")}
             name = {**names, **dict.fromkeys(left, "left")}.get(node.target)
@@ -388,12 +388,12 @@ class _Reader:
                 continue
             if name == "right" and not operations:
                 # An arithmetic right shift extends the sign.
-                signed = _dtype(node) != "uint8"
+                signed = _dtype_of(node) != "uint8"
             if name == "left":
-                require(_dtype(node) == "int8", "bits are shifted out of 8 only")
+                require(_dtype_of(node) == "int8", "bits are shifted out of 8 only")
             operations.append((str(name), node.args[1]))
             node = node.args[0]
-        kind = _dtype(node)
+        kind = _dtype_of(node)
         require(kind in ("int8", "uint8"), f"pairs in {kind}")
         signed = signed and kind == "int8"
         known = {
@@ -445,7 +445,7 @@ class _Reader:
             kind,  # type: ignore[arg-type]
             group,
             self.zero is not None,
-            scale_dtype=_dtype(self.scale.node),
+            scale_dtype=_dtype_of(self.scale.node),
         )
 
     @property
@@ -502,7 +502,7 @@ class _Reader:
         return k.stride
 
 
-def _dtype(node: Any) -> str:
+def _dtype_of(node: Any) -> str:
     return matmul_nodes.dtype_of(matmul_nodes.value_of(node))
 
 
@@ -522,10 +522,10 @@ def _is_quantized(node: Any) -> bool:
         node = node.args[0]
         if not isinstance(node, torch.fx.Node):
             return False
-    return _dtype(node) in _BYTES
+    return _dtype_of(node) in _BYTES
 
 
-def _keeps_numbers(node: fx.Node) -> bool:
+def _is_lossless_cast(node: fx.Node) -> bool:
     """Whether a node is a conversion that neither truncates nor wraps. Between 16-bit and 32-bit
     floats, and from integers to floats, it may round, as elsewhere.
     """
@@ -533,9 +533,9 @@ def _keeps_numbers(node: fx.Node) -> bool:
 
     if node.target is not torch.ops.prims.convert_element_type.default:
         return False
-    if _dtype(node.args[0]) not in _INTEGERS:
+    if _dtype_of(node.args[0]) not in _INTEGERS:
         return is_cast(node)
-    if _dtype(node) not in _INTEGERS:
+    if _dtype_of(node) not in _INTEGERS:
         return is_computed_in_float32(node.meta["val"])
     before, after = (torch.iinfo(item.meta["val"].dtype) for item in (*node.all_input_nodes, node))
     return bool(after.min <= before.min and before.max <= after.max)

@@ -3,9 +3,9 @@
 Quantized activations times quantized weights have this form (torchao's dynamic quantization, static
 scales). If Inductor fuses the scales, the epilogue loads both scales for every element and converts
 the int32 accumulators to another layout, for which 128x256 tiles have no registers left. An
-extension kernel multiplies in the layout of the accumulators, as it does for float8. `take`
-replaces a planned matmul and the operations after it by one call, whose lowering is
-`fused.scaled_int_mm`.
+extension kernel multiplies in the layout of the accumulators, as it does for float8.
+`fuse_int8_scales` replaces a planned matmul and the operations after it by one call, whose lowering
+is `fused.scaled_int_mm`.
 
 Nothing is fused if Inductor is set to round as eager mode does (`emulate_precision_casts`): the
 intermediate values are float32, whatever dtype the model gives them.
@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
-from inductor_ext.lowerings.graph.fx_nodes import call, is_computed_in_float32
-from inductor_ext.lowerings.graph.rewrite import become
+from inductor_ext.lowerings.graph.fx_nodes import add_call, is_computed_in_float32
+from inductor_ext.lowerings.graph.rewrite import replace_call
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["take"]
+__all__ = ["fuse_int8_scales"]
 
 
-def take(
+def fuse_int8_scales(
     graph: fx.Graph, node: fx.Node, target: Callable[..., Any]
 ) -> tuple[fx.Node, list[fx.Node]]:
     """Replace an int8 matmul, its scales and its bias by one call.
 
     Args:
-        graph: of the node, with a flattened epilogue (`epilogue_region.flatten`).
+        graph: of the node, with a flattened epilogue (`epilogue_region.flatten_epilogue`).
         node: aten._int_mm, [M, N].
         target: a function of A, B, the row scales, the column scales, and the bias if any.
 
@@ -47,11 +47,11 @@ def take(
         return node, []
     nodes, last = [node], node
     found: dict[str, fx.Node] = {}
-    for item in epilogue_region.region(node)[1:]:
+    for item in epilogue_region.find_region(node)[1:]:
         if set(nodes[-1].users) != {item}:
             break
         if not _is_cast(item):
-            role = _role(item, nodes[-1], found)
+            role = _operand_role(item, nodes[-1], found)
             if role is None:
                 break
             kind, given = role
@@ -64,9 +64,9 @@ def take(
     replaced = nodes[: nodes.index(last)]
     with graph.inserting_before(last):
         operands = [
-            _narrow(graph, found[kind]) for kind in ("rows", "columns", "biases") if kind in found
+            _unexpand(graph, found[kind]) for kind in ("rows", "columns", "biases") if kind in found
         ]
-    become(last, target, (*node.args, *operands))
+    replace_call(last, target, (*node.args, *operands))
     last.meta.pop("eager_input_vals", None)
     for item in reversed(replaced):
         graph.erase_node(item)
@@ -81,7 +81,9 @@ def _is_cast(node: fx.Node) -> bool:
     return cast and is_computed_in_float32(node.meta["val"])
 
 
-def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx.Node] | None:
+def _operand_role(
+    node: fx.Node, value: fx.Node, known: Container[str]
+) -> tuple[str, fx.Node] | None:
     """Return the role of the other operand of an operation on the accumulators, and that operand.
 
     Args:
@@ -104,8 +106,8 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
     if not isinstance(other, torch.Tensor) or not is_computed_in_float32(other):
         return None
     try:
-        spread = matmul_nodes.broadcast(
-            other, matmul_nodes.sizes(matmul_nodes.value_of(value).shape)
+        spread = matmul_nodes.broadcast_kind(
+            other, matmul_nodes.concrete_sizes(matmul_nodes.value_of(value).shape)
         )
     except matmul_nodes.NotCovered:
         return None
@@ -118,15 +120,15 @@ def _role(node: fx.Node, value: fx.Node, known: Container[str]) -> tuple[str, fx
     return next(((kind, given) for kind in kinds.get(spread, ()) if kind not in known), None)
 
 
-def _expanded(value: torch.Tensor) -> list[int]:
+def _expanded_axes(value: torch.Tensor) -> list[int]:
     """Return the expanded dimensions (stride 0): torchao expands scales to the output size."""
     return [axis for axis, stride in enumerate(value.stride()) if stride == 0]
 
 
-def _narrow(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _unexpand(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Add a view that undoes the expansion of a node."""
     import torch
 
-    for axis in _expanded(node.meta["val"]):
-        node = call(graph, node, torch.ops.aten.slice.Tensor, node, axis, 0, 1)
+    for axis in _expanded_axes(node.meta["val"]):
+        node = add_call(graph, node, torch.ops.aten.slice.Tensor, node, axis, 0, 1)
     return node

@@ -66,7 +66,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
         return None
 
     try:
-        x = _averaged(root)
+        x = _mean_input(root)
         if x is None or flat(x) != flat(root) or flat(x)[1] != k:
             return None
         reader = FormulaReader(root, leaf)
@@ -92,14 +92,14 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     epsilon = sympy.expand(scale.base - spread)
     if not epsilon.is_number or epsilon < 0:
         return None
-    found = [_uncast(vectors[item]) for item in symbols]
+    found = [_skip_casts(vectors[item]) for item in symbols]
     if any(matmul_nodes.value_of(item).stride(-1) != 1 for item in found):
         return None
     kind: NormKind = "layer" if centered else "rms"
     return Norm(kind, x, tuple(found), float(epsilon), tuple(reader.inner))
 
 
-def _uncast(node: fx.Node) -> fx.Node:
+def _skip_casts(node: fx.Node) -> fx.Node:
     """Return the node behind all casts."""
     while is_cast(node):
         node = node.all_input_nodes[0]
@@ -114,7 +114,7 @@ def _is_vector(node: fx.Node, k: int) -> bool:
         return False
 
 
-def _averaged(root: fx.Node) -> fx.Node | None:
+def _mean_input(root: fx.Node) -> fx.Node | None:
     """Return the input, before any cast, of the mean or variance that a node is computed from. The
     mean may be of the input itself, of its square, or of the square of the input minus its mean.
     """
@@ -134,7 +134,7 @@ def _averaged(root: fx.Node) -> fx.Node | None:
             x = x.all_input_nodes[0]
             left, right = (*x.all_input_nodes, None, None)[:2]
             # If an operand is a scalar, no mean is subtracted.
-            if x.target is aten.sub.Tensor and right and _uncast(right).target is aten.mean.dim:
+            if x.target is aten.sub.Tensor and right and _skip_casts(right).target is aten.mean.dim:
                 x = left
         while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):
             x = x.all_input_nodes[0]

@@ -1,10 +1,10 @@
 """Matching of matmuls whose row amax is needed to quantize the output to 8 bits.
 
-`find` (`gemm_fuse_row_maxima`) matches y.abs().amax(-1) or y.amax(-1), where y is what one
-extension kernel can compute: a matmul, or a fusion of `fusion_search` or `match_dequantized`,
-with the pointwise operations after it. The amax is that of y as stored, so the kernel applies all
-these operations itself (`chain`) instead of leaving them to the scheduler. y is stored as before,
-for its readers.
+`find_row_amax_fusions` (`gemm_fuse_row_maxima`) matches y.abs().amax(-1) or y.amax(-1), where y is
+what one extension kernel can compute: a matmul, or a fusion of `fusion_search` or
+`match_dequantized`, with the pointwise operations after it. The amax is that of y as stored, so the
+kernel applies all these operations itself (`chain`) instead of leaving them to the scheduler. y is
+stored as before, for its readers.
 
 What is timed is what the graph computes: if y is then scaled to float8 or int8 by the amax, the
 problem includes that. If it is not, and y has other readers, whose kernels may compute the amax at
@@ -33,7 +33,7 @@ from inductor_ext.lowerings.graph.fx_nodes import (
     is_view,
     shape,
 )
-from inductor_ext.lowerings.graph.rewrite import become, call_operands, hoist
+from inductor_ext.lowerings.graph.rewrite import call_operands, hoist, replace_call
 from inductor_ext.lowerings.node_info import FusedCall
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import QUANTIZED, GemmProblem
@@ -41,7 +41,7 @@ from inductor_ext.templates.problem import QUANTIZED, GemmProblem
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["RowAmaxFusion", "apply", "find"]
+__all__ = ["RowAmaxFusion", "apply", "find_row_amax_fusions"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class RowAmaxFusion(Fusion):
     """The nodes that scale y to 8 bits by the amax, computed by other kernels, in graph order."""
 
 
-def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list[RowAmaxFusion]:
+def find_row_amax_fusions(
+    graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]
+) -> list[RowAmaxFusion]:
     """Return the matmuls of a graph whose row amax is needed.
 
     Args:
@@ -75,7 +77,7 @@ def find(graph: fx.Graph, settings: Settings, fusions: Sequence[Fusion]) -> list
     if numerics.has_ordered_zeros():
         # The kernel may return either zero of a tie.
         return []
-    reductions = [found for found in map(_reduction, graph.nodes) if found is not None]
+    reductions = [found for found in map(_match_reduction, graph.nodes) if found is not None]
     if not reductions:
         return []
     search = _Search(graph, fusions)
@@ -94,7 +96,7 @@ class _Reduction:
     absolute: bool
 
 
-def _reduction(node: fx.Node) -> _Reduction | None:
+def _match_reduction(node: fx.Node) -> _Reduction | None:
     import torch
 
     aten = torch.ops.aten
@@ -116,7 +118,7 @@ def _reduction(node: fx.Node) -> _Reduction | None:
     if dims not in (-1, last, [-1], [last]) or last < 1:
         return None
     sources, absolute = [source], False
-    while source.target is aten.abs.default or is_view(source) or _widens(source):
+    while source.target is aten.abs.default or is_view(source) or _is_widening_cast(source):
         inner.append(source)
         absolute = absolute or source.target is aten.abs.default
         if source.target is aten.abs.default:
@@ -129,7 +131,7 @@ def _reduction(node: fx.Node) -> _Reduction | None:
     return _Reduction(node, tuple(inner), tuple(sources), absolute)
 
 
-def _widens(node: fx.Node) -> bool:
+def _is_widening_cast(node: fx.Node) -> bool:
     """Whether a node is a cast that does not round."""
     if not is_cast(node):
         return False
@@ -152,7 +154,7 @@ class _Search:
         for node in graph.nodes:
             problem = matmul_nodes.problem_of(node) if node.target in covered else None
             if problem is not None and all(isinstance(item, int) for item in shape(node)[1:]):
-                self.plain.append(_plain(node, problem))
+                self.plain.append(_unfused(node, problem))
 
     def of(self, reduction: _Reduction) -> Iterator[RowAmaxFusion]:
         """Yield the fusions that compute a row amax."""
@@ -176,7 +178,7 @@ class _Search:
         if self.order[output] > self.order[y]:
             return None
         if output not in self.following:
-            self.following[output] = epilogue_region.region(output)
+            self.following[output] = epilogue_region.find_region(output)
         nodes = self.following[output]
         if y not in nodes:
             return None
@@ -188,7 +190,7 @@ class _Search:
         """Return a base extended by the row amax of y."""
         nodes = self.run(base, y)
         assert nodes is not None
-        problem = epilogue_region.counted(nodes, base.problem)
+        problem = epilogue_region.count_epilogue_ops(nodes, base.problem)
         biases = _biases(base)
         if (
             problem is None
@@ -197,7 +199,7 @@ class _Search:
             or (biases and problem.parts)
         ):
             return None
-        chain = _Chain(base)
+        chain = _ChainBuilder(base)
         if not all(map(chain.add, nodes[1:])):
             return None
         own = {*base.nodes, *nodes, reduction.node}
@@ -284,13 +286,13 @@ def _same_size(node: fx.Node, other: fx.Node) -> bool:
         return False
 
 
-def _plain(node: fx.Node, problem: GemmProblem) -> Fusion:
+def _unfused(node: fx.Node, problem: GemmProblem) -> Fusion:
     """Return an unfused matmul as a fusion."""
     fusion = unfused(node, problem)
     return dataclasses.replace(fusion, operands=fusion.operands.without_epilogue())
 
 
-class _Chain:
+class _ChainBuilder:
     """Builder of the graph that computes y from the accumulators."""
 
     def __init__(self, base: Fusion) -> None:
@@ -380,7 +382,7 @@ def apply(
 
     Args:
         graph: the graph in which the fusion was found.
-        fusion: one from `find`.
+        fusion: one from `find_row_amax_fusions`.
         target: a function of the matmul's operands and those of the chain, for Inductor with the
             attribute `_inductor_lowering_function`. It returns y and the amax, in their shapes.
 
@@ -390,16 +392,18 @@ def apply(
     order = {node: index for index, node in enumerate(graph.nodes)}
     y, maxima = fusion.outputs
     hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
-    product = next(node for node in fusion.nodes if matmul_nodes.is_product(node))
+    product = next(node for node in fusion.nodes if matmul_nodes.is_matmul(node))
     with graph.inserting_before(y):
-        further = [epilogue_region.as_rows(graph, *pair) for pair in fusion.chain_inputs.items()]
+        further = [
+            epilogue_region.view_as_rows(graph, *pair) for pair in fusion.chain_inputs.items()
+        ]
         operands = call_operands(graph, fusion, product)
         operands = dataclasses.replace(operands, epilogue_inputs=tuple(further))
         call = graph.call_function(target, operands.flatten())
         call.meta = {**y.meta, "val": (y.meta["val"], maxima.meta["val"])}
         call.meta.pop("eager_input_vals", None)
-    become(y, operator.getitem, (call, 0))
-    become(maxima, operator.getitem, (call, 1))
+    replace_call(y, operator.getitem, (call, 0))
+    replace_call(maxima, operator.getitem, (call, 1))
     for node in reversed(fusion.nodes):
         if node not in fusion.outputs:
             graph.erase_node(node)

@@ -12,7 +12,7 @@ from inductor_ext.lowerings.graph.cleanup import is_pure
 from inductor_ext.lowerings.graph.fusible_matmuls import FusibleMatmuls, group_key
 from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import is_read_by_strides
-from inductor_ext.lowerings.graph.rewrite import later
+from inductor_ext.lowerings.graph.rewrite import computed_after
 
 if TYPE_CHECKING:
     from torch import fx
@@ -106,7 +106,7 @@ def _fuse(matmuls: FusibleMatmuls, nodes: Sequence[fx.Node]) -> Fusion | None:
     if problem is None:
         return None
     fusion = matmuls.fuse(problem, nodes)
-    moved = later(nodes[0], fusion.inputs, matmuls.order)
+    moved = computed_after(nodes[0], fusion.inputs, matmuls.order)
     if not all(node.op != "call_function" or _is_movable(node, nodes[0]) for node in moved):
         return None
     return fusion

@@ -1,9 +1,10 @@
 """Description of an FX matmul node as a `GemmProblem`.
 
 The graph is the one that Inductor lowers: ATen operators with fake tensors in `node.meta["val"]`.
-`problem_of` describes the matmul itself, without fused prologue or epilogue; `obstacle` says why a
-matmul has no problem. Symbolic sizes and strides are replaced by their size hints or by the values
-that the caller passes. The alignment of an operand holds for all sizes that the graph may meet.
+`problem_of` describes the matmul itself, without fused prologue or epilogue; `why_unsupported` says
+why a matmul has no problem. Symbolic sizes and strides are replaced by their size hints or by the
+values that the caller passes. The alignment of an operand holds for all sizes that the graph may
+meet.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NotCovered",
-    "aligned",
-    "broadcast",
+    "broadcast_kind",
     "call_arguments",
+    "concrete_sizes",
     "dtype_of",
-    "inputs",
-    "is_product",
-    "obstacle",
+    "is_matmul",
+    "matmul_operands",
     "operand",
     "problem_of",
-    "sizes",
+    "why_unsupported",
+    "with_static_alignment",
 ]
 
 Hints = Mapping[Any, int]
@@ -68,7 +69,7 @@ def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
         hints: sizes to use, by symbol; other symbols get their size hints.
 
     Returns:
-        None if the node is not a matmul, or is one that is not covered: see `obstacle`.
+        None if the node is not a matmul, or is one that is not covered: see `why_unsupported`.
     """
     reader = _readers().get(node.target)
     if reader is None:
@@ -79,12 +80,12 @@ def problem_of(node: fx.Node, hints: Hints | None = None) -> GemmProblem | None:
         return None
 
 
-def is_product(node: fx.Node) -> bool:
+def is_matmul(node: fx.Node) -> bool:
     """Whether a node is a matmul, covered or not."""
     return node.op == "call_function" and node.target in _readers()
 
 
-def obstacle(node: fx.Node) -> str | None:
+def why_unsupported(node: fx.Node) -> str | None:
     """Return why a node has no problem; None if it has one."""
     reader = _readers().get(node.target)
     if reader is None:
@@ -106,8 +107,8 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
     Raises:
         NotCovered: the dtype is not in `DTYPE_BITS`, or a size is known only at run time.
     """
-    *batch, rows, columns = sizes(value.shape, hints)
-    *batch_stride, row, column = sizes(value.stride(), hints)
+    *batch, rows, columns = concrete_sizes(value.shape, hints)
+    *batch_stride, row, column = concrete_sizes(value.stride(), hints)
     found = Operand.of(
         dtype_of(value),
         (rows, columns),
@@ -128,10 +129,12 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
         for axis, stride in enumerate(value.stride(), -value.dim())
         if not isinstance(stride, int)
     }
-    return aligned(found, symbols, lambda stride, size: statically_known_true(stride % size == 0))
+    return with_static_alignment(
+        found, symbols, lambda stride, size: statically_known_true(stride % size == 0)
+    )
 
 
-def aligned(
+def with_static_alignment(
     found: Operand, symbols: Mapping[int, Any], divides: Callable[[Any, int], bool]
 ) -> Operand:
     """Return an operand with the alignment that holds for all sizes.
@@ -150,7 +153,7 @@ def aligned(
     return dataclasses.replace(found, alignment=alignment)
 
 
-def sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
+def concrete_sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
     """Return sizes or strides as ints.
 
     Args:
@@ -160,10 +163,10 @@ def sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
     Raises:
         NotCovered: a value is known only at run time.
     """
-    return tuple(_number(value, hints or {}) for value in values)
+    return tuple(_concrete_size(value, hints or {}) for value in values)
 
 
-def _number(value: Any, hints: Hints) -> int:
+def _concrete_size(value: Any, hints: Hints) -> int:
     if isinstance(value, int):
         return value
     node = value.node
@@ -186,7 +189,7 @@ def dtype_of(value: torch.Tensor) -> str:
     return name
 
 
-def broadcast(
+def broadcast_kind(
     value: torch.Tensor, shape: Sequence[int], hints: Hints | None = None
 ) -> Literal["matrix", "row", "column", "scalar"]:
     """Return how a tensor is broadcast to an output.
@@ -198,8 +201,8 @@ def broadcast(
         shape: of the output, [..., M, N], ints.
         hints: as in `problem_of`.
     """
-    own = sizes(value.shape, hints)
-    strides = sizes(value.stride(), hints)
+    own = concrete_sizes(value.shape, hints)
+    strides = concrete_sizes(value.stride(), hints)
     # An expanded dimension holds one element.
     own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
     own = (1,) * (len(shape) - len(own)) + own
@@ -242,7 +245,7 @@ def call_arguments(node: fx.Node) -> dict[str, Any]:
     )
 
 
-def inputs(product: fx.Node) -> list[fx.Node]:
+def matmul_operands(product: fx.Node) -> list[fx.Node]:
     """Return the operands A and B of aten.mm, addmm or _scaled_mm, their scales, and the bias if
     any.
     """
@@ -256,7 +259,7 @@ def inputs(product: fx.Node) -> list[fx.Node]:
     return [*given[:4], *([] if bias is None else [bias])]
 
 
-def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tensors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return A, B and the output, which must be dense, non-empty CUDA tensors."""
     import torch
 
@@ -270,7 +273,7 @@ def _factors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
             raise NotCovered(f"an operand has layout {value.layout}")
         if value.is_conj() or value.is_neg():
             raise NotCovered("an operand is lazily conjugated or negated")
-        if 0 in sizes(value.shape):
+        if 0 in concrete_sizes(value.shape):
             raise NotCovered("a dimension has size 0")
     # Inductor drops the mask of a store whose index is constant, which would store the whole tile.
     if all(isinstance(size, int) and size == 1 for size in found[2].shape):
@@ -284,7 +287,7 @@ def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
         raise NotCovered(f"operands of {a.dtype} and {b.dtype}")
 
 
-def _flags(dtype: str) -> dict[str, Any]:
+def _numerics_flags(dtype: str) -> dict[str, Any]:
     """Return the problem fields that hold the user's numerics flags for a dtype."""
     import torch
 
@@ -296,7 +299,7 @@ def _flags(dtype: str) -> dict[str, Any]:
     }
 
 
-def _product(
+def _matmul_problem(
     operation: Any,
     node: fx.Node,
     factors: tuple[Any, Any],
@@ -307,30 +310,30 @@ def _product(
     """Return the problem of a matmul or a batched matmul."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    left, right, product = _factors(node, *factors)
+    left, right, product = _tensors(node, *factors)
     a, b = operand(left, hints), operand(right, hints)
     _require_dtypes(a, b, allowed)
-    *batch, m, k = sizes(left.shape, hints)
-    n = sizes(right.shape, hints)[-1]
+    *batch, m, k = concrete_sizes(left.shape, hints)
+    n = concrete_sizes(right.shape, hints)[-1]
     if not statically_known_true(left.shape[-1] >= 1):
         raise NotCovered("the summed dimension may have size 0")
-    given: dict[str, Any] = {"batch": batch[0] if batch else 1, **_flags(a.dtype), **rest}
+    given: dict[str, Any] = {"batch": batch[0] if batch else 1, **_numerics_flags(a.dtype), **rest}
     return GemmProblem(operation, m, n, k, a, b, dtype_of(product), **given)
 
 
 def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
-    return _product("mm", node, (given["self"], given["mat2"]), hints)
+    return _matmul_problem("mm", node, (given["self"], given["mat2"]), hints)
 
 
 def _bmm(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
-    return _product("bmm", node, (given["self"], given["mat2"]), hints)
+    return _matmul_problem("bmm", node, (given["self"], given["mat2"]), hints)
 
 
 def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
-    return _product(
+    return _matmul_problem(
         "int_mm",
         node,
         (given["self"], given["mat2"]),
@@ -340,32 +343,36 @@ def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
     )
 
 
-def _biased(operation: str, first: str, second: str) -> Callable[[fx.Node, Hints], GemmProblem]:
+def _biased_reader(
+    operation: str, first: str, second: str
+) -> Callable[[fx.Node, Hints], GemmProblem]:
     """Return the reader of beta * bias + alpha * (a @ b)."""
 
     def read(node: fx.Node, hints: Hints) -> GemmProblem:
         given = call_arguments(node)
-        problem = _product(operation, node, (given[first], given[second]), hints)
+        problem = _matmul_problem(operation, node, (given[first], given[second]), hints)
         alpha, beta = given["alpha"], given["beta"]
         if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
             raise NotCovered("alpha or beta is not a constant")
         operations = alpha != 1
         inputs: tuple[EpilogueInput, ...] = ()
         if beta != 0:
-            inputs = (_input(given["self"], node, hints),)
+            inputs = (_epilogue_input(given["self"], node, hints),)
             operations += 1 + (beta != 1)
         return dataclasses.replace(problem, epilogue=Epilogue(inputs, operations))
 
     return read
 
 
-def _input(argument: Any, node: fx.Node, hints: Hints) -> EpilogueInput:
+def _epilogue_input(argument: Any, node: fx.Node, hints: Hints) -> EpilogueInput:
     value = value_of(argument)
-    shape = sizes(value_of(node).shape, hints)
-    return EpilogueInput(dtype_of(value), broadcast(value, shape, hints))
+    shape = concrete_sizes(value_of(node).shape, hints)
+    return EpilogueInput(dtype_of(value), broadcast_kind(value, shape, hints))
 
 
-def _scales(given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) -> Epilogue:
+def _scales_epilogue(
+    given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]
+) -> Epilogue:
     """Return the epilogue of an fp8 matmul: tensorwise scales, or rowwise scales of A and
     columnwise ones of B.
 
@@ -379,7 +386,7 @@ def _scales(given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) 
     a, b = value_of(given["scale_a"]), value_of(given["scale_b"])
     if {dtype_of(a), dtype_of(b)} != {"float32"}:
         raise NotCovered(f"scales of {dtype_of(a)} and {dtype_of(b)}")
-    shapes = sizes(a.shape), sizes(b.shape)
+    shapes = concrete_sizes(a.shape), concrete_sizes(b.shape)
     if math.prod(shapes[0]) == math.prod(shapes[1]) == 1:
         kinds = ("scalar", "scalar")
     elif shapes == (tuple(columns), tuple(rows)):
@@ -389,19 +396,19 @@ def _scales(given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) 
     return Epilogue(tuple(EpilogueInput("float32", kind) for kind in kinds), 2)  # type: ignore[arg-type]
 
 
-def _with_bias(epilogue: Epilogue, given: dict[str, Any], node: fx.Node, hints: Hints) -> Epilogue:
+def _add_bias(epilogue: Epilogue, given: dict[str, Any], node: fx.Node, hints: Hints) -> Epilogue:
     if given["bias"] is None:
         return epilogue
-    inputs = (*epilogue.inputs, _input(given["bias"], node, hints))
+    inputs = (*epilogue.inputs, _epilogue_input(given["bias"], node, hints))
     return dataclasses.replace(epilogue, inputs=inputs, pointwise=epilogue.pointwise + 1)
 
 
 def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
     factors = given["self"], given["mat2"]
-    problem = _product("scaled", node, factors, hints, FP8)
-    m, n = sizes(value_of(node).shape)
-    epilogue = _with_bias(_scales(given, (m, 1), (1, n)), given, node, hints)
+    problem = _matmul_problem("scaled", node, factors, hints, FP8)
+    m, n = concrete_sizes(value_of(node).shape)
+    epilogue = _add_bias(_scales_epilogue(given, (m, 1), (1, n)), given, node, hints)
     return dataclasses.replace(
         problem, epilogue=epilogue, fast_accumulation=bool(given["use_fast_accum"])
     )
@@ -419,7 +426,7 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     arguments = call_arguments(node)
-    a, b, product = _factors(node, arguments["self"], arguments["mat2"])
+    a, b, product = _tensors(node, arguments["self"], arguments["mat2"])
     divided = _DIVIDED.get((a.dim(), b.dim()))
     if divided is None:
         raise NotCovered("batched, without groups")
@@ -433,15 +440,21 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
         raise NotCovered("the grouped dimension may have size 0")
     left, right = operand(a, hints), operand(b, hints)
     _require_dtypes(left, right, allowed)
-    (m, k), n = sizes(a.shape, hints)[-2:], sizes(b.shape, hints)[-1]
-    given: dict[str, Any] = {"batch": lengths[-1], "divided": divided, **_flags(left.dtype)}
+    (m, k), n = concrete_sizes(a.shape, hints)[-2:], concrete_sizes(b.shape, hints)[-1]
+    given: dict[str, Any] = {
+        "batch": lengths[-1],
+        "divided": divided,
+        **_numerics_flags(left.dtype),
+    }
     return GemmProblem("grouped", m, n, k, left, right, dtype_of(product), **given)
 
 
 def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     given = call_arguments(node)
     problem = _grouped(node, hints, FP8)
-    m, n = (sizes(value_of(given[item]).shape)[i] for item, i in (("self", -2), ("mat2", -1)))
+    m, n = (
+        concrete_sizes(value_of(given[item]).shape)[i] for item, i in (("self", -2), ("mat2", -1))
+    )
     rows, columns = {
         "m": ((m,), (problem.batch, n)),
         "n": ((problem.batch, m), (n,)),
@@ -449,7 +462,7 @@ def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     }[problem.divided]
     return dataclasses.replace(
         problem,
-        epilogue=_scales(given, rows, columns),
+        epilogue=_scales_epilogue(given, rows, columns),
         fast_accumulation=bool(given["use_fast_accum"]),
     )
 
@@ -461,9 +474,9 @@ def _readers() -> Mapping[Any, Callable[[fx.Node, Hints], GemmProblem]]:
     aten = torch.ops.aten
     return {
         aten.mm.default: _mm,
-        aten.addmm.default: _biased("addmm", "mat1", "mat2"),
+        aten.addmm.default: _biased_reader("addmm", "mat1", "mat2"),
         aten.bmm.default: _bmm,
-        aten.baddbmm.default: _biased("baddbmm", "batch1", "batch2"),
+        aten.baddbmm.default: _biased_reader("baddbmm", "batch1", "batch2"),
         aten._int_mm.default: _int_mm,
         aten._scaled_mm.default: _scaled_mm,
         aten._grouped_mm.default: _grouped,

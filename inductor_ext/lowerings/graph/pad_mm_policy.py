@@ -7,10 +7,11 @@ it is a result of one of two `cond` branches, the branches no longer agree on th
 is an error. Both depend on timings and are therefore not reproducible.
 
 A slice also prevents fusions, such as a matmul with its norm or gate, and extension kernels need no
-padding of M: `rows_alone` says whether M is the only unaligned size.
+padding of M: `is_only_m_unaligned` says whether M is the only unaligned size.
 
-Joint graph passes run inside `guarded`. `allowed` says whether padding is allowed, and `recorded`
-later copies the results whose strides have changed. None of them adds a guard on symbolic sizes.
+Joint graph passes run inside `track_control_flow`. `may_pad` says whether padding is allowed, and
+`restore_strides` later copies the results whose strides have changed. None of them adds a guard on
+symbolic sizes.
 """
 
 from __future__ import annotations
@@ -25,13 +26,19 @@ from inductor_ext.lowerings import node_info
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["allowed", "guarded", "keep_strides", "recorded", "rows_alone"]
+__all__ = [
+    "is_only_m_unaligned",
+    "may_pad",
+    "record_strides",
+    "restore_strides",
+    "track_control_flow",
+]
 
 _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl"})
 
 
 @contextlib.contextmanager
-def guarded(module: torch.fx.GraphModule) -> Iterator[None]:
+def track_control_flow(module: torch.fx.GraphModule) -> Iterator[None]:
     """Wrap the passes over a graph, which run the passes over its subgraphs."""
     outer = context.current()
     with context.enter(
@@ -41,12 +48,12 @@ def guarded(module: torch.fx.GraphModule) -> Iterator[None]:
         yield
 
 
-def allowed() -> bool:
+def may_pad() -> bool:
     """Whether matmuls of the current graph may be padded."""
     return not context.current().in_control_flow
 
 
-def rows_alone(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
+def is_only_m_unaligned(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
     """Whether M is the only unaligned size of a matmul, and the rows of `mat1` are contiguous.
 
     Args:
@@ -66,7 +73,7 @@ def rows_alone(mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
     )
 
 
-def strides(module: torch.fx.GraphModule) -> list[Any]:
+def result_strides(module: torch.fx.GraphModule) -> list[Any]:
     """Return the strides of a graph's results; None for results that are not tensors."""
     (output,) = module.graph.find_nodes(op="output")
     results = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
@@ -74,13 +81,13 @@ def strides(module: torch.fx.GraphModule) -> list[Any]:
     return [value.stride() if hasattr(value, "stride") else None for value in values]
 
 
-def keep_strides(module: torch.fx.GraphModule, before: Sequence[Any]) -> None:
-    """Store the strides that the results had before the passes, for `recorded`."""
+def record_strides(module: torch.fx.GraphModule, before: Sequence[Any]) -> None:
+    """Store the strides that the results had before the passes, for `restore_strides`."""
     (output,) = module.graph.find_nodes(op="output")
     node_info.update(output, strides=before)
 
 
-def recorded(module: torch.fx.GraphModule) -> None:
+def restore_strides(module: torch.fx.GraphModule) -> None:
     """Copy the results whose strides padding has changed, and record their previous strides.
 
     Called after Inductor has recorded the strides of the results. Lowering keeps those strides, but
@@ -95,7 +102,7 @@ def recorded(module: torch.fx.GraphModule) -> None:
     original = output.meta.get("original_output_strides")
     if before is None or original is None:
         return
-    after = strides(module)
+    after = result_strides(module)
     if not len(before) == len(original) == len(after):
         return
     padded = [

@@ -119,10 +119,10 @@ class Planner:
     def _find_fusions(self) -> list[Site]:
         """Return a site for each fusion that the graph offers; sites may share nodes."""
         graph, settings = self.gm.graph, self.settings
-        dequantized = match_dequantized.find(graph, settings)
-        scaled = [match_dequantized.with_scales(fusion) for fusion in dequantized]
+        dequantized = match_dequantized.find_dequantized_matmuls(graph, settings)
+        scaled = [match_dequantized.add_scales(fusion) for fusion in dequantized]
         fusions = [*fusion_search.find_fusions(graph, settings, scaled), *dequantized]
-        reduced = match_row_amax.find(graph, settings, fusions)
+        reduced = match_row_amax.find_row_amax_fusions(graph, settings, fusions)
         return [self._fused_site(fusion) for fusion in (*reduced, *fusions)]
 
     def _plan_unfused(self) -> None:
@@ -145,23 +145,25 @@ class Planner:
             if plan is None or not isinstance(plan.decision.config, GemmConfig):
                 continue
             if isinstance(value, torch.Tensor) and value.dim() == 2:
-                epilogue_region.flatten(graph, node)
+                epilogue_region.flatten_epilogue(graph, node)
                 self._fuse_int8_scales(node, plan)
 
     def _fuse_int8_scales(self, node: fx.Node, plan: node_info.Plan) -> None:
         """Fuse the scales that follow a planned int8 matmul into its kernel."""
         if node.target is not torch.ops.aten._int_mm.default or not plan.applies_epilogue:
             return
-        call, replaced = match_int8_scales.take(self.gm.graph, node, fused_calls.scaled_int_mm)
+        call, replaced = match_int8_scales.fuse_int8_scales(
+            self.gm.graph, node, fused_calls.scaled_int_mm
+        )
         if replaced:
             inside = (other for other in (*replaced[1:], call) if not is_cast(other))
-            fused = explain_records.operators(inside)
+            fused = explain_records.operator_names(inside)
             node_info.update(call, plan=plan, fused=fused)
 
     def _fused_site(self, fusion: Fusion) -> Site:
         problem = fusion.problem
         if len(fusion.outputs) == 1:
-            problem = epilogue_region.with_epilogue(fusion.outputs[0], problem)
+            problem = epilogue_region.add_epilogue(fusion.outputs[0], problem)
         a = fusion.operands.a.node
         axes = tuple(range(a.meta["val"].dim() - 1))
         return self._with_cutlass_match(
@@ -181,7 +183,7 @@ class Planner:
         a = node.args[1 if biased else 0]
         assert isinstance(a, fx.Node)
         rows = a.meta["val"].dim() - 2
-        whole = epilogue_region.with_epilogue(node, problem)
+        whole = epilogue_region.add_epilogue(node, problem)
         return self._with_cutlass_match(Site(whole, (node,), (node,), a, (rows,)))
 
     def _with_cutlass_match(self, site: Site) -> Site:
@@ -191,7 +193,9 @@ class Planner:
         if not self.options.wanted or site.others or len(site.outputs) > 1:
             return site
         (output,), fuses = site.outputs, self.options.fuses
-        for reading in match_cutlass.readings(output, site.problem, site.fusion, fuses=fuses):
+        for reading in match_cutlass.find_cutlass_matches(
+            output, site.problem, site.fusion, fuses=fuses
+        ):
             found = dataclasses.replace(site, reading=reading, covered=self.decider.wants_cutlass)
             if not decide.is_forced():
                 if is_one_inductor_kernel(reading):
@@ -345,7 +349,7 @@ class Planner:
         """Return why a fusion with a decision is not applied."""
         if decision.config is not None and not self._beats_unfused(site):
             return "fusing one of the GEMMs alone saves more"
-        return explain_records.reason(decision)
+        return explain_records.decision_reason(decision)
 
     def _find_unfused_site(self, site: Site) -> Site | None:
         """Return the site of the unfused matmul whose kernel could replace the kernel of a fusion.
@@ -361,7 +365,7 @@ class Planner:
         if not self.options.wanted or not site.problem.epilogue.gated:
             return None
         computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
-        products = [node for node in site.nodes if matmul_nodes.is_product(node)]
+        products = [node for node in site.nodes if matmul_nodes.is_matmul(node)]
         for node in products:
             problem = matmul_nodes.problem_of(node)
             found = None if problem is None else self._plain_site(node, problem)
@@ -399,12 +403,16 @@ class Planner:
         return frozenset(site.nodes)
 
     def _apply_cutlass(
-        self, site: Site, match: match_cutlass.Reading, problem: GemmProblem, decision: Decision
+        self,
+        site: Site,
+        match: match_cutlass.CutlassMatch,
+        problem: GemmProblem,
+        decision: Decision,
     ) -> frozenset[fx.Node]:
         """Replace the nodes of a match by a CUTLASS call; return what was replaced."""
         counters["inductor"]["cutlass_epilogue_fusion_counter"] += match.epilogue_nodes
         inside = (node for node in match.nodes[1:] if not is_view(node) and not is_cast(node))
-        fused = explain_records.operators(inside)
+        fused = explain_records.operator_names(inside)
         call, arguments = match_cutlass.apply(self.gm.graph, match, fused_calls.cutlass)
         self._set_plan(call, problem, decision, arguments)
         node_info.update(call, fused=fused)
@@ -445,10 +453,10 @@ class Planner:
                 nodes = tuple(sorted(together))
                 outputs = tuple(node for node in nodes if not set(node.users) <= together)
         elif len(outputs) == 1:
-            behind = epilogue_region.region(outputs[0], self.fused.difference(nodes), nodes)
+            behind = epilogue_region.find_region(outputs[0], self.fused.difference(nodes), nodes)
             nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
         ranges = [(limit, self._branch_planner(limit)) for limit in limits]
-        dynamic_m.by_rows(self.gm, nodes, outputs, (site.a, site.axes), ranges)
+        dynamic_m.dispatch_on_m(self.gm, nodes, outputs, (site.a, site.axes), ranges)
         return frozenset(nodes)
 
     def _branch_planner(self, rows: int) -> Callable[[fx.GraphModule], None]:
@@ -456,6 +464,6 @@ class Planner:
 
         def plan(branch: fx.GraphModule) -> None:
             Planner(branch, self.settings, self.decider, rows).plan()
-            explain_records.emit(branch.graph, self.settings)
+            explain_records.emit_records(branch.graph, self.settings)
 
         return plan

@@ -74,7 +74,7 @@ def _visit_graphs(
 def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
     if decide.compares(settings):
         # Without a comparison of kernels, keep Inductor's replacement.
-        undo_woq_int8.restore(gm.graph)
+        undo_woq_int8.restore_matmuls(gm.graph)
     allowed = settings.gemm_templates and numerics.gemm_obstacle() is None
     first = next(iter(find_matmuls(gm.graph)), None) if allowed else None
     if first is not None:
@@ -82,7 +82,7 @@ def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
         device = Device.described(torch.cuda.get_device_properties(index))
         Planner(gm, settings, Decider(settings, device, index)).plan()
         gm.recompile()
-    explain_records.emit(gm.graph, settings)
+    explain_records.emit_records(gm.graph, settings)
 
 
 def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:

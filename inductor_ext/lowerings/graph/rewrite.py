@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
-from inductor_ext.lowerings.graph.matmul_nodes import is_product, value_of
+from inductor_ext.lowerings.graph.matmul_nodes import is_matmul, value_of
 from inductor_ext.lowerings.node_info import FusedCall
 from inductor_ext.lowerings.operands import FusedOperands
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["apply", "as_matrix", "become", "call_operands", "hoist", "later"]
+__all__ = ["apply", "as_matrix", "call_operands", "computed_after", "hoist", "replace_call"]
 
 
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[fx.Node, FusedCall]:
@@ -46,7 +46,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(fusion.outputs, key=order.__getitem__)
     hoist(anchor, fusion.inputs, order)
-    product = next(filter(is_product, fusion.nodes))
+    product = next(filter(is_matmul, fusion.nodes))
     with graph.inserting_before(anchor):
         operands = call_operands(graph, fusion, product)
         arguments = operands.flatten()
@@ -54,22 +54,22 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[
         if others:
             call = graph.call_function(target, arguments)
             call.meta = dict(anchor.meta)
-            call.meta["val"] = tuple(_flat(output, product) for output in fusion.outputs)
+            call.meta["val"] = tuple(_flat_value(output, product) for output in fusion.outputs)
             for index, output in enumerate(fusion.outputs):
                 if len(shape(output)) == 2:
-                    become(output, operator.getitem, (call, index))
+                    replace_call(output, operator.getitem, (call, index))
                     continue
                 with graph.inserting_before(output):
                     part = graph.call_function(operator.getitem, (call, index))
-                part.meta = {**output.meta, "val": _flat(output, product)}
-                _reshape(output, part, fusion)
+                part.meta = {**output.meta, "val": _flat_value(output, product)}
+                _become_view(output, part, fusion)
         elif len(shape(first)) == 2:
             call = first
-            become(first, target, arguments)
+            replace_call(first, target, arguments)
         else:
             call = graph.call_function(target, arguments)
-            call.meta = {**first.meta, "val": _flat(first, product)}
-            _reshape(first, call, fusion)
+            call.meta = {**first.meta, "val": _flat_value(first, product)}
+            _become_view(first, call, fusion)
     call.meta.pop("eager_input_vals", None)
     for node in reversed(fusion.nodes):
         if node not in fusion.outputs:
@@ -77,7 +77,7 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[
     return call, FusedCall.of(operands, fusion.constants)
 
 
-def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
+def _flat_value(output: fx.Node, product: fx.Node) -> torch.Tensor:
     """Return an output's value as [M, columns]."""
     value: torch.Tensor = output.meta["val"]
     if value.dim() == 2:
@@ -85,13 +85,13 @@ def _flat(output: fx.Node, product: fx.Node) -> torch.Tensor:
     return value.new_empty((product.meta["val"].shape[0], value.shape[-1]))
 
 
-def _reshape(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
+def _become_view(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
     """Turn an output into a view of its matrix, with the sizes of a view in the fusion."""
     view = next(
         node for node in fusion.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
     )
     sizes: Any = view.args[1]
-    become(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
+    replace_call(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
 
 
 def call_operands(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> FusedOperands[fx.Node]:
@@ -117,7 +117,7 @@ def _split_packed(
 
     def halves(packed: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         return tuple(
-            _columns(graph, node, begin, fusion.problem.parts[0])
+            _slice_columns(graph, node, begin, fusion.problem.parts[0])
             for node in packed
             for begin in fusion.halves or ()
         )
@@ -131,7 +131,7 @@ def _split_packed(
     )
 
 
-def _columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
+def _slice_columns(graph: fx.Graph, whole: fx.Node, begin: int, count: int) -> fx.Node:
     """Return a range of columns of a weight, scale or bias; a scalar is returned as it is."""
     import torch
 
@@ -170,7 +170,7 @@ def as_matrix(value: torch.Tensor, rows: Any) -> torch.Tensor:
     return value.as_strided((rows, columns), (columns, 1), value.storage_offset())
 
 
-def become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
+def replace_call(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
     """Make a node call something else. Its users, name and metadata stay."""
     node.target = target
     node.args = arguments
@@ -179,11 +179,13 @@ def become(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None:
 
 def hoist(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> None:
     """Move the nodes that compute the inputs before `anchor`, in their original order."""
-    for node in sorted(later(anchor, inputs, order), key=order.__getitem__):
+    for node in sorted(computed_after(anchor, inputs, order), key=order.__getitem__):
         anchor.prepend(node)
 
 
-def later(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> set[fx.Node]:
+def computed_after(
+    anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]
+) -> set[fx.Node]:
     """Return the nodes from `anchor` on that the inputs are computed from, including the inputs."""
     found: set[fx.Node] = set()
     pending = list(inputs)

@@ -49,7 +49,7 @@ class Site:
     """The axes of `a` whose sizes multiply to M."""
     fusion: Fusion | None = None
     """How the nodes become one; None for an unfused matmul."""
-    reading: match_cutlass.Reading | None = None
+    reading: match_cutlass.CutlassMatch | None = None
     """What a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
     covered: Callable[[GemmProblem], bool] = lambda problem: False
     """Whether a CUTLASS kernel is requested for a problem."""
@@ -87,7 +87,7 @@ class Site:
                 hints = {symbol: rows}
                 problem = matmul_nodes.problem_of(self.nodes[0], hints)
                 if problem is not None:
-                    return epilogue_region.with_epilogue(self.nodes[0], problem, hints)
+                    return epilogue_region.add_epilogue(self.nodes[0], problem, hints)
         return dataclasses.replace(self.problem, m=rows)
 
 
@@ -114,7 +114,7 @@ def saves_only_launches(site: Site) -> bool:
     return len(site.outputs) > 1 and isinstance(site.rows, int) and site.rows > SMALL_M
 
 
-def is_one_inductor_kernel(reading: match_cutlass.Reading) -> bool:
+def is_one_inductor_kernel(reading: match_cutlass.CutlassMatch) -> bool:
     """Whether Inductor would compute the epilogue in exactly one kernel, as the reference program
     does against which a fused kernel is timed.
     """
@@ -129,7 +129,7 @@ def is_one_inductor_kernel(reading: match_cutlass.Reading) -> bool:
         )
 
     # Inductor fuses into that kernel the producers that only it reads, and the kernel itself into
-    # its readers: see `epilogue_region.with_epilogue`.
+    # its readers: see `epilogue_region.add_epilogue`.
     before = filter(epilogue_region.is_computed, reading.fused.inputs)
     return not (
         any(map(is_read_only_within, before))

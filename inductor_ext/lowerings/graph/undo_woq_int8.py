@@ -15,14 +15,14 @@ import torch
 from torch import fx
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph.fx_nodes import call
+from inductor_ext.lowerings.graph.fx_nodes import add_call
 
-__all__ = ["restore"]
+__all__ = ["restore_matmuls"]
 
 aten = torch.ops.aten
 
 
-def restore(graph: fx.Graph) -> None:
+def restore_matmuls(graph: fx.Graph) -> None:
     """Expand every replaced matmul on a CUDA device into convert, matmul and scale.
 
     Args:
@@ -33,11 +33,11 @@ def restore(graph: fx.Graph) -> None:
     if numerics.has_exact_pointwise():
         return
     for node in list(graph.nodes):
-        if _replaced(node):
-            _restore(graph, node)
+        if _is_int8pack_mm(node):
+            _restore_matmul(graph, node)
 
 
-def _replaced(node: fx.Node) -> bool:
+def _is_int8pack_mm(node: fx.Node) -> bool:
     # Inductor replaces the operator by the lowering itself, bound to the pattern match.
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, functools.partial):
@@ -50,14 +50,14 @@ def _replaced(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
 
-def _restore(graph: fx.Graph, node: fx.Node) -> None:
+def _restore_matmul(graph: fx.Graph, node: fx.Node) -> None:
     x, weight, scales = (node.kwargs[name] for name in ("x", "weight", "scales"))
     assert isinstance(x, fx.Node)
     assert isinstance(weight, fx.Node)
     given: torch.Tensor = x.meta["val"]
     columns, depth = weight.meta["val"].shape
 
-    make = functools.partial(call, graph, node)
+    make = functools.partial(add_call, graph, node)
     with graph.inserting_before(node):
         flat = x if given.dim() == 2 else make(aten.reshape.default, x, [-1, depth])
         wide = make(torch.ops.prims.convert_element_type.default, weight, given.dtype)

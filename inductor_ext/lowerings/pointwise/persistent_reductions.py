@@ -8,11 +8,12 @@ LayerNorm of 2048 rows of 4096 bfloat16 took 13.0 instead of 19.9 us, a softmax 
 54.2 us, because of register spills. Norms before matmuls that are not worth fusing into the GEMM's
 prologue (`lowerings.graph.match_norm`) become such kernels.
 
-`keeps_rows` decides from Inductor's kernel features, and only ever adds persistent reductions to
-those that Inductor selects. The decision depends on the number of rows: Inductor's reduction hint
-does, and with one row a weight is as large as the input. A persistent reduction sums in a different
-order than a looped one. So nothing is added under `config.batch_invariant`, or where reductions
-must keep upstream's order (`numerics.has_strict_reductions`).
+`should_hold_row_in_registers` decides from Inductor's kernel features, and only ever adds
+persistent reductions to those that Inductor selects. The decision depends on the number of rows:
+Inductor's reduction hint does, and with one row a weight is as large as the input. A persistent
+reduction sums in a different order than a looped one. So nothing is added under
+`config.batch_invariant`, or where reductions must keep upstream's order
+(`numerics.has_strict_reductions`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from inductor_ext import numerics
 from inductor_ext.templates.problem import next_power_of_two
 
-__all__ = ["MOST_ELEMENTS", "keeps_rows", "passes"]
+__all__ = ["MOST_ELEMENTS", "passes", "should_hold_row_in_registers"]
 
 MOST_ELEMENTS = 8192
 """Maximum number of elements, over all rows, that one CTA holds at the same time."""
@@ -53,7 +54,7 @@ def passes(schedule: Iterable[Any]) -> int:
     return count
 
 
-def keeps_rows(features: Any) -> bool:
+def should_hold_row_in_registers(features: Any) -> bool:
     """Whether a reduction that Inductor would generate as a loop should be persistent instead.
 
     Args:

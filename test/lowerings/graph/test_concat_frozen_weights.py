@@ -110,7 +110,7 @@ def covered() -> Iterator[None]:
 def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
     """Inside, weights are frozen, or not; the products that Inductor is given."""
     found: list[fx.Node] = []
-    run = concat_frozen_weights.run
+    run = concat_frozen_weights.concat_frozen_weights
 
     def recorded(gm: fx.GraphModule, settings: Any) -> None:
         run(gm, settings)

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from inductor_ext.lowerings.graph.cutlass_epilogue import Fused, read
-from inductor_ext.lowerings.graph.epilogue_region import region
+from inductor_ext.lowerings.graph.cutlass_epilogue import GraphEpilogue, read_epilogue
+from inductor_ext.lowerings.graph.epilogue_region import find_region
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue, NotExpressible, Tensor, identity
 from inductor_ext.templates.cutlass.evt import render
@@ -27,10 +27,10 @@ PINGPONG = CutlassConfig(90, "warpspecialized_pingpong", (128, 128, 64), *("bflo
 A, B = tensor(32, 64), tensor(64, 96)
 
 
-def fused(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> Fused:
+def fused(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> GraphEpilogue:
     graph = lowered_graph(function, *inputs, **rest)
     (product,) = (node for node in graph.nodes if "mm" in str(node.target))
-    return read(region(product))
+    return read_epilogue(find_region(product))
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Tensor, ...]]] = {
@@ -89,7 +89,7 @@ def test_a_chain_is_what_the_graph_computes(name: str) -> None:
 
 
 def test_the_product_alone() -> None:
-    assert fused(torch.mm, A, B) == Fused(identity("bfloat16"), (), ())
+    assert fused(torch.mm, A, B) == GraphEpilogue(identity("bfloat16"), (), ())
     int8 = fused(torch._int_mm, *(tensor(64, 64, dtype=torch.int8),) * 2)
     assert int8.epilogue.outputs == identity("int32").outputs
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from inductor_ext.autotune.reference import program
 from inductor_ext.lowerings.graph import match_shared_input, rewrite
-from inductor_ext.lowerings.graph.epilogue_region import flatten, region, with_epilogue
+from inductor_ext.lowerings.graph.epilogue_region import add_epilogue, find_region, flatten_epilogue
 from inductor_ext.lowerings.graph.fusion import Fusion
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.graph.matmul_nodes import problem_of
@@ -916,7 +916,7 @@ def test_what_is_fused_behind_a_product(function: Any, inputs: Any, expected: Ep
     node = next(n for n in graph.nodes if "mm" in str(n.target))
     problem = problem_of(node)
     assert problem is not None
-    assert with_epilogue(node, problem).epilogue == expected
+    assert add_epilogue(node, problem).epilogue == expected
 
 
 def test_what_is_fused_behind_a_gate() -> None:
@@ -925,14 +925,14 @@ def test_what_is_fused_behind_a_gate() -> None:
 
     (found,) = find(function, X, W, W, tensor(32, 48))
     expected = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, gated=True)
-    assert with_epilogue(found.outputs[0], found.problem).epilogue == expected
+    assert add_epilogue(found.outputs[0], found.problem).epilogue == expected
 
 
 def test_what_belongs_elsewhere_ends_a_region() -> None:
     graph = lowered_graph(lambda x, w: F.linear(x, w).relu().cos(), X, W)
     (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
-    _, relu, cos = region(node)
-    assert region(node, {cos}) == [node, relu]
+    _, relu, cos = find_region(node)
+    assert find_region(node, {cos}) == [node, relu]
 
 
 @pytest.mark.parametrize(
@@ -962,19 +962,19 @@ def test_epilogues_are_computed_on_rows(
     (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
     problem = problem_of(node)
     assert problem is not None
-    expected = with_epilogue(node, problem)
+    expected = add_epilogue(node, problem)
     (last,) = graph.output_node().all_input_nodes
     value = last.meta["val"]
     values = values_of(inputs)
     before = fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
     with fake_cuda.device():
-        flatten(graph, node)
+        flatten_epilogue(graph, node)
     graph.lint()
     assert graph.output_node().all_input_nodes == [last]
     assert last.meta["val"] is value
     rows = [n for n in graph.nodes if torch.Tag.pointwise in getattr(n.target, "tags", ())]
     assert sum(n.meta["val"].dim() == 2 for n in rows) == flat
-    assert with_epilogue(node, problem) == expected
+    assert add_epilogue(node, problem) == expected
     after = fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old, new)
@@ -1038,5 +1038,5 @@ def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem)
         (node,) = (n for n in graph.nodes if "mm" in str(n.target))
         described, outputs = problem_of(node), (node,)  # type: ignore[assignment]
     if len(outputs) == 1:
-        described = with_epilogue(outputs[0], described)
+        described = add_epilogue(outputs[0], described)
     assert described == given

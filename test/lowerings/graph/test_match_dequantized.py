@@ -147,13 +147,13 @@ def values(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def find(function: Callable[..., Any], *inputs: Tensor, settings: Settings = PLAIN) -> list[Fusion]:
-    return match_dequantized.find(lowered_graph(function, *inputs), settings)
+    return match_dequantized.find_dequantized_matmuls(lowered_graph(function, *inputs), settings)
 
 
 def check(function: Callable[..., Any], *inputs: Tensor) -> Fusion:
     """The only fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs)
-    (found,) = match_dequantized.find(graph, PLAIN)
+    (found,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
     assert found.problem.operation == "mixed"
     given = values(inputs)
     expected = function(*given)
@@ -285,9 +285,9 @@ class TestBytes:
     def test_what_inductor_has_replaced_and_gets_back(self) -> None:
         x = tensor(2, 3, K)
         graph = lowered_graph(lambda x, w, s: F.linear(x, w.to(BF16)) * s, x, BYTES, ROWS)
-        assert match_dequantized.find(graph, PLAIN) == []
-        undo_woq_int8.restore(graph)
-        (found,) = match_dequantized.find(graph, PLAIN)
+        assert match_dequantized.find_dequantized_matmuls(graph, PLAIN) == []
+        undo_woq_int8.restore_matmuls(graph)
+        (found,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
         assert found.problem.prologue == Prologue(dequant=Dequant())
 
 
@@ -377,9 +377,9 @@ def check_several(
     """The first fusion of several products, after which the function's graph computes the same."""
     graph = lowered_graph(function, *inputs, **rest)
     with fake_cuda.device():
-        undo_woq_int8.restore(graph)
-    single = match_dequantized.find(graph, settings)
-    scaled = [match_dequantized.with_scales(item) for item in single]
+        undo_woq_int8.restore_matmuls(graph)
+    single = match_dequantized.find_dequantized_matmuls(graph, settings)
+    scaled = [match_dequantized.add_scales(item) for item in single]
     found = next(
         case for case in find_fusions(graph, settings, scaled) if case.problem.operation == "mixed"
     )
@@ -555,9 +555,10 @@ class TestSeveralRead:
     ) -> None:
         graph = lowered_graph(function, *inputs)
         with fake_cuda.device():
-            undo_woq_int8.restore(graph)
+            undo_woq_int8.restore_matmuls(graph)
         scaled = [
-            match_dequantized.with_scales(item) for item in match_dequantized.find(graph, PLAIN)
+            match_dequantized.add_scales(item)
+            for item in match_dequantized.find_dequantized_matmuls(graph, PLAIN)
         ]
         assert len(scaled) == 2
         found = find_fusions(graph, PLAIN, scaled)
@@ -568,8 +569,8 @@ class TestSeveralRead:
             graph = lowered_graph(
                 lambda x, w, *rest: function(F.linear(x, w.to(BF16)), *rest), X, BYTES, *more
             )
-            (found,) = match_dequantized.find(graph, PLAIN)
-            return match_dequantized.with_scales(found)
+            (found,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
+            return match_dequantized.add_scales(found)
 
         prologue = Prologue(dequant=Dequant("column", scale_dtype="float32"))
         wide = follow(lambda y, s: (y.float() * s).to(BF16), tensor(N, dtype=F32))
@@ -609,9 +610,10 @@ class TestSeveralRead:
         canonical = program(problem)
         graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
         with fake_cuda.device():
-            undo_woq_int8.restore(graph)
+            undo_woq_int8.restore_matmuls(graph)
         scaled = [
-            match_dequantized.with_scales(item) for item in match_dequantized.find(graph, PLAIN)
+            match_dequantized.add_scales(item)
+            for item in match_dequantized.find_dequantized_matmuls(graph, PLAIN)
         ]
         assert problem in [case.problem for case in find_fusions(graph, PLAIN, scaled)]
 

@@ -72,8 +72,11 @@ def find(
 ) -> list[match_row_amax.RowAmaxFusion]:
     graph = lowered_graph(function, *inputs)
     settings = settings or Settings()
-    fusions = [*find_fusions(graph, settings), *match_dequantized.find(graph, settings)]
-    return match_row_amax.find(graph, settings, fusions)
+    fusions = [
+        *find_fusions(graph, settings),
+        *match_dequantized.find_dequantized_matmuls(graph, settings),
+    ]
+    return match_row_amax.find_row_amax_fusions(graph, settings, fusions)
 
 
 def quantized_to_int8(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +111,7 @@ def test_rows_of_unknown_sizes_seen_in_three_dimensions() -> None:
         return quantized(y)
 
     graph = lowered_graph(function, X3, W, dynamic=[(0, 0), (0, 1)])
-    (found,) = match_row_amax.find(graph, Settings(), [])
+    (found,) = match_row_amax.find_row_amax_fusions(graph, Settings(), [])
     assert (found.problem.m, found.problem.quantized) == (32, True)
 
 
@@ -202,7 +205,7 @@ def test_the_graph_computes_the_same_after_the_replacement() -> None:
 
     inputs = [item.to(torch.float32) for item in (X3, W, BIAS, tensor(2, 16, 48))]
     graph = lowered_graph(function, *inputs)
-    (found,) = match_row_amax.find(graph, Settings(), [])
+    (found,) = match_row_amax.find_row_amax_fusions(graph, Settings(), [])
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(inp.shape, generator=generator) for inp in inputs]
     before = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)

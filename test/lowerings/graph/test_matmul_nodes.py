@@ -39,8 +39,8 @@ def problem(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) ->
     """The problem of a function's only product."""
     node = product(lowered_graph(function, *inputs, **rest))
     found = matmul_nodes.problem_of(node)
-    assert found is not None, matmul_nodes.obstacle(node)
-    assert matmul_nodes.obstacle(node) is None
+    assert found is not None, matmul_nodes.why_unsupported(node)
+    assert matmul_nodes.why_unsupported(node) is None
     return found
 
 
@@ -180,7 +180,7 @@ def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
         values = [torch.empty(*item, device="cuda") for item in ((32, size), (size, 96), (32, 96))]
     for node, value in zip(graph.nodes, values, strict=False):
         node.meta["val"] = value
-    assert matmul_nodes.obstacle(product(graph)) == "the summed dimension may have size 0"
+    assert matmul_nodes.why_unsupported(product(graph)) == "the summed dimension may have size 0"
 
 
 def test_one_row_of_many_may_be_one_number() -> None:
@@ -265,7 +265,7 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
 def test_what_is_not_covered(function: Any, inputs: Any, reason: str) -> None:
     node = product(lowered_graph(function, *inputs))
     assert matmul_nodes.problem_of(node) is None
-    assert reason in (matmul_nodes.obstacle(node) or "")
+    assert reason in (matmul_nodes.why_unsupported(node) or "")
 
 
 def test_on_a_cpu_nothing_is_covered() -> None:
@@ -273,6 +273,6 @@ def test_on_a_cpu_nothing_is_covered() -> None:
     for node in graph.find_nodes(op="placeholder"):
         node.meta["val"] = torch.ones(8, 8)
     node = product(graph)
-    assert matmul_nodes.obstacle(node) == f"the graph has no metadata of the tensor {node}"
+    assert matmul_nodes.why_unsupported(node) == f"the graph has no metadata of the tensor {node}"
     node.meta["val"] = torch.ones(8, 8)
-    assert matmul_nodes.obstacle(node) == "it runs on cpu"
+    assert matmul_nodes.why_unsupported(node) == "it runs on cpu"

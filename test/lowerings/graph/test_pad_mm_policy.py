@@ -115,8 +115,8 @@ def test_strides_that_padding_has_changed(
     (output,) = module.graph.find_nodes(op="output")
     kept = before if recorded_before_passes else after
     output.meta["original_output_strides"] = [(1,), kept]
-    pad_mm_policy.keep_strides(module, [(1,), before])
-    pad_mm_policy.recorded(module)
+    pad_mm_policy.record_strides(module, [(1,), before])
+    pad_mm_policy.restore_strides(module)
     assert output.meta["original_output_strides"] == [(1,), before if copied else kept]
     copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
     assert output.args[0] == ((x, *copies) if copied else (x, y))
@@ -128,7 +128,7 @@ def test_strides_of_results() -> None:
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(2, 3).t()
     graph.output((x, 3, None))
-    assert pad_mm_policy.strides(torch.fx.GraphModule(torch.nn.Module(), graph)) == [
+    assert pad_mm_policy.result_strides(torch.fx.GraphModule(torch.nn.Module(), graph)) == [
         (1, 3),
         None,
         None,

@@ -56,7 +56,7 @@ def test_a_replaced_product_is_written_out(
     graph = graph_of(function, x)
     assert replaced(graph)
     with fake_cuda.device():
-        undo_woq_int8.restore(graph)
+        undo_woq_int8.restore_matmuls(graph)
     graph.lint()
     (product,) = [node for node in graph.nodes if node.target == aten.mm.default]
     problem = matmul_nodes.problem_of(product)
@@ -75,7 +75,7 @@ def test_a_replaced_product_is_written_out(
 def test_where_ops_round_it_stays_as_stock_leaves_it() -> None:
     graph = graph_of(by_hand, (2, 4, 32))
     with fake_cuda.device(), inductor_config.patch(emulate_precision_casts=True):
-        undo_woq_int8.restore(graph)
+        undo_woq_int8.restore_matmuls(graph)
     assert replaced(graph)
 
 
@@ -83,7 +83,7 @@ def test_sizes_may_be_symbols() -> None:
     graph = graph_of(by_hand, (2, 4, 32), dynamic=[(0, 1)])
     assert replaced(graph)
     with fake_cuda.device():
-        undo_woq_int8.restore(graph)
+        undo_woq_int8.restore_matmuls(graph)
     graph.lint()
     inputs = (
         torch.randn(2, 9, 32).bfloat16(),
@@ -98,5 +98,5 @@ def test_on_a_cpu_stock_s_replacement_stays() -> None:
     graph = graph_of(int8_linear, (4, 32))
     (node,) = replaced(graph)
     node.meta["val"] = torch.empty(4, 24)
-    undo_woq_int8.restore(graph)
+    undo_woq_int8.restore_matmuls(graph)
     assert replaced(graph) == [node]

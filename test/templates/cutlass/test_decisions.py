@@ -73,7 +73,7 @@ class Call:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The launches of what is lowered; no kernel is built."""
     found: list[Call] = []
-    launch = cutlass_call.call
+    launch = cutlass_call.add_launch
 
     def call(
         config: Any, tree: Any, a: Any, b: Any, inputs: Any, layouts: Any, **rest: Any
