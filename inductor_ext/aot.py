@@ -9,23 +9,22 @@ and `artifact_cache*`.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import config, events, exc, options
+from inductor_ext.cpp_wrapper import program_workarounds
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
+from inductor_ext.cpp_wrapper.package import output_path
+from inductor_ext.cpp_wrapper.package.output_path import PackagePath
 from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks.activate import activate, requested
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
-from inductor_ext.storage.atomic import atomic_write
-from inductor_ext.storage.digest import hash_buffer
 from inductor_ext.toolchain import components, requirements
 
 if TYPE_CHECKING:
@@ -74,22 +73,18 @@ def aoti_compile_and_package(
         exc.SharedWeightsFileError: the setting `aot_weights_file` was given for several programs.
             Raised after the compile.
     """
-    programs = _programs(exported_program)
-    _check_path(package_path)
+    programs = _check_programs(exported_program)
+    output_path.check_package_path(package_path)
     ours, patches = options.split_options(None, inductor_configs)
     settings = config.snapshot({**(requested() or {}), **ours})
-    if settings.aot_weights_file is not None and (why := _unwritable(settings.aot_weights_file)):
-        raise exc.BadWeightsFileError(path=settings.aot_weights_file, why=why)
+    output_path.check_weights_path(settings.aot_weights_file)
     if not settings.enabled:
         with activate(**ours):
-            return _stock(programs, package_path, patches)
+            return _package_with_inductor(programs, package_path, patches)
 
-    def compile_(path: str | os.PathLike[str] | IO[bytes] | None) -> str | IO[bytes]:
+    def compile_(path: PackagePath | None) -> str | IO[bytes]:
         with activate(**ours):
-            devices = set().union(*map(_device_types, programs.values()))
-            missing = requirements.missing("aot", devices)
-            if missing is not None:
-                missing.require()
+            _require_toolchain(programs)
             return _package(programs, path, patches, settings)
 
     start = time.perf_counter()
@@ -105,10 +100,11 @@ def aoti_compile_and_package(
     return result
 
 
-def _programs(given: Any) -> dict[str, ExportedProgram]:
+def _check_programs(argument: Any) -> dict[str, ExportedProgram]:
     from torch.export import ExportedProgram
 
-    programs = dict(given) if isinstance(given, Mapping) and given else {"model": given}
+    is_mapping = isinstance(argument, Mapping) and argument
+    programs = dict(argument) if is_mapping else {"model": argument}
     for name, program in programs.items():
         if not isinstance(program, ExportedProgram):
             raise exc.NotAnExportedProgramError(found=type(program).__name__)
@@ -118,9 +114,9 @@ def _programs(given: Any) -> dict[str, ExportedProgram]:
     return programs
 
 
-def _stock(
+def _package_with_inductor(
     programs: Mapping[str, ExportedProgram],
-    package_path: str | os.PathLike[str] | IO[bytes] | None,
+    package_path: PackagePath | None,
     patches: Mapping[str, Any],
 ) -> str | IO[bytes]:
     """Compile and package with Inductor alone; used if the setting `enabled` is False."""
@@ -128,170 +124,49 @@ def _stock(
     from torch._inductor.package import package_aoti
 
     if len(programs) == 1 and "model" in programs:
-        made: str | IO[bytes] = torch._inductor.aoti_compile_and_package(
+        result: str | IO[bytes] = torch._inductor.aoti_compile_and_package(
             programs["model"], package_path=package_path, inductor_configs=dict(patches)
         )
-        return made
-    files = {name: _files(program, patches) for name, program in programs.items()}
-    path = package_path if package_path is not None else _default_path(files, {})
+        return result
+    files = {name: _compile(program, patches) for name, program in programs.items()}
+    path = package_path if package_path is not None else output_path.choose_path(files, {})
     return package_aoti(path, files)  # type: ignore[return-value]
 
 
-def _files(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
+def _compile(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
     """Compile one program and return the files that go into its package."""
     import torch._inductor
     from torch._inductor.debug import aot_inductor_minifier_wrapper
 
-    made: list[Any] = []
+    output: list[Any] = []
 
     def compile_module(module: Any, args: Any, kwargs: Any = None, **rest: Any) -> str:
-        _leave_out_constant_results(module)
+        program_workarounds.remove_constant_results(module)
         files = torch._inductor.aot_compile(
             module, args, kwargs or {}, options={**rest["inductor_configs"]}
         )
         assert isinstance(files, list)
-        made[:] = files
+        output[:] = files
         return ""
 
-    if _has_small_state(program) or _has_few_numbers_of_float8(program):
-        # An Inductor pass folds one-element constants, and the lowering inlines short constants
-        # into the code. Both are wrong if the program mutates such a tensor, reads it as a scalar
-        # (which needs a tensor), or if its dtype has no literals in the generated code.
-        keeping = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
-        patches = {**patches, **keeping}
-    if _folds(patches) and _changes_buffers(program):
-        # Both options treat buffers as constants, including buffers that a call mutates.
-        off = {"freezing": False, "aot_inductor.use_runtime_constant_folding": False}
-        patches = {**patches, **off}
-        events.warn_once(
-            "state is not folded",
-            f"{' and '.join(off)} are ignored: the program mutates a buffer, and these options "
-            "would reset it to its exported value in every call",
-        )
+    patches = program_workarounds.adjust_options(program, patches)
     # Dumps a reproducer if the compile fails and Inductor's config requests one.
     aot_inductor_minifier_wrapper(
         compile_module, program, inductor_configs={**patches, "aot_inductor.package": True}
     )
-    return made
-
-
-def _folds(patches: Mapping[str, Any]) -> bool:
-    """Whether the options enable constant folding (freezing or runtime constant folding)."""
-    from torch._inductor import config
-
-    options = {**config.get_config_copy(), **patches}
-    return bool(options["freezing"] or options["aot_inductor.use_runtime_constant_folding"])
-
-
-def _changes_buffers(program: ExportedProgram) -> bool:
-    """Whether a call mutates a buffer.
-
-    Decomposes the program (a trace), because export reports mutations of decomposed programs only.
-    """
-    if not program.graph_signature.buffers and not program.constants:
-        return False
-    return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)
-
-
-def _has_small_state(program: ExportedProgram) -> bool:
-    """Whether the program may mutate a buffer that is small enough (up to 8 elements) for Inductor
-    to inline as a constant, or reads a scalar from one.
-    """
-    import torch
-
-    tensors = {**program.state_dict, **program.constants}
-    signature = program.graph_signature
-    names = {*signature.buffers, *signature.lifted_tensor_constants}
-    if not any(tensors[name].numel() <= 8 for name in names if name in tensors):
-        return False
-    # Before decomposition, export does not report which buffer an in-place operator mutates
-    # (through views and subgraphs). Therefore any mutating operator counts.
-    aten = torch.ops.aten
-    return bool(signature.buffers_to_mutate) or any(
-        getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-        or node.target in (aten.item.default, aten._local_scalar_dense.default)
-        for module in program.graph_module.modules()
-        if hasattr(module, "graph")
-        for node in module.graph.nodes
-    )
-
-
-def _has_few_numbers_of_float8(program: ExportedProgram) -> bool:
-    """Whether a float8 constant is small enough (up to 8 elements) for Inductor to inline.
-
-    Inductor cannot print float8 literals.
-    """
-    tensors = {**program.state_dict, **program.constants}.values()
-    return any(
-        value.numel() <= 8 and str(value.dtype).startswith("torch.float8")
-        for value in tensors
-        if hasattr(value, "numel")
-    )
-
-
-def _warn_of_unwritten_results(name: str, program: ExportedProgram) -> None:
-    """Warn if a branch or loop body returns a newly allocated tensor that nothing in it writes.
-
-    In such subgraphs, torch.export drops operators that only write into their arguments: launches
-    of user-defined Triton kernels.
-    """
-    for path, module in program.graph_module.named_modules():
-        if not path or not hasattr(module, "graph"):
-            continue
-        for output in module.graph.find_nodes(op="output"):
-            for result in output.all_input_nodes:
-                fresh = str(result.target).startswith(("aten.empty", "aten.new_empty"))
-                if fresh and len(result.users) == 1:
-                    events.warn_once(
-                        f"unwritten:{name}:{path}",
-                        f"in model {name!r}, {path} returns {result.name} uninitialized. If a "
-                        "Triton kernel should write it, torch.export has dropped the launch: "
-                        "define an operator that launches the kernel with "
-                        "torch.library.triton_op, and call that operator",
-                    )
-
-
-def _leave_out_constant_results(module: Any) -> None:
-    """Replace constant float, bool and string results of a module by None.
-
-    Inductor rejects them. `inductor_ext.load` restores the values from the signature; torch's own
-    loader returns None for them.
-    """
-    (output,) = module.graph.find_nodes(op="output")
-    (results,) = output.args
-    kept = tuple(None if isinstance(result, (float, bool, str)) else result for result in results)
-    if kept != tuple(results):
-        output.args = (kept,)
-        module.recompile()
-
-
-def _default_path(files: Mapping[str, list[Any]], artifacts: Mapping[str, Artifact]) -> str:
-    """Return a package path in the folder of the first model's library or C++ source.
-
-    The file name is a digest over the whole package content. The names of the files alone depend
-    on the code only, not on the weights.
-    """
-    from inductor_ext.cpp_wrapper.build import artifact as build
-
-    paths = [file for made in files.values() for file in made if isinstance(file, str)]
-    (first, *_) = [path for path in paths if path.endswith((".so", ".cpp"))]
-    content = [os.path.basename(path) for path in paths]
-    for artifact in artifacts.values():
-        content += build.digests(artifact.constants, artifact.plan)
-    name = hash_buffer("\0".join(content).encode())
-    return os.path.join(os.path.dirname(first), f"{name}.pt2")
+    return output
 
 
 def _package(
     programs: Mapping[str, ExportedProgram],
-    package_path: str | os.PathLike[str] | IO[bytes] | None,
+    package_path: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
 ) -> str | IO[bytes]:
     from inductor_ext.cpp_wrapper.build import cpu_target
 
     patches = {**cpu_target.inductor_options(settings.aot_isa), **patches}
-    if not _only_sources(patches):
+    if not _has_only_sources(patches):
         return _package_from(None, programs, package_path, patches, settings)
     # In this mode, Inductor names kernel files after the kernels and reuses an existing file of
     # that name. In a persistent folder it would reuse kernels of the same model with other shapes.
@@ -299,7 +174,7 @@ def _package(
         return _package_from(folder, programs, package_path, patches, settings)
 
 
-def _only_sources(patches: Mapping[str, Any]) -> bool:
+def _has_only_sources(patches: Mapping[str, Any]) -> bool:
     """Whether the package holds sources only and the user has not chosen an output path."""
     from torch._inductor import config
 
@@ -312,7 +187,7 @@ def _only_sources(patches: Mapping[str, Any]) -> bool:
 def _package_from(
     folder: str | None,
     programs: Mapping[str, ExportedProgram],
-    package_path: str | os.PathLike[str] | IO[bytes] | None,
+    package_path: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
 ) -> str | IO[bytes]:
@@ -324,13 +199,13 @@ def _package_from(
 
     from inductor_ext.cpp_wrapper.build import artifact as build
     from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
-    from inductor_ext.cpp_wrapper.package import write_package
+    from inductor_ext.cpp_wrapper.package.write_package import write_package
     from inductor_ext.cpp_wrapper.signature import from_export
     from inductor_ext.cpp_wrapper.signature.guard_filter import ignore_performance_guards
 
     signatures = {name: from_export.derive_signature(program) for name, program in programs.items()}
     for name, program in programs.items():
-        _warn_of_unwritten_results(name, program)
+        program_workarounds.warn_of_unwritten_results(name, program)
     files: dict[str, list[Any]] = {}
     artifacts: dict[str, Artifact] = {}
     plans: dict[str, MemoryPlanRecord] = {}
@@ -343,104 +218,53 @@ def _package_from(
                 events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):
                 own = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
-                files[name] = _files(program, {**patches, **own})
+                files[name] = _compile(program, {**patches, **own})
             if collected:
                 artifacts[name] = collected[-1]
             if records:
                 plans[name] = records[-1]
     path = package_path
     if path is None:
-        path = _default_path(files, artifacts)
+        path = output_path.choose_path(files, artifacts)
         if folder is not None:
             path = os.path.join(cache_dir(), os.path.basename(path))
     if len(artifacts) < len(files):
         # Some options are only supported by Inductor's own code generation.
-        return _write_stock(path, files)
-    with _opened(path) as file:
-        write_package.write(
+        return _write_default_package(path, files)
+    with output_path.open_for_writing(path) as file:
+        write_package(
             file,
-            _root(path),
+            output_path.root_folder(path),
             artifacts,
             options={**patches, **settings.non_default()},
             plans=plans,
-            compiler=_compiler(),
+            compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
 
 
-def _write_stock(path: str | os.PathLike[str] | IO[bytes], files: Any) -> str | IO[bytes]:
+def _write_default_package(path: PackagePath, files: Any) -> str | IO[bytes]:
     from torch._inductor.package import package_aoti
 
     if not isinstance(path, (str, os.PathLike)):
         package_aoti(path, files)
         return path
-    with _published(path) as temporary:
+    with output_path.publish_package(path) as temporary:
         package_aoti(temporary, files)
     return os.fspath(path)
 
 
-@contextlib.contextmanager
-def _published(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Like `atomic_write`, but raise `exc.BadPackagePathError` instead of OSError."""
-    try:
-        with atomic_write(path) as temporary:
-            yield temporary
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise exc.BadPackagePathError(path=os.fspath(path), why=why) from error
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
-    if not isinstance(path, (str, os.PathLike)):
-        yield path
-        return
-    with _published(path) as temporary, open(temporary, "wb") as file:
-        yield file
-
-
-def _root(path: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Return the package's root folder: the file name without .pt2, as torch's writer uses."""
-    if not isinstance(path, (str, os.PathLike)):
-        return "archive"
-    return os.path.basename(os.fspath(path)).removesuffix(".pt2") or "archive"
-
-
-def _compiler() -> str:
+def _describe_compiler() -> str:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     # Inductor's own compiler query makes gcc print its build configuration, not its version.
     return components.probe("cxx").version or os.path.basename(get_cpp_compiler())
 
 
-def _device_types(program: ExportedProgram) -> set[str]:
-    return requirements.device_types(node.meta.get("val") for node in program.graph.nodes)
-
-
-def _check_path(path: str | os.PathLike[str] | IO[bytes] | None) -> None:
-    if path is None:
-        return
-    if not isinstance(path, (str, os.PathLike)):
-        if not (isinstance(path, (io.IOBase, IO)) and path.writable() and path.seekable()):
-            raise exc.BadPackagePathError(
-                path=path, why="it is neither a path nor a writable, seekable buffer"
-            )
-        return
-    text = os.fspath(path)
-    if not text.endswith(".pt2"):
-        raise exc.BadPackagePathError(path=text, why="its name does not end in .pt2")
-    if why := _unwritable(text):
-        raise exc.BadPackagePathError(path=text, why=why)
-
-
-def _unwritable(path: str) -> str | None:
-    """Return why a file cannot be written to `path`, as far as can be checked in advance."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path):
-        return "it is a folder"
-    if not os.path.isdir(folder):
-        return f"the folder {folder} does not exist"
-    if not os.access(folder, os.W_OK):
-        return f"the folder {folder} is not writable"
-    return None
+def _require_toolchain(programs: Mapping[str, ExportedProgram]) -> None:
+    nodes = [node for program in programs.values() for node in program.graph.nodes]
+    devices = requirements.device_types(node.meta.get("val") for node in nodes)
+    missing = requirements.missing("aot", devices)
+    if missing is not None:
+        missing.require()

@@ -20,7 +20,8 @@ import torch._inductor
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import aot, events, exc
+from inductor_ext import events, exc
+from inductor_ext.cpp_wrapper.package import output_path
 from inductor_ext.cpp_wrapper.package import write_package as packaging
 from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks import activate
@@ -248,7 +249,7 @@ class TestRefusals:
         path = str(tmp_path / "net.pt2")
         with (
             pytest.raises(exc.BadPackagePathError, match=r"net\.pt2': No space left on device"),
-            aot._opened(path) as file,
+            output_path.open_for_writing(path) as file,
         ):
             file.writelines(half() for half in (lambda: b"the first", second_half))
         assert list(tmp_path.iterdir()) == []
@@ -287,7 +288,7 @@ def test_a_failed_compile_leaves_the_old_package(
         file.write(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(packaging, "write", fail)
+    monkeypatch.setattr(packaging, "write_package", fail)
     path = tmp_path / "net.pt2"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, exc
 from inductor_ext.cpp_wrapper.codegen import weights_layout
-from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_writer
+from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_format, zip_writer
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.storage import digest
 from inductor_ext.storage.atomic import atomic_write
@@ -30,10 +30,10 @@ from inductor_ext.toolchain import components
 if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
-__all__ = ["write"]
+__all__ = ["write_package"]
 
 
-def write(
+def write_package(
     file: IO[bytes],
     root: str,
     artifacts: Mapping[str, Artifact],
@@ -62,46 +62,50 @@ def write(
     if weights_file is not None and len(artifacts) > 1:
         raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
     writer = zip_writer.Writer(file, root)
-    adapter = _Adapter(writer, artifacts)
-    # torch's packaging function decides the path of each file and pickles weights.
-    from torch.export.pt2_archive import _package
-
-    _package._package_aoti_files(
-        adapter,  # type: ignore[arg-type]
-        {
-            name: [
-                file
-                for file in artifact.files
-                if weights_file is None or file != artifact.weights_path
-            ]
-            for name, artifact in artifacts.items()
-        },
-    )
+    _add_files(writer, artifacts, without_weights=weights_file is not None)
     outside = {
         name: _write_weights(weights_file, artifact)
         for name, artifact in artifacts.items()
         if weights_file is not None and artifact.weights_path is not None
     }
-    for name, artifact in artifacts.items():
-        writer.add(c_header.path(name), c_header.render(name, artifact.signature).encode())
+    models = {
+        name: _describe_model(name, artifact, options, plans.get(name), outside.get(name))
+        for name, artifact in artifacts.items()
+    }
     content = manifest.Manifest(
-        models={
-            name: _model(name, artifact, options, plans.get(name), outside.get(name))
-            for name, artifact in artifacts.items()
-        },
+        models=models,
         files={
             name: manifest.File(bytes=entry.size, sha256=str(entry.sha256))
             for name, entry in writer.entries.items()
         },
-        versions=_versions(compiler),
+        versions=_list_versions(compiler),
         platform={"system": sys.platform, "machine": platform.machine()},
     )
     writer.add(manifest.PATH, manifest.dumps(content))
     writer.finish()
 
 
+def _add_files(
+    writer: zip_writer.Writer, artifacts: Mapping[str, Artifact], without_weights: bool
+) -> None:
+    """Write the models' files and headers."""
+    # torch's packaging function decides the path of each file and pickles weights.
+    from torch.export.pt2_archive import _package
+
+    files = {
+        name: [
+            file for file in artifact.files if not without_weights or file != artifact.weights_path
+        ]
+        for name, artifact in artifacts.items()
+    }
+    adapter: Any = _Adapter(writer, artifacts)
+    _package._package_aoti_files(adapter, files)
+    for name, artifact in artifacts.items():
+        writer.add(c_header.path(name), c_header.render(name, artifact.signature).encode())
+
+
 class _Adapter:
-    """Replacement for torch's PT2ArchiveWriter that writes to an `zip_writer.Writer`."""
+    """Replacement for torch's PT2ArchiveWriter that writes to a `zip_writer.Writer`."""
 
     def __init__(self, writer: zip_writer.Writer, artifacts: Mapping[str, Artifact]) -> None:
         self._writer = writer
@@ -138,17 +142,17 @@ class _Adapter:
 def _write_weights(path: str, artifact: Artifact) -> manifest.File:
     """Write the weights to a separate file, unless it already contains the same weights."""
     digest = _sha256(weights_layout.parts(artifact.constants, artifact.plan))
-    known = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
+    file_record = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
     try:
-        if os.path.isfile(path) and os.path.getsize(path) == known.bytes:
+        if os.path.isfile(path) and os.path.getsize(path) == file_record.bytes:
             with open(path, "rb") as file:
                 if _sha256(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
-                    return known
+                    return file_record
         with atomic_write(path) as temporary, open(temporary, "wb") as file:
             weights_layout.write(file, artifact.constants, artifact.plan)
     except OSError as error:
         raise exc.BadWeightsFileError(path=path, why=error.strerror or str(error)) from error
-    return known
+    return file_record
 
 
 def _sha256(parts: Iterable[bytes | memoryview]) -> str:
@@ -160,10 +164,10 @@ def _sha256(parts: Iterable[bytes | memoryview]) -> str:
 
 def _entry(model: str, path: str) -> str:
     """Return the entry at which torch's packaging puts a file of a model."""
-    return f"data/aotinductor/{model}/{os.path.basename(path)}"
+    return f"{zip_format.MODELS_FOLDER}{model}/{os.path.basename(path)}"
 
 
-def _model(
+def _describe_model(
     name: str,
     artifact: Artifact,
     options: Mapping[str, Any],
@@ -186,19 +190,21 @@ def _model(
         ),
         outside=outside,
         signature=artifact.signature.to_json(),
-        constants=_constants(artifact),
+        constants=_describe_constants(artifact),
         kernels=tuple(
-            manifest.Kernel(name=kernel, operators=_operators(kernel), device=artifact.device_type)
+            manifest.Kernel(
+                name=kernel, operators=_list_operators(kernel), device=artifact.device_type
+            )
             for kernel in artifact.kernels
         ),
         cpu_features=artifact.features,
         cuda_architectures=artifact.cuda_architectures,
-        options={key: _plain(value) for key, value in sorted(options.items())},
+        options={key: _to_json(value) for key, value in sorted(options.items())},
         memory=summary,
     )
 
 
-def _constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
+def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
     plan = artifact.plan
 
     def digest(name: str) -> str:
@@ -226,13 +232,13 @@ def _constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
     )
 
 
-def _operators(kernel: str) -> tuple[str, ...]:
+def _list_operators(kernel: str) -> tuple[str, ...]:
     """Return the operators encoded in the name of a kernel."""
     found = re.search(r"fused_(\w+?)_\d+$", kernel)
     return (found[1],) if found else ()
 
 
-def _versions(compiler: str) -> dict[str, str | None]:
+def _list_versions(compiler: str) -> dict[str, str | None]:
     import torch
 
     return {
@@ -245,10 +251,10 @@ def _versions(compiler: str) -> dict[str, str | None]:
     }
 
 
-def _plain(value: object) -> Any:
+def _to_json(value: object) -> Any:
     """Convert the value of an option to a JSON-serializable value."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     return repr(value)
