@@ -153,7 +153,7 @@ LINES: Mapping[str, Line] = {
 """Lines of torch 2.11 to 2.15, by class name."""
 
 OWN_LINES: Mapping[str, Line] = {
-    "_OutVariantLine": _pass("an operator without scratch; its outputs have AllocateLines"),
+    "OutVariantLine": _read("an operator that may need scratch; its outputs have AllocateLines"),
     "_Line": _refuse(_ABSTRACT),
     "ArenaLine": _refuse(_NEVER_READ),
     "MemberLine": _refuse(_NEVER_READ),

@@ -115,16 +115,16 @@ def out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] 
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten":
         return None
     name = str(operator).removeprefix("aten.")
-    found = getattr(operator.overloadpacket, OUT_VARIANTS.get(name, ""), None)
-    if found is None or torch.Tag.generated in found.tags:
+    variant = getattr(operator.overloadpacket, OUT_VARIANTS.get(name, ""), None)
+    if variant is None or torch.Tag.generated in variant.tags:
         return None
-    arguments = found._schema.arguments
+    arguments = variant._schema.arguments
     outs = tuple(argument.name for argument in arguments if argument.is_out)
     own = [argument.name for argument in arguments if not argument.is_out]
     expected = [argument.name for argument in operator._schema.arguments]
     if own != expected or len(outs) != len(operator._schema.returns):
         return None
-    return found, outs
+    return variant, outs
 
 
 class OutVariantKernel(ir.FallbackKernel):
@@ -132,6 +132,11 @@ class OutVariantKernel(ir.FallbackKernel):
 
     variant: tuple[torch._ops.OpOverload, tuple[str, ...]]
     """As returned by `out_variant`."""
+
+    @property
+    def may_allocate(self) -> bool:
+        """Whether the kernel may need a workspace of unknown size."""
+        return str(self.op_overload).removeprefix("aten.") not in SCRATCHLESS
 
     def codegen(self, wrapper: Any) -> None:
         """Allocate the outputs and write the call."""
@@ -152,13 +157,11 @@ class OutVariantKernel(ir.FallbackKernel):
     def write_call(self, wrapper: Any) -> None:
         """Write the call of the operator; its outputs are already allocated."""
         self.codegen_comment(wrapper)
-        line = _OutVariantLine(self)
-        if str(self.op_overload).removeprefix("aten.") in SCRATCHLESS:
-            wrapper.writeline(line)
-        else:
-            # The memory planner treats the text of an operator call as a kernel with unbounded
-            # workspace.
-            wrapper.writeline(line.text())
+        operator, names = self.variant
+        outputs = [self] if isinstance(self, DirectOutVariantKernel) else self.outputs
+        outs = [f"{name}={out.get_name()}" for name, out in zip(names, outputs, strict=True)]
+        arguments = ", ".join([*self.codegen_args(), *self.codegen_kwargs(), *outs])
+        wrapper.writeline(OutVariantLine(self, f"torch.ops.{operator}({arguments})"))
 
 
 class DirectOutVariantKernel(OutVariantKernel):
@@ -196,23 +199,15 @@ class OutVariantOutput(ir.MultiOutput):
 
 
 @dataclasses.dataclass
-class _OutVariantLine(WrapperLine):
+class OutVariantLine(WrapperLine):
     """The call, as a line of a wrapper."""
 
     node: OutVariantKernel
-
-    def text(self) -> str:
-        """Return the call as Python code."""
-        node = self.node
-        operator, names = node.variant
-        outputs = [node] if isinstance(node, DirectOutVariantKernel) else node.outputs
-        outs = [f"{name}={out.get_name()}" for name, out in zip(names, outputs, strict=True)]
-        arguments = ", ".join([*node.codegen_args(), *node.codegen_kwargs(), *outs])
-        return f"torch.ops.{operator}({arguments})"
+    text: str
 
     def codegen(self, code: Any) -> None:
         """Write the line."""
-        code.writeline(self.text())
+        code.writeline(self.text)
 
 
 def _lower(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -245,18 +240,18 @@ def _kernel_of(value: Any) -> Any:
 
 def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
     """Return the out variant to call instead of a kernel; None if it cannot be used."""
-    found = out_variant(kernel.op_overload)
-    if found is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _partitioned():
+    variant = out_variant(kernel.op_overload)
+    if variant is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _partitioned():
         return None
     # See `DirectOutVariantKernel`.
     outputs = kernel.outputs or [kernel]
     covered = (
-        len(outputs) == len(found[1])
+        len(outputs) == len(variant[1])
         and not kernel.unbacked_bindings
         and not kernel.mutation_outputs
         and all(map(_covers_output, outputs))
     )
-    return found if covered else None
+    return variant if covered else None
 
 
 def _covers_output(output: Any) -> bool:

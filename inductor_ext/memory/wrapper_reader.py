@@ -389,6 +389,10 @@ class _Reader:
         if extern_memory.has_unbounded_workspace(line.node):
             self.memory.unbounded_steps.add(step)
 
+    def _read_out_variant(self, step: int, line: Any) -> None:
+        if line.node.may_allocate:
+            self.memory.unbounded_steps.add(step)
+
     def _read_unknown_need(self, step: int, line: Any) -> None:
         self.memory.unbounded_steps.add(step)
 
@@ -511,6 +515,7 @@ READERS: Mapping[str, Callable[[_Reader, int, Any], None]] = {
     "ConditionalLine": _Reader._read_unknown_need,
     "SwitchLine": _Reader._read_unknown_need,
     "MultiOutputLine": _Reader._read_name,
+    "OutVariantLine": _Reader._read_out_variant,
     "str": _Reader._read_text,
     "DeferredLine": _Reader._read_text,
     "DelayReplaceLine": _Reader._read_text,
