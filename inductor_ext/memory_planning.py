@@ -35,10 +35,11 @@ from torch.utils._sympy.functions import Max
 
 from inductor_ext import events, exc
 from inductor_ext.memory import extern_memory, known_ir, plan_record, planner_input
+from inductor_ext.memory.graph_buffers import inlined_graphs
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy, symbolic
 from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.memory.wrapper_reader import inlined_graphs, read_wrapper, record_peaks
+from inductor_ext.memory.wrapper_reader import read_wrapper, record_peaks
 from inductor_ext.memory.wrapper_writer import write_plan
 from inductor_ext.settings import Settings, parse_bytes
 

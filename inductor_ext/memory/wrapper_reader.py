@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -23,8 +23,17 @@ from torch._inductor.codegen import wrapper as stock_lines
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
-from inductor_ext.memory import extern_memory, known_ir
+from inductor_ext.memory import extern_memory
 from inductor_ext.memory.extern_memory import size_hint
+from inductor_ext.memory.graph_buffers import (
+    find_aliases,
+    find_unshareable,
+    has_plain_layout,
+    inlined_graphs,
+    list_outputs,
+    owns_memory,
+    root_wrapper,
+)
 from inductor_ext.memory.planner.interval import round_up
 
 __all__ = [
@@ -32,10 +41,8 @@ __all__ = [
     "READERS",
     "Storage",
     "WrapperMemory",
-    "inlined_graphs",
     "read_wrapper",
     "record_peaks",
-    "root_wrapper",
 ]
 
 
@@ -138,87 +145,11 @@ def _set_size(storage: Storage, graph: Any) -> None:
     storage.hint = round_up(hint, ALIGNMENT.get(storage.device.type, 1))
 
 
-def inlined_graphs(lines: Iterable[Any]) -> list[Any]:
-    """Return the current graph and the subgraphs that are inlined into its function."""
-    graphs = [V.graph]
-    for line in lines:
-        if isinstance(line, stock_lines.EnterSubgraphLine) and line.graph not in graphs:
-            graphs.append(line.graph)
-    return graphs
-
-
-def _aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
-    """Map a buffer to the buffers whose memory it may share, as declared by its kernel."""
-    direct = {
-        buffer.get_name(): set(buffer.get_inputs_that_alias_output())
-        for graph in graphs
-        for buffer in graph.buffers
-        # The body of a template has no name: it is inlined into the kernel.
-        if buffer.name is not None
-    }
-    closed: dict[str, set[str]] = {}
-
-    def close(name: str) -> set[str]:
-        if name not in closed:
-            closed[name] = set()
-            for base in direct.get(name, ()):
-                closed[name] |= {base} | close(base)
-        return closed[name]
-
-    return {name: bases for name in direct if (bases := close(name))}
-
-
-def _unshareable(graphs: Iterable[Any]) -> set[str]:
-    """Return the buffers that must have their own memory."""
-    unshareable: set[str] = set()
-    for graph in graphs:
-        unshareable |= set(graph.never_reuse_buffers)
-        # From torch 2.15: inputs of effectful operators, which are freed but never reused.
-        unshareable |= set(getattr(graph, "never_reuse_but_free_buffers", ()))
-        for operation in graph.operations:
-            stateful = any(
-                isinstance(value, ir.TorchBindObject)
-                for value in getattr(operation, "inputs", None) or ()
-            )
-            if stateful or known_ir.keeps_memory(operation):
-                unshareable |= set(operation.get_read_names())
-                unshareable.update(buffer.get_name() for buffer in operation.get_outputs())
-        unshareable |= _across_streams(graph.scheduler)
-    return unshareable
-
-
-def _across_streams(scheduler: Any) -> set[str]:
-    """Return the buffers with a user on another stream than their producer (torch >= 2.13)."""
-    streams = getattr(scheduler, "node_to_stream", None)
-    if not streams or len(set(streams.values())) == 1:
-        return set()
-    return {
-        name
-        for name, buffer in scheduler.name_to_buf.items()
-        for user in buffer.users
-        if streams.get(user.node, 0) != scheduler.get_buf_stream(name)
-    }
-
-
-def _output_names(wrapper: Any, graphs: Iterable[Any]) -> set[str]:
-    names = set(V.graph._get_output_names(wrapper.get_graph_outputs()))
-    for graph in graphs:
-        names |= set(graph.get_output_names())
-    return names
-
-
 _subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int] | None]] = (
     weakref.WeakKeyDictionary()
 )
 """Per root wrapper: peak by device of the functions generated so far; None for a function that was
 not read."""
-
-
-def root_wrapper(wrapper: Any) -> Any:
-    """Return the wrapper of the outermost function."""
-    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
-        wrapper = parent
-    return wrapper
 
 
 _CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))\((?:\w+)_args\)")
@@ -252,9 +183,9 @@ class _Reader:
     def __init__(self, wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> None:
         self.wrapper = wrapper
         graphs = inlined_graphs(lines)
-        self.outputs = _output_names(wrapper, graphs)
-        self.unshareable = _unshareable(graphs)
-        self.aliases = _aliases(graphs)
+        self.outputs = list_outputs(wrapper, graphs)
+        self.unshareable = find_unshareable(graphs)
+        self.aliases = find_aliases(graphs)
         self.removed = set().union(*(graph.removed_buffers for graph in graphs))
         self.holders: dict[str, list[Storage]] = {}
         self.alias_of: dict[str, list[str]] = {}
@@ -313,7 +244,7 @@ class _Reader:
                 continue
             if isinstance(node, ir.InputBuffer) and not isinstance(node, ir.DonatedBuffer):
                 continue
-            if _owns(node):
+            if owns_memory(node):
                 pending[name] = node
         starts: dict[int, list[Any]] = {}
         for name in inputs & set(pending):
@@ -417,7 +348,7 @@ class _Reader:
         """Record the unused outputs and the workspace of a kernel that allocates its outputs."""
         for unused in _flatten(getattr(node, "outputs", ())):
             name = unused.get_name()
-            if name not in self.extracted and name not in self.aliases and _owns(unused):
+            if name not in self.extracted and name not in self.aliases and owns_memory(unused):
                 # In Python the tuple of the outputs references it.
                 storage = self._add_storage(unused, "extern", step)
                 if not V.graph.cpp_wrapper:
@@ -489,7 +420,7 @@ class _Reader:
                 and storage.lifetime_known
                 and (storage.end >= 0 or storage.is_output)
                 and storage.device.type in ALIGNMENT
-                and _plain_layout(storage.node)
+                and has_plain_layout(storage.node)
             )
             if storage.end < 0:
                 storage.end = self.scopes[storage.scope].end
@@ -529,25 +460,8 @@ def _flatten(outputs: Any) -> list[Any]:
     return [outputs] if isinstance(outputs, ir.MultiOutput) else []
 
 
-def _owns(node: Any) -> bool:
-    layout = node.layout if isinstance(node, ir.Buffer) else None
-    return isinstance(layout, ir.Layout) and not isinstance(layout, ir.NonOwningLayout)
-
-
 _FORWARD_INPUTS = ("primals_", "fwd_rng_state")
 """Name prefixes of a backward's inputs that outlive it: the forward's inputs, mostly parameters."""
-
-
-def _plain_layout(node: Any) -> bool:
-    if isinstance(node, WorkspaceArg):
-        return True
-    layout = node.get_layout()
-    viewable = not str(layout.dtype).startswith(_NO_VIEWS)
-    return layout.offset == 0 and viewable and not node.get_is_pinned()
-
-
-_NO_VIEWS = ("torch.q", "torch.bits", "torch.float4")
-"""Prefixes of dtypes that an arena cannot be viewed as."""
 
 
 _WORD = re.compile(r"\w+")

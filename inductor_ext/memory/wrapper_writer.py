@@ -24,9 +24,10 @@ from inductor_ext.memory.arena_lines import (
     MemberLine,
     MemberPlace,
 )
+from inductor_ext.memory.graph_buffers import root_wrapper
 from inductor_ext.memory.planner import arenas, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena
-from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory, root_wrapper
+from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory
 
 __all__ = ["write_plan"]
 
