@@ -62,6 +62,39 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
             that is invalid for a buffer.
         exc.BadIntervalError: the alignment is not a power of two.
     """
+    (line, first), *body = _read_lines(path)
+    header = tuple(name.strip() for name in first)
+    _check_header(path, line, header)
+    at = {name: header.index(name) for name in _COLUMNS}
+    intervals = []
+    line_of: dict[str, int] = {}
+    for line, fields in body:
+        if len(fields) != len(header):
+            _fail(
+                path,
+                f"has {len(fields)} fields where the header has {len(header)}",
+                "Every line needs a value for every column; quote values that contain commas",
+                line,
+            )
+        name = fields[at["id"]]
+        if name in line_of:
+            why = f"the id {name!r} is already used in line {line_of[name]}"
+            _fail(path, why, "Every buffer needs a unique id", line, "id")
+        line_of[name] = line
+        lower, upper, size = (
+            _integer(path, line, column, fields[at[column]]) for column in _COLUMNS[1:]
+        )
+        if upper < lower:
+            fix = "upper is the first step at which the buffer is no longer live"
+            _fail(path, f"upper is {upper}, less than lower, which is {lower}", fix, line, "upper")
+        if size < 0:
+            _fail(path, f"{size} is negative", "size is a number of bytes, 0 or more", line, "size")
+        intervals.append(Interval(lower, upper, size, alignment, name))
+    return CsvProblem(header, tuple(tuple(fields) for _, fields in body), tuple(intervals))
+
+
+def _read_lines(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
+    """Return the number and the fields of every line that is not empty."""
     lines: list[tuple[int, list[str]]] = []
     number = 0
     try:
@@ -79,8 +112,10 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
         _fail(path, f"is not CSV ({error})", "Correct the line", number + 1)
     if not lines:
         _fail(path, "is empty", f"The first line must be {','.join(_COLUMNS)!r}")
-    (line, first), *body = lines
-    header = tuple(name.strip() for name in first)
+    return lines
+
+
+def _check_header(path: str | os.PathLike[str], line: int, header: tuple[str, ...]) -> None:
     for name in _COLUMNS:
         if header.count(name) != 1:
             many = "lacks the column" if name not in header else "has more than one column"
@@ -92,42 +127,6 @@ def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:
             )
     if header.count(_OFFSET) > 1:
         _fail(path, f"the header has more than one column {_OFFSET!r}", "Remove the others", line)
-    at = {name: header.index(name) for name in _COLUMNS}
-    intervals = []
-    seen: dict[str, int] = {}
-    for line, fields in body:
-        if len(fields) != len(header):
-            _fail(
-                path,
-                f"has {len(fields)} fields where the header has {len(header)}",
-                "Every line needs a value for every column; quote values that contain commas",
-                line,
-            )
-        name = fields[at["id"]]
-        if name in seen:
-            _fail(
-                path,
-                f"the id {name!r} is already used in line {seen[name]}",
-                "Every buffer needs a unique id",
-                line,
-                "id",
-            )
-        seen[name] = line
-        lower, upper, size = (
-            _integer(path, line, column, fields[at[column]]) for column in _COLUMNS[1:]
-        )
-        if upper < lower:
-            _fail(
-                path,
-                f"upper is {upper}, less than lower, which is {lower}",
-                "upper is the first step at which the buffer is no longer live",
-                line,
-                "upper",
-            )
-        if size < 0:
-            _fail(path, f"{size} is negative", "size is a number of bytes, 0 or more", line, "size")
-        intervals.append(Interval(lower, upper, size, alignment, name))
-    return CsvProblem(header, tuple(tuple(fields) for _, fields in body), tuple(intervals))
 
 
 def _integer(path: str | os.PathLike[str], line: int, column: str, text: str) -> int:

@@ -308,23 +308,7 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
     for index in order:
         size, alignment = part.size[index], part.alignment[index]
         up, mask = alignment - 1, -alignment
-        nodes = []
-        low, high = part.start[index] + width, part.end[index] + width
-        while low < high:
-            if low & 1:
-                nodes.append(low)
-                low += 1
-            if high & 1:
-                high -= 1
-                nodes.append(high)
-            low >>= 1
-            high >>= 1
-        above: set[int] = set()
-        for node in nodes:
-            node >>= 1
-            while node and node not in above:
-                above.add(node)
-                node >>= 1
+        nodes, above = _tree_nodes(part.start[index] + width, part.end[index] + width)
         lists = [anywhere[node] for node in nodes if anywhere[node]]
         lists += [throughout[node] for node in above if throughout[node]]
         place, agreed, number = 0, 0, len(lists)
@@ -357,3 +341,24 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
             _occupy(anywhere[node], place, top)
     part.looked += _PROBE * probes
     return offsets
+
+
+def _tree_nodes(low: int, high: int) -> tuple[list[int], set[int]]:
+    """Return the tree's nodes that make up the leaves [low, high), and their ancestors."""
+    nodes = []
+    while low < high:
+        if low & 1:
+            nodes.append(low)
+            low += 1
+        if high & 1:
+            high -= 1
+            nodes.append(high)
+        low >>= 1
+        high >>= 1
+    above: set[int] = set()
+    for node in nodes:
+        node >>= 1
+        while node and node not in above:
+            above.add(node)
+            node >>= 1
+    return nodes, above

@@ -63,7 +63,7 @@ class Ejection:
         self._base = [1 + isqrt(isqrt(_HEAVIEST**4 * area // largest)) for area in areas]
         self._weight = self._base[:]
 
-    def _below(self, bound: int) -> int:
+    def _random_below(self, bound: int) -> int:
         """Return a number in [0, bound) from Knuth's MMIX generator, whose high bits are good."""
         self._random = (self._random * 6364136223846793005 + 1442695040888963407) & (2**64 - 1)
         return (self._random >> 33) * bound >> 31
@@ -81,7 +81,7 @@ class Ejection:
 
     def _reach(self, target: int, end: int) -> bool:
         part, weights, base = self.part, self._weight, self._base
-        sizes, alignments = part.size, part.alignment
+        sizes = part.size
         places = self.offsets[:]
         tops = list(map(int.__add__, places, sizes))
         out = [index for index, top in enumerate(tops) if top > target]
@@ -90,46 +90,18 @@ class Ejection:
         while out:
             if self.work >= end:
                 return False
-            pick = self._below(len(out))
+            pick = self._random_below(len(out))
             out[pick], out[-1] = out[-1], out[pick]
             index = out.pop()
-            size, alignment = sizes[index], alignments[index]
-            mask = -alignment
-            highest = (target - size) & mask
             neighbours = part.neighbours(index)
             self.moves += 1
             self.work += _MOVE + len(neighbours)
             near = [j for j in neighbours if places[j] >= 0]
             near.sort(key=places.__getitem__)
             starts = [places[j] for j in near]
-            begun = list(accumulate([weights[j] for j in near], initial=0))
-            by_top = sorted(near, key=tops.__getitem__)
-            ends = [tops[j] for j in by_top]
-            ended = list(accumulate([weights[j] for j in by_top], initial=0))
-            candidates = {0, highest}
-            if alignment == 1:
-                candidates.update(ends)
-                candidates.update([start - size for start in starts])
-            else:
-                candidates.update([(top + alignment - 1) & mask for top in ends])
-                candidates.update([(start - size) & mask for start in starts])
-            least = -1
-            best: list[int] = []
-            for place in sorted(candidates):
-                if place < 0:
-                    continue
-                if place > highest:
-                    break
-                weight = begun[bisect_left(starts, place + size)] - ended[bisect_right(ends, place)]
-                if weight < least or least < 0:
-                    least = weight
-                    best = [place]
-                    if not weight:
-                        break
-                elif weight == least:
-                    best.append(place)
-            place = best[self._below(len(best))] if len(best) > 1 else best[0]
-            top = place + size
+            best, least = self._lightest_places(index, near, starts, tops, target)
+            place = best[self._random_below(len(best))] if len(best) > 1 else best[0]
+            top = place + sizes[index]
             places[index] = place
             tops[index] = top
             if least:
@@ -148,6 +120,49 @@ class Ejection:
         self.peak = part.peak(self.offsets)
         return True
 
+    def _lightest_places(
+        self, index: int, near: list[int], starts: list[int], tops: list[int], target: int
+    ) -> tuple[list[int], int]:
+        """Return the offsets at which the buffers in conflict have the lowest weight, and it.
+
+        Args:
+            index: the buffer to place.
+            near: its placed neighbours, sorted by offset.
+            starts: their offsets.
+            tops: the end of each buffer.
+            target: the maximum end.
+        """
+        size, alignment, weights = self.part.size[index], self.part.alignment[index], self._weight
+        mask = -alignment
+        highest = (target - size) & mask
+        begun = list(accumulate([weights[j] for j in near], initial=0))
+        by_top = sorted(near, key=tops.__getitem__)
+        ends = [tops[j] for j in by_top]
+        ended = list(accumulate([weights[j] for j in by_top], initial=0))
+        candidates = {0, highest}
+        if alignment == 1:
+            candidates.update(ends)
+            candidates.update([start - size for start in starts])
+        else:
+            candidates.update([(top + alignment - 1) & mask for top in ends])
+            candidates.update([(start - size) & mask for start in starts])
+        least = -1
+        best: list[int] = []
+        for place in sorted(candidates):
+            if place < 0:
+                continue
+            if place > highest:
+                break
+            weight = begun[bisect_left(starts, place + size)] - ended[bisect_right(ends, place)]
+            if weight < least or least < 0:
+                least = weight
+                best = [place]
+                if not weight:
+                    break
+            elif weight == least:
+                best.append(place)
+        return best, least
+
 
 def canonical(
     part: Part, order: Sequence[int], target: int, work: int | None
@@ -162,7 +177,7 @@ def canonical(
     Returns:
         The offsets in bytes, or None; and the work done, in the unit of `Ejection`.
     """
-    count, sizes, starts, ends = part.count, part.size, part.start, part.end
+    count, sizes = part.count, part.size
     rank = [0] * count
     for position, index in enumerate(order):
         rank[index] = position
@@ -175,12 +190,11 @@ def canonical(
         # A buffer is dominated if another unplaced one could already end at or below its start: the
         # other one would drop below it.
         lowest_end = min(map(int.__add__, lows, sizes))
-        found = [index for index in order if last <= lows[index] < lowest_end]
-        found.sort(key=lows.__getitem__)
-        return iter(found)
+        indices = [index for index in order if last <= lows[index] < lowest_end]
+        indices.sort(key=lows.__getitem__)
+        return iter(indices)
 
-    # Per depth: the lowest possible offset of each unplaced buffer (`_PLACED` once it is placed),
-    # the skyline, the unplaced bytes in each section, the candidates, the last offset.
+    # Per depth: the `_Node`, the candidates, the last offset.
     lows, skyline, outside = [0] * count, [0] * part.sections, part.load
     stack = [(lows, skyline, outside, candidates(lows, 0), 0)]
     while stack:
@@ -190,32 +204,14 @@ def canonical(
             offset = lows[index]
             if path and offset == last and rank[index] < rank[path[-1]]:
                 continue  # the same plan as with the two in the other order
-            start, end, size = starts[index], ends[index], sizes[index]
-            here = outside[start:end]
-            if offset + max(here) > target:
-                continue
-            top = offset + size
-            next_lows = lows[:]
-            next_lows[index] = _PLACED
-            if not _raise(part, index, next_lows, top, target):
-                continue
-            next_outside = outside[:]
-            next_outside[start:end] = [load - size for load in here]
-            next_skyline = skyline[:]
-            next_skyline[start:end] = [top] * (end - start)
-            # Unplaced buffers go above the skyline, and not below the last offset.
-            if offset > last and any(
-                load and load + (height if height > offset else offset) > target
-                for height, load in zip(next_skyline, next_outside, strict=True)
-            ):
+            child = _place(part, index, (lows, skyline, outside), last, target)
+            if child is None:
                 continue
             offsets[index] = offset
             path.append(index)
             if len(path) == count:
                 return offsets, spent
-            stack.append(
-                (next_lows, next_skyline, next_outside, candidates(next_lows, offset), offset)
-            )
+            stack.append((*child, candidates(child[0], offset), offset))
             break
         else:
             stack.pop()
@@ -224,6 +220,36 @@ def canonical(
         if work is not None and spent >= work:
             break
     return None, spent
+
+
+_Node = tuple[list[int], list[int], list[int]]
+"""The lowest possible offset of each unplaced buffer (`_PLACED` for placed ones), the skyline, the
+unplaced bytes in each section."""
+
+
+def _place(part: Part, index: int, node: _Node, last: int, target: int) -> _Node | None:
+    """Place a buffer at its lowest offset; return None if the others no longer fit."""
+    lows, skyline, outside = node
+    start, end, size, offset = part.start[index], part.end[index], part.size[index], lows[index]
+    here = outside[start:end]
+    if offset + max(here) > target:
+        return None
+    top = offset + size
+    lows = lows[:]
+    lows[index] = _PLACED
+    if not _raise(part, index, lows, top, target):
+        return None
+    outside = outside[:]
+    outside[start:end] = [load - size for load in here]
+    skyline = skyline[:]
+    skyline[start:end] = [top] * (end - start)
+    # Unplaced buffers go above the skyline, and not below the last offset.
+    if offset > last and any(
+        load and load + (height if height > offset else offset) > target
+        for height, load in zip(skyline, outside, strict=True)
+    ):
+        return None
+    return lows, skyline, outside
 
 
 def _raise(part: Part, index: int, lows: list[int], top: int, target: int) -> bool:
