@@ -17,7 +17,7 @@ from inductor_ext.memory.planner import csv_io, solver
 from inductor_ext.memory.planner.interval import Interval, Placement, lower_bound, verify
 
 CHECKOUT = Path(__file__).parents[2]
-EXAMPLE = CHECKOUT / "benchmarks" / "instances" / "minimalloc-example.csv"
+EXAMPLE = CHECKOUT / "benchmarks" / "memory" / "instances" / "minimalloc-example.csv"
 
 TABLE = "id,lower,upper,size\na,0,4,10\nb,2,6,20\nc,4,8,5\n"
 

@@ -1,9 +1,9 @@
 """Greedy placements: from an order of buffers to offsets. The solver chooses among them.
 
-`Part` is a stretch of the schedule during which something is always live. Its time is reduced to
-sections, one per distinct start. That is enough, because two intervals are live at the same time
-exactly if they both are at the later of the two starts. Every placement takes a limit for its peak,
-and returns None as soon as a buffer would exceed it.
+A `Component` is a stretch of the schedule during which something is always live. Its time is
+reduced to sections, one per distinct start. That is enough, because two intervals are live at the
+same time exactly if they both are at the later of the two starts. Every placement takes a limit for
+its peak, and returns None as soon as a buffer would exceed it.
 
 `first_fit` and `best_fit` look for a gap among the buffers already placed (Pisarchyk and Lee,
 "Efficient Memory Management for Deep Neural Net Inference", 2020, order by size or by breadth).
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 
 from inductor_ext.memory.planner.interval import Interval, live_bytes
 
-__all__ = ["Part", "best_fit", "first_fit", "in_time_order", "skyline"]
+__all__ = ["Component", "best_fit", "first_fit", "in_time_order", "skyline"]
 
 _CROWDED = 512
 """Average number of neighbours per buffer above which a tree finds gaps faster than a scan."""
 
-_MOST_PROBES = 200
+_MAX_PROBES = 200
 """Maximum number of stretches per buffer that the tree visits before it gives up. Many visits are
 needed if live ranges are neither short nor nested, because the occupied stretches do not coalesce.
 """
@@ -31,11 +31,11 @@ needed if live ranges are neither short nor nested, because the occupied stretch
 _PROBE = 3
 """Number of neighbours visited in the time in which the tree visits one stretch."""
 
-_MOST_KEPT = 8_000_000
+_MAX_CACHED = 8_000_000
 """Maximum number of neighbours cached in lists, at 8 bytes each; others are recomputed."""
 
 
-class Part:
+class Component:
     """The intervals of one connected stretch of time, sorted, each with a size and a live range.
 
     Attributes:
@@ -63,9 +63,9 @@ class Part:
         self.bound = max(self.load)
         self._snapshots: list[list[int]] = []
         self.pairs = self._sweep()
-        self.looked = 0
+        self.visited = 0
         self._neighbours: list[list[int] | None] = [None] * self.count
-        self._kept = 0
+        self._cached = 0
 
     def _sweep(self) -> int:
         """Store the buffers live before every `_stride`-th buffer; return the number of pairs."""
@@ -90,18 +90,18 @@ class Part:
 
     def neighbours(self, index: int) -> list[int]:
         """Return the other buffers whose live ranges overlap that of this one."""
-        kept = self._neighbours[index]
-        if kept is not None:
-            return kept
+        cached = self._neighbours[index]
+        if cached is not None:
+            return cached
         nearest = index // self._stride
         start, end = self.start[index], self.end
-        found = [j for j in self._snapshots[nearest] if end[j] > start]
-        found += [j for j in range(nearest * self._stride, index) if end[j] > start]
-        found += range(index + 1, self._first[end[index]])
-        if self._kept + len(found) <= _MOST_KEPT:
-            self._neighbours[index] = found
-            self._kept += len(found)
-        return found
+        neighbours = [j for j in self._snapshots[nearest] if end[j] > start]
+        neighbours += [j for j in range(nearest * self._stride, index) if end[j] > start]
+        neighbours += range(index + 1, self._first[end[index]])
+        if self._cached + len(neighbours) <= _MAX_CACHED:
+            self._neighbours[index] = neighbours
+            self._cached += len(neighbours)
+        return neighbours
 
     @property
     def crowded(self) -> bool:
@@ -129,7 +129,7 @@ class Part:
         return max(map(int.__add__, offsets, self.size))
 
 
-def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+def first_fit(component: Component, order: Sequence[int], limit: int) -> list[int] | None:
     """Place each buffer at the lowest offset that is free throughout its live range.
 
     Args:
@@ -140,12 +140,12 @@ def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
         The offsets in bytes. None if the limit would be exceeded, or if the placement would take
         very long, which is possible with many neighbours.
     """
-    if part.crowded:
-        return _first_fit_by_tree(part, order, limit)
-    part.looked += 2 * part.pairs + part.count
-    neighbours, sizes, alignments = part.neighbours, part.size, part.alignment
-    offsets = [-1] * part.count
-    tops = [0] * part.count
+    if component.crowded:
+        return _first_fit_by_tree(component, order, limit)
+    component.visited += 2 * component.pairs + component.count
+    neighbours, sizes, alignments = component.neighbours, component.size, component.alignment
+    offsets = [-1] * component.count
+    tops = [0] * component.count
     for index in order:
         size, alignment = sizes[index], alignments[index]
         up, mask = alignment - 1, -alignment
@@ -165,15 +165,15 @@ def first_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
     return offsets
 
 
-def best_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+def best_fit(component: Component, order: Sequence[int], limit: int) -> list[int] | None:
     """Place each buffer in the smallest gap that fits, on top of the others if there is none.
 
     Arguments and result are those of `first_fit`.
     """
-    part.looked += 2 * part.pairs + part.count
-    neighbours, sizes, alignments = part.neighbours, part.size, part.alignment
-    offsets = [-1] * part.count
-    tops = [0] * part.count
+    component.visited += 2 * component.pairs + component.count
+    neighbours, sizes, alignments = component.neighbours, component.size, component.alignment
+    offsets = [-1] * component.count
+    tops = [0] * component.count
     for index in order:
         size, alignment = sizes[index], alignments[index]
         up, mask = alignment - 1, -alignment
@@ -199,16 +199,21 @@ def best_fit(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
     return offsets
 
 
-def skyline(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+def skyline(component: Component, order: Sequence[int], limit: int) -> list[int] | None:
     """Place each buffer on top of all placed buffers that it overlaps in time; ignore gaps below.
 
     Exact for nested live ranges, longest first, and the cheapest placement of long live ranges.
     Arguments and result are those of `first_fit`.
     """
-    part.looked += 6 * part.count
-    heights = [0] * part.sections
-    starts, ends, sizes, alignments = part.start, part.end, part.size, part.alignment
-    offsets = [0] * part.count
+    component.visited += 6 * component.count
+    heights = [0] * component.sections
+    starts, ends, sizes, alignments = (
+        component.start,
+        component.end,
+        component.size,
+        component.alignment,
+    )
+    offsets = [0] * component.count
     for index in order:
         start, end, alignment = starts[index], ends[index], alignments[index]
         offset = (max(heights[start:end]) + alignment - 1) & -alignment
@@ -220,7 +225,7 @@ def skyline(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
     return offsets
 
 
-def in_time_order(part: Part, limit: int, longest_on_top: int) -> list[int] | None:
+def in_time_order(component: Component, limit: int, longest_on_top: int) -> list[int] | None:
     """Allocate in order of starts and free at ends, from both ends of `limit` bytes.
 
     Buffers that live for at most `longest_on_top` steps go into the highest gap that fits, the
@@ -233,63 +238,63 @@ def in_time_order(part: Part, limit: int, longest_on_top: int) -> list[int] | No
     Returns:
         The offsets in bytes, or None if a buffer fits into no gap.
     """
-    part.looked += 48 * part.count
-    offsets = [0] * part.count
-    ending: list[list[int]] = [[] for _ in range(part.sections + 1)]
+    component.visited += 48 * component.count
+    offsets = [0] * component.count
+    ending: list[list[int]] = [[] for _ in range(component.sections + 1)]
     # Bounds of the occupied stretches: [start, end, start, end, ...]; adjacent ones are coalesced.
-    taken: list[int] = []
-    sizes, alignments = part.size, part.alignment
+    occupied: list[int] = []
+    sizes, alignments = component.size, component.alignment
     section = 0
-    for index, start in enumerate(part.start):
+    for index, start in enumerate(component.start):
         while section <= start:
             for other in ending[section]:
                 offset = offsets[other]
-                _vacate(taken, offset, offset + sizes[other])
+                _vacate(occupied, offset, offset + sizes[other])
             section += 1
         size, alignment = sizes[index], alignments[index]
         place = -1
-        if part.span[index] <= longest_on_top:
+        if component.span[index] <= longest_on_top:
             high = limit
-            for k in range(len(taken) - 2, -1, -2):
+            for k in range(len(occupied) - 2, -1, -2):
                 candidate = (high - size) & -alignment
-                if candidate >= taken[k + 1]:
+                if candidate >= occupied[k + 1]:
                     place = candidate
                     break
-                high = taken[k]
+                high = occupied[k]
             else:
                 place = (high - size) & -alignment
         else:
             low = 0
-            for k in range(0, len(taken), 2):
-                if taken[k] - low >= size:
+            for k in range(0, len(occupied), 2):
+                if occupied[k] - low >= size:
                     break
-                low = (taken[k + 1] + alignment - 1) & -alignment
+                low = (occupied[k + 1] + alignment - 1) & -alignment
             place = low
         if place < 0 or place + size > limit:
             return None
         offsets[index] = place
-        _occupy(taken, place, place + size)
-        ending[part.end[index]].append(index)
+        _occupy(occupied, place, place + size)
+        ending[component.end[index]].append(index)
     return offsets
 
 
-def _occupy(taken: list[int], low: int, high: int) -> None:
+def _occupy(occupied: list[int], low: int, high: int) -> None:
     """Add [low, high) to coalesced stretches, whether or not it touches or overlaps any."""
-    i, j = bisect.bisect_left(taken, low), bisect.bisect_right(taken, high)
+    i, j = bisect.bisect_left(occupied, low), bisect.bisect_right(occupied, high)
     # An odd position is inside a stretch or at its end, which the new stretch then extends.
-    taken[i:j] = [low][i & 1 :] + [high][j & 1 :]
+    occupied[i:j] = [low][i & 1 :] + [high][j & 1 :]
 
 
-def _vacate(taken: list[int], low: int, high: int) -> None:
+def _vacate(occupied: list[int], low: int, high: int) -> None:
     """Remove [low, high), which must be inside one stretch."""
-    i = bisect.bisect_right(taken, low)
-    start, end = taken[i - 1], taken[i]
-    taken[i - 1 : i + 1] = ([start, low] if start < low else []) + (
+    i = bisect.bisect_right(occupied, low)
+    start, end = occupied[i - 1], occupied[i]
+    occupied[i - 1 : i + 1] = ([start, low] if start < low else []) + (
         [high, end] if high < end else []
     )
 
 
-def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int] | None:
+def _first_fit_by_tree(component: Component, order: Sequence[int], limit: int) -> list[int] | None:
     """Run `first_fit` with the occupied bytes in a segment tree over the sections.
 
     Each node stores two lists of coalesced stretches: bytes occupied throughout its sections, and
@@ -299,39 +304,39 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
     """
     probes = 0
     width = 1
-    while width < part.sections:
+    while width < component.sections:
         width *= 2
     throughout: list[list[int]] = [[] for _ in range(2 * width)]
     anywhere: list[list[int]] = [[] for _ in range(2 * width)]
     bisect_right = bisect.bisect_right
-    offsets = [0] * part.count
+    offsets = [0] * component.count
     for index in order:
-        size, alignment = part.size[index], part.alignment[index]
+        size, alignment = component.size[index], component.alignment[index]
         up, mask = alignment - 1, -alignment
-        nodes, above = _tree_nodes(part.start[index] + width, part.end[index] + width)
+        nodes, above = _tree_nodes(component.start[index] + width, component.end[index] + width)
         lists = [anywhere[node] for node in nodes if anywhere[node]]
         lists += [throughout[node] for node in above if throughout[node]]
         place, agreed, number = 0, 0, len(lists)
         at = 0
         probes += 16 + number
-        if probes > _MOST_PROBES * part.count:
-            part.looked += _PROBE * probes
+        if probes > _MAX_PROBES * component.count:
+            component.visited += _PROBE * probes
             return None
         while agreed < number:
-            taken = lists[at]
+            occupied = lists[at]
             at = at + 1 if at + 1 < number else 0
-            k = bisect_right(taken, place)
+            k = bisect_right(occupied, place)
             if not k & 1:
-                if k == len(taken) or taken[k] - place >= size:
+                if k == len(occupied) or occupied[k] - place >= size:
                     agreed += 1
                     continue
                 k += 1
-            place = (taken[k] + up) & mask
+            place = (occupied[k] + up) & mask
             probes += 1 + agreed
             agreed = 0
         top = place + size
         if top > limit:
-            part.looked += _PROBE * probes
+            component.visited += _PROBE * probes
             return None
         offsets[index] = place
         for node in nodes:
@@ -339,7 +344,7 @@ def _first_fit_by_tree(part: Part, order: Sequence[int], limit: int) -> list[int
             _occupy(anywhere[node], place, top)
         for node in above:
             _occupy(anywhere[node], place, top)
-    part.looked += _PROBE * probes
+    component.visited += _PROBE * probes
     return offsets
 
 

@@ -1,15 +1,15 @@
 """Searches for a plan with a lower peak than the best known one: by ejection and by enumeration.
 
-`Ejection` aims at a target peak. Buffers of the current plan that end above it are removed and
-placed again, one at a time, at the offset where the conflicting buffers have the lowest weight;
-those are removed in turn. A buffer's weight grows each time it conflicts, so that the search does
-not cycle (the breakout method of Morris, AAAI 1993; for packing, the guided local search of Faroe,
+`EjectionSearch` aims at a target peak. Buffers of the current plan that end above it are removed
+and placed again, one at a time, at the offset where the conflicting buffers have the lowest weight;
+these are then removed. A buffer's weight grows each time it conflicts, so that the search does not
+cycle (the breakout method of Morris, AAAI 1993; for packing, the guided local search of Faroe,
 Pisinger and Zachariasen, INFORMS J. Computing 2003). Once every buffer is placed, the target is
 lowered.
 
-`canonical` enumerates canonical plans, in which every buffer is at offset 0 or rests on another
-buffer, by ascending offset. It skips what a bound or dominance excludes (Moffitt, "MiniMalloc",
-ASPLOS 2023).
+`search_canonical` enumerates canonical plans, in which every buffer is at offset 0 or rests on
+another buffer, by ascending offset. It skips what a bound or dominance excludes (Moffitt,
+"MiniMalloc", ASPLOS 2023).
 
 Both budgets count work, never time, and the random generator is private: the same problem, seed and
 budget give the same plan on every machine.
@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import isqrt
 
-from inductor_ext.memory.planner.greedy import Part, first_fit
+from inductor_ext.memory.planner.greedy import Component, first_fit
 
-__all__ = ["SCAN", "Ejection", "canonical"]
+__all__ = ["SCAN", "EjectionSearch", "search_canonical"]
 
 SCAN = 6
 """Neighbours that a placement visits in the time in which a search visits one."""
@@ -39,8 +39,8 @@ _PLACED = 1 << 100
 """An offset above all others."""
 
 
-class Ejection:
-    """A search that improves one plan of a part as far as its budget allows.
+class EjectionSearch:
+    """A search that improves one plan of a component as far as its budget allows.
 
     Attributes:
         offsets: the best plan so far.
@@ -49,14 +49,14 @@ class Ejection:
         work: number of neighbours visited so far, plus a constant per move.
     """
 
-    def __init__(self, part: Part, offsets: list[int], seed: int) -> None:
-        self.part = part
+    def __init__(self, component: Component, offsets: list[int], seed: int) -> None:
+        self.component = component
         self.offsets = offsets
-        self.peak = part.peak(offsets)
+        self.peak = component.peak(offsets)
         self.moves = 0
         self.work = 0
         self._random = (2 * seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        areas = [size * span for size, span in zip(part.size, part.span, strict=True)]
+        areas = [size * span for size, span in zip(component.size, component.span, strict=True)]
         largest = max(areas)
         # The difficulty of placing a buffer again is between a constant and its area. Of the powers
         # of the area, the fourth root works best on the public instances.
@@ -80,8 +80,8 @@ class Ejection:
         return max(goal, self.peak - max(1, (self.peak - goal) // 8))
 
     def _reach(self, target: int, end: int) -> bool:
-        part, weights, base = self.part, self._weight, self._base
-        sizes = part.size
+        component, weights, base = self.component, self._weight, self._base
+        sizes = component.size
         places = self.offsets[:]
         tops = list(map(int.__add__, places, sizes))
         out = [index for index, top in enumerate(tops) if top > target]
@@ -93,7 +93,7 @@ class Ejection:
             pick = self._random_below(len(out))
             out[pick], out[-1] = out[-1], out[pick]
             index = out.pop()
-            neighbours = part.neighbours(index)
+            neighbours = component.neighbours(index)
             self.moves += 1
             self.work += _MOVE + len(neighbours)
             near = [j for j in neighbours if places[j] >= 0]
@@ -112,12 +112,12 @@ class Ejection:
                         out.append(j)
                         weights[j] += base[j] // 5
         self.offsets = places
-        if not part.crowded:
+        if not component.crowded:
             # Compact all buffers downwards, which often lowers the peak further.
-            order = sorted(range(part.count), key=places.__getitem__)
-            self.offsets = first_fit(part, order, target) or places
-            self.work += 2 * part.pairs // SCAN
-        self.peak = part.peak(self.offsets)
+            order = sorted(range(component.count), key=places.__getitem__)
+            self.offsets = first_fit(component, order, target) or places
+            self.work += 2 * component.pairs // SCAN
+        self.peak = component.peak(self.offsets)
         return True
 
     def _lightest_places(
@@ -132,7 +132,11 @@ class Ejection:
             tops: the end of each buffer.
             target: the maximum end.
         """
-        size, alignment, weights = self.part.size[index], self.part.alignment[index], self._weight
+        size, alignment, weights = (
+            self.component.size[index],
+            self.component.alignment[index],
+            self._weight,
+        )
         mask = -alignment
         highest = (target - size) & mask
         begun = list(accumulate([weights[j] for j in near], initial=0))
@@ -164,8 +168,8 @@ class Ejection:
         return best, least
 
 
-def canonical(
-    part: Part, order: Sequence[int], target: int, work: int | None
+def search_canonical(
+    component: Component, order: Sequence[int], target: int, work: int | None
 ) -> tuple[list[int] | None, int]:
     """Search depth-first for a plan with a peak of at most `target`.
 
@@ -175,9 +179,9 @@ def canonical(
         work: maximum work before giving up; None to search until none is proven to exist.
 
     Returns:
-        The offsets in bytes, or None; and the work done, in the unit of `Ejection`.
+        The offsets in bytes, or None; and the work done, in the unit of `EjectionSearch`.
     """
-    count, sizes = part.count, part.size
+    count, sizes = component.count, component.size
     rank = [0] * count
     for position, index in enumerate(order):
         rank[index] = position
@@ -195,7 +199,7 @@ def canonical(
         return iter(indices)
 
     # Per depth: the `_Node`, the candidates, the last offset.
-    lows, skyline, outside = [0] * count, [0] * part.sections, part.load
+    lows, skyline, outside = [0] * count, [0] * component.sections, component.load
     stack = [(lows, skyline, outside, candidates(lows, 0), 0)]
     while stack:
         lows, skyline, outside, untried, last = stack[-1]
@@ -204,7 +208,7 @@ def canonical(
             offset = lows[index]
             if path and offset == last and rank[index] < rank[path[-1]]:
                 continue  # the same plan as with the two in the other order
-            child = _place(part, index, (lows, skyline, outside), last, target)
+            child = _place(component, index, (lows, skyline, outside), last, target)
             if child is None:
                 continue
             offsets[index] = offset
@@ -227,17 +231,22 @@ _Node = tuple[list[int], list[int], list[int]]
 unplaced bytes in each section."""
 
 
-def _place(part: Part, index: int, node: _Node, last: int, target: int) -> _Node | None:
+def _place(component: Component, index: int, node: _Node, last: int, target: int) -> _Node | None:
     """Place a buffer at its lowest offset; return None if the others no longer fit."""
     lows, skyline, outside = node
-    start, end, size, offset = part.start[index], part.end[index], part.size[index], lows[index]
+    start, end, size, offset = (
+        component.start[index],
+        component.end[index],
+        component.size[index],
+        lows[index],
+    )
     here = outside[start:end]
     if offset + max(here) > target:
         return None
     top = offset + size
     lows = lows[:]
     lows[index] = _PLACED
-    if not _raise(part, index, lows, top, target):
+    if not _raise(component, index, lows, top, target):
         return None
     outside = outside[:]
     outside[start:end] = [load - size for load in here]
@@ -252,10 +261,10 @@ def _place(part: Part, index: int, node: _Node, last: int, target: int) -> _Node
     return lows, skyline, outside
 
 
-def _raise(part: Part, index: int, lows: list[int], top: int, target: int) -> bool:
+def _raise(component: Component, index: int, lows: list[int], top: int, target: int) -> bool:
     """Raise the neighbours of a placed buffer to its top; return False if one no longer fits."""
-    sizes, alignments = part.size, part.alignment
-    for j in part.neighbours(index):
+    sizes, alignments = component.size, component.alignment
+    for j in component.neighbours(index):
         if lows[j] < top:
             low = (top + alignments[j] - 1) & -alignments[j]
             if low + sizes[j] > target:

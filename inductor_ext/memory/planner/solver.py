@@ -1,10 +1,10 @@
 """The solver: finds a verified plan for a list of intervals within a work budget.
 
 Buffers with the same live range and alignment are merged into one. The schedule is split where
-nothing is live, and each part starts at offset 0. For each part the solver tries a portfolio of
-greedy placements, cheapest first, and then the search of `local_search`. It stops when the part's
-peak is at most the lower bound of the whole problem, which no plan can beat, or when the budget is
-spent.
+nothing is live into components, which all start at offset 0. For each component the solver tries a
+portfolio of greedy placements, cheapest first, and then the search of `local_search`. It stops when
+the component's peak is at most the lower bound of the whole problem, which no plan can beat, or
+when the budget is spent.
 
 The plan depends only on the multiset of intervals, the budget and the seed. It does not depend on
 the order in which intervals with different live ranges and sizes are given, on names, on time or on
@@ -16,22 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from inductor_ext.memory.planner import greedy
-from inductor_ext.memory.planner.greedy import Part
+from inductor_ext.memory.planner.greedy import Component
 from inductor_ext.memory.planner.interval import Interval, Placement, lower_bound, verify
-from inductor_ext.memory.planner.local_search import SCAN, Ejection, canonical
+from inductor_ext.memory.planner.local_search import SCAN, EjectionSearch, search_canonical
 
 __all__ = ["DEFAULT_ITERATIONS", "solve"]
 
 DEFAULT_ITERATIONS = 120
 """About 0.1 ms of one core per buffer, if the plan does not reach the lower bound."""
 
-_EXACT = 8
+_MAX_EXACT = 8
 """Parts with at most this many buffers are solved exactly, regardless of the budget."""
 
-_ENUMERABLE = 1000
+_MAX_ENUMERATED = 1000
 """Maximum number of buffers for canonical enumeration. The cost of a step is proportional to it."""
 
-_ALWAYS = 3
+_MIN_PLACEMENTS = 3
 """Number of placements of the portfolio that are tried regardless of the budget."""
 
 
@@ -43,7 +43,7 @@ def solve(
     Args:
         intervals: the storages. Those with zero size or an empty live range get offset 0.
         iterations: the budget. In one iteration the solver visits as many neighbours of buffers
-            (buffers that are live at the same time) as the current part of the problem has buffers.
+            (buffers that are live at the same time) as the current component has buffers.
             With a constant budget the time is therefore proportional to the number of buffers, no
             matter how many of them are live at the same time. The first placements are tried with
             any budget.
@@ -61,16 +61,19 @@ def solve(
     # Sort, so that the result does not depend on the order of the input.
     indices.sort(key=lambda i: _key(intervals[i]))
     offsets = [0] * len(intervals)
-    parts = [_PartSolver([intervals[i] for i in part], part) for part in _split(intervals, indices)]
-    parts.sort(key=lambda part: -part.bound)
+    components = [
+        _ComponentSolver([intervals[i] for i in component], component)
+        for component in _split(intervals, indices)
+    ]
+    components.sort(key=lambda component: -component.bound)
     peak, work, method = bound, 0, "empty"
-    for part in parts:
-        # A part need not go below the peak of another part.
-        part.solve(peak, iterations, seed)
-        work += -(-part.work // part.count)
-        if part.peak > peak or method == "empty":
-            peak, method = part.peak, part.method
-        for index, offset in zip(part.indices, part.offsets, strict=True):
+    for component in components:
+        # A component need not go below the peak of another one.
+        component.solve(peak, iterations, seed)
+        work += -(-component.work // component.count)
+        if component.peak > peak or method == "empty":
+            peak, method = component.peak, component.method
+        for index, offset in zip(component.indices, component.offsets, strict=True):
             offsets[index] = offset
     verify(intervals, offsets, peak)
     return Placement(tuple(offsets), peak, bound, method, work)
@@ -120,8 +123,8 @@ def _merge(intervals: Sequence[Interval]) -> tuple[list[Interval], list[tuple[in
     return blocks, homes
 
 
-class _PartSolver:
-    """One part of the problem: the best plan so far and the work spent on it."""
+class _ComponentSolver:
+    """One component: the best plan so far and the work spent on it."""
 
     def __init__(self, intervals: list[Interval], indices: list[int]) -> None:
         self.indices = indices
@@ -144,36 +147,44 @@ class _PartSolver:
         if self.peak <= goal:
             return
         blocks, homes = _merge(self._intervals)
-        self._place(Part(blocks), homes, goal, iterations * self.count // 2)
+        self._place(Component(blocks), homes, goal, iterations * self.count // 2)
         if self.peak <= goal:
             return
-        part = Part(self._intervals)
-        if part.count <= _EXACT:
-            self._enumerate(part, goal, None)
+        component = Component(self._intervals)
+        if component.count <= _MAX_EXACT:
+            self._enumerate(component, goal, None)
         else:
-            self._search(part, goal, iterations * self.count, seed)
+            self._search(component, goal, iterations * self.count, seed)
 
-    def _place(self, part: Part, homes: Sequence[tuple[int, int]], goal: int, budget: int) -> None:
-        """Try the portfolio on the merged part."""
-        for number, (method, place) in enumerate(_portfolio(part, goal)):
-            if number >= _ALWAYS and self.work >= budget:
+    def _place(
+        self, component: Component, homes: Sequence[tuple[int, int]], goal: int, budget: int
+    ) -> None:
+        """Try the portfolio on the component with merged buffers."""
+        for number, (method, place) in enumerate(_portfolio(component, goal)):
+            if number >= _MIN_PLACEMENTS and self.work >= budget:
                 return
-            found = place(self.peak - 1)
-            self.work = part.looked // SCAN
-            if found is not None:
-                self.offsets = [found[block] + offset for block, offset in homes]
-                self.peak = part.peak(found)
+            offsets = place(self.peak - 1)
+            self.work = component.visited // SCAN
+            if offsets is not None:
+                self.offsets = [offsets[block] + offset for block, offset in homes]
+                self.peak = component.peak(offsets)
                 self.method = method
                 if self.peak <= goal:
                     return
 
-    def _enumerate(self, part: Part, goal: int, budget: int | None) -> None:
+    def _enumerate(self, component: Component, goal: int, budget: int | None) -> None:
         """Lower the peak by canonical plans; to the optimum if there is no budget."""
-        contention = part.contention()
-        areas = [size * span for size, span in zip(part.size, part.span, strict=True)]
+        contention = component.contention()
+        areas = [size * span for size, span in zip(component.size, component.span, strict=True)]
         orders = [
-            sorted(range(part.count), key=lambda i: (-contention[i], -part.span[i], -areas[i])),
-            sorted(range(part.count), key=lambda i: (-part.span[i], -contention[i], -areas[i])),
+            sorted(
+                range(component.count),
+                key=lambda i: (-contention[i], -component.span[i], -areas[i]),
+            ),
+            sorted(
+                range(component.count),
+                key=lambda i: (-component.span[i], -contention[i], -areas[i]),
+            ),
         ]
         if budget is None:
             del orders[1:]
@@ -182,24 +193,24 @@ class _PartSolver:
                 gap = self.peak - goal
                 target = self.peak - (1 if budget is None else max(1, gap // 8))
                 share = None if budget is None else budget // 4
-                found, spent = canonical(part, order, target, share)
+                offsets, spent = search_canonical(component, order, target, share)
                 self.work += spent
-                if found is None:
+                if offsets is None:
                     break
-                self.offsets = found
-                self.peak = part.peak(found)
+                self.offsets = offsets
+                self.peak = component.peak(offsets)
                 self.method = "canonical"
 
-    def _search(self, part: Part, goal: int, budget: int, seed: int) -> None:
+    def _search(self, component: Component, goal: int, budget: int, seed: int) -> None:
         # Start with short attempts, long enough to place a hundred buffers, and double the length.
         # Each attempt starts from the best plan with all weights reset.
-        length = 16 * part.count + 256 * part.pairs // part.count
+        length = 16 * component.count + 256 * component.pairs // component.count
         attempt = 0
         while self.work < budget and self.peak > goal:
             left = budget - self.work
-            if part.count <= _ENUMERABLE:
-                self._enumerate(part, goal, min(length, left) // 4)
-            ejection = Ejection(part, self.offsets, seed * 1_000_003 + attempt)
+            if component.count <= _MAX_ENUMERATED:
+                self._enumerate(component, goal, min(length, left) // 4)
+            ejection = EjectionSearch(component, self.offsets, seed * 1_000_003 + attempt)
             ejection.run(goal, min(length, left))
             self.work += ejection.work
             if ejection.peak < self.peak:
@@ -211,12 +222,12 @@ class _PartSolver:
 _Place = Callable[[int], "list[int] | None"]
 
 
-def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, _Place]]:
+def _portfolio(component: Component, goal: int) -> Iterator[tuple[str, _Place]]:
     """Yield name and function of each placement. The function takes the maximum allowed peak."""
-    contention = part.contention()
-    size, span = part.size, part.span
+    contention = component.contention()
+    size, span = component.size, component.span
     area = [bytes_ * steps for bytes_, steps in zip(size, span, strict=True)]
-    everything = range(part.count)
+    everything = range(component.count)
     orders = {
         "contention": sorted(everything, key=lambda i: (-contention[i], -span[i], -size[i])),
         "size": sorted(everything, key=lambda i: (-size[i], -span[i])),
@@ -226,25 +237,25 @@ def _portfolio(part: Part, goal: int) -> Iterator[tuple[str, _Place]]:
     }
 
     def ordered(
-        place: Callable[[Part, Sequence[int], int], list[int] | None], order: str
+        place: Callable[[Component, Sequence[int], int], list[int] | None], order: str
     ) -> _Place:
-        return lambda limit: place(part, orders[order], limit)
+        return lambda limit: place(component, orders[order], limit)
 
     def two_ended(longest_on_top: int) -> _Place:
         # The gap of this placement is in the middle, so it is only useful if it reaches `goal`.
-        return lambda limit: greedy.in_time_order(part, goal, longest_on_top)
+        return lambda limit: greedy.in_time_order(component, goal, longest_on_top)
 
     yield "skyline by lifetime", ordered(greedy.skyline, "lifetime")
     yield "first fit by contention", ordered(greedy.first_fit, "contention")
-    if part.crowded:
-        yield "in time order", lambda limit: greedy.in_time_order(part, limit, 0)
+    if component.crowded:
+        yield "in time order", lambda limit: greedy.in_time_order(component, limit, 0)
     yield "first fit by size", ordered(greedy.first_fit, "size")
     for longest_on_top in dict.fromkeys(
-        [sorted(span)[part.count * share // 100] for share in (50, 75, 90)]
+        [sorted(span)[component.count * share // 100] for share in (50, 75, 90)]
     ):
         yield "two-ended in time order", two_ended(longest_on_top)
     yield "first fit by lifetime", ordered(greedy.first_fit, "lifetime")
-    if part.crowded:
+    if component.crowded:
         return
     yield "best fit by start", ordered(greedy.best_fit, "start")
     yield "first fit by area", ordered(greedy.first_fit, "area")

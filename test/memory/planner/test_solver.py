@@ -19,11 +19,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
-from inductor_ext.memory.planner import csv_io
-from inductor_ext.memory.planner import greedy as placing
-from inductor_ext.memory.planner.greedy import Part
+from inductor_ext.memory.planner import csv_io, greedy
+from inductor_ext.memory.planner.greedy import Component
 from inductor_ext.memory.planner.interval import Interval, Placement, lower_bound, round_up, verify
-from inductor_ext.memory.planner.local_search import Ejection, canonical
+from inductor_ext.memory.planner.local_search import EjectionSearch, search_canonical
 from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 from test.support import hash_seeds, planner_examples
 
@@ -113,9 +112,9 @@ def dense(count: int, seed: int = 0) -> list[Interval]:
     return problem
 
 
-def stepped(problem: Sequence[Interval]) -> Part:
+def stepped(problem: Sequence[Interval]) -> Component:
     """One part of intervals that overlap from the first to the last."""
-    return Part(sorted(problem, key=lambda i: (i.start, i.end, -i.size)))
+    return Component(sorted(problem, key=lambda i: (i.start, i.end, -i.size)))
 
 
 def load(name: str) -> tuple[Interval, ...]:
@@ -229,20 +228,20 @@ class TestPlacing:
     @given(intervals(25, least=1))
     @examples(150)
     def test_random_placements_are_right(self, problem: list[Interval]) -> None:
-        part = stepped(problem)
+        component = stepped(problem)
         ordered = sorted(problem, key=lambda i: (i.start, i.end, -i.size))
-        order = sorted(range(part.count), key=lambda i: -part.size[i])
+        order = sorted(range(component.count), key=lambda i: -component.size[i])
         unlimited = 1 << 60
-        for place in (placing.first_fit, placing.best_fit, placing.skyline):
-            offsets = place(part, order, unlimited)
+        for place in (greedy.first_fit, greedy.best_fit, greedy.skyline):
+            offsets = place(component, order, unlimited)
             assert offsets is not None
-            peak = part.peak(offsets)
+            peak = component.peak(offsets)
             verify(ordered, offsets, peak)
-            assert peak >= part.bound
-            assert place(part, order, peak) == offsets
-            assert place(part, order, peak - 1) is None
-        assert placing._first_fit_by_tree(part, order, unlimited) == placing.first_fit(
-            part, order, unlimited
+            assert peak >= component.bound
+            assert place(component, order, peak) == offsets
+            assert place(component, order, peak - 1) is None
+        assert greedy._first_fit_by_tree(component, order, unlimited) == greedy.first_fit(
+            component, order, unlimited
         )
 
     @given(intervals(25, least=1), st.integers(0, 10))
@@ -250,30 +249,30 @@ class TestPlacing:
     def test_random_allocation_in_time_order_is_right(
         self, problem: list[Interval], longest_on_top: int
     ) -> None:
-        part = stepped(problem)
+        component = stepped(problem)
         ordered = sorted(problem, key=lambda i: (i.start, i.end, -i.size))
-        everything = range(part.count)
-        first = placing.first_fit(part, everything, 1 << 60)
-        assert placing.in_time_order(part, 1 << 60, 0) == first
+        everything = range(component.count)
+        first = greedy.first_fit(component, everything, 1 << 60)
+        assert greedy.in_time_order(component, 1 << 60, 0) == first
         limit = 2 * sum(i.rounded_size for i in problem)
-        offsets = placing.in_time_order(part, limit, longest_on_top)
+        offsets = greedy.in_time_order(component, limit, longest_on_top)
         if offsets is not None:
             verify(ordered, offsets, limit)
 
     @given(intervals(25, least=1))
     @examples(100)
     def test_random_parts_know_their_neighbours(self, problem: list[Interval]) -> None:
-        part = stepped(problem)
+        component = stepped(problem)
         ordered = sorted(problem, key=lambda i: (i.start, i.end, -i.size))
         total = 0
-        contention = part.contention()
+        contention = component.contention()
         for index, one in enumerate(ordered):
             found = {
                 j
                 for j, other in enumerate(ordered)
                 if j != index and one.start < other.end and other.start < one.end
             }
-            assert sorted(part.neighbours(index)) == sorted(found)
+            assert sorted(component.neighbours(index)) == sorted(found)
             total += len(found)
             assert contention[index] == lower_bound(
                 [
@@ -282,13 +281,13 @@ class TestPlacing:
                     if max(i.start, one.start) < min(i.end, one.end)
                 ]
             )
-        assert total == 2 * part.pairs
+        assert total == 2 * component.pairs
 
     def test_skyline_is_exact_for_nested_lifetimes(self) -> None:
         nested = [Interval(k, 200 - k, 7 * k + 1) for k in range(100)]
-        part = stepped(nested)
-        order = sorted(range(part.count), key=lambda i: -part.span[i])
-        assert placing.skyline(part, order, part.bound) is not None
+        component = stepped(nested)
+        order = sorted(range(component.count), key=lambda i: -component.span[i])
+        assert greedy.skyline(component, order, component.bound) is not None
 
     def test_best_fit_prefers_the_tight_gap(self) -> None:
         # Gaps of 30 and 10 bytes at time 1 between what lasts; the last buffer takes the second.
@@ -299,9 +298,9 @@ class TestPlacing:
             Interval(0, 2, 5),
             Interval(1, 2, 10),
         ]
-        part = Part(problem)
-        assert placing.first_fit(part, range(5), 100) == [0, 30, 35, 45, 0]
-        assert placing.best_fit(part, range(5), 100) == [0, 30, 35, 45, 35]
+        component = Component(problem)
+        assert greedy.first_fit(component, range(5), 100) == [0, 30, 35, 45, 0]
+        assert greedy.best_fit(component, range(5), 100) == [0, 30, 35, 45, 35]
 
 
 class TestSearch:
@@ -310,31 +309,31 @@ class TestSearch:
     def test_random_enumeration_finds_the_optimum_or_proves_it(
         self, problem: list[Interval]
     ) -> None:
-        part = stepped(problem)
+        component = stepped(problem)
         best = optimum(problem)
-        found, _ = canonical(part, range(part.count), best, None)
+        found, _ = search_canonical(component, range(component.count), best, None)
         assert found is not None
-        assert part.peak(found) == best
-        assert canonical(part, range(part.count), best - 1, None)[0] is None
+        assert component.peak(found) == best
+        assert search_canonical(component, range(component.count), best - 1, None)[0] is None
 
     def test_enumeration_stops_when_its_work_is_spent(self) -> None:
-        part = stepped(dense(80))
-        found, spent = canonical(part, range(part.count), part.bound, 1000)
+        component = stepped(dense(80))
+        found, spent = search_canonical(component, range(component.count), component.bound, 1000)
         assert found is None
         assert 1000 <= spent < 2000
 
     def test_ejection_improves_on_a_greedy_placement_and_stays_right(self) -> None:
         problem = sorted(load("minimalloc-E"), key=lambda i: (i.start, i.end, -i.size))
-        part = Part(problem)
-        order = sorted(range(part.count), key=lambda i: (-part.size[i], i))
-        greedy = placing.first_fit(part, order, 1 << 60)
-        assert greedy is not None
-        search = Ejection(part, greedy, 0)
+        component = Component(problem)
+        order = sorted(range(component.count), key=lambda i: (-component.size[i], i))
+        start = greedy.first_fit(component, order, 1 << 60)
+        assert start is not None
+        search = EjectionSearch(component, start, 0)
         begin = search.peak
-        search.run(part.bound, 100_000)
+        search.run(component.bound, 100_000)
         assert search.peak < 0.9 * begin
         assert search.work <= 101_000
-        assert part.peak(search.offsets) == search.peak
+        assert component.peak(search.offsets) == search.peak
         verify(problem, search.offsets, search.peak)
 
 
@@ -456,7 +455,9 @@ class TestSolve:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            placing, "skyline", lambda part, order, limit: [0] * part.count if limit > 1 else None
+            greedy,
+            "skyline",
+            lambda component, order, limit: [0] * component.count if limit > 1 else None,
         )
         with pytest.raises(exc.PlanError):
             solve(dense(30))
