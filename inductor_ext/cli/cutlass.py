@@ -70,53 +70,13 @@ def _steps() -> dict[str, Callable[..., Any]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    make = actions.add_parser(
+    build = actions.add_parser(
         "build",
         help="build kernels into the store",
         description="Build kernels into the store, for use without nvcc or in a container image. "
         "Lists are comma-separated.",
     )
-    make.add_argument(
-        "--arch",
-        metavar="ARCH",
-        type=_capability,
-        help="architecture such as sm_90a (default: that of --device)",
-    )
-    make.add_argument(
-        "--device",
-        metavar="NAME",
-        help="GPU to rank kernels for, part of a known name (default: the first of --arch)",
-    )
-    make.add_argument(
-        "--dtype", default="bf16", help=f"operand dtypes: {', '.join(_DTYPES)} (default: bf16)"
-    )
-    make.add_argument(
-        "--layout",
-        default="rc",
-        help="layouts of A and B, r for row-major and c for column-major: "
-        f"{', '.join(_LAYOUTS)} (default: rc, that of linear layers)",
-    )
-    make.add_argument(
-        "--epilogue",
-        default="none",
-        help=f"`none`, or steps joined by +, such as bias+gelu: {', '.join(_STEPS)}",
-    )
-    make.add_argument(
-        "--gemm",
-        metavar="MxNxK",
-        default=_GEMMS,
-        help=f"sizes for which kernels are ranked (default: {_GEMMS})",
-    )
-    make.add_argument(
-        "--kernels", type=_from_one, default=2, help="maximum number per GEMM (default: 2)"
-    )
-    make.add_argument(
-        "--tuned",
-        action="store_true",
-        help="build the kernels selected in the tuning results instead",
-    )
-    make.add_argument("--jobs", type=_from_one, help="maximum number of concurrent builds")
-    make.add_argument("--dry-run", action="store_true", help="only list the kernels")
+    _add_build_arguments(build)
     show = actions.add_parser(
         "show", help="list the kernels in the store", description="List the kernels in the store."
     )
@@ -133,6 +93,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help='size that may remain, such as "512MiB" (default: 0)',
     )
+
+
+def _add_build_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arch",
+        metavar="ARCH",
+        type=_capability,
+        help="architecture such as sm_90a (default: that of --device)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="GPU to rank kernels for, part of a known name (default: the first of --arch)",
+    )
+    parser.add_argument(
+        "--dtype", default="bf16", help=f"operand dtypes: {', '.join(_DTYPES)} (default: bf16)"
+    )
+    parser.add_argument(
+        "--layout",
+        default="rc",
+        help="layouts of A and B, r for row-major and c for column-major: "
+        f"{', '.join(_LAYOUTS)} (default: rc, that of linear layers)",
+    )
+    parser.add_argument(
+        "--epilogue",
+        default="none",
+        help=f"`none`, or steps joined by +, such as bias+gelu: {', '.join(_STEPS)}",
+    )
+    parser.add_argument(
+        "--gemm",
+        metavar="MxNxK",
+        default=_GEMMS,
+        help=f"sizes for which kernels are ranked (default: {_GEMMS})",
+    )
+    parser.add_argument(
+        "--kernels", type=_from_one, default=2, help="maximum number per GEMM (default: 2)"
+    )
+    parser.add_argument(
+        "--tuned",
+        action="store_true",
+        help="build the kernels selected in the tuning results instead",
+    )
+    parser.add_argument("--jobs", type=_from_one, help="maximum number of concurrent builds")
+    parser.add_argument("--dry-run", action="store_true", help="only list the kernels")
 
 
 def run(arguments: argparse.Namespace) -> int:

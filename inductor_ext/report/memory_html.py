@@ -95,7 +95,7 @@ def page(
         body.append(f"<h2>{index + 1}. {escape(caption)}</h2>")
         for number, device in enumerate(peak_report.devices(record)):
             body += [
-                _drawing(record, device, groups, f"p{index}d{number}"),
+                _Chart(record, device, groups).svg(f"p{index}d{number}"),
                 _peak_table(record, device, top),
             ]
         if not peak_report.devices(record):
@@ -220,126 +220,147 @@ def _area(storage: PlannedStorage) -> int:
     return storage.bytes * (storage.end - storage.start)
 
 
-def _drawing(record: MemoryPlanRecord, device: str, groups: _Groups, prefix: str) -> str:
-    length = peak_report.steps(record)
-    held = peak_report.held(record, device)
-    step = peak_report.peak_step(record, device)
-    arenas = [
-        _Block(arena.start, arena.end, arena.bytes, arena, index)
-        for index, arena in enumerate(record.arenas)
-        if arena.device == device
-    ]
-    loose = [s for s in record.storages if s.device == device and s.arena is None]
-    # Place the largest first: they end up at the bottom, which leaves the fewest gaps.
-    loose.sort(key=_area, reverse=True)
-    arenas.sort(key=lambda block: (block.start, -block.bytes))
-    blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in loose[:_MOST_LOOSE]]
-    height = _stack(blocks)
-    rest = loose[_MOST_LOOSE:]
-    profile = _sum(rest, length)
-    total = max(1, height + max(profile))
+class _Chart:
+    """The drawing of a plan's memory on one device."""
 
-    def x(time: float) -> float:
-        return round(_LEFT + time / length * (_WIDTH - _LEFT - _RIGHT), 2)
+    def __init__(self, record: MemoryPlanRecord, device: str, groups: _Groups) -> None:
+        self.record = record
+        self.device = device
+        self.groups = groups
+        self.length = peak_report.steps(record)
+        self.held = peak_report.held(record, device)
+        self.peak_step = peak_report.peak_step(record, device)
+        arenas = [
+            _Block(arena.start, arena.end, arena.bytes, arena, index)
+            for index, arena in enumerate(record.arenas)
+            if arena.device == device
+        ]
+        arenas.sort(key=lambda block: (block.start, -block.bytes))
+        storages = [s for s in record.storages if s.device == device]
+        # Place the largest first: they end up at the bottom, which leaves the fewest gaps.
+        storages.sort(key=_area, reverse=True)
+        self.members = [s for s in storages if s.arena is not None]
+        self.loose = [s for s in storages if s.arena is None]
+        drawn, self.rest = self.loose[:_MOST_LOOSE], self.loose[_MOST_LOOSE:]
+        self.arena_count = len(arenas)
+        self.blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in drawn]
+        self.height = _stack(self.blocks)
+        self.rest_profile = _sum(self.rest, self.length)
+        self.total = max(1, self.height + max(self.rest_profile))
 
-    def y(offset: float) -> float:
-        return round(_PLAN_TOP + _PLAN_HEIGHT * (1 - offset / total), 2)
+    def x(self, time: float) -> float:
+        return round(_LEFT + time / self.length * (_WIDTH - _LEFT - _RIGHT), 2)
 
-    members = [s for s in record.storages if s.device == device and s.arena is not None]
-    members.sort(key=_area, reverse=True)
-    single = set(map(id, members[:_MOST_MEMBERS]))
-    by_arena: dict[int | None, list[PlannedStorage]] = {}
-    for storage in members:
-        by_arena.setdefault(storage.arena, []).append(storage)
+    def y(self, offset: float) -> float:
+        return round(_PLAN_TOP + _PLAN_HEIGHT * (1 - offset / self.total), 2)
 
-    parts = [*_axes(length, total, x, y), *_curves(record, device, held, step, x)]
-    for block in blocks:
-        if isinstance(block.part, PlannedStorage):
-            words = "separate allocation"
-            parts.append(_storage(block.part, block.base, words, groups, x, y))
-            continue
-        inside = by_arena.get(block.index, [])
-        parts.append(f'<g class="arena"><title>{_arena_words(block.part, len(inside))}</title>')
-        parts.append(_rectangle("frame", block.start, block.end, block.base, block.bytes, x, y))
+    def svg(self, prefix: str) -> str:
+        """Return the SVG element; `prefix` makes its ids unique in the page."""
+        parts = [
+            *_axes(self.length, self.total, self.x, self.y),
+            *_curves(self.record, self.device, self.held, self.peak_step, self.x),
+        ]
+        single = set(map(id, self.members[:_MOST_MEMBERS]))
+        by_arena: dict[int | None, list[PlannedStorage]] = {}
+        for storage in self.members:
+            by_arena.setdefault(storage.arena, []).append(storage)
+        for block in self.blocks:
+            if isinstance(block.part, PlannedStorage):
+                parts.append(self._storage(block.part, block.base, "separate allocation"))
+            else:
+                parts += self._arena(block, block.part, by_arena.get(block.index, []), single)
+        if self.rest:
+            parts.append(self._rest())
+        parts += self._peak_marker()
+        held, step = _human(self.held[self.peak_step]), self.peak_step
+        words = (
+            f"On {self.device}, {held} are held at the peak, step {step} of {self.length}. "
+            f"{len(self.members)} storages are in {self.arena_count} arenas, and "
+            f"{len(self.loose)} are allocated separately. The table below lists what is held at "
+            f"the peak."
+        )
+        title = f"Memory plan of {escape(self.record.graph)} on {escape(self.device)}"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+            f'aria-labelledby="{prefix}t {prefix}w">\n<title id="{prefix}t">{title}</title>\n'
+            f'<desc id="{prefix}w">{escape(words)}</desc>\n' + "\n".join(parts) + "\n</svg>"
+        )
+
+    def _arena(
+        self, block: _Block, arena: PlannedArena, inside: Sequence[PlannedStorage], single: set[int]
+    ) -> Iterator[str]:
+        """Draw an arena: storages in `single` individually, the others as one shape per colour."""
+        yield f'<g class="arena"><title>{_arena_words(arena, len(inside))}</title>'
+        yield self._rectangle("frame", block.start, block.end, block.base, block.bytes)
         crowd: dict[str, list[PlannedStorage]] = {}
         for storage in inside:
-            offset = block.base + (storage.offset or 0)
             if id(storage) in single:
-                words = f"{block.part.name} + {storage.offset}"
-                parts.append(_storage(storage, offset, words, groups, x, y))
+                offset = block.base + (storage.offset or 0)
+                yield self._storage(storage, offset, f"{arena.name} + {storage.offset}")
             else:
-                crowd.setdefault(groups.of(storage.module), []).append(storage)
+                crowd.setdefault(self.groups.of(storage.module), []).append(storage)
         for colour, storages in crowd.items():
             shape = "".join(
-                f"M{x(s.start)} {y(block.base + (s.offset or 0) + s.bytes)}H{x(s.end)}"
-                f"V{y(block.base + (s.offset or 0))}H{x(s.start)}Z"
+                f"M{self.x(s.start)} {self.y(block.base + (s.offset or 0) + s.bytes)}"
+                f"H{self.x(s.end)}V{self.y(block.base + (s.offset or 0))}H{self.x(s.start)}Z"
                 for s in storages
             )
             words = f"{len(storages)} smaller storages, the largest {_human(storages[0].bytes)}"
-            parts.append(f'<path class="rest {colour}" d="{shape}"><title>{words}</title></path>')
-        parts.append("</g>")
-    if rest:
-        words = f"{len(rest)} smaller separate allocations, summed"
-        shape = _steps(profile, x, lambda size: y(height + size))
-        parts.append(
-            f'<path class="rest {_OTHER}" d="{shape}L{x(length)} {y(height)}L{x(0)} {y(height)}Z">'
-            f"<title>{words}</title></path>"
+            yield f'<path class="rest {colour}" d="{shape}"><title>{words}</title></path>'
+        yield "</g>"
+
+    def _rest(self) -> str:
+        """Draw the sum of the separate allocations that are not drawn individually."""
+        words = f"{len(self.rest)} smaller separate allocations, summed"
+        shape = _steps(self.rest_profile, self.x, lambda size: self.y(self.height + size))
+        bottom = self.y(self.height)
+        return (
+            f'<path class="rest {_OTHER}" d="{shape}L{self.x(self.length)} {bottom}'
+            f'L{self.x(0)} {bottom}Z"><title>{words}</title></path>'
         )
-    at = x(step + 0.5)
-    parts.append(f'<path class="peak" d="M{at} {_CURVE_TOP}V{_PLAN_TOP + _PLAN_HEIGHT}"/>')
-    anchor = "end" if step > length / 2 else "start"
-    shift = -4 if anchor == "end" else 4
-    parts.append(
-        f'<text x="{at + shift}" y="{_CURVE_TOP - 5}" text-anchor="{anchor}">peak, step {step}: '
-        f"{_human(held[step])}</text>"
-    )
-    words = (
-        f"On {device}, {_human(held[step])} are held at the peak, step {step} of {length}. "
-        f"{len(members)} storages are in {len(arenas)} arenas, and {len(loose)} are allocated "
-        f"separately. The table below lists what is held at the peak."
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-labelledby="{prefix}t {prefix}w">\n'
-        f'<title id="{prefix}t">Memory plan of {escape(record.graph)} on {escape(device)}</title>\n'
-        f'<desc id="{prefix}w">{escape(words)}</desc>\n' + "\n".join(parts) + "\n</svg>"
-    )
+
+    def _peak_marker(self) -> Iterator[str]:
+        at = self.x(self.peak_step + 0.5)
+        yield f'<path class="peak" d="M{at} {_CURVE_TOP}V{_PLAN_TOP + _PLAN_HEIGHT}"/>'
+        anchor, shift = ("end", -4) if self.peak_step > self.length / 2 else ("start", 4)
+        yield (
+            f'<text x="{at + shift}" y="{_CURVE_TOP - 5}" text-anchor="{anchor}">peak, step '
+            f"{self.peak_step}: {_human(self.held[self.peak_step])}</text>"
+        )
+
+    def _rectangle(
+        self, classes: str, start: int, end: int, base: int, size: int, inner: str = ""
+    ) -> str:
+        left, right, top, bottom = self.x(start), self.x(end), self.y(base + size), self.y(base)
+        return (
+            f'<rect class="{classes}" x="{left}" y="{top}" width="{round(right - left, 2)}" '
+            f'height="{round(bottom - top, 2)}"' + (f">{inner}</rect>" if inner else "/>")
+        )
+
+    def _storage(self, storage: PlannedStorage, base: int, place: str) -> str:
+        lines = (
+            f"{storage.name}: {_human(storage.bytes)}, {storage.kind}",
+            storage.operator,
+            f"module {storage.module}" if storage.module else "",
+            f"live [{storage.start}, {storage.end}), {place}",
+        )
+        words = "&#10;".join(escape(line) for line in lines if line)
+        input_class = " input" if storage.kind == "input" else ""
+        classes = f"s {self.groups.of(storage.module)}{input_class}"
+        inner = f"<title>{words}</title>"
+        drawn = self._rectangle(
+            classes, storage.start, storage.end, base, storage.bytes, inner=inner
+        )
+        width = self.x(storage.end) - self.x(storage.start)
+        high = self.y(base) - self.y(base + storage.bytes)
+        if high >= 12 and width >= 6.5 * len(storage.name) + 6:
+            middle = round(self.y(base + storage.bytes / 2) + 3.5, 2)
+            left = round(self.x(storage.start) + 4, 2)
+            drawn += f'<text class="label" x="{left}" y="{middle}">{escape(storage.name)}</text>'
+        return drawn
 
 
 _Scale = Callable[[float], float]
-
-
-def _rectangle(
-    classes: str, start: int, end: int, base: int, size: int, x: _Scale, y: _Scale, inner: str = ""
-) -> str:
-    left, right, top, bottom = x(start), x(end), y(base + size), y(base)
-    return (
-        f'<rect class="{classes}" x="{left}" y="{top}" width="{round(right - left, 2)}" '
-        f'height="{round(bottom - top, 2)}"' + (f">{inner}</rect>" if inner else "/>")
-    )
-
-
-def _storage(
-    storage: PlannedStorage, base: int, place: str, groups: _Groups, x: _Scale, y: _Scale
-) -> str:
-    lines = (
-        f"{storage.name}: {_human(storage.bytes)}, {storage.kind}",
-        storage.operator,
-        f"module {storage.module}" if storage.module else "",
-        f"live [{storage.start}, {storage.end}), {place}",
-    )
-    words = "&#10;".join(escape(line) for line in lines if line)
-    classes = f"s {groups.of(storage.module)}{' input' if storage.kind == 'input' else ''}"
-    drawn = _rectangle(
-        classes, storage.start, storage.end, base, storage.bytes, x, y, f"<title>{words}</title>"
-    )
-    width = x(storage.end) - x(storage.start)
-    high = y(base) - y(base + storage.bytes)
-    if high >= 12 and width >= 6.5 * len(storage.name) + 6:
-        middle = round(y(base + storage.bytes / 2) + 3.5, 2)
-        left = round(x(storage.start) + 4, 2)
-        drawn += f'<text class="label" x="{left}" y="{middle}">{escape(storage.name)}</text>'
-    return drawn
 
 
 def _arena_words(arena: PlannedArena, members: int) -> str:

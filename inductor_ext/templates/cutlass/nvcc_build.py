@@ -12,18 +12,9 @@ The two halves of a source (`source`) are compiled in parallel, by one nvcc each
 shared object and to a relocatable object for linking into other programs. Both contain the static
 CUDA runtime.
 
-CPU seconds of the two halves, with nvcc 13.0 and CUTLASS 4.2.0 [measured on an AMD EPYC]; the
-device half is the wall time if there are cores for both:
-
-| kernel | device | host |
-| --- | --- | --- |
-| sm_80, bfloat16, addmm with a row bias | 10 | 8 |
-| sm_90, bfloat16, pingpong | 22 | 11 |
-| sm_90, bfloat16, stream-K cooperative | 30 | 15 |
-| sm_90, int8 weights times bfloat16 | 36 | 18 |
-
-Template instantiation in cicc's front end dominates the device half: parsing the headers takes 4 s,
-optimization 3 s, ptxas less than 1 s. So optimization levels make little difference.
+The device half takes longer, and is the wall time if there are cores for both; docs/cutlass.md has
+measured times. Template instantiation in cicc's front end dominates it: parsing the headers takes
+4 s, optimization 3 s, ptxas less than 1 s. So optimization levels make little difference.
 """
 
 from __future__ import annotations
