@@ -97,8 +97,8 @@ def is_deterministic() -> bool:
     """Whether results must be bitwise reproducible from run to run."""
     import torch
 
-    asked = torch.are_deterministic_algorithms_enabled() or bool(_config().deterministic)
-    return asked or is_batch_invariant()
+    requested = torch.are_deterministic_algorithms_enabled() or bool(_config().deterministic)
+    return requested or is_batch_invariant()
 
 
 def has_strict_reductions(features: Any = None) -> bool:
@@ -169,13 +169,13 @@ def matmul_flags(dtype: str | None = None) -> str | None:
     """
     import torch
 
-    found = []
+    changed = []
     for owner, flags in _MATMUL_FLAGS.items():
         for name, default in flags.items():
             value = _flag(torch.backends.cuda.matmul, name, default)
             if dtype in (None, owner) and value != default:
-                found.append(name if value else f"-{name}")
-    return ",".join(found) or None
+                changed.append(name if value else f"-{name}")
+    return ",".join(changed) or None
 
 
 def _flag(matmul: Any, name: str, default: bool) -> bool:
@@ -239,24 +239,24 @@ def determinism() -> Determinism:
 
 
 @contextlib.contextmanager
-def with_determinism(wanted: Determinism) -> Iterator[None]:
+def with_determinism(state: Determinism) -> Iterator[None]:
     """Set torch's deterministic mode within a context; `wanted` is a result of `determinism`.
 
     Inductor's `config.deterministic` is unchanged.
     """
     before = determinism()
-    _set_determinism(wanted)
+    _set_determinism(state)
     try:
         yield
     finally:
         _set_determinism(before)
 
 
-def _set_determinism(wanted: Determinism) -> None:
+def _set_determinism(state: Determinism) -> None:
     import torch
     import torch.utils.deterministic
 
-    enabled, warn_only, fill = wanted
+    enabled, warn_only, fill = state
     config = _config()
     before = config.deterministic
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

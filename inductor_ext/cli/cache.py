@@ -47,15 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "clear":
         removed = store.clear()
         report |= {"removed_entries": removed.entries, "removed_bytes": removed.bytes}
-    held = store.usage()
-    report |= {"entries": held.entries, "bytes": held.bytes}
+    usage = store.usage()
+    report |= {"entries": usage.entries, "bytes": usage.bytes}
     if arguments.json:
         print(json.dumps(report))
         return 0
     if arguments.action == "clear":
         print(f"removed      {_entries(removed)}")
     print(f"folder       {store.folder}")
-    print(f"contents     {_entries(held)}, of at most {_mib(limit)}")
+    print(f"contents     {_entries(usage)}, of at most {_mib(limit)}")
     if not values.artifact_cache:
         print(f"disabled by  {settings.environment_variable('artifact_cache')}")
     return 0

@@ -184,7 +184,7 @@ def _capability(text: str) -> tuple[int, int]:
 def _device(arguments: argparse.Namespace) -> Device:
     """Return the device to rank kernels for."""
     name, capability = arguments.device, arguments.arch
-    found = [
+    matches = [
         entry
         for entry in KNOWN
         if (name is None or name.lower() in entry.name.lower())
@@ -194,40 +194,40 @@ def _device(arguments: argparse.Namespace) -> Device:
         raise exc.BadArgumentError(
             name="--arch", given=None, allowed="an architecture such as sm_90a, or a --device"
         )
-    relatives = [item for item in KNOWN if item.capability[:1] == (capability or ())[:1]]
-    if not found and name is None and relatives:
+    relatives = [device for device in KNOWN if device.capability[:1] == (capability or ())[:1]]
+    if not matches and name is None and relatives:
         # What fits into the smallest shared memory of a generation fits into that of every device
         # in it.
         nearest = min(relatives, key=lambda relative: relative.shared_memory)
         fp8 = nearest.fp8 if capability >= (8, 9) else 0.0
         return dataclasses.replace(nearest, capability=capability, fp8=fp8)
-    if not found and name is None:
-        known = sorted({item.capability for item in KNOWN})
-        allowed = ", ".join(f"sm_{major}{minor}" for major, minor in known)
+    if not matches and name is None:
+        capabilities = sorted({device.capability for device in KNOWN})
+        allowed = ", ".join(f"sm_{major}{minor}" for major, minor in capabilities)
         raise _bad("arch", "sm_{}{}".format(*capability), f"one of {allowed}")
-    if not found:
+    if not matches:
         names = [entry.name for entry in KNOWN if capability in (None, entry.capability)]
         raise _bad("device", name, f"part of one of {', '.join(names)}")
-    return found[0]
+    return matches[0]
 
 
 def _several(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> list[str]:
-    found = [part.strip() for part in text.split(",")]
-    for item in found:
-        if item not in allowed:
-            raise _bad(name, item, f"some of {', '.join(allowed)}")
-    return found
+    words = [part.strip() for part in text.split(",")]
+    for word in words:
+        if word not in allowed:
+            raise _bad(name, word, f"some of {', '.join(allowed)}")
+    return words
 
 
 def _sizes(text: str) -> list[tuple[int, int, int]]:
-    found = []
+    result = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)\s*", part)
         sizes = tuple(map(int, match.groups())) if match else ()
         if not sizes or min(sizes) < 1:
             raise _bad("gemm", part, "sizes MxNxK, such as 4096x4096x1024")
-        found.append((sizes[0], sizes[1], sizes[2]))
-    return found
+        result.append((sizes[0], sizes[1], sizes[2]))
+    return result
 
 
 def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
@@ -241,18 +241,18 @@ def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
     layouts = _several("layout", arguments.layout, _LAYOUTS)
     sizes = _sizes(arguments.gemm)
     epilogues = [part.strip() for part in arguments.epilogue.split(",")]
-    for item in epilogues:
-        if item != "none" and not set(item.split("+")) <= set(_STEPS):
-            raise _bad("epilogue", item, f"none, or {', '.join(_STEPS)} joined by +")
-    found: dict[Source, str] = {}
+    for epilogue in epilogues:
+        if epilogue != "none" and not set(epilogue.split("+")) <= set(_STEPS):
+            raise _bad("epilogue", epilogue, f"none, or {', '.join(_STEPS)} joined by +")
+    sources: dict[Source, str] = {}
     for dtype in dtypes:
         for layout in layouts:
             for epilogue in epilogues:
                 for problem in _problems(dtype, layout, epilogue, sizes):
                     for config, _ in options.rank(problem, device):
-                        made = families.source_of(problem, config)
-                        found.setdefault(made, f"{dtype} {layout} {epilogue}")
-    return found
+                        source = families.source_of(problem, config)
+                        sources.setdefault(source, f"{dtype} {layout} {epilogue}")
+    return sources
 
 
 def _problems(
@@ -269,7 +269,7 @@ def _problems(
     kind = getattr(torch, _DTYPES[dtype])
     stored = torch.int32 if dtype == "int8" else torch.bfloat16 if dtype == "fp8" else kind
     steps = [] if epilogue == "none" else epilogue.split("+")
-    known = _steps()
+    functions = _steps()
 
     def function(a: Any, b: Any, bias: Any, residual: Any, rows: Any, columns: Any) -> Any:
         left = list(steps)
@@ -283,7 +283,7 @@ def _problems(
         else:
             product = torch.mm(a, b)
         for step in left:
-            product = known[step](product, bias, residual)
+            product = functions[step](product, bias, residual)
         return product
 
     for m, n, k in sizes:
@@ -332,18 +332,18 @@ def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dic
     from inductor_ext.templates import kernels as families
     from inductor_ext.templates.format import problem_words
 
-    known = stores.Store(
+    results = stores.Store(
         stores.folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
     )
-    found: dict[Source, str] = {}
+    sources: dict[Source, str] = {}
     for origin in stores.SOURCES:
-        for entry in known.entries(origin):
+        for entry in results.entries(origin):
             if capability not in (None, entry.environment.capability):
                 continue
             if isinstance(entry.config, CutlassConfig):
-                made = families.source_of(entry.problem, entry.config)
-                found.setdefault(made, problem_words(entry.problem))
-    return found
+                source = families.source_of(entry.problem, entry.config)
+                sources.setdefault(source, problem_words(entry.problem))
+    return sources
 
 
 # --- building, listing, removing ----------------------------------------------------------------
@@ -372,7 +372,7 @@ def _build(
         )
         begun = time.monotonic()
 
-        def one(source: Source) -> tuple[Source, str | None]:
+        def build_one(source: Source) -> tuple[Source, str | None]:
             try:
                 nvcc_build.build(source, store, toolchain, limit=arguments.jobs)
             except exc.KernelBuildError as error:
@@ -380,14 +380,14 @@ def _build(
             return source, None
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            waiting = [pool.submit(one, item) for item in missing]
+            waiting = [pool.submit(build_one, source) for source in missing]
             for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
                 source, why = future.result()
                 failed += why is not None
                 seconds = time.monotonic() - begun
-                said = f"({sources[source]})" if why is None else f"FAILED: {why}"
+                outcome = f"({sources[source]})" if why is None else f"FAILED: {why}"
                 place = f"[{done}/{len(missing)}] {seconds:6.1f} s"
-                print(f"{place}  {source.name}  {said}", flush=True)
+                print(f"{place}  {source.name}  {outcome}", flush=True)
     print(f"folder  {store.folder}")
     return 1 if failed else 0
 
@@ -414,11 +414,8 @@ def _show(store: ArtifactStore, as_json: bool) -> int:
             f"sm_{row['architecture']:<4} {row['bytes'] / 2**20:5.1f} MiB {row['seconds']:6.1f} s  "
             f"nvcc {row['nvcc']}, CUTLASS {row['cutlass']}  {row['name']}"
         )
-    held = store.usage()
-    print(
-        f"{_count(len(rows))}, {held.bytes / 2**20:,.1f} of at most {store.max_bytes / 2**20:,.1f} "
-        f"MiB, folder {store.folder}"
-    )
+    used, limit = (size / 2**20 for size in (store.usage().bytes, store.max_bytes))
+    print(f"{_count(len(rows))}, {used:,.1f} of at most {limit:,.1f} MiB, folder {store.folder}")
     return 0
 
 
@@ -428,9 +425,9 @@ def _clean(store: ArtifactStore, text: str) -> int:
     except ValueError as error:
         raise _bad("max-bytes", text, str(error)) from None
     removed = store.collect(limit)
-    held = store.usage()
+    usage = store.usage()
     print(
-        f"removed {removed.bytes / 2**20:,.1f} MiB, left {held.bytes / 2**20:,.1f} MiB in "
+        f"removed {removed.bytes / 2**20:,.1f} MiB, left {usage.bytes / 2**20:,.1f} MiB in "
         f"{store.folder}"
     )
     return 0

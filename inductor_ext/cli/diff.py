@@ -29,15 +29,15 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         exc.BadPackageError, exc.IncompatibleArtifactError: see `package_report.read`.
     """
-    found = package_report.differences(
+    changes = package_report.differences(
         package_report.read(arguments.one), package_report.read(arguments.other)
     )
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(changes, indent=2))
     else:
-        for change in found:
+        for change in changes:
             print(_line(change))
-    return 1 if found else 0
+    return 1 if changes else 0
 
 
 def _line(change: dict[str, Any]) -> str:

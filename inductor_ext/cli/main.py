@@ -135,13 +135,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
-    known = {command.name: command for command in COMMANDS}
-    if arguments.command not in known:
-        hint = suggest_name(arguments.command, known)
+    commands = {command.name: command for command in COMMANDS}
+    if arguments.command not in commands:
+        hint = suggest_name(arguments.command, commands)
         parser.error(
-            f"unknown command {arguments.command!r}.{hint} The commands are: {', '.join(known)}."
+            f"unknown command {arguments.command!r}.{hint} The commands are: {', '.join(commands)}."
         )
-    command = known[arguments.command]
+    command = commands[arguments.command]
     own_parser = argparse.ArgumentParser(
         prog=f"{_PROGRAM} {command.name}", description=f"{command.summary}."
     )

@@ -77,7 +77,9 @@ def _plan(intervals: Sequence[Interval], iterations: int | None, seed: int) -> P
     while iterations is None and plan.ratio > _FAR and budget < most:
         budget = min(8 * budget, most)
         plan = min(
-            plan, solve(intervals, iterations=budget, seed=seed), key=lambda found: found.peak
+            plan,
+            solve(intervals, iterations=budget, seed=seed),
+            key=lambda candidate: candidate.peak,
         )
     return plan
 

@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "show":
         _show(store, arguments)
     elif arguments.action == "export":
-        found = [entry for _, entry in _chosen(store, stores.KEPT, arguments)]
-        count = write_table(arguments.file, found)
+        entries = [entry for _, entry in _select(store, stores.KEPT, arguments)]
+        count = write_table(arguments.file, entries)
         print(f"{arguments.file}: {_count(count)}")
     elif arguments.action == "import":
         _import(store, arguments.files)
@@ -95,39 +95,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _import(store: stores.Store, files: Iterable[str]) -> None:
     entries = merged(entry for file in files for entry in read_table(file))
-    became = store.add(entries)
-    said = (
-        f"{_count(became.total())}: {became['new']} new, {became['updated']} updated, "
-        f"{became['ignored']} ignored (the existing result is as new or newer)"
+    counts = store.add(entries)
+    summary = (
+        f"{_count(counts.total())}: {counts['new']} new, {counts['updated']} updated, "
+        f"{counts['ignored']} ignored (the existing result is as new or newer)"
     )
-    missing = len(entries) - became.total()
+    missing = len(entries) - counts.total()
     if missing:
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be written: {_count(missing)} were not added. Added: {said}",
+            why=f"the folder cannot be written: {_count(missing)} were not added. Added: {summary}",
             mend="Free disk space or set tuning_cache_dir to another folder, and import again",
         )
-    print(said)
+    print(summary)
 
 
 def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
-    became = store.clear(sources)
+    counts = store.clear(sources)
     removed, left = (
-        f"{became[name]} {'GEMM' if became[name] == 1 else 'GEMMs'}" for name in ("removed", "left")
+        f"{counts[name]} {'GEMM' if counts[name] == 1 else 'GEMMs'}" for name in ("removed", "left")
     )
-    said = f"removed the results of {removed}"
-    if became["left"]:
+    summary = f"removed the results of {removed}"
+    if counts["left"]:
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be cleared: {said}; the results of {left} remain",
+            why=f"the folder cannot be cleared: {summary}; the results of {left} remain",
             mend="Remove the folder",
         )
-    print(f"{said} from {store.folder}")
+    print(f"{summary} from {store.folder}")
 
 
-def _chosen(
+def _select(
     store: stores.Store, sources: Iterable[stores.Source], arguments: argparse.Namespace
 ) -> Iterator[tuple[stores.Source, Entry]]:
     """Yield the entries that pass the filters, in the order of the sources."""
@@ -160,19 +160,19 @@ def _this_device() -> str:
 
 
 def _show(store: stores.Store, arguments: argparse.Namespace) -> None:
-    found = list(_chosen(store, stores.SOURCES, arguments))
+    results = list(_select(store, stores.SOURCES, arguments))
     if arguments.json:
-        rows = [_row(source, entry) for source, entry in found]
+        rows = [_row(source, entry) for source, entry in results]
         print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
         return
     groups: dict[str, list[tuple[stores.Source, Entry]]] = {}
-    for source, entry in found:
+    for source, entry in results:
         groups.setdefault(_environment(entry), []).append((source, entry))
     for title in sorted(groups):
         print(title)
         _print_table(groups[title])
         print()
-    print(f"{_count(len(found))}, folder {store.folder}")
+    print(f"{_count(len(results))}, folder {store.folder}")
 
 
 def _environment(entry: Entry) -> str:

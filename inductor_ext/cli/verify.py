@@ -27,19 +27,19 @@ def run(arguments: argparse.Namespace) -> int:
         exc.IncompatibleArtifactError: its manifest has a newer format.
     """
     with zip_reader.open_package(arguments.package) as package:
-        found = manifest.read(package)
+        contents = manifest.read(package)
         digests = {}
-        if found is not None:
-            manifest.check_seal(package, *found)
-            digests = found[0].digests()
+        if contents is not None:
+            manifest.check_seal(package, *contents)
+            digests = contents[0].digests()
         package.verify(digests)
         size = human_bytes(sum(entry.size for entry in package.entries.values()))
         how = "SHA-256"
         if not digests:
-            made = zip_format.model_names(package.entries)
+            models = zip_format.model_names(package.entries)
             why = (
                 "compiled by Inductor (default), so there is no manifest"
-                if made
+                if models
                 else "no compiled model"
             )
             how = f"CRC-32; {why}"

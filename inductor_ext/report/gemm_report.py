@@ -46,8 +46,8 @@ class Gemm:
     @property
     def share(self) -> float | None:
         """Roofline time divided by kernel time: 1.0 is optimal. None if not measured."""
-        taken, bound = self.record.microseconds, self.record.roofline
-        return bound / taken if taken and bound is not None else None
+        time, bound = self.record.microseconds, self.record.roofline
+        return bound / time if time and bound is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +110,13 @@ def _row(number: int, gemm: Gemm) -> Sequence[str]:
     )
     numbers = (record.microseconds, record.stock_microseconds, record.roofline)
     reached = "" if gemm.share is None else f"{gemm.share:.0%}"
-    shown = ("" if value is None else f"{value:.1f}" for value in numbers)
+    cells = ("" if value is None else f"{value:.1f}" for value in numbers)
     return (
         f"{number}.",
         str(len(gemm.modules)),
         what,
         config_words(record.chosen),
-        *shown,
+        *cells,
         reached,
     )
 
@@ -137,20 +137,20 @@ def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
         more = f" and {len(named) - 2} more" if len(named) > 2 else ""
         yield f"in {', '.join(named[:2])}{more}"
     yield f"{record.origin}: {record.reason}"
-    for item in record.declined:
-        yield f"not fused as {item}"
+    for fusion in record.declined:
+        yield f"not fused as {fusion}"
     if gemm.fused:
         yield f"fused: {', '.join(gemm.fused)}"
-    for item in gemm.separate:
-        yield f"not fused: {item}"
+    for operator in gemm.separate:
+        yield f"not fused: {operator}"
     if candidates:
         for candidate in record.candidates:
-            taken = "dropped" if candidate.measured is None else f"{candidate.measured:.1f} us"
+            time = "dropped" if candidate.measured is None else f"{candidate.measured:.1f} us"
             predicted = (
                 "" if candidate.predicted is None else f", predicted {candidate.predicted:.1f}"
             )
             failure = f": {candidate.failure}" if candidate.failure else ""
-            yield f"- {config_words(candidate.config)}: {taken}{predicted}{failure}"
+            yield f"- {config_words(candidate.config)}: {time}{predicted}{failure}"
 
 
 def explain(
@@ -185,15 +185,15 @@ def explain(
 
     split_options(mode, options)
     target: Any = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", fn)
-    ours: Any = lookup_backend("inductor_ext")
+    compile_graph: Any = lookup_backend("inductor_ext")
 
     # A new callable, because dynamo reuses code that it compiled with an equal backend.
     def backend(gm: Any, inputs: Any) -> Any:
-        return ours(gm, inputs, mode=mode, options=options)
+        return compile_graph(gm, inputs, mode=mode, options=options)
 
-    with listen() as found:
+    with listen() as compiled_gemms:
         _compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
-    return GemmReport(_name(target), found())
+    return GemmReport(_name(target), compiled_gemms())
 
 
 def _name(target: Any) -> str:
@@ -226,15 +226,15 @@ def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
 
 
 def _merged(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, ...]:
-    found: dict[Any, Gemm] = {}
+    gemms: dict[Any, Gemm] = {}
     for record in records:
         fused, separate = fusions.of(record)
-        likeness = (dataclasses.replace(record, module=""), fused, separate)
-        known = found.get(likeness)
-        modules = (*(known.modules if known else ()), record.module)
-        first = known.record if known else record
-        found[likeness] = Gemm(first, modules, fused, separate)
-    return tuple(found.values())
+        key = (dataclasses.replace(record, module=""), fused, separate)
+        earlier = gemms.get(key)
+        modules = (*(earlier.modules if earlier else ()), record.module)
+        first = earlier.record if earlier else record
+        gemms[key] = Gemm(first, modules, fused, separate)
+    return tuple(gemms.values())
 
 
 class _Fusions:
@@ -316,11 +316,11 @@ class _Fusions:
                 why = "cutlass_epilogue_fusion_enabled is off, or the kernel cannot express it"
             separate[f"{names} ({why})"] = None
         fused: dict[str, None] = dict.fromkeys(node_info.get(product).fused)
-        for item in (node for kernel in kernels for node in kernel.get_nodes()):
-            if item is not member:
+        for other in (node for kernel in kernels for node in kernel.get_nodes()):
+            if other is not member:
                 # Inductor may also have fused the producers of the inputs into the prologue.
-                before = () if product in item.node.origins else _operators(item)
-                fused.update(dict.fromkeys(_operators(item, after) or before))
+                before = () if product in other.node.origins else _operators(other)
+                fused.update(dict.fromkeys(_operators(other, after) or before))
         return tuple(fused), tuple(separate)
 
     def _reason(self, member: Any, user: Any) -> str:
@@ -341,14 +341,14 @@ def _products(node: Any) -> Iterator[Any]:
 
 def _descendants(node: Any) -> set[Any]:
     """Return all direct and indirect users of an FX node."""
-    found: set[Any] = set()
+    descendants: set[Any] = set()
     pending = list(node.users)
     while pending:
-        each = pending.pop()
-        if each not in found:
-            found.add(each)
-            pending.extend(each.users)
-    return found
+        user = pending.pop()
+        if user not in descendants:
+            descendants.add(user)
+            pending.extend(user.users)
+    return descendants
 
 
 def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:

@@ -473,14 +473,14 @@ def _measured_table(measured: Sequence[Measured]) -> str:
         ("predicted", "measured", "deviation", "graph", "kind", "device"),
         (
             (
-                _human(item.predicted),
-                _human(item.measured),
-                f"{item.deviation:+.1f} %",
-                item.graph,
-                item.kind,
-                item.device,
+                _human(run.predicted),
+                _human(run.measured),
+                f"{run.deviation:+.1f} %",
+                run.graph,
+                run.kind,
+                run.device,
             )
-            for item in measured
+            for run in measured
         ),
         3,
     )

@@ -135,19 +135,19 @@ def measure(
         call()
     windows, allocations = _events(profiled)
     plans = _by_graph(records)
-    windows = _told_apart(windows, plans)
+    windows = _identify_calls(windows, plans)
     if not windows and len(plans) == 1:
         # An AOT-compiled model does not report its name; the whole call is attributed to it.
         (only,) = plans
         windows = [(only, 0, allocations[-1].time if allocations else 0)]
-    found: dict[tuple[str, str], Measured] = {}
+    results: dict[tuple[str, str], Measured] = {}
     for key, start, end in windows:
         inside = [a for a in allocations if start <= a.time <= end]
         for measured in _compare(plans.get(key, []), inside):
             place = (key, measured.device)
-            if place not in found or found[place].measured < measured.measured:
-                found[place] = measured
-    return tuple(found.values())
+            if place not in results or results[place].measured < measured.measured:
+                results[place] = measured
+    return tuple(results.values())
 
 
 _UNKNOWN = str(None)
@@ -163,7 +163,7 @@ def _by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanR
     return plans
 
 
-def _told_apart(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
+def _identify_calls(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
     """Return the calls whose graph can be identified.
 
     Calls of graphs without a key are matched by order if there are as many of them as graphs:
@@ -172,12 +172,12 @@ def _told_apart(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Windo
     """
     keys = [key for key in plans if key.startswith(_UNKNOWN)]
     unknown = [window for window in windows if window[0] == _UNKNOWN]
-    known = [window for window in windows if window[0] != _UNKNOWN]
+    identified = [window for window in windows if window[0] != _UNKNOWN]
     if len(keys) == len(unknown):
-        known += [(key, *window[1:]) for key, window in zip(keys, unknown, strict=True)]
+        identified += [(key, *window[1:]) for key, window in zip(keys, unknown, strict=True)]
     elif len(keys) == 1:
-        known += [(keys[0], *window[1:]) for window in unknown]
-    return known
+        identified += [(keys[0], *window[1:]) for window in unknown]
+    return identified
 
 
 def _compare(
@@ -186,10 +186,10 @@ def _compare(
     """Compare per device, using the generated function with the highest prediction."""
     devices = dict.fromkeys(device for record in records for device in peak_report.devices(record))
     for device in devices:
-        taken, freed = growth(a for a in inside if a.device == device)
+        measured, freed = growth(a for a in inside if a.device == device)
         predictions = [(_predict(record, device, freed), record) for record in records]
         predicted, record = max(predictions, key=lambda pair: pair[0])
-        yield Measured(record.graph, record.kind, record.cache_key, device, predicted, taken)
+        yield Measured(record.graph, record.kind, record.cache_key, device, predicted, measured)
 
 
 def _events(profiled: Any) -> tuple[list[_Window], list[Allocation]]:

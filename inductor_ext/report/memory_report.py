@@ -75,7 +75,7 @@ class MemoryReport:
             return []
         record = self._highest
         rows = [peak_rows(record, device) for device in devices(record)]
-        return max(rows, key=lambda found: sum(row.bytes for row in found), default=[])[:n]
+        return max(rows, key=lambda peak: sum(row.bytes for row in peak), default=[])[:n]
 
     def measure(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryReport:
         """Call `fn` once and return this report with measured memory use next to the plans.
@@ -88,10 +88,10 @@ class MemoryReport:
         Raises:
             exc.NothingMeasuredError: the call ran none of the report's graphs.
         """
-        found = memory_measure.measure(self.records, lambda: fn(*args, **kwargs))
-        if not found:
+        measured = memory_measure.measure(self.records, lambda: fn(*args, **kwargs))
+        if not measured:
             raise exc.NothingMeasuredError(title=self.title)
-        return dataclasses.replace(self, measured=found)
+        return dataclasses.replace(self, measured=measured)
 
     def table(self, top: int = 10) -> str:
         """Format the report as text, with the `top` largest rows of the peak of every plan."""

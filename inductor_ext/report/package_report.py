@@ -69,8 +69,8 @@ def read(path: str) -> Report:
         exc.BadPackageError, exc.IncompatibleArtifactError: the package cannot be read.
     """
     with zip_reader.open_package(path) as package:
-        found = manifest.read(package)
-        content = found[0] if found is not None else None
+        contents = manifest.read(package)
+        content = contents[0] if contents is not None else None
         metadata = {
             name: values
             for name in zip_format.model_names(package.entries)
@@ -98,13 +98,13 @@ def _check_signatures(content: manifest.Manifest, where: str) -> None:
 def _metadata(
     package: zip_reader.Package, model: str, content: manifest.Manifest | None
 ) -> dict[str, str] | None:
-    wanted = None
+    expected = None
     library = content.models[model].library if content and model in content.models else None
     if library is not None:
-        wanted = library.removesuffix(".so") + "_metadata.json"
+        expected = library.removesuffix(".so") + "_metadata.json"
     for name in package.entries:
-        if name == wanted or (
-            wanted is None
+        if name == expected or (
+            expected is None
             and name.startswith(f"{zip_format.MODELS_FOLDER}{model}/")
             and name.endswith("wrapper_metadata.json")
         ):
@@ -254,9 +254,14 @@ def _outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
             yield name, str(output.get("type")), str(output.get("value"))
 
 
-def _tensor(item: Mapping[str, Any]) -> tuple[str, ...]:
-    strides = f"strides {_extents(item['stride'])}" if "stride" in item else ""
-    return str(item.get("dtype")), _extents(item.get("shape", ())), strides, str(item.get("device"))
+def _tensor(tensor: Mapping[str, Any]) -> tuple[str, ...]:
+    strides = f"strides {_extents(tensor['stride'])}" if "stride" in tensor else ""
+    return (
+        str(tensor.get("dtype")),
+        _extents(tensor.get("shape", ())),
+        strides,
+        str(tensor.get("device")),
+    )
 
 
 def _extents(extents: Sequence[object]) -> str:
