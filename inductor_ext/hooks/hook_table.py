@@ -354,7 +354,7 @@ HOOKS: tuple[Hook, ...] = (
         "triton_template",
         "overridden",
         ("torch._inductor.select_algorithm.TritonTemplateKernel.render_hooks",),
-        "templates.triton.inductor_template",
+        "templates.triton.template_kernel",
         "Stores through TMA descriptors: the text of the store hook is rewritten, since the public "
         "hook has no such option in torch 2.11.",
         relies_on=(
@@ -371,7 +371,7 @@ HOOKS: tuple[Hook, ...] = (
         "triton_template_device",
         "overridden",
         ("torch._inductor.select_algorithm.TritonTemplateKernel.jit_lines",),
-        "templates.triton.inductor_template",
+        "templates.triton.template_kernel",
         "For torch.compiler.config.compile_on_one_rank, the device index is taken out of a "
         "template's decorator. Inductor takes it out of kernels that are not templates.",
         relies_on=(

@@ -1,5 +1,5 @@
 """Triton GEMM templates: configurations, constraints, cost model, and Inductor's template class.
 
-`kernels` holds the kernel sources. Only `inductor_template` and `launcher_prebuild` import
-Inductor.
+`kernels` holds the kernel sources. Only `inductor_template`, `template_kernel` and
+`launcher_prebuild` import Inductor.
 """

@@ -21,7 +21,7 @@ from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductRecord
-from inductor_ext.templates.triton import inductor_template
+from inductor_ext.templates.triton import template_kernel
 from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
@@ -617,7 +617,7 @@ def stores_by_tma(
 
 
 class TestStoreByTma:
-    """`instances` writes it in the place of a store that Inductor has generated."""
+    """`template_kernel` writes it in the place of a store that Inductor has generated."""
 
     WARNING = "not the one expected"
 
@@ -646,7 +646,7 @@ class TestStoreByTma:
         self, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(events, "_warned", set())
-        monkeypatch.setattr(inductor_template, "_WHOLE_TILE", re.compile("another text"))
+        monkeypatch.setattr(template_kernel, "_WHOLE_TILE", re.compile("another text"))
         stores, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64))
         assert (stores, code.count("tl.dot(")) == (0, 1)
         assert caplog.text.count(self.WARNING) == 1
@@ -654,7 +654,7 @@ class TestStoreByTma:
     def test_it_is_not_measured_as_a_store_by_tma(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(inductor_template, "_WHOLE_TILE", re.compile("another text"))
+        monkeypatch.setattr(template_kernel, "_WHOLE_TILE", re.compile("another text"))
         _, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64), rule=True)
         assert "extern_kernels.mm(" in code
         assert "tl.dot(" not in code
