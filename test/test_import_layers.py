@@ -124,6 +124,7 @@ PURE = (
     "templates.problem",
     "templates.tensors",
     "templates.triton.config",
+    "templates.triton.constraint",
     "templates.triton.constraints",
     "templates.triton.cost_model",
     "templates.triton.kernels.common",
@@ -137,6 +138,8 @@ PURE = (
     "templates.triton.ranking",
     "templates.triton.search_space",
     "templates.triton.semaphores",
+    "templates.triton.small_m_constraints",
+    "templates.triton.templates",
     "templates.versions",
 )
 """Modules that know no compiler: neither they nor what they import load one of `COMPILERS`."""

@@ -1,4 +1,4 @@
-"""The Triton templates, their capabilities, and `GemmConfig`, one instance of a template.
+"""`GemmConfig`: one instance of a Triton template.
 
 Axes are those of the problem, out[M, N] = a[M, K] @ b[K, N], also for kernels that swap the
 operands. A configuration is not checked for legality here; see `constraints`. Register and shared
@@ -8,8 +8,6 @@ memory sizes are estimates that constraints and cost model share.
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,15 +16,20 @@ from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import OPTIONAL
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
-    BATCHED,
     DTYPE_BITS,
     GemmProblem,
-    NormKind,
     ceiling,
     next_power_of_two,
     read,
     require,
     size_of,
+)
+from inductor_ext.templates.triton.templates import (
+    CHUNK_BYTES,
+    STRIP,
+    TEMPLATES,
+    Template,
+    TemplateName,
 )
 
 __all__ = [
@@ -41,178 +44,6 @@ __all__ = [
     "tiles_along_n",
     "warpgroup_mma",
 ]
-
-
-@dataclass(frozen=True)
-class Template:
-    """Capabilities of a kernel family, independent of the configuration."""
-
-    operations: frozenset[str]
-    norms: frozenset[NormKind] = frozenset()
-    """Norms that the prologue can compute; it can dequantize if there is the operation `mixed`."""
-    capability: tuple[int, int] = (8, 0)
-    """Minimum compute capability."""
-    tma: Literal["always", "optional", "never"] = "never"
-    persistent: bool = False
-    """Whether the kernel is persistent: one CTA per SM loops over tiles."""
-    flatten: bool = False
-    """Whether the loops over tiles and over K can be flattened into one."""
-    split_k: bool = False
-    swap: bool = False
-    parts: bool = False
-    """Whether several fused weights can share a."""
-    pdl: bool = False
-    """Whether programmatic dependent launch is supported."""
-    row_maxima: bool = False
-    """Whether the epilogue can compute the row max or row amax of each tile."""
-    tensor_cores: bool = True
-    direct: bool = False
-    """Whether tensor core operands are loaded from global memory straight into registers. All warps
-    of a CTA then compute the same tile and divide its K."""
-    stationary: bool = False
-    """Whether the CTA's part of a stays in registers while the CTA loops over N."""
-    atomics: bool = False
-    """Whether split-K accumulates with atomics, in nondeterministic order. The extension's
-    templates write partial accumulators to a workspace, and a second step reduces them in a fixed
-    order."""
-    fused_reduction: bool = False
-    """Whether that second step can run in the same launch, if the configuration asks for it."""
-    stream_k: bool = False
-    """Whether CTAs can share the tiles of the last rounds (stream-K), so that all CTAs finish
-    together."""
-    tma_store: bool = False
-    """Whether tiles can be stored by TMA."""
-
-    @property
-    def staged(self) -> bool:
-        """Whether operands are staged in shared memory."""
-        return self.tensor_cores and not self.direct
-
-
-_PLAIN = frozenset({"mm", "addmm", "int_mm", "scaled"})
-
-TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
-    {
-        "splitk": Template(
-            _PLAIN,
-            norms=frozenset({"rms", "layer"}),
-            tma="optional",
-            split_k=True,
-            swap=True,
-            parts=True,
-            pdl=True,
-            fused_reduction=True,
-            row_maxima=True,
-        ),
-        "gemv": Template(
-            frozenset({"mm", "addmm", "mixed"}) | BATCHED,
-            norms=frozenset({"rms", "layer"}),
-            split_k=True,
-            parts=True,
-            pdl=True,
-            tensor_cores=False,
-            fused_reduction=True,
-            row_maxima=True,
-        ),
-        "cp_async": Template(
-            _PLAIN | BATCHED,
-            norms=frozenset({"rms", "layer"}),
-            parts=True,
-            row_maxima=True,
-        ),
-        "persistent_tma": Template(
-            _PLAIN,
-            capability=(9, 0),
-            tma="always",
-            persistent=True,
-            flatten=True,
-            swap=True,
-            parts=True,
-            stream_k=True,
-            row_maxima=True,
-            tma_store=True,
-        ),
-        "persistent_tma_ws": Template(
-            frozenset({"mm", "addmm", "scaled"}),
-            capability=(9, 0),
-            tma="always",
-            persistent=True,
-            parts=True,
-            # With a TMA store, long matmuls give wrong results with Triton 3.6.
-        ),
-        "bmm_persistent": Template(
-            BATCHED,
-            capability=(9, 0),
-            tma="always",
-            persistent=True,
-            flatten=True,
-            swap=True,
-            tma_store=True,
-        ),
-        "grouped": Template(
-            frozenset({"grouped"}),
-            capability=(9, 0),
-            tma="always",
-            persistent=True,
-            swap=True,
-        ),
-        "mixed": Template(
-            frozenset({"mixed"}),
-            norms=frozenset({"rms"}),
-            split_k=True,
-            swap=True,
-            parts=True,
-            pdl=True,
-            fused_reduction=True,
-            row_maxima=True,
-        ),
-        "direct": Template(
-            frozenset({"mixed"}),
-            split_k=True,
-            parts=True,
-            pdl=True,
-            direct=True,
-            fused_reduction=True,
-        ),
-        "stationary": Template(
-            frozenset({"mixed"}),
-            split_k=True,
-            parts=True,
-            pdl=True,
-            direct=True,
-            stationary=True,
-            fused_reduction=True,
-        ),
-    }
-)
-"""The templates by name; if two are predicted to be equal, the first is preferred.
-
-`splitk`: skinny GEMMs, also with a single split; `gemv`: up to 8 rows, without tensor cores;
-`cp_async`: capability 8 and operands that TMA cannot load; `persistent_tma` (flattened or not) and
-its warp-specialized variant `persistent_tma_ws`; `bmm_persistent`; `grouped`; `mixed`: dequantizes
-b in the prologue; `direct`: the same for up to 8 rows, without shared memory; `stationary`: the
-same for up to 16 rows and a long K."""
-
-TemplateName = Literal[
-    "splitk",
-    "gemv",
-    "cp_async",
-    "persistent_tma",
-    "persistent_tma_ws",
-    "bmm_persistent",
-    "grouped",
-    "mixed",
-    "direct",
-    "stationary",
-]
-
-
-CHUNK_BYTES = 64
-"""Bytes of a column of b that a warp of a `direct` kernel loads at once, 16 bytes per lane."""
-
-STRIP = 16
-"""Columns that a CTA of a `stationary` kernel multiplies at a time: one side of an mma
-instruction."""
 
 
 _PIECE_BYTES = 128
@@ -416,29 +247,37 @@ class GemmConfig:
     def extra_bytes(self, problem: GemmProblem) -> int:
         """Return the bytes of shared memory in addition to the stages.
 
-        - The output tile, whose layout is converted in shared memory. It reuses the memory of the
-          stages, unless those of the next tile are being loaded (`flatten`, `warp_specialize`). It
-          is converted in pieces if elements have 16 bits or fewer. For a TMA store it is a whole
-          tile with memory of its own.
-        - Barriers, for TMA.
-        - An operand that a prologue has changed in registers, unless it is the first operand of the
-          tensor cores, the only one that wgmma reads from registers.
+        These are the output tile, barriers (for TMA), operands that a prologue has changed, and the
+        stages of the statistics loop, which runs first and uses the same memory. A `direct` kernel
+        has only the accumulators of all warps; those of gate and up are exchanged one after the
+        other.
         """
         template = TEMPLATES[self.template]
         if template.direct:
-            # Accumulators of all warps; those of gate and up are exchanged one after the other.
             products = 2 if problem.epilogue.gated and not template.stationary else 1
             return self.warps * self.block_m * self.columns_at_once // products * 4
-        norm = problem.norm
-        # Stages of the statistics loop, which runs first and uses the same memory.
-        first = 0
-        if norm is not None and norm.kind == "layer":
-            depth = statistics_depth(problem, self)
-            stage = size_of(self.block_m * depth, problem.a.dtype)
-            first = (STATISTICS_STAGES - 1) * stage if problem.k > depth else 0
+        statistics = self._statistics_bytes(problem)
         if not template.tensor_cores:
-            return first
-        room = self.stages * self.stage_bytes(problem)
+            return statistics
+        extra = self._output_bytes(problem) + self._prologue_bytes(problem)
+        if self.tma:
+            extra += _BARRIER_BYTES
+        return max(extra, statistics - self.stages * self.stage_bytes(problem))
+
+    def _statistics_bytes(self, problem: GemmProblem) -> int:
+        """Return the bytes of the stages of the loop that computes a LayerNorm's statistics."""
+        depth = statistics_depth(problem, self)
+        if problem.norm is None or problem.norm.kind != "layer" or problem.k <= depth:
+            return 0
+        return (STATISTICS_STAGES - 1) * size_of(self.block_m * depth, problem.a.dtype)
+
+    def _output_bytes(self, problem: GemmProblem) -> int:
+        """Return the bytes of the output tile, whose layout is converted in shared memory.
+
+        It reuses the memory of the stages, unless those of the next tile are being loaded
+        (`flatten`, `warp_specialize`). It is converted in pieces if elements have 16 bits or fewer.
+        For a TMA store it is a whole tile with memory of its own.
+        """
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
         sums = self.split_k > 1 or self.stream_k
         stored = problem.accumulator if sums else problem.kernel_stores
@@ -446,27 +285,32 @@ class GemmConfig:
         if DTYPE_BITS[stored] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
-            extra = max(0, extra - room)
+            extra = max(0, extra - self.stages * self.stage_bytes(problem))
         if self.tma_store:
             # The store may still be in flight while the next tile is multiplied.
             tile = size_of(self.block_m * columns, problem.kernel_stores)
             extra = extra + tile if sums or problem.epilogue.inputs else tile
-        if self.tma:
-            extra += _BARRIER_BYTES
-        # With fewer rows or warps mma.sync is used, which reads both operands from registers.
+        return extra
+
+    def _prologue_bytes(self, problem: GemmProblem) -> int:
+        """Return the bytes of operands that a prologue has changed, and of a norm's vectors.
+
+        The first operand of the tensor cores, the only one that wgmma reads from registers, is not
+        written back. With fewer rows or warps mma.sync is used, which reads both from registers.
+        """
+        extra, norm = 0, problem.norm
         warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
         if problem.dequant is not None and not self.swap and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
         if norm is not None and self.swap:
             extra += size_of(self.block_m * self.block_k, problem.multiplied)
         if norm is not None and norm.kind == "layer":
-            vectors = norm.vectors * size_of(self.block_k, norm.dtype)
-            extra += self.stages * vectors
+            extra += self.stages * norm.vectors * size_of(self.block_k, norm.dtype)
             # An upper bound: 32 elements along K are one slice, and with 128 there was no copy.
             sliced = warpgroups and not self.swap and self.block_k >= 64
             if sliced and _compat.triton_copies_register_operand():
                 extra += size_of(self.block_m * self.block_k, problem.multiplied)
-        return max(extra, first - room)
+        return extra
 
     def chunks(self, problem: GemmProblem) -> int:
         """Return the loads per column of b in one step of a warp of a `direct` kernel; 0 for less

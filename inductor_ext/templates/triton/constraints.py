@@ -1,6 +1,7 @@
 """Constraints: which configuration can run which problem on which device.
 
-Each constraint is stated once, here, with the templates that it applies to and a readable reason.
+Each constraint is stated once, here or in `small_m_constraints`, with the templates that it applies
+to and a readable reason.
 The search space, `templates.kernels.legal` and the tests use the same checks. `why_not` returns all
 reasons, `legal` only whether there is none.
 """
@@ -9,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import (
@@ -23,43 +23,15 @@ from inductor_ext.templates.problem import (
     ceiling,
     next_power_of_two,
 )
-from inductor_ext.templates.triton.config import CHUNK_BYTES, STRIP, TEMPLATES, GemmConfig
+from inductor_ext.templates.triton import small_m_constraints
+from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.triton.constraint import Check, Constraint, register
 
 __all__ = ["CONSTRAINTS", "Constraint", "legal", "why_not"]
 
-Check = Callable[[GemmProblem, GemmConfig, Device], "str | None"]
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A condition that every legal configuration meets."""
-
-    name: str
-    meaning: str
-    """Description: the docstring of the check."""
-    templates: frozenset[str]
-    """Names of the templates that it applies to."""
-    check: Check
-    """Returns None if the condition holds, else the reason why it does not."""
-
-
 _constraints: dict[str, Constraint] = {}
 
-CONSTRAINTS: Mapping[str, Constraint] = types.MappingProxyType(_constraints)
-"""All constraints by name."""
-
-
-def _constraint(*templates: str) -> Callable[[Check], Check]:
-    """Register a check under its own name, for the given templates or for all."""
-
-    def register(check: Check) -> Check:
-        name = check.__name__.removeprefix("_check_")
-        meaning = (check.__doc__ or "").strip()
-        _constraints[name] = Constraint(name, meaning, frozenset(templates or TEMPLATES), check)
-        return check
-
-    return register
-
+_constraint = functools.partial(register, _constraints)
 
 _TENSOR_CORES = tuple(name for name, template in TEMPLATES.items() if template.tensor_cores)
 _STAGED = tuple(name for name, template in TEMPLATES.items() if template.staged)
@@ -377,110 +349,6 @@ def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     return None
 
 
-@_constraint("gemv")
-def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """M is at most 8, in one tile; what a thread holds at once stays in registers; 8-bit b has at
-    most one scale per column.
-    """
-    dequant = problem.dequant
-    if dequant is not None and (dequant.scales == "group" or dequant.zero_points):
-        return "gemv takes one scale for a column or for all, and no zero points"
-    if DTYPE_BITS[problem.b.dtype] < 8:
-        return f"gemv does not unpack {problem.b.dtype}"
-    if problem.rows > 8:
-        return f"gemv takes up to 8 rows, and there are {problem.rows}"
-    if config.block_m < problem.rows:
-        return f"gemv takes all {problem.rows} rows in one tile, and block_m is {config.block_m}"
-    a, b = DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]
-    loaded = (config.block_m * a + config.block_n * b) * config.block_k // 32 // config.threads
-    products = config.block_m * config.block_n * config.block_k // config.threads
-    if loaded > 64 or products > 128:
-        return (
-            f"a thread would hold {loaded} registers of operands and {products} of products; 64 "
-            "and 128 are free"
-        )
-    return None
-
-
-@_constraint("direct", "stationary")
-def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """Lanes load 16 bytes of a column of b at a time, in whole steps of K, and a load does not
-    cross the border of a scale group.
-    """
-    a, b, dequant = problem.a, problem.b, problem.dequant
-    if b.dtype not in ("int8", "uint8", "int4", "uint4"):
-        return f"{config.template} loads integers, and b is {b.dtype}"
-    if a.layout != "row" or b.layout != "column" or min(a.vector_bytes, b.vector_bytes) < 16:
-        return "rows of a or columns of b are not read by 16 bytes"
-    if problem.k % (config.block_k * config.split_k):
-        return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
-    if dequant is None:
-        return None
-    if dequant.zero_points:
-        return f"{config.template} subtracts only what is the same for all of b"
-    chunk = 8 * CHUNK_BYTES // DTYPE_BITS[b.dtype]
-    if dequant.group and dequant.group % chunk:
-        return f"groups of {dequant.group} that share a scale end within a load"
-    return None
-
-
-@_constraint("direct")
-def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """M is at most 8, in tiles of 16 to 64 columns; a step is one or two loads per warp."""
-    columns = config.block_n // (2 if problem.epilogue.gated else 1)
-    if problem.rows > 8 or config.block_m != 8 or columns not in (16, 32, 64):
-        return (
-            "direct has up to 8 rows in tiles of 8 by 16 to 64 columns, and not "
-            f"{problem.rows} in tiles of {config.block_m} by {columns}"
-        )
-    if config.chunks(problem) not in (1, 2):
-        return f"a step of {config.block_k} is not one or two loads of each of {config.warps} warps"
-    return None
-
-
-MOST_STATIONARY = 64
-"""Registers per thread that hold elements of a: half of the 128 at which two CTAs of 8 warps fit on
-an SM. A strip of 8-bit b takes 32, its accumulators 8."""
-
-MOST_SUMS = 32
-"""Accumulator registers per thread in the final split-K reduction, which covers all columns of a
-CTA at once. With more, this step would need more registers than the main loop, or spill."""
-
-
-@_constraint("stationary")
-def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
-    """M is at most 16, and the CTA's part of a fits in registers. Each CTA has a single step along
-    K; the splits of K are reduced in the same launch.
-    """
-    if problem.rows > config.block_m or config.block_m not in (8, 16):
-        return (
-            "stationary has up to 16 rows in tiles of 8 or 16, and not "
-            f"{problem.rows} in tiles of {config.block_m}"
-        )
-    products = 2 if problem.epilogue.gated else 1
-    columns = STRIP * products
-    if config.block_n % columns:
-        return f"block_n is {config.block_n}, and no multiple of the {columns} columns of strips"
-    width = next_power_of_two(config.block_n // products) * products
-    if config.block_m * width > MOST_SUMS * config.threads:
-        return (
-            f"sums of {config.block_m} rows by {width} columns are more than {MOST_SUMS} for each "
-            f"of {config.threads} threads"
-        )
-    held = config.block_m * config.block_k // (2 * config.threads)
-    if config.chunks(problem) < 1 or held > MOST_STATIONARY:
-        return (
-            f"a step of {config.block_k} is less than a load of each of {config.warps} warps, or "
-            f"its {held} registers a thread for rows of a are more than {MOST_STATIONARY}"
-        )
-    if not config.one_launch or problem.k != config.block_k * config.split_k:
-        return (
-            f"K of {problem.k} is not {config.split_k} steps of {config.block_k}, two or more, "
-            "that are added up in the same launch"
-        )
-    return None
-
-
 @_constraint()
 def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """The squares of rows are accumulated next to the matmul, in an accumulator tile of their own.
@@ -571,6 +439,12 @@ def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     if problem.realigned == problem:
         return "both factors are aligned"
     return None
+
+
+CONSTRAINTS: Mapping[str, Constraint] = types.MappingProxyType(
+    _constraints | small_m_constraints.CONSTRAINTS
+)
+"""All constraints by name."""
 
 
 @functools.cache

@@ -33,10 +33,10 @@ from inductor_ext.templates.triton.config import (
 )
 from inductor_ext.templates.triton.constraints import (
     MOST_ACCUMULATORS,
-    MOST_SUMS,
     least_block_k,
     legal,
 )
+from inductor_ext.templates.triton.small_m_constraints import MOST_SUMS
 
 __all__ = ["candidates"]
 
