@@ -75,15 +75,15 @@ def aoti_compile_and_package(
     """
     programs = _check_programs(exported_program)
     output_path.check_package_path(package_path)
-    ours, patches = options.split_options(None, inductor_configs)
-    settings = config.snapshot({**(requested() or {}), **ours})
+    extension_options, patches = options.split_options(None, inductor_configs)
+    settings = config.snapshot({**(requested() or {}), **extension_options})
     output_path.check_weights_path(settings.aot_weights_file)
     if not settings.enabled:
-        with activate(**ours):
+        with activate(**extension_options):
             return _package_with_inductor(programs, package_path, patches)
 
     def compile_(path: PackagePath | None) -> str | IO[bytes]:
-        with activate(**ours):
+        with activate(**extension_options):
             _require_toolchain(programs)
             return _package(programs, path, patches, settings)
 

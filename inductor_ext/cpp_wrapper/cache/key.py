@@ -232,8 +232,8 @@ def _serialize_symbols(env: Any) -> Any:
         return sorted((str(symbol), str(value)) for symbol, value in items)
 
     asserts = {
-        str(symbol): [(str(item.expr), str(item.msg)) for item in found]
-        for symbol, found in env.deferred_runtime_asserts.items()
+        str(symbol): [(str(item.expr), str(item.msg)) for item in entries]
+        for symbol, entries in env.deferred_runtime_asserts.items()
     }
     return (
         table("var_to_range"),
@@ -254,7 +254,7 @@ def _serialize_options(serializer: Serializer, patches: Mapping[str, Any]) -> An
     import torch.compiler.config
     import torch.fx.experimental._config
 
-    found = []
+    options = []
     modules = (torch._inductor.config, torch._functorch.config, torch.fx.experimental._config)
     for index, module in enumerate(modules):
         values: dict[str, Any] = module.get_config_copy()
@@ -271,13 +271,13 @@ def _serialize_options(serializer: Serializer, patches: Mapping[str, Any]) -> An
             if name == "aot_inductor.metadata" and value:
                 # Inductor adds its own entries to the user's and leaves them for later compiles.
                 value = {k: v for k, v in value.items() if not k.startswith("AOTI_")}
-            found.append(
+            options.append(
                 (index, name, _serialize_option(serializer, name, value, entries[name].default))
             )
     # The other options of torch.compiler.config concern caches or torch.compile only.
     for name in ("cache_key_tag", "compile_on_one_rank"):
-        found.append((len(modules), name, getattr(torch.compiler.config, name, None)))
-    return found
+        options.append((len(modules), name, getattr(torch.compiler.config, name, None)))
+    return options
 
 
 def _serialize_option(serializer: Serializer, name: str, value: Any, default: Any) -> Any:
@@ -318,14 +318,14 @@ def _foreign_code() -> Any:
     for device, backend in dict(getattr(common, "device_codegens", {})).items():
         if not all(is_known_code(value) for value in vars(backend).values() if callable(value)):
             raise UnkeyableError(f"the device {device} has a backend from outside torch")
-    found = []
+    passes = []
     for device, custom in dict(getattr(common, "custom_backend_passes", {})).items():
         if custom is not None:
             identity = custom.uuid() if hasattr(custom, "uuid") else None
             if identity is None:
                 raise UnkeyableError(f"the device {device} has a pass without a uuid")
-            found.append((device, repr(identity)))
-    return found
+            passes.append((device, repr(identity)))
+    return passes
 
 
 def _process_state(serializer: Serializer) -> Any:
@@ -409,14 +409,14 @@ def _torch_files() -> str:
     root = pathlib.Path(torch.__file__).parent
     folders = ["_inductor", "_functorch", "_decomp", "_refs", "_prims", "_export", "export", "fx"]
     folders += ["_higher_order_ops", "include/torch/csrc/inductor", "include/torch/headeronly"]
-    found = []
+    files = []
     for folder in folders:
         for parent, _, names in os.walk(root / folder):
             for name in names:
                 if not name.endswith(".pyc"):
                     path = os.path.join(parent, name)
-                    found.append((os.path.relpath(path, root), *_identity(path)))
-    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
+                    files.append((os.path.relpath(path, root), *_identity(path)))
+    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
 
 
 def _identity(path: str | None) -> tuple[int, ...]:
@@ -433,15 +433,15 @@ def _identity(path: str | None) -> tuple[int, ...]:
 def _hardware(devices: Iterable[tuple[str, int | None]]) -> Any:
     import torch
 
-    found: list[Any] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), _cpu()]
+    parts: list[Any] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), _cpu()]
     cuda = sorted((index or 0) for kind, index in devices if kind == "cuda")
     if cuda and torch.cuda.is_available():
         names = ("name", "major", "minor", "multi_processor_count", "total_memory")
         for index in dict.fromkeys(cuda):
             properties = torch.cuda.get_device_properties(index)
-            found.append((index, *(getattr(properties, name) for name in names)))
-        found.append(torch.cuda.current_device())
-    return found
+            parts.append((index, *(getattr(properties, name) for name in names)))
+        parts.append(torch.cuda.current_device())
+    return parts
 
 
 @functools.cache
@@ -452,10 +452,10 @@ def _cpu() -> tuple[str, ...]:
     except OSError:
         return (platform.processor(),)
     first = text.split("\n\n", 1)[0]
-    wanted = ("vendor_id", "model name", "flags", "features", "cpu part")
+    fields = ("vendor_id", "model name", "flags", "features", "cpu part")
     lines = (line.partition(":") for line in first.splitlines())
     return tuple(
         " ".join(sorted(value.split())) if name.strip().lower() in ("flags", "features") else value
         for name, _, value in lines
-        if name.strip().lower() in wanted
+        if name.strip().lower() in fields
     )

@@ -130,9 +130,9 @@ class _Leaves:
         return self._inputs[self._next]
 
     def take(self) -> signatures.Input | None:
-        found = self.peek()
+        leaf = self.peek()
         self._next += 1
-        return found
+        return leaf
 
 
 def _name_of(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
@@ -181,10 +181,10 @@ def _named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
     return flatten
 
 
-def _difference(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> str:
+def _difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
     text = ""
-    missing = [str(key) for key in wanted if key not in found]
-    extra = [str(key) for key in found if key not in wanted]
+    missing = [str(key) for key in expected if key not in actual]
+    extra = [str(key) for key in actual if key not in expected]
     if missing:
         text += f"; {', '.join(missing)} is missing"
     if extra:
@@ -209,9 +209,9 @@ def _sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if type(value) is not kind or len(value) != count:
-            found = f"a {kind.__name__} of {len(value)}" if type(value) is kind else _kind(value)
+            actual = f"a {kind.__name__} of {len(value)}" if type(value) is kind else _kind(value)
             _mismatch(
-                f"input '{name}' is {found}, and the artifact takes a {kind.__name__} of {count}"
+                f"input '{name}' is {actual}, and the artifact takes a {kind.__name__} of {count}"
             )
         for part, item in zip(parts, value, strict=True):
             part(item, into)
@@ -231,8 +231,8 @@ def _dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flat
         if type(value) not in _DICTS or value.keys() != parts.keys():
             keys = ", ".join(repr(key) for key in parts)
             same = type(value) in _DICTS
-            found = f"has the keys {', '.join(map(repr, value))}" if same else f"is {_kind(value)}"
-            _mismatch(f"input '{name}' {found}, and the artifact takes a dict with {keys}")
+            actual = f"has the keys {', '.join(map(repr, value))}" if same else f"is {_kind(value)}"
+            _mismatch(f"input '{name}' {actual}, and the artifact takes a dict with {keys}")
         for key, part in parts.items():
             part(value[key], into)
 
@@ -249,18 +249,18 @@ def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) ->
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         # pytree has a single entry for all namedtuples; the context is the class.
-        found = pytree._get_node_type(value)
+        node_type = pytree._get_node_type(value)
         children: Sequence[Any] = ()
-        fits = found is kind
+        fits = node_type is kind
         if fits:
             children, own = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
             children = list(children)
             fits = own == context and len(children) == len(parts)
         if not fits:
-            wanted = getattr(context, "__name__", None) or kind.__name__
+            cls_name = getattr(context, "__name__", None) or kind.__name__
             _mismatch(
-                f"input '{name}' is {_kind(value)}, and the artifact takes a {wanted} of the form "
-                "that it was exported with"
+                f"input '{name}' is {_kind(value)}, and the artifact takes a {cls_name} of the "
+                "form that it was exported with"
             )
         for part, item in zip(parts, children, strict=True):
             part(item, into)
@@ -280,14 +280,14 @@ def _below(leaves: _Leaves, path: str, fallback: str) -> str:
     return path + fallback
 
 
-def _leaf(given: signatures.Input | None) -> _Flatten:
-    if given is None:
+def _leaf(inp: signatures.Input | None) -> _Flatten:
+    if inp is None:
         return _any
-    if isinstance(given, signatures.TensorInput):
-        return _tensor(given)
-    if isinstance(given, signatures.SymbolInput):
-        return _number(given)
-    return _constant(given)
+    if isinstance(inp, signatures.TensorInput):
+        return _tensor(inp)
+    if isinstance(inp, signatures.SymbolInput):
+        return _number(inp)
+    return _constant(inp)
 
 
 def _any(value: Any, into: list[torch.Tensor]) -> None:
@@ -295,40 +295,39 @@ def _any(value: Any, into: list[torch.Tensor]) -> None:
         into.append(value)
 
 
-def _tensor(given: signatures.TensorInput) -> _Flatten:
+def _tensor(inp: signatures.TensorInput) -> _Flatten:
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if not isinstance(value, torch.Tensor):
-            shape = ", ".join(map(str, given.shape))
+            shape = ", ".join(map(str, inp.shape))
             _mismatch(
-                f"input '{given.name}' is {_kind(value)}, and the artifact takes a tensor "
-                f"({given.dtype}, [{shape}])"
+                f"input '{inp.name}' is {_kind(value)}, and the artifact takes a tensor "
+                f"({inp.dtype}, [{shape}])"
             )
         into.append(value)
 
     return flatten
 
 
-def _number(given: signatures.SymbolInput) -> _Flatten:
-    kind, dtype = _NUMBERS[given.type], _DTYPES[given.type]
+def _number(inp: signatures.SymbolInput) -> _Flatten:
+    kind, dtype = _NUMBERS[inp.type], _DTYPES[inp.type]
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if type(value) is not kind:
-            article = "an" if given.type == "int" else "a"
+            article = "an" if inp.type == "int" else "a"
             _mismatch(
-                f"input '{given.name}' is {_kind(value)}, and the artifact takes {article} "
-                f"{given.type}"
+                f"input '{inp.name}' is {_kind(value)}, and the artifact takes {article} {inp.type}"
             )
         try:
             # Explicit device: torch.set_default_device may have changed the default.
             into.append(torch.tensor(value, dtype=dtype, device="cpu"))
         except (OverflowError, RuntimeError, ValueError):
-            _mismatch(f"input '{given.name}' is {_kind(value)}, which does not fit 64 bits")
+            _mismatch(f"input '{inp.name}' is {_kind(value)}, which does not fit 64 bits")
 
     return flatten
 
 
-def _constant(given: signatures.ConstantInput) -> _Flatten:
-    expected, kind = given.value, type(given.value)
+def _constant(inp: signatures.ConstantInput) -> _Flatten:
+    expected, kind = inp.value, type(inp.value)
     shown = repr(expected)
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
@@ -336,7 +335,7 @@ def _constant(given: signatures.ConstantInput) -> _Flatten:
         if value is expected or (type(value) is kind and repr(value) == shown):
             return
         _mismatch(
-            f"input '{given.name}' is {_kind(value)}, and the artifact was compiled for {shown}"
+            f"input '{inp.name}' is {_kind(value)}, and the artifact was compiled for {shown}"
         )
 
     return flatten
@@ -365,8 +364,8 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
         values = list(results)
         if len(values) != count:
             # The compiled code may omit results that are not tensors.
-            given = dict(zip(tensors, values, strict=True))
-            values = [given.get(at) for at in range(count)]
+            results_by_index = dict(zip(tensors, values, strict=True))
+            values = [results_by_index.get(at) for at in range(count)]
         for at, make in convert:
             values[at] = make(values[at])
         return build(values)

@@ -47,9 +47,9 @@ def render(model: str, signature: Signature) -> str:
         "/* Inputs, in the order in which the artifact takes them. */",
         f"#define {prefix}_NUM_INPUTS {len(signature.tensors)}",
     ]
-    taken: set[str] = set()
+    used: set[str] = set()
     for index, tensor in enumerate(signature.tensors):
-        name = _unique(f"{prefix}_INPUT_{_identifier(tensor.name)}", taken)
+        name = _unique(f"{prefix}_INPUT_{_identifier(tensor.name)}", used)
         if isinstance(tensor, SymbolInput):
             what = f"{tensor.type} in a tensor of no dimensions on the CPU"
         else:
@@ -74,7 +74,7 @@ def render(model: str, signature: Signature) -> str:
             lines.append(f"/* {text} */")
             continue
         place = _identifier(output.path) if output.path else str(index)
-        name = _unique(f"{prefix}_OUTPUT_{place}", taken)
+        name = _unique(f"{prefix}_OUTPUT_{place}", used)
         if isinstance(output, SymbolOutput):
             what = f"{output.type} in a tensor of no dimensions"
         else:
@@ -87,13 +87,13 @@ def _identifier(text: str) -> str:
     return re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").upper() or "_"
 
 
-def _unique(name: str, taken: set[str]) -> str:
-    found, number = name, 1
-    while found in taken:
+def _unique(name: str, used: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in used:
         number += 1
-        found = f"{name}_{number}"
-    taken.add(found)
-    return found
+        candidate = f"{name}_{number}"
+    used.add(candidate)
+    return candidate
 
 
 def _shape(extents: Sequence[Extent]) -> str:

@@ -258,8 +258,8 @@ def check_seal(package: zip_reader.Package, content: Manifest, data: bytes) -> N
             torch's loaders would use them, that the manifest does not list.
     """
     digests = {**content.digests(), PATH: hashlib.sha256(data).hexdigest()}
-    found = package.read(".data/serialization_id", limit=64).decode(errors="replace")
-    if found != zip_format.serialization_id(digests):
+    serialization_id = package.read(".data/serialization_id", limit=64).decode(errors="replace")
+    if serialization_id != zip_format.serialization_id(digests):
         why = "its manifest is not the one that it was written with"
         raise exc.BadPackageError(path=package.where, why=why)
     for name in package.entries:
@@ -302,10 +302,10 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         exc.IncompatibleArtifactError: the model cannot run; the message lists all reasons.
     """
     reasons = []
-    for name, found in (("system", machine.system), ("machine", machine.machine)):
-        wanted = manifest.platform.get(name)
-        if wanted is not None and wanted != found:
-            reasons.append(f"it was compiled for {wanted}, and this is {found}")
+    for name, actual in (("system", machine.system), ("machine", machine.machine)):
+        required = manifest.platform.get(name)
+        if required is not None and required != actual:
+            reasons.append(f"it was compiled for {required}, and this is {actual}")
     mend = "Compile it again for this machine, or load it on a machine that meets its requirements"
     torch = manifest.versions.get("torch")
     if torch is not None and _parts(torch, 2) != _parts(machine.torch, 2):
@@ -336,10 +336,10 @@ def _cuda_reasons(manifest: Manifest, model: Model, machine: Machine) -> list[st
     if machine.capability is None:
         reasons.append("it runs on CUDA, but this machine has no CUDA device")
     elif model.cuda_architectures and not _runs_on(model.cuda_architectures, machine.capability):
-        found = "sm_{}{}".format(*machine.capability)
+        architecture = "sm_{}{}".format(*machine.capability)
         reasons.append(
             f"its kernels are compiled for {', '.join(model.cuda_architectures)}, and the device "
-            f"is {found}"
+            f"is {architecture}"
         )
     return reasons
 
@@ -350,13 +350,13 @@ def _parts(version: str, count: int) -> tuple[str, ...]:
 
 def _runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     for architecture in architectures:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-        if found is None:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        if match is None:
             continue
-        compiled = int(found[2]), int(found[3])
-        if found[1] == "compute" and not found[4]:
+        compiled = int(match[2]), int(match[3])
+        if match[1] == "compute" and not match[4]:
             fits = capability >= compiled  # PTX: the driver compiles it for any later device
-        elif found[4] == "a":
+        elif match[4] == "a":
             fits = capability == compiled
         else:
             fits = capability[0] == compiled[0] and capability[1] >= compiled[1]

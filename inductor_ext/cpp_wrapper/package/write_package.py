@@ -234,8 +234,8 @@ def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
 
 def _list_operators(kernel: str) -> tuple[str, ...]:
     """Return the operators encoded in the name of a kernel."""
-    found = re.search(r"fused_(\w+?)_\d+$", kernel)
-    return (found[1],) if found else ()
+    match = re.search(r"fused_(\w+?)_\d+$", kernel)
+    return (match[1],) if match else ()
 
 
 def _list_versions(compiler: str) -> dict[str, str | None]:

@@ -195,12 +195,12 @@ def file_sha256(path: str, offset: int = 0, size: int | None = None) -> str:
 
 def model_names(entries: Iterable[str]) -> list[str]:
     """Return the names of the compiled models in a package with these entry names."""
-    found = {
+    names = {
         name.split("/")[2]: None
         for name in entries
         if name.startswith(MODELS_FOLDER) and name.count("/") > 2
     }
-    return list(found)
+    return list(names)
 
 
 def serialization_id(digests: Mapping[str, str]) -> str:

@@ -127,15 +127,15 @@ def _name_arguments(program: ExportedProgram, fallback: Sequence[str]) -> list[t
         return [(name, name) for name in fallback]
     entry = program.module_call_graph[0].signature if program.module_call_graph else None
     arguments = getattr(entry, "forward_arg_names", None) or []
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for (side, first, *rest), name in zip(paths, fallback, strict=True):
         inner = pytree.keystr(tuple(rest))
         if side.idx == 1:
-            found.append((f"{first.key}{inner}", f"kwargs[{first.key!r}]{inner}"))
+            pairs.append((f"{first.key}{inner}", f"kwargs[{first.key!r}]{inner}"))
         else:
             outer = arguments[first.idx] if first.idx < len(arguments) else name
-            found.append((f"{outer}{inner}", f"args[{first.idx}]{inner}"))
-    return found
+            pairs.append((f"{outer}{inner}", f"args[{first.idx}]{inner}"))
+    return pairs
 
 
 def _list_leaf_paths(spec: Any) -> list[tuple[Any, ...]] | None:
@@ -214,7 +214,7 @@ def _derive_range(program: ExportedProgram, name: str) -> Range | None:
     torch.export narrows the symbol's own range to 2 or more regardless of the user's bounds, and
     does not check it.
     """
-    found = Range()
+    range_ = Range()
     for key, value in program.range_constraints.items():
         if isinstance(key, sympy.Symbol) or {symbol.name for symbol in key.free_symbols} != {name}:
             continue
@@ -225,8 +225,8 @@ def _derive_range(program: ExportedProgram, name: str) -> Range | None:
             limits = to_range(value)
             low = None if limits.min is None else -((shift - limits.min) // scale)
             high = None if limits.max is None else (limits.max - shift) // scale
-            found = intersect(found, Range(low, high))
-    return None if found == Range() else found
+            range_ = intersect(range_, Range(low, high))
+    return None if range_ == Range() else range_
 
 
 def to_range(limits: Any) -> Range:
@@ -242,52 +242,52 @@ def _list_range_conditions(
     program: ExportedProgram, symbols: Mapping[str, Range]
 ) -> list[sympy.Basic]:
     """Return the ranges of dimensions that are expressions; most follow from symbols' ranges."""
-    found: list[sympy.Basic] = []
+    conditions: list[sympy.Basic] = []
     for key, limits in program.range_constraints.items():
         if not isinstance(key, sympy.Symbol) and isinstance(key, sympy.Expr):
-            known = to_range(limits)
-            if known.min is not None:
-                found.append(sympy.Ge(key, known.min))
-            if known.max is not None:
-                found.append(sympy.Le(key, known.max))
-    return found
+            range_ = to_range(limits)
+            if range_.min is not None:
+                conditions.append(sympy.Ge(key, range_.min))
+            if range_.max is not None:
+                conditions.append(sympy.Le(key, range_.max))
+    return conditions
 
 
 def _list_asserts(program: ExportedProgram, environment: ShapeEnv | None) -> list[sympy.Basic]:
     """Return the graph's asserts on sizes; generated code has them too, with its own messages."""
-    found: list[sympy.Basic] = []
+    conditions: list[sympy.Basic] = []
     for node in program.graph.find_nodes(
         op="call_function", target=torch.ops.aten._assert_scalar.default
     ):
         value = getattr(node.args[0], "meta", {}).get("val")
         if isinstance(value, torch.SymBool):
-            found.append(value.node.expr)
+            conditions.append(value.node.expr)
     if environment is not None:
         for asserts in environment.deferred_runtime_asserts.values():
-            found += [environment.replace(item.expr) for item in asserts]
-    return found
+            conditions += [environment.replace(item.expr) for item in asserts]
+    return conditions
 
 
 _SOURCE = re.compile(r"\.(size|stride)\(\)$")
 
 
 def _parse_guards(
-    program: ExportedProgram, known: Signature, unclear: list[str]
+    program: ExportedProgram, signature: Signature, unclear: list[str]
 ) -> list[sympy.Basic]:
     """Parse the guards that torch.export keeps as Python text over `L['x'].size()[0]`.
 
     Args:
         unclear: receives the guards that cannot be parsed.
     """
-    found: list[sympy.Basic] = []
-    sources = _Sources(known)
+    conditions: list[sympy.Basic] = []
+    sources = _Sources(signature)
     for text in getattr(program, "_guards_code", None) or []:
         try:
             tree = sources.visit(ast.parse(text, mode="eval"))
-            found.append(to_sympy(expression.parse(ast.unparse(tree))))
+            conditions.append(to_sympy(expression.parse(ast.unparse(tree))))
         except (ValueError, SyntaxError, exc.BadExpressionError):
             unclear.append(text)
-    return found
+    return conditions
 
 
 class _Sources(ast.NodeTransformer):
@@ -297,10 +297,10 @@ class _Sources(ast.NodeTransformer):
         ValueError: a source is not the size, stride or value of an input.
     """
 
-    def __init__(self, known: Signature) -> None:
+    def __init__(self, signature: Signature) -> None:
         self.tensors: dict[str, TensorInput] = {}
         self.numbers: dict[str, SymbolInput] = {}
-        for position, inp in enumerate(known.inputs):
+        for position, inp in enumerate(signature.inputs):
             names = {*_list_spellings(inp.name), f"L['flat_args'][{position}]"}
             if isinstance(inp, TensorInput):
                 self.tensors.update(dict.fromkeys(names, inp))
