@@ -83,7 +83,7 @@ def test_a_row_of_a_norm_has_the_same_bits_whatever_their_number() -> None:
     assert torch.equal(one, many)
 
 
-def test_what_is_measured_with_float16_sums_holds_for_these_alone(tmp_path: Path) -> None:
+def test_results_with_float16_accumulators_are_separate(tmp_path: Path) -> None:
     if not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"):
         pytest.skip("this torch has no allow_fp16_accumulation")
     x = torch.randn(512, 1024, device="cuda", dtype=torch.float16)

@@ -294,7 +294,7 @@ def test_generated_code_of_earlier_versions_finds_its_modules() -> None:
     assert all(map(callable, names["used"]))  # type: ignore[call-overload]
 
 
-def test_the_packages_init_imports_its_own_modules_for_types_only() -> None:
+def test_the_package_imports_its_modules_for_types_only() -> None:
     eager = [
         found
         for found in imports(PACKAGE, PACKAGE / "__init__.py")
@@ -366,7 +366,7 @@ def test_a_right_import_is_not(house: Path) -> None:
     assert violations(house) == []
 
 
-def test_rooms_that_import_each_other_are_found(house: Path) -> None:
+def test_folders_that_import_each_other_are_found(house: Path) -> None:
     (house / "lowerings.py").write_text("from inductor_ext import cpp_wrapper")
     (house / "cpp_wrapper.py").write_text("def f():\n    from inductor_ext import lowerings")
     (problem,) = violations(house)
@@ -390,7 +390,7 @@ def test_relative_imports_are_resolved_from_their_own_package(house: Path) -> No
     assert problem.startswith(str(Path("inductor_ext/templates/triton/__init__.py:2")))
 
 
-def test_an_unknown_room_is_told_where_to_go(house: Path) -> None:
+def test_an_unknown_folder_is_reported_with_the_fix(house: Path) -> None:
     (house / "attic.py").write_text("")
     (problem,) = violations(house)
     assert problem.startswith(

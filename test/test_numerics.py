@@ -107,7 +107,7 @@ class TestInductorsFlags:
         assert numerics.uses_cuda_math() == (pointwise or reductions)
         assert (numerics.gemm_obstacle() is not None) == reductions
 
-    def test_a_reduction_tells_the_block_that_its_mode_requires(self) -> None:
+    def test_a_reduction_has_the_block_of_its_mode(self) -> None:
         for rblock, strict in ((None, False), (1024, True)):
             features = types.SimpleNamespace(strict_reduction_rblock=lambda rblock=rblock: rblock)
             assert numerics.has_strict_reductions(features) == strict
@@ -141,7 +141,7 @@ class TestMatmulFlags:
             assert numerics.matmul_flags("float32") is None
         assert getattr(MATMUL, name) != FLAGS[name]
 
-    def test_a_split_of_k_that_is_not_allowed_is_set_and_told(self) -> None:
+    def test_a_forbidden_split_k_is_set_and_reported(self) -> None:
         flag = "allow_bf16_reduced_precision_reduction"
         text = f"-{flag},-{flag}_split_k"
         with numerics.with_matmul_flags(text, "bfloat16"):

@@ -59,7 +59,7 @@ def test_config_is_a_torch_config_module() -> None:
     assert config.snapshot() == settings.Settings()
 
 
-def test_config_patch_works_as_decorator_and_can_be_entered_again() -> None:
+def test_config_patch_is_a_reusable_decorator() -> None:
     @config.patch(enabled=False)
     def value() -> bool:
         return config.enabled
@@ -192,7 +192,7 @@ class TestAccepts:
 
 
 class TestOptions:
-    def test_list_options_is_inductors_and_ours(self) -> None:
+    def test_list_options_has_both_backends(self) -> None:
         assert inductor_ext.list_options() == [*torch._inductor.list_options(), *settings.names()]
 
     def test_list_mode_options_mirrors_inductor(self) -> None:
@@ -236,7 +236,7 @@ class TestOptions:
         _, inductors = options.split_options(None, current)
         assert inductors == current
 
-    def test_split_is_at_least_as_lenient_as_stock(self) -> None:
+    def test_split_is_at_least_as_lenient_as_inductor(self) -> None:
         """What torch.compile(options=...) takes for stock Inductor, it takes for us."""
         samples: list[Any] = [True, 3, 0.5, "x", None, [], ["x"], {}, {"a": 1}, (), len]
         for name in torch._inductor.list_options():

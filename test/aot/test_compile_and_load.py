@@ -81,11 +81,11 @@ def check(net: Net, run: Callable[..., Any]) -> None:
         torch.testing.assert_close(tuple(run(x)), net(x))
 
 
-def test_stock_loader_loads_it(net: Net, package: tuple[str, Any]) -> None:
+def test_inductor_loader_loads_it(net: Net, package: tuple[str, Any]) -> None:
     check(net, torch._inductor.aoti_load_package(package[0]))
 
 
-def test_stock_cpp_loader_binding_loads_it(net: Net, package: tuple[str, Any]) -> None:
+def test_inductor_cpp_loader_binding_loads_it(net: Net, package: tuple[str, Any]) -> None:
     loader = torch._C._aoti.AOTIModelPackageLoader(package[0], "model", False, 1, -1)
     check(net, lambda x: loader.run([x]))
 
@@ -145,7 +145,7 @@ def test_the_cmake_project_says_that_it_needs_the_header(tmp_path: pathlib.Path)
     assert "unzip -j model.pt2 '*/model.h'" in " ".join(done.stderr.split())
 
 
-def test_records_say_what_was_made(package: tuple[str, Any]) -> None:
+def test_records_describe_the_package(package: tuple[str, Any]) -> None:
     path, records = package
     compiled, packaged = records
     assert (compiled.kind, compiled.settings) == ("aot", {"fallback_to_eager": False})
@@ -171,7 +171,7 @@ def test_nothing_is_left_beside_the_package(package: tuple[str, Any]) -> None:
     assert os.listdir(os.path.dirname(package[0])) == ["net.pt2"]
 
 
-def test_stock_function_inside_an_activation(
+def test_inductor_function_inside_an_activation(
     net: Net, program: ExportedProgram, tmp_path: pathlib.Path
 ) -> None:
     path = str(tmp_path / "net.pt2")
@@ -181,7 +181,9 @@ def test_stock_function_inside_an_activation(
     check(net, torch._inductor.aoti_load_package(path))
 
 
-def test_stock_function_after_install_and_into_a_buffer(net: Net, program: ExportedProgram) -> None:
+def test_inductor_function_after_install_and_into_a_buffer(
+    net: Net, program: ExportedProgram
+) -> None:
     buffer = io.BytesIO()
     inductor_ext.install()
     try:
@@ -194,7 +196,9 @@ def test_stock_function_after_install_and_into_a_buffer(net: Net, program: Expor
     check(net, torch._inductor.aoti_load_package(buffer))
 
 
-def test_disabled_is_stock(program: ExportedProgram, tmp_path: pathlib.Path, net: Net) -> None:
+def test_disabled_means_inductor(
+    program: ExportedProgram, tmp_path: pathlib.Path, net: Net
+) -> None:
     path = str(tmp_path / "net.pt2")
     with events.capture(CompileRecord) as records:
         inductor_ext.aoti_compile_and_package(

@@ -53,7 +53,7 @@ def test_there_are_none_where_nobody_asks_for_them(settings: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
-def test_small_products_have_none(section: str) -> None:
+def test_small_matmuls_have_no_candidates(section: str) -> None:
     """Strictly below the threshold, by either name of the setting."""
     size = 256 * 256 * 256
     problem = GemmProblem.contiguous("mm", 256, 256, 256)
@@ -110,7 +110,7 @@ def test_tma_only_and_levels() -> None:
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
-def test_nvcc_is_told_what_inductor_s_settings_ask_for(section: str) -> None:
+def test_nvcc_gets_the_flags_of_inductors_settings(section: str) -> None:
     plain, fast = asked(), asked(**{f"{section}__use_fast_math": True})
     both = asked(cutlass__use_fast_math=True, cutlass__enable_debug_info=True)
     assert (plain.flags, fast.flags) == ((), ("--use_fast_math",))

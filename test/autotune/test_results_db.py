@@ -277,7 +277,7 @@ def test_what_was_measured_is_known_exactly(store: Store) -> None:
     assert known.decision == but(decision(80.0), origin="cache")
 
 
-def test_what_was_measured_under_other_flags_of_matmul_is_not_known(store: Store) -> None:
+def test_results_under_other_matmul_flags_do_not_count(store: Store) -> None:
     freed = but(problem(), math_flags="allow_fp16_accumulation")
     store.put({freed: decision(80.0)}, H200, here)
     assert found(store) is None
@@ -313,7 +313,7 @@ def test_what_nobody_measured_is_not_kept(store: Store) -> None:
         (but(ON_H100, capability=(10, 0)), None),
     ],
 )
-def test_other_environments_advise_if_the_device_is_alike(
+def test_results_of_similar_devices_are_advice(
     store: Store, there: Environment, differences: tuple[str, ...] | None
 ) -> None:
     store.add([entry(environment=there)])
@@ -389,7 +389,7 @@ def test_settings_say_where_and_whether(tmp_path: Path, monkeypatch: pytest.Monk
         assert stores.of_settings(chosen).folder is None
 
 
-def test_the_generation_tells_what_may_have_changed(store: Store) -> None:
+def test_the_generation_counts_changes(store: Store) -> None:
     def generations() -> tuple[str, str]:
         return store.generation(tuning=False), store.generation(tuning=True)
 
@@ -414,7 +414,7 @@ def test_what_is_known_already_changes_no_generation(store: Store) -> None:
     assert store.generation(tuning=True) == before
 
 
-def test_an_import_that_was_killed_is_mended_by_the_next(
+def test_the_next_import_repairs_a_killed_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = [store.generation(tuning=True)]
@@ -430,7 +430,7 @@ def test_an_import_that_was_killed_is_mended_by_the_next(
     assert seen[2] == seen[3]
 
 
-def test_what_could_not_be_written_or_removed_is_told(tmp_path: Path) -> None:
+def test_failed_writes_and_removals_are_reported(tmp_path: Path) -> None:
     store = Store(tmp_path / "store", tables=tmp_path / "none")
     seen = [store.generation(tuning=True)]
     # Its file cannot be replaced.
@@ -448,7 +448,7 @@ def test_what_could_not_be_written_or_removed_is_told(tmp_path: Path) -> None:
     assert len(set(seen)) == 3
 
 
-def test_a_compile_that_tunes_leaves_its_measurements_in_every_folder(
+def test_tuning_writes_results_into_every_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = (tmp_path / "a", tmp_path / "b", None, stores.folder())
@@ -561,7 +561,7 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     ] == []
 
 
-def test_what_a_killed_writer_has_left_of_a_token_goes_after_a_day(store: Store) -> None:
+def test_tokens_of_killed_writers_expire_after_a_day(store: Store) -> None:
     assert store.folder is not None
     old, young = (store.folder / f".inductor_ext-{name}" for name in ("old", "young"))
     for item in (old, young):

@@ -76,7 +76,7 @@ def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
     assert subprocess_runner._workers[0]._process.pid == process
 
 
-def test_the_bench_of_a_worker_that_is_started_ahead_is_warmed_up() -> None:
+def test_a_worker_started_ahead_is_warmed_up() -> None:
     good = candidate(80)
     job = candidate_run.Job(PROBLEM, (good,))
     assert "warmed up 0 times" in str(reports(job, bench=benchmark_backends.eager_bench)[PROBLEM])
@@ -102,7 +102,7 @@ def test_a_hang_ends_with_the_deadline() -> None:
     assert failures(report)[exits] == "the process ended with status 3"
 
 
-def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
+def test_a_failing_backend_leaves_the_fallback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(benchmark_backends.cpu_bench, "__qualname__", "no_such_bench")
@@ -111,7 +111,7 @@ def test_a_bench_that_cannot_be_made_leaves_everything_to_stock(
     assert "no_such_bench" in report.reason
 
 
-def test_a_process_that_cannot_be_started_leaves_everything_to_stock(
+def test_without_a_process_everything_falls_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened = len(os.listdir("/proc/self/fd"))
@@ -122,14 +122,14 @@ def test_a_process_that_cannot_be_started_leaves_everything_to_stock(
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
-def test_what_was_reported_holds_when_the_process_dies_after_that() -> None:
+def test_reports_before_a_process_dies_hold() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
     found = list(subprocess_runner.run(jobs, benchmark_backends.dying_bench, 0, 50, 120.0))
     assert [(case.problem, case.chosen) for case in found] == [(PROBLEM, good), (OTHER, good)]
 
 
-def test_answers_that_nobody_takes_are_not_those_to_the_next_request() -> None:
+def test_unread_answers_do_not_answer_the_next_request() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
     found = subprocess_runner.run(jobs, benchmark_backends.cpu_bench, 0, 50, 120.0)

@@ -170,7 +170,7 @@ class TestPrograms:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("problem", COVERED, ids=problem_words)
-    def test_of_an_operator_are_found_again_in_the_graph(self, problem: GemmProblem) -> None:
+    def test_of_an_operator_are_matched_in_the_graph(self, problem: GemmProblem) -> None:
         pytest.importorskip("triton")
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -194,7 +194,7 @@ class TestPrograms:
         ]
         assert offsets == [0, 2]
 
-    def test_parts_are_separate_products_of_one_input(self) -> None:
+    def test_fused_weights_are_matmuls_of_one_input(self) -> None:
         problem = contiguous("mm", 8, 48, 32, "float32", parts=(32, 8, 8))
         a, *weights = reference.program(problem).make_inputs("cpu")
         outputs = reference.program(problem).function(a, *weights)
@@ -240,7 +240,7 @@ class TestPrograms:
         expected = torch.nn.functional.layer_norm(a, (32,), weight, bias, 1e-5) @ b
         torch.testing.assert_close(out, expected)
 
-    def test_packed_numbers_are_unpacked_along_k(self) -> None:
+    def test_packed_integers_are_unpacked_along_k(self) -> None:
         packed = torch.tensor([[0x12, 0xF8]], dtype=torch.uint8)
         assert reference.unpack_int4(packed, signed=False).tolist() == [[1, 2, 15, 8]]
         assert reference.unpack_int4(packed, signed=True).tolist() == [[1, 2, -1, -8]]
@@ -324,7 +324,7 @@ class TestVerification:
         assert verifier.check(lambda: [(a @ b)[:-1]]) == "wrong: NaN, infinity or another shape"
         assert "2 results" in str(verifier.check(lambda: [a @ b, a @ b]))
 
-    def test_rows_that_are_not_sampled_are_held_to_stocks(self) -> None:
+    def test_unsampled_rows_are_compared_with_the_fallback(self) -> None:
         problem = contiguous("mm", 3 * accuracy.ROWS, 16, 16, "float32")
         rows = accuracy.sampled_rows(problem)
         assert len(rows) == accuracy.ROWS
@@ -342,14 +342,14 @@ class TestVerification:
         assert verifier.check(lambda: [out]) is not None
 
     @pytest.mark.parametrize("problem", INTEGERS, ids=problem_words)
-    def test_integers_besides_a_product_do_not_hide_it(self, problem: GemmProblem) -> None:
+    def test_integer_results_do_not_hide_a_matmul(self, problem: GemmProblem) -> None:
         verifier, (a, *others) = self.verifier(problem)
         function = reference.program(problem).function
         assert verifier.check(lambda: function(a, *others)) is None
         reason = verifier.check(lambda: function(torch.zeros_like(a), *others))
         assert str(reason).startswith("wrong: error")
 
-    def test_bools_are_held_to_stocks_where_no_row_is_sampled(self) -> None:
+    def test_unsampled_bools_are_compared_with_the_fallback(self) -> None:
         problem = contiguous("mm", 3 * accuracy.ROWS, 16, 16, epilogue=Epilogue((), 0, "bool"))
         verifier, (a, b) = self.verifier(problem)
         out = (a @ b) > 0
@@ -364,7 +364,7 @@ class TestVerification:
         (out,) = program.function(*program.make_inputs("cpu"))
         assert out.dtype == torch.int32
 
-    def test_different_bits_are_wrong_where_results_must_be_deterministic(self) -> None:
+    def test_deterministic_results_need_equal_bits(self) -> None:
         for deterministic in (False, True):
             problem = dataclasses.replace(LINEAR, deterministic=deterministic)
             verifier, (a, b) = self.verifier(problem)
@@ -386,7 +386,7 @@ class TestTiming:
     def test_the_fastest_wins_in_spite_of_noise_and_drift(self) -> None:
         assert self.chosen(100, 96, 90, 150, noise=0.01, drift=3.0, cold=2.0) == {2}
 
-    def test_ties_go_to_stock(self) -> None:
+    def test_ties_go_to_the_fallback(self) -> None:
         assert self.chosen(100, 100, 99, noise=0.01) == {0}
         assert self.chosen(100, 98.5, noise=0.0) == {0}
         assert self.chosen(100, 97.5, noise=0.0) == {1}
@@ -472,7 +472,7 @@ class TestTrial:
         ]
         assert all(item.microseconds is None for item in report.timings[1:-1])
 
-    def test_stock_stays_where_nothing_is_left_and_where_nothing_is_faster(self) -> None:
+    def test_fallback_stays_without_a_faster_candidate(self) -> None:
         report = tried(LINEAR, candidate(10, benchmark_backends.WRONG))
         assert (report.chosen, report.reason) == (None, "no candidates are left")
         assert report.timings[0].microseconds == pytest.approx(STOCK, rel=0.01)
@@ -489,7 +489,7 @@ class TestTrial:
             == "generates the same code as splitk 80x32x32, 2 stages, 4 warps, group 1"
         )
 
-    def test_what_does_not_fit_into_memory_is_left_to_stock(self) -> None:
+    def test_problems_beyond_memory_fall_back(self) -> None:
         bench = CpuBench()
         bench.free = 1 << 10
         report = tried(LINEAR, candidate(10), bench=bench)
@@ -593,7 +593,7 @@ class TestTuner:
             )
         assert len(seen.jobs[0].configs) > tuner.CANDIDATES
 
-    def test_nothing_of_a_trial_outlives_an_interrupt(self) -> None:
+    def test_an_interrupt_leaves_nothing_behind(self) -> None:
         class Bench(CpuBench):
             prepared = inductor_benchmark.InductorBench.prepared
 
@@ -616,9 +616,7 @@ class TestTuner:
             assert tune(candidate(80)).config == candidate(80)
 
     @pytest.mark.parametrize("asked", [False, True])
-    def test_the_table_is_that_of_stock(
-        self, asked: bool, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_table_is_inductors(self, asked: bool, capsys: pytest.CaptureFixture[str]) -> None:
         with inductor_config.patch(max_autotune=asked):
             tune(candidate(80))
         lines = capsys.readouterr().err.splitlines()
@@ -779,7 +777,7 @@ class TestVariants:
             bench.compile([(LINEAR, None), (LINEAR, light), (LINEAR, heavy)], begun.append)
         assert begun[:3] == [2, 1, 0]
 
-    def test_a_crashed_compile_worker_is_asked_again_for_each_kernel(self) -> None:
+    def test_a_crashed_compile_worker_is_retried_per_kernel(self) -> None:
         from concurrent.futures.process import BrokenProcessPool
 
         loaded = []
@@ -825,7 +823,7 @@ class TestVariants:
         assert problem in met
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
-    def test_the_decision_is_the_problems_own_and_no_other_products(self) -> None:
+    def test_a_decision_is_for_its_own_problem(self) -> None:
         pytest.importorskip("triton")
         problem = contiguous("mm", 256, 512, 256, epilogue=Epilogue((), 2))
         tile = GemmConfig("cp_async", 64, 64, 64, 3, 4)
@@ -857,7 +855,7 @@ class TestVariants:
         assert codes[2].count("extern_kernels.mm(") == 2
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
-    def test_within_a_compile_variants_are_compiled_and_the_winner_is_used(self) -> None:
+    def test_a_compile_benchmarks_and_uses_the_fastest(self) -> None:
         lowered, codes, records = compiled_and_tuned(
             lambda x, w: torch.relu(x @ w.t()), matrix(64, 512), matrix(256, 512)
         )

@@ -110,7 +110,7 @@ def test_two_devices_types_in_one_graph() -> None:
     torch.testing.assert_close(out, function(x, y))
 
 
-def test_ours_and_stocks_cache_entries_are_apart() -> None:
+def test_cache_entries_of_both_backends_are_separate() -> None:
     model = MLP().cuda()
     x = torch.randn(8, 96, device="cuda")
     seen = []
@@ -133,7 +133,7 @@ def test_ours_and_stocks_cache_entries_are_apart() -> None:
     assert seen == [(0, 1), (0, 1), (1, 0), (1, 0)]
 
 
-def test_activation_and_install_reach_stock_entry_points() -> None:
+def test_activation_and_install_reach_inductor_entry_points() -> None:
     x = torch.randn(8, 96, device="cuda")
     model = MLP().cuda()
     with events.capture(CompileRecord) as records, torch.no_grad():

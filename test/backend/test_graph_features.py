@@ -353,7 +353,7 @@ class TestDynamicShapes:
         compiled = check(torch.tan, lambda: marked(4))
         check(torch.tan, lambda: marked(33), compiled=compiled, graphs={})
 
-    def test_mark_dynamic_on_a_specialised_size_fails_as_stock(self) -> None:
+    def test_mark_dynamic_on_a_specialised_size_fails_as_inductor(self) -> None:
         def attempt(backend: str) -> None:
             x = randn(4)
             torch._dynamo.mark_dynamic(x, 0)
@@ -442,7 +442,7 @@ class TestGraphBreaks:
 
         check(f, lambda: (randn(4),))
 
-    def test_fullgraph_fails_as_stock(self) -> None:
+    def test_fullgraph_fails_as_inductor(self) -> None:
         def attempt(backend: str) -> None:
             def f(x: torch.Tensor) -> torch.Tensor:
                 torch._dynamo.graph_break()
@@ -713,7 +713,7 @@ class TestCustomOperators:
 
         check(f, lambda: (randn(4),), fullgraph=True)
 
-    def test_without_a_fake_implementation_fails_as_stock(self) -> None:
+    def test_without_a_fake_implementation_fails_as_inductor(self) -> None:
         @torch.library.custom_op("inductor_ext_test::unknown_shape", mutates_args=())
         def unknown_shape(x: torch.Tensor) -> torch.Tensor:
             return x.clone()

@@ -194,13 +194,13 @@ class TestOptions:
         assert spy.seen == [effective, effective]
         assert inductor_config.get_config_copy() == before
 
-    def test_ours_and_inductors_together(self) -> None:
+    def test_both_backends_together(self) -> None:
         spy = ConfigSpy("max_fusion_size")
         options = {"enabled": False, "max_fusion_size": 9, "post_grad_custom_post_pass": spy}
         check(Net(), batch, backward=True, options=options, graphs={})
         assert spy.seen == [{"max_fusion_size": 9}] * 2
 
-    def test_a_patch_around_the_forward_reaches_as_far_as_in_stock(self) -> None:
+    def test_a_patch_around_the_forward_acts_as_in_inductor(self) -> None:
         seen = []
         for backend in BACKENDS:
             torch._dynamo.reset()
@@ -284,7 +284,9 @@ class TestReuse:
         torch.compiler.reset()
         check(torch.sin, batch, compiled=compiled)
 
-    def test_reset_drops_cuda_graphs_as_stock_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reset_drops_cuda_graphs_as_inductor_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from torch._inductor import cudagraph_trees
 
         dropped: list[str] = []
@@ -313,7 +315,7 @@ class TestReuse:
         check(f, batch, compiled=kept, graphs={})
         check(g, batch, compiled=forgotten)
 
-    def test_stock_and_ours_on_one_function(self) -> None:
+    def test_both_backends_on_one_function(self) -> None:
         """Dynamo keeps one entry a backend for the same code; a call reaches its own."""
 
         def f(x: torch.Tensor) -> torch.Tensor:
@@ -472,11 +474,11 @@ class TestNextToTorchsOwnPaths:
         assert after.graph_module.code == before.graph_module.code
         assert_same(after.module()(*batch()), compiled(*batch()))
 
-    def test_stock_inductor_is_not_ours(self) -> None:
+    def test_the_inductor_backend_is_unchanged(self) -> None:
         net = Net()
         check(net, batch, backward=True, compiled=torch.compile(net), graphs={})
 
-    def test_activation_turns_stocks_name_into_ours(self) -> None:
+    def test_activation_redirects_the_inductor_backend(self) -> None:
         net = Net()
         with inductor_ext.activate():
             check(net, batch, backward=True, compiled=torch.compile(net))
@@ -535,7 +537,7 @@ class TestPrecompilation:
         reason="DynamoCache knows an entry by the function's source alone, not by its backend",
         raises=AssertionError,
     )
-    def test_caching_precompile_tells_backends_apart(self) -> None:
+    def test_caching_precompile_distinguishes_backends(self) -> None:
         """What "inductor" left in DynamoCache is not what our backend would compile."""
         self._precompile_twice("inductor")
 

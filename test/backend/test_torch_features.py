@@ -141,7 +141,7 @@ class TestPrecompile:
         with torch.no_grad():
             torch.testing.assert_close(loaded(net, x), torch.erf(net(x)).cumsum(0) + 1)
 
-    def test_a_compile_beside_it_is_ours(self) -> None:
+    def test_a_compile_beside_it_uses_the_extension(self) -> None:
         with inductor_ext.activate(), compiled_graphs() as kinds:
             self.source()
             torch.compile(torch.sin)(torch.ones(3))

@@ -191,7 +191,7 @@ class TestSteps:
         assert_same(net.first.weight.grad, once * 2)
         assert kinds == TRAINING
 
-    def test_donated_buffers_forbid_a_retained_graph_as_in_stock(self) -> None:
+    def test_donated_buffers_forbid_a_retained_graph_as_in_inductor(self) -> None:
         """A backward compiled to reuse saved tensors' memory cannot run twice."""
 
         def attempt(backend: str) -> None:
@@ -202,7 +202,7 @@ class TestSteps:
         _, message = compile_util.assert_fails_as_stock(attempt)
         assert "donated_buffer" in message
 
-    def test_second_derivative_fails_as_stock(self) -> None:
+    def test_second_derivative_fails_as_inductor(self) -> None:
         def attempt(backend: str) -> None:
             (x,) = differentiable_batch()
             y = torch.compile(lambda x: (x.sin() * x).sum(), backend=backend)(x)
@@ -681,7 +681,7 @@ def test_dataclass_of_losses() -> None:
     assert kinds == TRAINING
 
 
-def test_stock_and_ours_train_alike() -> None:
+def test_both_backends_train_equally() -> None:
     """Both backends on one model, in turns: same gradients, each through its own graphs."""
     net = Net()
     gradients = []

@@ -170,7 +170,7 @@ def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.Mon
     assert tuner.tune is tune
 
 
-def test_only_stock_s_settings_share_their_caches() -> None:
+def test_only_inductors_settings_share_caches() -> None:
     families = variants.families(variants.chosen(list(variants.CONTENDERS)))
     names = [[way.name for way in family] for family in families]
     assert names == [["eager"], ["stock", "stock-max", "stock-max-tma"], ["ours", "ours-cutlass"]]
@@ -260,7 +260,7 @@ def test_processes_share_the_cases(
     assert all(f"{case.name}: eager" in printed for case in toys)
 
 
-def test_a_process_measures_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_measures_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
     held: list[int] = []

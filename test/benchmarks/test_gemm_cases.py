@@ -127,7 +127,7 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
 @pytest.mark.parametrize("kind", ["bias_gelu", "residual", "int8_by_int8"])
-def test_what_follows_a_product_is_counted_as_in_graphs(kind: str) -> None:
+def test_epilogues_are_counted_as_in_graphs(kind: str) -> None:
     from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
     from test.support.gemm_graphs import lowered_graph
 

@@ -99,7 +99,7 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     assert of["fused"].met is None
 
 
-def test_the_newest_run_of_a_case_counts_and_those_with_cutlass_stand_alone() -> None:
+def test_the_newest_run_counts_and_cutlass_is_separate() -> None:
     new = {**gemm_document(decode={"eager": 9, "stock-max": 12, "ours": 6}), "suite": "gemm-again"}
     new["date"] = "2026-03-01T12:00:00Z"
     old = gemm_document(

@@ -172,7 +172,7 @@ def test_header_of_this_machine_makes_a_valid_document() -> None:
     assert "nil" not in header["versions"]
 
 
-def test_a_run_that_could_not_be_written_is_refused_before_it_begins() -> None:
+def test_an_unwritable_run_is_refused_at_the_start() -> None:
     command = "python -m benchmarks.gemm.run"
     header = results.collect_header("gemm", command, commit="0123456789" * 4)
     assert header["commit"] == "0123456789" * 4

@@ -28,14 +28,14 @@ def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> En
     return dataclasses.replace(Entry.of(problem, decision, environment), measured=measured)
 
 
-def test_parts_are_the_whole_table_and_each_has_large_and_small_products() -> None:
+def test_parts_cover_the_table_with_large_and_small_matmuls() -> None:
     table = [entry(item) for item in PROBLEMS]
     first, second = (retune_tables.problems(table, part, 2) for part in (1, 2))
     assert sorted(first + second, key=lambda x: x.k) == PROBLEMS
     assert [item.k for item in first] == [32, 96, 160]
 
 
-def test_what_is_known_and_what_cutlass_took_part_in_is_not_measured() -> None:
+def test_known_and_cutlass_problems_are_not_measured() -> None:
     table = [entry(PROBLEMS[0]), entry(PROBLEMS[1], templates="old+cutlass"), entry(PROBLEMS[2])]
     assert retune_tables.problems(table, 1, 1, known=table[:1]) == [PROBLEMS[2]]
 
@@ -48,13 +48,13 @@ def test_the_suite_s_are_measured_with_what_gates_there() -> None:
     assert (found.details.activation, found.details.packed_first) == ("gelu", "up")
 
 
-def test_the_newest_of_a_product_counts_whatever_it_was_measured_with() -> None:
+def test_the_newest_result_of_a_matmul_counts() -> None:
     old, new = entry(PROBLEMS[0], 1, "old"), entry(PROBLEMS[0], 2, "new")
     other = entry(PROBLEMS[1], 1, "old")
     assert results.merged(retune_tables.newest([new, old, other])) == results.merged([other, new])
 
 
-def test_measured_products_are_merged_into_a_table(tmp_path: Path) -> None:
+def test_measured_matmuls_are_merged_into_a_table(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
     results.write_table(table, [entry(item) for item in PROBLEMS[:2]])
     found = retune_tables.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)

@@ -44,7 +44,7 @@ def test_the_sets_hold_different_problems_that_are_covered() -> None:
     assert len(list(search_spaces.SETS["regret"]())) == 12
 
 
-def test_of_many_candidates_the_ranked_the_best_and_some_others_are_chosen() -> None:
+def test_a_sample_has_the_ranked_and_some_other_candidates() -> None:
     everything = list(search_space.candidates(INT8, H200))
     found, count = search_spaces.chosen(INT8, H200, 20)
     assert count == len(everything) > 30

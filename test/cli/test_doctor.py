@@ -415,7 +415,7 @@ class TestRegistration:
 
         return replace
 
-    def test_ours_is_what_dynamo_finds(self) -> None:
+    def test_dynamo_finds_the_installed_package(self) -> None:
         backend = doctor.examine().backend
         assert backend == {"registered": True, "target": "inductor_ext.backend:inductor_ext"}
 

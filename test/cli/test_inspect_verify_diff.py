@@ -188,7 +188,7 @@ def test_inspect_prints_all_of_it_as_json(package: str, capsys: pytest.CaptureFi
     assert places[f"{STEM}wrapper.weights"] % zip_format.PAGE == 0
 
 
-def test_inspect_says_what_is_known_of_stocks(
+def test_inspect_describes_inductors_packages(
     stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = run(capsys, "inspect", stock)
@@ -250,7 +250,7 @@ def test_verify_reads_every_file(package: str, capsys: pytest.CaptureFixture[str
     assert out.rstrip().endswith("intact by SHA-256")
 
 
-def test_verify_says_that_stocks_have_no_digests(
+def test_verify_says_that_inductors_have_no_digests(
     stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = run(capsys, "verify", stock)
@@ -348,7 +348,7 @@ def test_differences_are_named_by_their_place(
     assert {"place": "versions.torch", "before": "2.0.1", "after": "2.13.0"} in json.loads(out)
 
 
-def test_ours_and_stocks_are_compared_by_their_files(
+def test_packages_of_both_kinds_are_compared_by_files(
     package: str, stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = run(capsys, "diff", stock, package)

@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_read_is_named(
 @pytest.mark.parametrize(
     ("target", "why"), [(".", "it is a folder"), ("none/plan.csv", "its folder does not exist")]
 )
-def test_an_output_that_cannot_be_written_is_refused_before_planning(
+def test_an_unwritable_output_is_refused_before_planning(
     target: str,
     why: str,
     table: Path,

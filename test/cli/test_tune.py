@@ -192,7 +192,7 @@ def test_clear_forgets_one_source_or_both(store: Store, capsys: pytest.CaptureFi
     assert store.entries("measured") == []
 
 
-def test_that_the_folder_is_not_used_is_said_beside_what_programs_read(
+def test_an_unused_folder_is_noted_apart_from_the_output(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE", "0")

@@ -22,7 +22,7 @@ def programs() -> list[gemm_fuzz.Program]:
     return [gemm_fuzz.generate(seed) for seed in SEEDS]
 
 
-def test_all_numbers_are_right(programs: list[gemm_fuzz.Program]) -> None:
+def test_all_results_are_correct(programs: list[gemm_fuzz.Program]) -> None:
     failures = gemm_fuzz.failures(programs)
     assert not failures, failures
 
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_found_and_cut_down(monkeypatch: pytest.MonkeyPatch) ->
     assert smaller == dataclasses.replace(program, lines=program.lines[:2], results=("v1",))
 
 
-def test_what_stock_rounds_as_badly_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_inductor_rounds_as_badly_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     program = gemm_fuzz.generate(SEEDS[0])
     right = program.function()(*program.values())
     rough = [item + 0.5 for item in right]

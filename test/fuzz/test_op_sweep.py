@@ -37,7 +37,7 @@ def _batch_id(batch: list[Case]) -> str:
     ],
     ids=_batch_id,
 )
-def test_agrees_wherever_stock_does(batch: list[Case]) -> None:
+def test_agrees_wherever_inductor_does(batch: list[Case]) -> None:
     present = op_sweep.supported(batch)
     for case in sorted(set(batch) - set(present)):
         warnings.warn(f"absent from torch {torch.__version__}: {case}", stacklevel=1)
@@ -119,7 +119,7 @@ def test_uninitialized_memory_is_compared_by_metadata_alone() -> None:
     assert "shape" in op_sweep.disagreement(_run(ONE), _run(ONE[:1]), values=False)
 
 
-def test_layouts_tell_strides_and_aliases() -> None:
+def test_layouts_distinguish_strides_and_aliases() -> None:
     base = torch.zeros(2, 3)
     assert op_sweep.layouts(_run(base.T, arguments=(ONE, base))) == [((1, 3), 1)]
     assert op_sweep.layouts(_run(base.T.contiguous(), arguments=(ONE, base))) == [((2, 1), None)]

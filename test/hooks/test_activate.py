@@ -87,7 +87,7 @@ def test_nested_activations_add_their_overrides() -> None:
     assert activate.requested() is None
 
 
-def test_inner_activation_can_hand_back_to_stock(sinh_lowerings: list[Any]) -> None:
+def test_inner_activation_can_disable_the_extension(sinh_lowerings: list[Any]) -> None:
     with inductor_ext.activate():
         with inductor_ext.activate(enabled=False):
             run()
@@ -183,7 +183,7 @@ def test_two_threads_do_not_see_each_other(entry: str) -> None:
     assert len(stock_handler) == 1
 
 
-def test_backward_compiled_after_the_block_is_ours() -> None:
+def test_backward_compiled_after_the_block() -> None:
     x = torch.randn(5, requires_grad=True)
     with events.capture(CompileRecord) as records, uncached():
         with inductor_ext.activate(fallback_to_eager=False):
@@ -195,7 +195,7 @@ def test_backward_compiled_after_the_block_is_ours() -> None:
     torch.testing.assert_close(x.grad, torch.cosh(x.detach()))
 
 
-def test_backward_in_another_thread_is_ours() -> None:
+def test_backward_compiled_in_another_thread() -> None:
     x = torch.randn(5, requires_grad=True)
     with uncached():
         out = torch.compile(lambda x: torch.sinh(x).sum(), backend="inductor_ext")(x)
@@ -263,7 +263,7 @@ class CustomChoices(InductorChoices):
         return InductorChoices.should_use_cooperative_reduction(*args, **kwargs)
 
 
-def test_ours_extends_a_users_choices_handler() -> None:
+def test_a_users_choices_handler_is_extended() -> None:
     handler = CustomChoices()
     with virtualized.V.set_choices_handler(handler), scope.compile_scope(config.snapshot()):
         ours = virtualized.V.choices
@@ -374,7 +374,7 @@ def test_lowering_table_is_untouched_for_what_we_do_not_lower() -> None:
     assert changed <= set(lowerings.registered())
 
 
-def test_lowering_dispatcher_keeps_stocks_attributes(sinh_lowerings: list[Any]) -> None:
+def test_lowering_dispatcher_keeps_inductors_attributes(sinh_lowerings: list[Any]) -> None:
     run("inductor_ext")
     dispatcher = inductor_lowering.lowerings[ATEN_SINH]
     stock = dispatcher.__wrapped__
@@ -388,7 +388,7 @@ def test_an_operator_has_one_lowering(sinh_lowerings: list[Any]) -> None:
         lowerings.register_lowering(ATEN_SINH)(lambda stock, x: stock(x))
 
 
-def test_registry_key_tells_lowerings_apart() -> None:
+def test_registry_key_distinguishes_lowerings() -> None:
     keys = {lowering_table.registry_key()}
     for function in (run, kinds):
         lowerings.register_lowering(ATEN_SINH)(function)

@@ -118,7 +118,7 @@ def test_progressive_training_is_refused(mode: str, tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.parametrize("mode", ["async+SUBPROCESS", "progressive+SUBPROCESS"], indirect=True)
-def test_modes_that_cannot_be_cached_are_refused_while_the_cache_is_on(mode: str) -> None:
+def test_uncacheable_modes_are_refused_with_the_cache_on(mode: str) -> None:
     compiled = torch.compile(function, backend="inductor_ext")
     with (
         inductor_config.patch(fx_graph_cache=True),

@@ -53,7 +53,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
     return Scenarios(tmp_path_factory.mktemp("switch"))
 
 
-def test_stock_after_ours_is_the_stock_of_a_process_that_never_imported_us(
+def test_inductor_afterwards_is_as_if_never_imported(
     scenarios: Scenarios,
 ) -> None:
     alone, after = scenarios("stock_alone"), scenarios("stock_after_ours")
@@ -63,7 +63,7 @@ def test_stock_after_ours_is_the_stock_of_a_process_that_never_imported_us(
     assert after["stock"] == alone["stock"]
 
 
-def test_the_disabled_extension_is_stock(scenarios: Scenarios) -> None:
+def test_the_disabled_extension_changes_nothing(scenarios: Scenarios) -> None:
     stock = scenarios("stock_alone")["stock"]
     disabled = scenarios("stock_after_ours")["disabled"]
     assert disabled["autograd"] == stock["autograd"]
@@ -72,7 +72,7 @@ def test_the_disabled_extension_is_stock(scenarios: Scenarios) -> None:
     assert disabled["code"] == stock["code"]
 
 
-def test_keys_differ_between_stock_ours_settings_and_sources(scenarios: Scenarios) -> None:
+def test_keys_differ_by_backend_settings_and_sources(scenarios: Scenarios) -> None:
     after = scenarios("stock_after_ours")
     variants = [after[name] for name in ("stock", "ours", "other_setting", "changed_source")]
     for variant in variants:
@@ -83,7 +83,7 @@ def test_keys_differ_between_stock_ours_settings_and_sources(scenarios: Scenario
 
 
 @pytest.mark.parametrize("entry", ["activated", "installed"])
-def test_stock_entry_points_share_the_cache_of_the_backend(
+def test_inductor_entry_points_share_the_cache_of_the_backend(
     scenarios: Scenarios, entry: str
 ) -> None:
     after = scenarios("stock_after_ours")

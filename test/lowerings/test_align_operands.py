@@ -81,7 +81,7 @@ def test_what_is_not_copied(problem: GemmProblem, reason: str) -> None:
     assert not any(candidate.realign for candidate in candidates(problem, H200))
 
 
-def test_the_kernel_s_own_rules_are_asked_of_what_it_reads() -> None:
+def test_constraints_are_checked_on_the_copies() -> None:
     odd = GemmProblem.contiguous("mm", 999, 1001, 1003)
     assert legal(odd, TMA, H200)
     assert not legal(odd, dataclasses.replace(TMA, realign=None), H200)
@@ -158,7 +158,7 @@ def test_results_equal_float64(name: str, results: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_does_not_lie_right_is_copied(
+def test_only_unaligned_operands_are_copied(
     name: str, modules: dict[str, fake_cuda.Lowered]
 ) -> None:
     names = list(modules[name].kernels())

@@ -145,6 +145,6 @@ def one_cta() -> Iterator[None]:
     _compat.scratch_covers_grid.cache_clear()
 
 
-def test_where_stock_provides_for_one_cta_its_generator_is_mended(one_cta: None) -> None:
+def test_scratch_for_one_cta_is_fixed_in_the_generator(one_cta: None) -> None:
     assert not _compat.scratch_covers_grid()
     assert f"int64_t({SCRATCH}) * grid_0 * grid_1 * grid_2" in launcher(lower(ahead=False))

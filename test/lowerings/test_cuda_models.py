@@ -204,7 +204,7 @@ class TestUnknownSizes:
         "template", ["gemv", "splitk", "cp_async", "persistent_tma", "bmm_persistent"]
     )
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_products(self, template: str, dtype: torch.dtype) -> None:
+    def test_matmuls(self, template: str, dtype: torch.dtype) -> None:
         def mlp(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> Any:
             # K of the first is a multiple of 8 whatever it is, and TMA can load it.
             hidden = torch.relu(x.flatten(1) @ w.flatten(1).t())
@@ -548,7 +548,7 @@ UNALIGNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], .
 
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
 @pytest.mark.parametrize("name", UNALIGNED)
-def test_copies_of_unaligned_factors_equal_float64(name: str, dtype: torch.dtype) -> None:
+def test_aligned_copies_match_float64(name: str, dtype: torch.dtype) -> None:
     function, shapes = UNALIGNED[name]
     inputs = [torch.randn(shape, device="cuda", dtype=dtype) / 4 for shape in shapes]
     expected = function(*(inp.double() for inp in inputs))

@@ -108,7 +108,7 @@ class TestPython:
         assert re.search(r"workspace_0 = empty_strided_cpu\(\(32, ?\), ", code)
         assert "del workspace_0" in code
 
-    def test_sizes_that_a_call_tells(self) -> None:
+    def test_sizes_of_a_call(self) -> None:
         with as_call(WITH_WORKSPACE, CONFIG):
             function = compiled(model, dynamic=True)
             result, (code,) = run_and_get_code(function, *inputs())
@@ -197,9 +197,7 @@ class TestRuntime:
                 runtime.load(**arguments())
         assert len(builds) == before + 1
 
-    def test_without_nvcc_the_store_is_enough_or_the_error_says_what_is_not(
-        self, own_store: Path
-    ) -> None:
+    def test_without_nvcc_stored_kernels_load_or_an_error_names_them(self, own_store: Path) -> None:
         given = arguments()
         missing = exc.MissingToolchainError(part="nvcc", why="it is on no path", install="get it")
         libraries = mock.patch.dict(runtime._libraries, clear=True)
@@ -282,7 +280,7 @@ class TestGpuCode:
             f"{x}, 256, 0, {w}, 256, 0, buf0.data_ptr(), 384, 0, {b}, 0, 0, 512.00000000000000)"
         )
 
-    def test_python_takes_a_workspace_of_the_size_that_the_kernel_tells(self) -> None:
+    def test_python_allocates_the_workspace_of_the_kernel(self) -> None:
         code = gpu_code(None, splits=True, rows=512)
         (launch,) = launches(code)
         assert "workspace_0 = empty_strided_cuda((2048, ), (1, ), torch.uint8)" in code
@@ -337,7 +335,7 @@ class TestGpuCode:
 @pytest.mark.parametrize(
     "view", [lambda x: x[:, 1:9], lambda x: x[:, :16:2], lambda x: x[:, :10].clone()[:, :8]]
 )
-def test_operands_that_lie_otherwise_than_the_kernel_takes_them_are_refused(view: Any) -> None:
+def test_operands_of_another_layout_are_refused(view: Any) -> None:
     x, w, row, more = inputs()
     w = w[:, :8].contiguous()
     aligned = dataclasses.replace(CONFIG, alignments=(8, 8, 8))
@@ -345,7 +343,7 @@ def test_operands_that_lie_otherwise_than_the_kernel_takes_them_are_refused(view
         compiled(lambda x, *others: linear(view(x[1:]), *others, 1))(x, w, row, more)
 
 
-def test_cpp_that_is_compiled_with_python_takes_over_what_that_has_loaded() -> None:
+def test_cpp_wrapper_shares_kernels_loaded_by_python() -> None:
     with as_call(CONFIG, WITH_WORKSPACE):
         function = compiled(model, dynamic=True, options={"cpp_wrapper": True})
         result, (code,) = run_and_get_code(function, *inputs())

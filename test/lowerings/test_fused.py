@@ -134,7 +134,7 @@ def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_one_kernel_has_all_products(name: str, modules: dict[str, fake_cuda.Lowered]) -> None:
+def test_one_kernel_computes_all_matmuls(name: str, modules: dict[str, fake_cuda.Lowered]) -> None:
     sources = modules[name].kernels().values()
     assert sum("tl.dot" in source for source in sources) == 1
     assert len(sources) == FUNCTIONS[name][2]
@@ -236,7 +236,7 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
 
 
 @pytest.mark.parametrize("reach", [persistent_tma.REACH, 1025])
-def test_factors_in_both_orders_are_one_product_by_tma(reach: int) -> None:
+def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
     """However far they lie from each other: the lesser reach ends at 16 KB."""
     config_ = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
 
@@ -336,7 +336,7 @@ def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
     assert returned.count("buf") == 3
 
 
-def test_scales_of_groups_lie_apart() -> None:
+def test_group_scales_are_strided() -> None:
     """As the operator allows: those of a group are neighbours, and groups lie anywhere."""
     fp8 = torch.float8_e4m3fn
     chosen = GemmConfig("grouped", 32, 64, 64, 2, 4, tma=True)

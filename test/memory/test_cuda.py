@@ -86,7 +86,7 @@ def peak(call: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("inductor", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
 @pytest.mark.parametrize("arenas", ["auto", "always"])
 @torch.no_grad()
-def test_numbers_with_freed_memory_overwritten(inductor: dict[str, Any], arenas: str) -> None:
+def test_results_with_freed_memory_overwritten(inductor: dict[str, Any], arenas: str) -> None:
     model, x = model_and_input()
     with planning(inductor, memory_arenas=arenas, memory_debug=True) as records:
         run = torch.compile(model, backend="inductor_ext", dynamic=True)
@@ -98,7 +98,7 @@ def test_numbers_with_freed_memory_overwritten(inductor: dict[str, Any], arenas:
 
 
 @torch.no_grad()
-def test_peak_is_not_above_the_lowest_of_stocks() -> None:
+def test_peak_is_at_most_the_lowest_of_inductor() -> None:
     model, x = model_and_input(torch.float32)
     peaks = {}
     for name, backend, inductor in (

@@ -146,7 +146,7 @@ class TestGeneratedCode:
             check(run, matmuls, *squares(n))
 
     @torch.no_grad()
-    def test_stock_backend_is_left_alone(self) -> None:
+    def test_inductor_backend_is_left_alone(self) -> None:
         with planning(memory_planning=True) as records, inductor_ext.config.patch(enabled=False):
             _, (code,) = run_and_get_code(compiled(matmuls), *squares(32))
         assert records == []
@@ -511,7 +511,7 @@ class TestBudget:
         assert records[0].peak == 64 * KIB
 
 
-def test_the_record_tells_modules_and_operators() -> None:
+def test_the_record_has_modules_and_operators() -> None:
     class Block(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -420,7 +420,7 @@ def _sorted_product(x: Tensor, y: Tensor) -> Tensor:
 PRODUCT = normal(128, 128) / 11, normal(128, 128, seed=1) / 11
 
 
-def test_outputs_of_a_sort_lie_in_an_arena() -> None:
+def test_outputs_of_a_sort_are_in_an_arena() -> None:
     with events.capture(MemoryPlanRecord) as records:
         outputs, code = code_of(_sorted_product, *PRODUCT, options={"memory_arenas": "always"})
     compile_util.assert_same(outputs, _sorted_product(*PRODUCT), tolerance=1e-4)
@@ -432,7 +432,7 @@ def test_outputs_of_a_sort_lie_in_an_arena() -> None:
     assert [row.bytes for row in record.storages if row.name in call] == [4 * 128**2, 8 * 128**2]
 
 
-def test_measured_peak_is_not_above_stocks() -> None:
+def test_measured_peak_is_at_most_inductors() -> None:
     peaks = {}
     for backend in compile_util.BACKENDS:
         with uncached(), torch.no_grad():
@@ -445,7 +445,7 @@ def test_measured_peak_is_not_above_stocks() -> None:
 # --- what stays as stock made it ----------------------------------------------------------------
 
 
-def test_sizes_known_only_at_run_time_stay_with_stock() -> None:
+def test_run_time_sizes_are_left_to_inductor() -> None:
     def positives(x: Tensor) -> Tensor:
         return torch.sort(x[x > 0])[0]
 
@@ -456,7 +456,7 @@ def test_sizes_known_only_at_run_time_stay_with_stock() -> None:
     assert "sort.stable" in called(code)
 
 
-def test_partitions_stay_with_stock() -> None:
+def test_partitions_are_left_to_inductor() -> None:
     patches = {"custom_should_partition_ops": ["aten::sort"], "graph_partition": True}
     with inductor_config.patch(patches):
         outputs, code = code_of(_sorted_product, *PRODUCT)
@@ -464,7 +464,7 @@ def test_partitions_stay_with_stock() -> None:
     assert {"sort.stable", "topk.default"} <= called(code)
 
 
-def test_cpp_wrapper_stays_with_stock() -> None:
+def test_cpp_wrapper_is_left_to_inductor() -> None:
     with inductor_config.patch(cpp_wrapper=True):
         outputs, code = code_of(_sorted_product, *PRODUCT)
     compile_util.assert_same(outputs, _sorted_product(*PRODUCT), tolerance=1e-4)
@@ -472,7 +472,7 @@ def test_cpp_wrapper_stays_with_stock() -> None:
     assert "values_stable" not in code
 
 
-def test_stock_backends_code_is_unchanged() -> None:
+def test_inductor_backends_code_is_unchanged() -> None:
     with inductor_ext.config.patch(enabled=False):
         _, expected = code_of(_sorted_product, *PRODUCT)
     code_of(_sorted_product, *PRODUCT)

@@ -349,7 +349,7 @@ def test_the_measured_peak_falls_to_what_the_search_says(
     assert stock_peak == 4 * ROWS * 1024 * 4
 
 
-def test_reordering_is_a_setting_of_ours_and_of_inductors(
+def test_reordering_has_a_setting_in_both(
     reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     function, inputs = branches()
@@ -368,7 +368,7 @@ def test_reordering_is_a_setting_of_ours_and_of_inductors(
     assert stock != ours
 
 
-def test_another_threads_stock_compile_keeps_stocks_order(
+def test_inductor_in_another_thread_keeps_its_order(
     reorderings: list[reorder_kernels.Reordering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It happens while ours is choosing its order."""
@@ -398,7 +398,7 @@ def test_another_threads_stock_compile_keeps_stocks_order(
     assert len(reorderings) == 1
 
 
-def test_random_numbers_are_drawn_in_stocks_order(
+def test_random_numbers_are_drawn_in_inductors_order(
     reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     """Fallback random operators share one generator: each keeps its turn.
@@ -429,7 +429,7 @@ def test_random_numbers_are_drawn_in_stocks_order(
 
 
 @pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
-def test_custom_operators_with_an_out_variant_keep_their_turn() -> None:
+def test_custom_operators_with_out_variants_keep_their_order() -> None:
     """What an operator does beside its outputs, nobody knows; Inductor calls its out variant."""
     calls: list[float] = []
 
@@ -457,7 +457,7 @@ def test_custom_operators_with_an_out_variant_keep_their_turn() -> None:
     assert orders[0] == orders[1]
 
 
-def test_stocks_estimate_is_counted_as_stock_does(
+def test_inductors_estimate_is_reproduced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Kernels with several outputs, concatenations, changed inputs, unused outputs."""

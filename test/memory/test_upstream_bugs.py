@@ -243,7 +243,7 @@ def test_arenas_of_subgraphs_in_cpp(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCOPES)
-def test_stock_does_not_compile_pools_of_subgraphs_in_cpp(name: str) -> None:
+def test_inductor_does_not_compile_pools_of_subgraphs_in_cpp(name: str) -> None:
     graph = GRAPHS[name]
     compiled = torch.compile(graph.function, options={**POOLS, "cpp_wrapper": True})
     with torch.no_grad():
@@ -308,7 +308,7 @@ def test_arenas_of_partitions(pools: dict[str, object]) -> None:
 
 
 @pytest.mark.usefixtures("_cut_at_kernels_of_aten")
-def test_stock_mixes_up_pools_of_partitions() -> None:
+def test_inductor_mixes_up_pools_of_partitions() -> None:
     graph = GRAPHS["partitioned"]
     compiled = torch.compile(graph.function, options={**POOLS, **PARTITIONS})
     expected = graph.function(*graph.make_inputs())
@@ -322,7 +322,7 @@ def test_stock_mixes_up_pools_of_partitions() -> None:
     assert float((found - expected).abs().max()) > 0.01
 
 
-def test_stock_recycles_an_output_that_is_a_view() -> None:
+def test_inductor_recycles_an_output_that_is_a_view() -> None:
     """The imaginary part of a complex intermediate is overwritten before it is returned."""
     graph = GRAPHS["complex_numbers"]
     compiled = torch.compile(graph.function, options=POOLS)

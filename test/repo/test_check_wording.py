@@ -41,7 +41,7 @@ def test_code_in_a_page_is_not_read(tmp_path: Path) -> None:
     assert found(tmp_path / "page.md", page) == [5]
 
 
-def test_the_exit_code_tells_lint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_fails_lint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text("In vain.\n")
     assert check_wording.main([str(page)]) == 1

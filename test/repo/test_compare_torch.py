@@ -110,7 +110,7 @@ def test_a_torch_does_not_differ_from_itself(capsys: pytest.CaptureFixture[str])
     assert {item["severity"] for item in report["findings"]} <= {"guarded", "unresolved"}
 
 
-def test_replaced_names_and_config_keys_of_this_package_are_found() -> None:
+def test_replaced_names_and_config_keys_are_found() -> None:
     uses = find_uses(Path(compare_torch.__file__).parent.parent / "inductor_ext")
     source = TorchSource(INSTALLED)
     # Declared by its path, in the table of hooks.

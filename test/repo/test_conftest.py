@@ -113,7 +113,7 @@ def run_pytest(suite: Path, *arguments: str, **environment: str) -> str:
     return process.stdout + process.stderr
 
 
-def test_a_leaked_activation_is_an_error_of_the_test_that_leaks_it(suite: Path) -> None:
+def test_a_leaked_activation_fails_its_test(suite: Path) -> None:
     printed = run_pytest(suite, "test_activation.py")
     assert "the test leaves an activation behind: {}" in printed
     assert re.search(r"ERROR .*test_that_installs_and_forgets", printed)
@@ -180,7 +180,7 @@ def test_smoke_entries_mark_tests(suite: Path) -> None:
     ]
 
 
-def test_the_smoke_list_names_tests_that_exist_and_enough_of_them() -> None:
+def test_the_smoke_list_names_enough_existing_tests() -> None:
     root = Path(__file__).parents[2]
     entries = (root / "test" / "smoke.txt").read_text().splitlines()
     entries = [line for line in entries if line and not line.startswith("#")]

@@ -187,7 +187,7 @@ def test_the_other_torch_is_installed_out_of_sight(tmp_path: Path) -> None:
     assert log == f"called venv {OTHER}\n"
 
 
-def test_an_environment_that_cannot_be_made_is_said_and_no_failure(tmp_path: Path) -> None:
+def test_a_missing_environment_is_reported_and_no_failure(tmp_path: Path) -> None:
     run = run_ci(tmp_path, "venv")
     assert run.returncode == 0
     assert run.stdout.splitlines() == [

@@ -68,7 +68,7 @@ def lowered() -> Mapping[int, gemm_report.Gemm]:
         return {item.record.problem.n: item for item in found() if item.record.problem}
 
 
-def test_every_product_is_reported_with_its_decision(
+def test_every_matmul_is_reported_with_its_decision(
     lowered: Mapping[int, gemm_report.Gemm],
 ) -> None:
     assert set(lowered) == {512, 384, 256}
@@ -82,7 +82,7 @@ def test_every_product_is_reported_with_its_decision(
     assert not lowered[256].ours
 
 
-def test_what_is_one_kernel_with_a_product_and_what_is_not(
+def test_which_ops_are_fused_with_a_matmul(
     lowered: Mapping[int, gemm_report.Gemm],
 ) -> None:
     assert lowered[512].fused == ("relu",)
@@ -104,7 +104,7 @@ def quantised(
     return torch.nn.functional.silu(gate) * up
 
 
-def test_a_quantised_layer_counts_the_bytes_that_its_kernel_reads() -> None:
+def test_a_quantized_layer_counts_the_bytes_it_reads() -> None:
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("it stands in for a GPU")
@@ -180,7 +180,7 @@ def test_reasons(decision: Decision, words: str) -> None:
     assert explain_records.decision_reason(decision) == words
 
 
-def test_measuring_is_not_said_to_help_where_no_backend_is_ours() -> None:
+def test_tuning_is_not_advised_without_an_extension_backend() -> None:
     with inductor_config.patch(max_autotune=True, max_autotune_gemm_backends="aten"):
         words = explain_records.decision_reason(decided(None, "unknown"))
     assert words == "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
@@ -278,7 +278,7 @@ class Layers(nn.Module):
         return self.second(self.first(x))
 
 
-def test_products_on_a_cpu_are_stock_s_and_said_to_be() -> None:
+def test_matmuls_on_a_cpu_are_reported_as_inductors() -> None:
     module = Layers()
     compiled = torch.compile(module, backend="inductor_ext")
     x = torch.randn(4, 8)
@@ -359,7 +359,7 @@ def test_command_runs_a_program_as_it_is(
 PRODUCT = "import torch; torch.compile(lambda a: a @ a)(torch.ones(3, 3))\n"
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(
+def test_an_unwritable_file_is_refused_before_the_program_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, absent = tmp_path / "script.py", tmp_path / "absent" / "report.json"

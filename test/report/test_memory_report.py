@@ -239,7 +239,7 @@ class TestReport:
         (Measured("call", "inference", None, "cpu", 7168, 7168),),
     )
 
-    def test_numbers_are_those_of_the_highest_peak(self) -> None:
+    def test_values_are_those_of_the_highest_peak(self) -> None:
         assert (self.REPORT.peak, self.REPORT.lower_bound, self.REPORT.ratio) == (8192, 8192, 1.0)
         assert [row.name for row in self.REPORT.largest()] == ["big"]
         only = MemoryReport("m", (SMALL,))
@@ -264,7 +264,7 @@ class TestReport:
         text = (CHECKOUT / "docs" / "memory_report.md").read_text()
         assert f"1. {memory_report.headline(SMALL)}\n\n{peak_report.peak_table(SMALL)}\n" in text
 
-    def test_reordering_is_told(self) -> None:
+    def test_reordering_is_reported(self) -> None:
         record = dataclasses.replace(SMALL, peak_reordered_from=10240)
         assert "6.00 KiB (10.00 KiB in Inductor's kernel order)" in memory_report.headline(record)
 
@@ -466,7 +466,7 @@ class TestPicture:
         assert found == colours(5, 4, 3, 2, 1)
         assert list(found.values()) == ["m0", "m2", "m4", "m3", "m1"]
 
-    def test_depth_is_what_the_palette_can_tell_apart(self) -> None:
+    def test_depth_is_limited_by_the_palette(self) -> None:
         record = plan(
             tuple(storage(f"b{i}", 9 - i % 3, 0, 1, module=f"net.{i}.fc") for i in range(9))
         )
@@ -618,7 +618,7 @@ class TestMeasure:
         assert measured.describe().endswith("measured 1.00 KiB, deviation +2.5 %")
         assert Measured("call", "forward", None, "cpu", 0, 0).deviation == 0
 
-    def test_graphs_without_a_key_are_told_apart_by_their_order(self) -> None:
+    def test_graphs_without_a_key_are_identified_by_order(self) -> None:
         windows = [("None", 0, 1), ("key", 2, 3), ("None", 4, 5)]
         assert memory_measure._told_apart(windows, ["None0", "None1", "key"]) == [
             ("key", 2, 3),

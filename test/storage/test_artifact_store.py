@@ -145,7 +145,7 @@ def test_the_folder_is_the_users_alone(store: ArtifactStore) -> None:
 # --- digests ---
 
 
-def test_a_digest_is_that_of_blocks_whatever_the_number_of_threads() -> None:
+def test_a_digest_does_not_depend_on_the_number_of_threads() -> None:
     data = os.urandom(7 * 2**20 + 3)
     blocks = [data[start : start + 2**20] for start in range(0, len(data), 2**20)]
     hashes = [hashlib.sha256(block).digest() for block in blocks]

@@ -86,7 +86,7 @@ def test_unknown_keys_are_kept_where_there_is_a_field_for_them() -> None:
     assert json_codec.encode(drawing) == later
 
 
-def test_fields_with_a_default_may_be_missing_where_that_is_allowed() -> None:
+def test_fields_with_a_default_may_be_missing_if_allowed() -> None:
     form = {"shapes": [{"kind": "circle", "radius": 2}], "title": None, "by_name": {}}
     with pytest.raises(json_codec.MismatchError, match="an object with 'mode'"):
         json_codec.decode(Drawing, form)

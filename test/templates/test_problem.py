@@ -109,7 +109,7 @@ class TestDevice:
         with pytest.raises(exc.BadGemmError, match=field):
             but(H200, **{field: value})
 
-    def test_more_multiprocessors_of_the_same_kind_are_faster_in_proportion(self) -> None:
+    def test_time_scales_with_the_number_of_sms(self) -> None:
         twice = H200.scaled(264)
         for rate in ("half", "tf32", "fp8", "int8", "fma", "bandwidth"):
             assert getattr(twice, rate) == pytest.approx(2 * getattr(H200, rate))
@@ -159,7 +159,7 @@ class TestOperand:
             ((1, 100), (1, 5), [(7, 5)]),
         ],
     )
-    def test_strides_that_nobody_uses_cannot_tell(
+    def test_unused_strides_do_not_matter(
         self, shape: tuple[int, int], some: tuple[int, int], others: list[tuple[int, int]]
     ) -> None:
         first = Operand.of("bfloat16", shape, some)
@@ -200,7 +200,7 @@ class TestProblem:
         assert shared.bytes_read == 11 * 2 * 64 * 64
         assert shared.flops == own.flops == 10 * 2 * 64**3
 
-    def test_a_group_has_its_own_factor_and_rows_are_divided(self) -> None:
+    def test_a_group_has_its_own_weight_and_a_part_of_m(self) -> None:
         grouped = GemmProblem.contiguous("grouped", 100, 64, 32, batch=8)
         assert grouped.flops == 2 * 100 * 64 * 32
         assert grouped.bytes_read == 2 * (100 * 32 + 8 * 32 * 64)
@@ -260,7 +260,7 @@ class TestProblem:
             ),
         ],
     )
-    def test_what_tells_no_problem_from_another(
+    def test_what_does_not_distinguish_problems(
         self, name: str, one: dict[str, Any], other: dict[str, Any]
     ) -> None:
         first, second = (
@@ -312,7 +312,7 @@ class TestProblem:
         roofline = GemmProblem.contiguous("mm", *sizes).roofline(H200)
         assert roofline == pytest.approx(floor, rel=0.02)
 
-    def test_the_roofline_of_what_a_device_cannot_multiply_is_infinite(self) -> None:
+    def test_the_roofline_of_unsupported_dtypes_is_infinite(self) -> None:
         fp8 = GemmProblem.contiguous("scaled", 64, 64, 64, "float8_e4m3fn")
         assert fp8.roofline(A100) == math.inf
         assert fp8.roofline(L4) < math.inf
@@ -382,7 +382,7 @@ class TestProblem:
 
     @given(problems(), problems())
     @examples(50)
-    def test_keys_tell_problems_apart(self, one: GemmProblem, other: GemmProblem) -> None:
+    def test_keys_distinguish_problems(self, one: GemmProblem, other: GemmProblem) -> None:
         assert (one.key == other.key) == (one == other)
 
     @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ class TestConfig:
         assert specialized.accumulator_registers == 128
         assert specialized.cta_registers <= 65_536
 
-    def test_exchanged_operands_show_the_tensor_cores_the_long_side_first(self) -> None:
+    def test_swapped_operands_give_mma_the_long_side_first(self) -> None:
         config = GemmConfig("splitk", 16, 128, 64, 4, 4, swap=True)
         assert (config.mma_m, config.mma_n) == (128, 16)
         assert warpgroup_mma(DECODE, config, H200)
@@ -836,7 +836,7 @@ class TestConstraints:
         assert any("does not allow" in reason for reason in why_not(whole, config, H200))
         assert legal(whole, but(config, split_k=1, stream_k=False), H200)
 
-    def test_flags_of_matmul_leave_keys_as_they_are_unless_they_are_set(self) -> None:
+    def test_only_matmul_flags_that_are_set_change_keys(self) -> None:
         assert "math_flags" not in LINEAR.to_json()
         freed = but(LINEAR, math_flags="allow_fp16_accumulation")
         assert freed.key != LINEAR.key

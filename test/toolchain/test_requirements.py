@@ -46,7 +46,7 @@ def test_a_cpu_graph_is_refused_where_the_user_says_so(no_compiler: None) -> Non
         compiled(torch.ones(2))
 
 
-def test_the_disabled_extension_fails_as_stock_does(no_compiler: None) -> None:
+def test_the_disabled_extension_fails_as_inductor_does(no_compiler: None) -> None:
     errors = []
     for backend, options in (("inductor", None), ("inductor_ext", {"enabled": False})):
         torch._dynamo.reset()

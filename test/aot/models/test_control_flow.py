@@ -319,7 +319,7 @@ def conds(device: str) -> Bundle:
     return COND.compile(device)
 
 
-def test_conds_compile_as_one(conds: Bundle) -> None:
+def test_conds_compile_together(conds: Bundle) -> None:
     conds.check_whole()
 
 
@@ -515,7 +515,7 @@ def loops(device: str) -> Bundle:
     return LOOPS.compile(device)
 
 
-def test_loops_compile_as_one(loops: Bundle) -> None:
+def test_loops_compile_together(loops: Bundle) -> None:
     loops.check_whole()
 
 
@@ -604,7 +604,7 @@ scans_work = pytest.mark.skipif(
 
 
 @scans_work
-def test_scans_compile_as_one(scans: Bundle) -> None:
+def test_scans_compile_together(scans: Bundle) -> None:
     scans.check_whole()
 
 

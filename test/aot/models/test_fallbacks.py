@@ -185,7 +185,7 @@ def aten(device: str) -> Bundle:
     return ATEN.compile(device)
 
 
-def test_fallbacks_compile_as_one(aten: Bundle) -> None:
+def test_fallbacks_compile_together(aten: Bundle) -> None:
     aten.check_whole()
 
 
@@ -345,7 +345,7 @@ def customs(device: str) -> Bundle:
     return CUSTOM.compile(device)
 
 
-def test_custom_operators_compile_as_one(customs: Bundle) -> None:
+def test_custom_operators_compile_together(customs: Bundle) -> None:
     customs.check_whole()
 
 

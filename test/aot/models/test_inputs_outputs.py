@@ -155,7 +155,7 @@ def plain(device: str) -> Bundle:
     return PLAIN.compile(device)
 
 
-def test_inputs_and_outputs_compile_as_one(plain: Bundle) -> None:
+def test_inputs_and_outputs_compile_together(plain: Bundle) -> None:
     plain.check_whole()
 
 
@@ -238,7 +238,7 @@ def dtypes(device: str) -> Bundle:
     return DTYPES.compile(device)
 
 
-def test_dtypes_compile_as_one(dtypes: Bundle) -> None:
+def test_dtypes_compile_together(dtypes: Bundle) -> None:
     dtypes.check_whole()
 
 

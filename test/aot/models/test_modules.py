@@ -214,7 +214,7 @@ def modules(device: str) -> Bundle:
     return MODULES.compile(device)
 
 
-def test_modules_compile_as_one(modules: Bundle) -> None:
+def test_modules_compile_together(modules: Bundle) -> None:
     modules.check_whole()
 
 
@@ -278,7 +278,7 @@ def frozen(device: str) -> Bundle:
     return FROZEN.compile(device, freezing=True)
 
 
-def test_frozen_modules_compile_as_one(frozen: Bundle) -> None:
+def test_frozen_modules_compile_together(frozen: Bundle) -> None:
     frozen.check_whole()
 
 

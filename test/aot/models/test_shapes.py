@@ -184,7 +184,7 @@ def dynamic(device: str) -> Bundle:
     return DYNAMIC.compile(device)
 
 
-def test_dynamic_shapes_compile_as_one(dynamic: Bundle) -> None:
+def test_dynamic_shapes_compile_together(dynamic: Bundle) -> None:
     dynamic.check_whole()
 
 
@@ -315,7 +315,7 @@ def unbacked(device: str) -> Bundle:
     return UNBACKED.compile(device)
 
 
-def test_unbacked_shapes_compile_as_one(unbacked: Bundle) -> None:
+def test_unbacked_shapes_compile_together(unbacked: Bundle) -> None:
     unbacked.check_whole()
 
 

@@ -544,7 +544,7 @@ class TestOtherWaysToCompile:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_of_enumerations_for_an_executor_that_does_not_convert_them() -> None:
+def test_enumeration_values_for_executors_without_conversion() -> None:
     from torch._export.serde import schema
 
     nodes = {
@@ -597,7 +597,7 @@ def test_a_torch_that_numbers_dtypes_otherwise_is_refused(
         )
 
 
-def test_runners_are_shared_by_threads_in_turn(tied: Built) -> None:
+def test_threads_share_runners(tied: Built) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval()
     buffer = io.BytesIO()
     inputs = [torch.randn(8, 64) for _ in range(6)]

@@ -267,7 +267,7 @@ class TestPackage:
             assert "add_library(aoti_model SHARED" in file.read(listing).decode()
 
     @pytest.mark.parametrize("option", ["allow_stack_allocation", "use_minimal_arrayref_interface"])
-    def test_options_that_stock_alone_serves(self, option: str, tmp_path: pathlib.Path) -> None:
+    def test_options_that_inductor_alone_serves(self, option: str, tmp_path: pathlib.Path) -> None:
         model, x = layers("cpu")
         path = inductor_ext.aoti_compile_and_package(
             torch.export.export(model, (x,)),
@@ -440,7 +440,7 @@ class TestByTheLoaderOfTorch:
     ) -> None:
         check(torch._inductor.aoti_load_package(artifact.path), artifact, device, capfd)
 
-    def test_packaged_by_stock(self, device: str, tmp_path: pathlib.Path) -> None:
+    def test_packaged_by_inductor(self, device: str, tmp_path: pathlib.Path) -> None:
         model, x = layers(device, seed=1)
         with inductor_ext.activate():
             module = aot_util.export(model, (x,)).module()

@@ -171,7 +171,7 @@ def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
     assert made[0] == made[1]
 
 
-def test_without_a_compiler_there_is_an_error_and_not_another_compilers_package(
+def test_without_a_compiler_no_other_package_is_returned(
     program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, no_compiler: None
 ) -> None:
     with pytest.raises(inductor_ext.exc.MissingToolchainError):

@@ -461,7 +461,7 @@ class Pass(CustomGraphPass):
         return self.version
 
 
-def test_a_pass_counts_by_its_uuid_and_without_one_there_is_no_key(base: ExportedProgram) -> None:
+def test_a_pass_without_uuid_gives_no_key(base: ExportedProgram) -> None:
     option = "post_grad_custom_post_pass"
     keys = {digest(base, **{option: Pass(version)}) for version in ("1", "2", "1")}
     assert len(keys | {digest(base)}) == 3

@@ -52,7 +52,7 @@ def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
         {"aot_inductor.enable_lto": True},
     ],
 )
-def test_options_that_change_the_shape_of_the_code_are_for_inductor(option: dict[str, Any]) -> None:
+def test_options_that_change_the_frame_are_left_to_inductor(option: dict[str, Any]) -> None:
     with V.set_graph_handler(GRAPH):
         assert cpp_wrapper.supported()
         with inductor_config.patch(option):
@@ -76,7 +76,7 @@ def test_a_program_that_is_written_twice_is_for_inductor(warned: Any) -> None:
 
 
 @writes_two
-def test_no_run_of_the_program_while_compiling_includes_the_model(warned: Any) -> None:
+def test_runs_during_the_compile_do_not_include_the_model(warned: Any) -> None:
     pytest.importorskip("triton")
     from test.support import fake_cuda
 

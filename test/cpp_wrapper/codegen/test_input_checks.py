@@ -348,7 +348,7 @@ def test_a_right_call_passes(library: Library) -> None:
         ),
     ],
 )
-def test_a_wrong_input_is_named_with_what_was_expected_and_what_came(
+def test_an_error_names_the_input_and_both_values(
     library: Library, place: int, value: torch.Tensor | None, message: str
 ) -> None:
     call: list[torch.Tensor | None] = [*right()]
@@ -489,7 +489,7 @@ def mutated(call: list[torch.Tensor | None], generator: random.Random) -> list[t
     return [*call[:place], changed, *call[place + 1 :]]
 
 
-def test_random_calls_of_random_signatures_are_judged_as_by_the_oracle(library: Library) -> None:
+def test_random_calls_are_judged_as_by_the_oracle(library: Library) -> None:
     generator = random.Random(1)
     right = wrong = 0
     for which in range(len(SIGNATURES) - PROPERTIES, len(SIGNATURES)):

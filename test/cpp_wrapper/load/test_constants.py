@@ -201,7 +201,7 @@ def constants(device: str) -> Bundle:
     return CONSTANTS.compile(device)
 
 
-def test_constants_compile_as_one(constants: Bundle) -> None:
+def test_constants_compile_together(constants: Bundle) -> None:
     constants.check_whole()
 
 
@@ -292,7 +292,7 @@ def state(device: str) -> Bundle:
     return STATE.compile(device)
 
 
-def test_models_with_state_compile_as_one(state: Bundle) -> None:
+def test_models_with_state_compile_together(state: Bundle) -> None:
     state.check_whole()
 
 

@@ -442,7 +442,7 @@ for runners in (1, 2):
 """
 
 
-def test_a_model_may_call_back_into_python_while_threads_wait_for_it(
+def test_a_model_may_call_python_while_threads_wait(
     tmp_path: pathlib.Path,
 ) -> None:
     """Waiting for a runner with the interpreter's lock held would never end."""
@@ -849,7 +849,7 @@ def test_a_manifest_without_its_seal_is_refused(path: str, tmp_path: pathlib.Pat
         inductor_ext.load(copied)
 
 
-def test_a_package_without_its_manifest_is_no_package_of_stocks(
+def test_packages_without_manifest_are_not_inductors(
     path: str, tmp_path: pathlib.Path, temporary: pathlib.Path
 ) -> None:
     copied = tmp_path / "bare.pt2"
@@ -903,14 +903,14 @@ def test_classes_that_are_not_registered_are_named(path: str) -> None:
 # Stock's packages and stock's loaders
 
 
-def test_stock_loads_ours(path: str, plain: Plain) -> None:
+def test_inductor_loads_packages_of_the_extension(path: str, plain: Plain) -> None:
     check(torch._inductor.aoti_load_package(path), plain)
     stock = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
     check(lambda x: stock.run([x])[0], plain)
 
 
 @pytest.mark.usefixtures("stock_loads")
-def test_stock_loads_its_own_files_from_our_archive(
+def test_inductor_loads_its_own_files_from_our_archive(
     stock_path: str, plain: Plain, tmp_path: pathlib.Path
 ) -> None:
     target = tmp_path / "rewritten.pt2"
@@ -927,7 +927,7 @@ def test_stock_loads_its_own_files_from_our_archive(
 
 
 @pytest.mark.usefixtures("stock_loads")
-def test_it_loads_packages_of_stocks(
+def test_it_loads_inductors_packages(
     stock_path: str, plain: Plain, tmp_path: pathlib.Path, temporary: pathlib.Path
 ) -> None:
     folder = tmp_path / "unpacked"
@@ -953,7 +953,7 @@ def test_it_loads_packages_of_stocks(
         inductor_ext.load(stock_path, "other")
 
 
-def test_damage_to_packages_of_stocks_is_found(stock_path: str, tmp_path: pathlib.Path) -> None:
+def test_damage_to_inductors_packages_is_found(stock_path: str, tmp_path: pathlib.Path) -> None:
     damaged = tmp_path / "damaged.pt2"
     data = bytearray(pathlib.Path(stock_path).read_bytes())
     with zip_reader.open_package(stock_path) as package:
@@ -964,7 +964,7 @@ def test_damage_to_packages_of_stocks_is_found(stock_path: str, tmp_path: pathli
         inductor_ext.load(damaged)
 
 
-def test_unsafe_names_never_reach_stocks_loader(stock_path: str, tmp_path: pathlib.Path) -> None:
+def test_unsafe_names_never_reach_inductors_loader(stock_path: str, tmp_path: pathlib.Path) -> None:
     """It writes such entries where they point."""
     evil = tmp_path / "evil.pt2"
     with zipfile.ZipFile(stock_path) as given, zipfile.ZipFile(evil, "w") as made:

@@ -295,7 +295,7 @@ def test_all_misfits_are_said_at_once() -> None:
         ((), (5, 0), True),
     ],
 )
-def test_machine_code_runs_on_its_generation_and_ptx_on_later_ones(
+def test_machine_code_is_for_one_generation_and_ptx_for_later(
     architectures: tuple[str, ...], capability: tuple[int, int], fits: bool
 ) -> None:
     model = dataclasses.replace(CUDA, cuda_architectures=architectures)

@@ -78,7 +78,7 @@ def test_every_distance_to_a_page_is_padded() -> None:
         assert places["extra/b"].offset % PAD == 0
 
 
-def test_same_entries_give_the_same_bytes_and_other_content_another_identity() -> None:
+def test_equal_entries_give_equal_bytes_and_identity() -> None:
     entries = [(name, data, True) for name, data in CONTENT.items()]
     first, places = written(entries)
     assert written(entries)[0] == first
@@ -462,7 +462,7 @@ def test_what_is_no_package_is_refused(kind: str, tmp_path: pathlib.Path) -> Non
         zip_reader.open_package(path)
 
 
-def test_entries_are_described_without_digests_until_they_are_read(package: bytes) -> None:
+def test_entries_have_no_digest_until_they_are_read(package: bytes) -> None:
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         assert all(entry.sha256 is None for entry in opened.entries.values())
         entry = opened.entries[SHARED]

@@ -403,7 +403,7 @@ def pair_registered() -> None:
 
 
 @pytest.mark.usefixtures("pair_registered")
-def test_a_container_that_cannot_be_rebuilt_has_the_graph_s_names() -> None:
+def test_an_unknown_container_has_the_names_of_the_graph() -> None:
     found = from_export.derive_signature(
         export(lambda pair: pair.left + pair.right, Pair(torch.zeros(3), torch.zeros(3)))
     )

@@ -139,7 +139,7 @@ def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no biases", "biases"])
 @pytest.mark.parametrize("rows", [(5,), (2, 3)], ids=["matrix", "batch"])
-def test_products_of_one_input_become_one(bias: bool, rows: tuple[int, ...]) -> None:
+def test_matmuls_of_one_input_become_one(bias: bool, rows: tuple[int, ...]) -> None:
     (product,) = compiled(Attention(bias=bias).eval(), torch.randn(*rows, 16))
     assert columns([product]) == [24 + 8 + 4]
 
@@ -178,7 +178,7 @@ def test_what_is_read_by_its_places_stays_in_its_own_memory() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"), [(Tied(), [8, 8, 16, 16]), (Unlike(), [8, 16])], ids=["tied", "unlike"]
 )
-def test_other_products_stay(model: nn.Module, expected: list[int]) -> None:
+def test_other_matmuls_stay(model: nn.Module, expected: list[int]) -> None:
     assert columns(compiled(model.eval(), torch.randn(5, 16))) == expected
 
 

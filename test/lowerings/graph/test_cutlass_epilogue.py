@@ -88,7 +88,7 @@ def test_a_chain_is_what_the_graph_computes(name: str) -> None:
         assert render(found.epilogue, PINGPONG).definitions
 
 
-def test_the_product_alone() -> None:
+def test_the_matmul_alone() -> None:
     assert fused(torch.mm, A, B) == GraphEpilogue(identity("bfloat16"), (), ())
     int8 = fused(torch._int_mm, *(tensor(64, 64, dtype=torch.int8),) * 2)
     assert int8.epilogue.outputs == identity("int32").outputs

@@ -88,9 +88,7 @@ def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_kernel_of_ours_takes_all_sizes(
-    name: str, modules: dict[str, fake_cuda.Lowered]
-) -> None:
+def test_one_kernel_handles_all_sizes(name: str, modules: dict[str, fake_cuda.Lowered]) -> None:
     (config, _, _), code = CASES[name], modules[name].code
     first, *rest = modules[name].kernels().values()
     assert ("make_tensor_descriptor" in first) == config.tma
@@ -153,7 +151,7 @@ def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
     assert found.ptx.count("cp.async.bulk.tensor") >= 6
 
 
-def test_what_branches_read_lies_as_they_know_it() -> None:
+def test_branches_read_the_layout_they_expect() -> None:
     """A concatenation that would have the product's input as a part of its buffer."""
 
     def rule(problem: GemmProblem) -> GemmConfig:
@@ -173,7 +171,7 @@ def test_what_branches_read_lies_as_they_know_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
-def test_branches_know_numbers_that_are_read_at_run_time(dtype: torch.dtype) -> None:
+def test_branches_know_scalars_read_at_run_time(dtype: torch.dtype) -> None:
     """The product's factor is computed of one, and what is added is one itself."""
 
     def rule(problem: GemmProblem) -> GemmConfig:

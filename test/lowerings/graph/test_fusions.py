@@ -374,7 +374,7 @@ def qkv(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     return tuple(F.linear(x, weight) for weight in weights)
 
 
-def test_a_shared_input_of_factors_of_several_widths() -> None:
+def test_a_shared_input_of_weights_of_several_widths() -> None:
     found = check(qkv, X3, W, tensor(16, 64), tensor(8, 64))
     problem = found.problem
     assert (problem.m, problem.n, problem.k, problem.parts) == (32, 72, 64, (48, 16, 8))
@@ -403,7 +403,7 @@ def test_a_part_without_a_bias_goes_with_those_without() -> None:
     assert [node.name for node in found.nodes] == ["mm", "mm_1"]
 
 
-def test_weights_that_are_computed_later_are_moved_before_the_call() -> None:
+def test_weights_computed_later_move_before_the_call() -> None:
     def function(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         query = F.linear(x, q).relu()
         return query * 2, F.linear(x, k * 2 + 1)
@@ -444,7 +444,7 @@ def test_what_is_not_computed_side_by_side(function: Any, inputs: Any) -> None:
     assert find(function, *inputs) == []
 
 
-def test_two_pairs_that_would_wait_for_each_other() -> None:
+def test_two_pairs_that_depend_on_each_other() -> None:
     def function(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         first = x @ w
         second = y @ torch.relu(first)
@@ -911,7 +911,7 @@ def row(dtype: str = "bfloat16") -> EpilogueInput:
         (lambda x, w: (lambda h: (h.relu(), h.cos()))(F.linear(x, w)), (X, W), Epilogue()),
     ],
 )
-def test_what_is_fused_behind_a_product(function: Any, inputs: Any, expected: Epilogue) -> None:
+def test_fused_epilogues(function: Any, inputs: Any, expected: Epilogue) -> None:
     graph = lowered_graph(function, *inputs)
     node = next(n for n in graph.nodes if "mm" in str(n.target))
     problem = problem_of(node)

@@ -167,7 +167,7 @@ def check(function: Callable[..., Any], *inputs: Tensor) -> Fusion:
 
 
 class TestBytes:
-    def test_scales_of_columns_behind_the_product_stay_there(self) -> None:
+    def test_column_scales_stay_in_the_epilogue(self) -> None:
         found = check(lambda x, w, s: F.linear(x, w.to(BF16)) * s, X, BYTES, ROWS)
         assert found.problem.prologue == Prologue(dequant=Dequant())
         assert found.problem.b.dtype == "int8"
@@ -279,7 +279,7 @@ class TestBytes:
             (lambda x, w, s: F.linear(x, (w.to(BF16) - 3) * s.unsqueeze(-1)), (BYTES, ROWS)),
         ],
     )
-    def test_what_is_not_found(self, function: Any, inputs: Any) -> None:
+    def test_patterns_that_do_not_match(self, function: Any, inputs: Any) -> None:
         assert find(function, X, *inputs) == []
 
     def test_what_inductor_has_replaced_and_gets_back(self) -> None:
@@ -505,7 +505,7 @@ class TestSeveralRead:
         assert found.problem.parts == (N, N)
         assert [len(output.meta["val"].shape) for output in found.outputs] == [3, 3]
 
-    def test_a_norm_is_left_where_kernels_fill_up_rows_with_a_zero_point(self) -> None:
+    def test_a_norm_is_not_fused_if_rows_are_padded_by_zero_points(self) -> None:
         def function(x: Tensor, n: Tensor, w: Tensor, s: Tensor, v: Tensor, t: Tensor) -> Any:
             y = F.rms_norm(x, (K,), n, 1e-5)
             return tuple(
@@ -701,7 +701,7 @@ class TestLowered:
         assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
         assert "SCALES : tl.constexpr = 'column'" in code
 
-    def test_ranges_of_rows_have_a_kernel_for_several_products_each(self) -> None:
+    def test_m_buckets_have_a_fused_kernel_each(self) -> None:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             if problem.operation != "mixed" or problem.m > 64:
                 return None
@@ -744,7 +744,7 @@ class TestLowered:
         with scope.compile_scope(config.snapshot({})), decide.forced(rule):
             return met, fake_cuda.lower(function, *inputs, *weights).code
 
-    def test_a_layer_has_four_kernels_for_its_seven_products(
+    def test_a_layer_has_four_kernels_for_seven_matmuls(
         self, layer: tuple[list[GemmProblem], str]
     ) -> None:
         met, code = layer

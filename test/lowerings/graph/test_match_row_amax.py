@@ -178,7 +178,7 @@ def test_maxima_alone(reduce: Any, absolute: bool) -> None:
         lambda x, w: (x, F.linear(x, w)),
     ],
 )
-def test_not_found(function: Any) -> None:
+def test_patterns_that_do_not_match(function: Any) -> None:
     assert find(function, X, W) == []
 
 
@@ -379,7 +379,7 @@ def test_few_kernels_follow(columns: int, behind: int) -> None:
 
 
 @pytest.mark.parametrize(("alone", "taken"), [(15.0, True), (11.0, False)])
-def test_a_kernel_of_the_product_alone_may_save_more(
+def test_a_plain_kernel_may_save_more(
     alone: float, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decide(problems: list[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:

@@ -143,7 +143,7 @@ def test_groups_of_rows() -> None:
     assert scaled.epilogue == epilogue("column", "row", pointwise=2, dtype="float32")
 
 
-def test_symbols_count_as_their_examples_or_as_asked() -> None:
+def test_symbols_count_as_hints_or_as_requested() -> None:
     graph = lowered_graph(
         torch.nn.functional.linear, tensor(2, 16, 64), tensor(96, 64), dynamic=[(0, 1)]
     )

@@ -56,7 +56,7 @@ def test_results_of_an_artifact_have_the_strides_of_the_program(
     torch.testing.assert_close(y, model(x))
 
 
-def test_stock_gives_results_the_strides_of_the_padded_product(
+def test_inductor_returns_strides_of_the_padded_matmul(
     padded: list[Any], tmp_path: pathlib.Path
 ) -> None:
     model, x = Linear(), torch.randn(3, 6)
@@ -146,7 +146,7 @@ def test_strides_of_results() -> None:
         (torch.empty(8, 3).t(), torch.empty(8, 4), False),
     ],
 )
-def test_rows_alone_are_not_padded_where_kernels_of_ours_are_compared(
+def test_m_alone_is_not_padded_if_extension_kernels_compete(
     mat1: torch.Tensor, mat2: torch.Tensor, rows_alone: bool, padded: list[Any]
 ) -> None:
     compile_fx.install_hooks(activate.requested)

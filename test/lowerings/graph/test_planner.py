@@ -94,7 +94,7 @@ def test_a_decision_becomes_a_kernel_with_what_follows_fused() -> None:
     assert "extern_kernels." not in lowered.code
 
 
-def test_stock_s_path_takes_a_bias_as_eager_mode_does() -> None:
+def test_the_fallback_adds_a_bias_as_eager_mode_does() -> None:
     lowered, _ = lower(
         lambda _: None,
         F.linear,
@@ -136,7 +136,7 @@ def scaled_groups(a: Any, b: Any, scale_a: Any, scale_b: Any, ends: Any) -> Any:
     ],
     ids=["product", "groups", "groups in float8"],
 )
-def test_stock_s_path_is_taken_where_that_is_the_decision(
+def test_the_fallback_is_used_if_it_is_the_decision(
     function: Any, inputs: Any, operator: str
 ) -> None:
     lowered, asked = lower(lambda _: None, function, *inputs, max_autotune=True)
@@ -172,7 +172,7 @@ def test_splits_of_k_are_added_up_by_a_kernel_without_atomics() -> None:
     not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
 )
 @pytest.mark.parametrize("m", [1, 32])
-def test_under_batch_invariance_inductor_computes_products(m: int) -> None:
+def test_batch_invariance_leaves_matmuls_to_inductor(m: int) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.relu(x @ w)
 
@@ -240,7 +240,7 @@ def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
     assert "(16384, ), (1, )" in sums[0]
 
 
-def test_a_layer_becomes_one_kernel_for_each_group_of_products() -> None:
+def test_a_layer_has_one_kernel_per_group_of_matmuls() -> None:
     lowered, asked = lower(lambda _: TILE, layer, *layer_inputs(8))
     # Q, K, V with their norm; what stands for attention; its output with the residual; the gate
     # with its norm; and the last product with the residual.
@@ -342,7 +342,7 @@ def test_kernels_that_are_known_need_their_backend_as_well(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("computed", [False, True])
-def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(computed: bool) -> None:
+def test_a_norm_saves_less_if_it_computes_a_residual(computed: bool) -> None:
     """3 % of 96 us and half a launch are more than the 4 us that it saves alone."""
 
     def decided(problem: GemmProblem) -> Decision:
@@ -374,7 +374,7 @@ def test_a_norm_saves_less_where_its_kernel_would_compute_a_residual_first(compu
     ids=["torch's launcher", "graphs", "asked for", "Triton's launcher"],
 )
 @pytest.mark.parametrize("measured", [False, True], ids=["", "measured"])
-def test_dependent_launches_are_taken_where_they_cost_the_host_nothing(
+def test_dependent_launches_only_without_host_cost(
     options: dict[str, bool], dependent: bool, measured: bool
 ) -> None:
     tile = dataclasses.replace(TILE, pdl=measured)
@@ -395,7 +395,7 @@ def test_cpp_launches_dependents() -> None:
         assert decide.launches_dependents()
 
 
-def test_what_a_norm_computes_on_the_way_is_no_kernel_that_could_be_saved() -> None:
+def test_a_prologue_of_a_norm_saves_no_kernel() -> None:
     def function(x: Any, r: Any, w: Any, b: Any, g: Any, v: Any) -> Any:
         h = F.linear(x, w, b) + r
         return F.linear(norm(h, g), v, b) + h
@@ -417,7 +417,7 @@ class TestUnknownRows:
 
         return lower(rule, layer, *layer_inputs("rows"))
 
-    def test_every_size_is_asked_about(
+    def test_every_size_is_looked_up(
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
     ) -> None:
         _, asked = dispatched
@@ -473,7 +473,7 @@ class TestUnknownRows:
         ],
         ids=["batches", "columns", "batches of columns"],
     )
-    def test_strides_follow_the_size_that_is_asked_about(self, function: Any, inputs: Any) -> None:
+    def test_strides_follow_the_requested_size(self, function: Any, inputs: Any) -> None:
         _, asked = lower(lambda _: None, function, *inputs)
         found = {item.m: item for item in asked}
         assert sorted(found) == [2, 16, 64, 256, 2048]
@@ -634,7 +634,7 @@ class TestStoreByTma:
         ],
         ids=["mm", "bmm", "epilogue"],
     )
-    def test_the_installed_torch_generates_the_store_that_is_replaced(
+    def test_the_installed_torch_has_the_store_to_replace(
         self, function: Any, inputs: list[Given], template: str, tmp_path: Path, caplog: Any
     ) -> None:
         chosen = dataclasses.replace(STORED_BY_TMA, template=template)
@@ -642,7 +642,7 @@ class TestStoreByTma:
         assert stores == 1
         assert self.WARNING not in caplog.text
 
-    def test_another_store_is_kept_and_said_so(
+    def test_another_store_is_kept_and_reported(
         self, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(events, "_warned", set())

@@ -109,7 +109,7 @@ def results() -> dict[str, list[Tensor]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_of_subgraphs_are_read_where_they_lie(
+def test_results_of_subgraphs_are_read_in_place(
     name: str, results: dict[str, list[Tensor]]
 ) -> None:
     function, rows, predicate = CASES[name]
@@ -194,7 +194,7 @@ class TestOptionsOfRegions:
         self.tuned(tmp_path, {"max_autotune": True})
         assert not inductor_config.max_autotune
 
-    def test_the_cache_key_tells_what_a_region_may_look_up(self, tmp_path: Path) -> None:
+    def test_the_cache_key_has_what_a_region_may_look_up(self, tmp_path: Path) -> None:
         options = region_options(max_autotune=True)
         graph = make_fx(lambda x, w: with_options(torch.mm, options, x, w), tracing_mode="fake")(
             torch.empty(SIZE), torch.empty(SIZE)

@@ -50,9 +50,7 @@ def replaced(graph: fx.Graph) -> list[fx.Node]:
         pytest.param(batched, (2, 4, 32), id="a batch"),
     ],
 )
-def test_a_replaced_product_is_written_out(
-    function: Callable[..., Any], x: tuple[int, ...]
-) -> None:
+def test_a_replaced_matmul_is_written_out(function: Callable[..., Any], x: tuple[int, ...]) -> None:
     graph = graph_of(function, x)
     assert replaced(graph)
     with fake_cuda.device():
@@ -72,7 +70,7 @@ def test_a_replaced_product_is_written_out(
     torch.testing.assert_close(found, function(*inputs))
 
 
-def test_where_ops_round_it_stays_as_stock_leaves_it() -> None:
+def test_with_rounding_ops_inductors_form_stays() -> None:
     graph = graph_of(by_hand, (2, 4, 32))
     with fake_cuda.device(), inductor_config.patch(emulate_precision_casts=True):
         undo_woq_int8.restore_matmuls(graph)
@@ -94,7 +92,7 @@ def test_sizes_may_be_symbols() -> None:
     torch.testing.assert_close(found, by_hand(*inputs))
 
 
-def test_on_a_cpu_stock_s_replacement_stays() -> None:
+def test_on_a_cpu_inductors_replacement_stays() -> None:
     graph = graph_of(int8_linear, (4, 32))
     (node,) = replaced(graph)
     node.meta["val"] = torch.empty(4, 24)

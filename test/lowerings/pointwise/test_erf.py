@@ -103,7 +103,7 @@ def test_the_kernel_computes_gelu() -> None:
 
 
 @on_a_stand_in
-def test_stock_keeps_its_own() -> None:
+def test_inductor_keeps_its_own() -> None:
     ((_, source),) = lowered(ours=False).kernels().items()
     assert "libdevice.erf(" in source
 
@@ -125,7 +125,7 @@ def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
 
 
 @on_a_stand_in
-def test_what_is_wider_is_left_to_stock() -> None:
+def test_wider_dtypes_are_left_to_inductor() -> None:
     with scope.compile_scope(config.snapshot({})):
         found = fake_cuda.lower(torch.erf, ((SIZE,), torch.float64))
     assert all("libdevice.erf(" in source for source in found.kernels().values())
@@ -139,7 +139,7 @@ if hasattr(torch._inductor.config.eager_numerics, "use_pytorch_libdevice"):
 @on_a_stand_in
 @pytest.mark.parametrize("flag", CUDA_MATH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_where_bits_are_cudas_the_kernel_is_stocks(flag: str, dtype: torch.dtype) -> None:
+def test_bitwise_cuda_results_use_inductors_kernel(flag: str, dtype: torch.dtype) -> None:
     with torch._inductor.config.patch({flag: True}):
         ours, stock = (lowered(ours=value, dtype=dtype).kernels() for value in (True, False))
     assert ours == stock
@@ -151,7 +151,7 @@ def test_where_bits_are_cudas_the_kernel_is_stocks(flag: str, dtype: torch.dtype
 
 
 @on_a_stand_in
-def test_it_takes_fewer_instructions_than_stock_s() -> None:
+def test_it_takes_fewer_instructions_than_inductors() -> None:
     counts = []
     for ours in (True, False):
         ((name, source),) = lowered(ours=ours).kernels().items()
@@ -187,7 +187,7 @@ def arithmetic(name: str, source: str) -> int:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_on_a_gpu_the_bits_are_stocks_where_ops_round(dtype: torch.dtype) -> None:
+def test_with_rounding_ops_gpu_bits_are_inductors(dtype: torch.dtype) -> None:
     """Inductor (default) and the extension compile to the same; of halves it is eager mode's."""
 
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -98,14 +98,14 @@ def test_long_rows_in_another_order_are_not() -> None:
         lambda x: x - x.mean(0),
     ],
 )
-def test_what_is_read_once_is_stocks(function: Function) -> None:
+def test_rows_read_once_are_left_to_inductor(function: Function) -> None:
     ours, stock = (lowered(function, (4096, 4096), ours=value) for value in (True, False))
     assert kinds(ours) == kinds(stock)
     assert "per" not in kinds(ours)[:1]
 
 
 @without_gpu
-def test_several_passes_without_a_last_one_over_elements_are_counted() -> None:
+def test_passes_without_a_pointwise_end_are_counted() -> None:
     def squares(x: Tensor) -> Tensor:
         wide = x.float()
         return (wide - wide.mean(-1, keepdim=True)).square().sum(-1)
@@ -130,7 +130,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.skipif(
     not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
 )
-def test_under_batch_invariance_the_number_of_rows_decides_nothing() -> None:
+def test_batch_invariance_ignores_the_number_of_rows() -> None:
     """Of one row the weights are as large as the row: it is not held, and 32 rows are."""
     sizes = [((rows, 4096), (4096,), (4096,)) for rows in (1, 32)]
     assert [kinds(lowered(affine, *size)) for size in sizes] == [["red"], ["per"]]

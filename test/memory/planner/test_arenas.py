@@ -191,7 +191,7 @@ def test_constant_and_symbolic_sizes_share_an_arena() -> None:
     assert arena.members[3].offset == 0
 
 
-def test_a_request_without_a_lifetime_has_the_step_at_which_it_is_written() -> None:
+def test_a_request_without_lifetime_lives_at_its_write() -> None:
     requests = [Request("a", 0, 3, 64), Request("dead", 1, 1, 256), Request("b", 1, 3, 64)]
     (arena,) = plan_arenas(requests, hint=hint)
     assert arena.size == 64 + 256 + 64
@@ -212,7 +212,7 @@ def test_no_arena_is_older_than_the_symbols_of_its_size() -> None:
     ]
 
 
-def test_what_outlives_the_wait_for_a_symbol_is_placed_where_it_costs_least() -> None:
+def test_buffers_live_across_a_symbol_go_where_cheapest() -> None:
     # "early" is gone before the late one comes. Were "b" with it, it would keep it alive.
     requests = [
         Request("early", 0, 3, 6400 * S),
@@ -249,7 +249,7 @@ def test_a_request_that_no_plan_can_serve_is_named(fields: dict[str, object], fi
     [chain([37 * i * i % 501 + 1 for i in range(40)]), ragged(40), attention(1), attention(6)],
     ids=["chain", "ragged", "attention", "attention of 6 layers"],
 )
-def test_real_graphs_are_near_the_bound_from_a_tenth_to_16_times_the_hint(
+def test_real_graphs_stay_near_the_bound_for_other_sizes(
     requests: list[Request],
 ) -> None:
     arenas = plan_arenas(requests, hint=hint)

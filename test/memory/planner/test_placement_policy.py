@@ -271,7 +271,7 @@ class TestRoom:
     """What may be held across a gap is what the bound leaves there."""
 
     @pytest.mark.parametrize(("between", "taken"), [(64, {1: 0}), (65, {})])
-    def test_a_gap_has_room_or_not(self, between: int, taken: dict[int, int]) -> None:
+    def test_headroom_of_a_gap(self, between: int, taken: dict[int, int]) -> None:
         storages = [
             reusable(64, 0, 2),
             reusable(64, 3, 5),
@@ -297,7 +297,7 @@ class TestRoom:
         assert both.reused_from == {}
         assert both.peaks == ({"cpu": 128}, {"cpu": 128})
 
-    def test_devices_have_rooms_of_their_own(self) -> None:
+    def test_devices_have_separate_headroom(self) -> None:
         elsewhere = dataclasses.replace(storage(10_000, 2, 3), device="cuda:0")
         storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(64, 2, 3), elsewhere]
         assert decide(storages, 6, plan=plan).reused_from == {}

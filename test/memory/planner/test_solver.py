@@ -343,7 +343,7 @@ class TestSolve:
         assert plan == Placement((), 0, 0, plan.method, 0)
         assert plan.ratio == 1.0
 
-    def test_buffers_without_size_or_lifetime_lie_at_offset_zero(self) -> None:
+    def test_buffers_without_size_or_lifetime_have_offset_zero(self) -> None:
         plan = solve([Interval(0, 9, 0, 64), Interval(2, 2, 100), Interval(0, 3, 8)])
         assert plan.offsets == (0, 0, 0)
         assert plan.peak == plan.lower_bound == 8
@@ -353,7 +353,7 @@ class TestSolve:
         assert plan.peak == 60
         assert sorted(plan.offsets) == [0, 30, 50]
 
-    def test_what_is_live_in_turn_shares_its_place(self) -> None:
+    def test_buffers_live_one_after_another_share_memory(self) -> None:
         plan = solve([Interval(k, k + 1, 10 + k) for k in range(50)])
         assert plan.offsets == (0,) * 50
         assert plan.peak == 59
@@ -374,7 +374,7 @@ class TestSolve:
         problem = [Interval(0, 2, 1), Interval(0, 2, 64, 64), Interval(0, 2, 8, 8)]
         assert solve(problem).peak == 73
 
-    def test_the_optimum_can_lie_above_the_lower_bound(self) -> None:
+    def test_the_optimum_can_exceed_the_lower_bound(self) -> None:
         # Five steps, three buffers that each leave room for no more than two at a time, in a ring.
         problem = [Interval(0, 2, 2), Interval(1, 4, 1), Interval(3, 6, 2), Interval(5, 7, 1)]
         problem += [Interval(0, 1, 1), Interval(6, 7, 2), Interval(2, 3, 2), Interval(4, 5, 1)]
@@ -413,7 +413,7 @@ class TestSolve:
 
     @given(intervals(30, alignments=(4,)), st.integers(1, 50), st.integers(-100, 100))
     @examples(40)
-    def test_random_stretches_and_shifts_in_time_keep_the_lower_bound(
+    def test_shifts_and_stretches_in_time_keep_the_lower_bound(
         self, problem: list[Interval], stretch: int, shift: int
     ) -> None:
         moved = [

@@ -76,7 +76,7 @@ def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
     problem.verify(intervals, offsets, peak)
 
 
-def test_an_order_of_thousands_is_reduced_without_looking_at_all_pairs() -> None:
+def test_reducing_a_large_order_does_not_visit_all_pairs() -> None:
     # Every pair is live at once, 2 million of them, and one neighbour each is enough.
     found = stack_in_order([(0, 1)] * 2000, range(2000))
     assert found.below == ((), *((index,) for index in range(1999)))
@@ -279,7 +279,7 @@ def test_the_order_is_chosen_by_the_worst_sample() -> None:
         assert height == peak
 
 
-def test_a_search_over_all_samples_at_once_beats_the_best_of_each(
+def test_a_joint_search_beats_the_best_of_each_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generator = random.Random(2)

@@ -154,7 +154,7 @@ class TestName:
         gemm = pytest.importorskip("cutlass_library.gemm_operation")
         assert _named_by_the_library(library, gemm, config) == name
 
-    def test_says_nothing_of_a_launch(self) -> None:
+    def test_the_name_has_no_launch_parameters(self) -> None:
         launched = but(STREAM_K, split_k=4, swizzle=8, raster="along_n")
         assert launched.name == STREAM_K.name
         assert launched.compiled == STREAM_K

@@ -232,7 +232,7 @@ def store(request: pytest.FixtureRequest) -> ArtifactStore:
     asked = {
         item.callspec.params["name"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_computes_what_it_should
+        if isinstance(item, pytest.Function) and item.function is test_results_match_float64
     }
     sources = {}
     for name in asked:
@@ -315,7 +315,7 @@ def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torc
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_computes_what_it_should(store: ArtifactStore, name: str) -> None:
+def test_results_match_float64(store: ArtifactStore, name: str) -> None:
     case, problem = CASES[name], CASES[name].problem
     config = config_of(case)
     assert why_not(problem, config, device()) == []

@@ -119,7 +119,7 @@ def compiled(**options: Any) -> Any:
 
 @pytest.mark.parametrize("cpp", [False, True], ids=["python", "cpp"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_computes_what_it_should(dynamic: bool, cpp: bool) -> None:
+def test_results_match_float64(dynamic: bool, cpp: bool) -> None:
     function = compiled(cpp_wrapper=cpp)
     given = inputs(dynamic=dynamic)
     found, (code,) = run_and_get_code(function, *given)

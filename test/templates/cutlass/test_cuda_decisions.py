@@ -256,7 +256,7 @@ def chosen(records: list[events.Record]) -> list[families.Config | None]:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_product_and_what_follows_are_one_kernel(name: str, kernels: Mapping[str, str]) -> None:
+def test_a_matmul_and_its_epilogue_are_one_kernel(name: str, kernels: Mapping[str, str]) -> None:
     assert name not in kernels, kernels[name]
     function, make = GRAPHS[name]
     inputs = make()
@@ -361,7 +361,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_kernel_is_dropped_and_stock_s_path_is_taken(
+def test_a_faulty_kernel_is_dropped_for_the_fallback(
     fault: str, kernels: Mapping[str, str], tmp_path: pathlib.Path
 ) -> None:
     inputs = linear((1024, 1024), (512, 1024))

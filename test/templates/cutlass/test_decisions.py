@@ -352,9 +352,7 @@ def product(*shapes: Any, **options: Any) -> set[bool]:
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
-def test_only_products_of_the_threshold_and_above_become_kernels(
-    section: str, calls: list[Call]
-) -> None:
+def test_only_matmuls_from_the_threshold_on_use_cutlass(section: str, calls: list[Call]) -> None:
     size = 512 * 384 * 256
     for least, expected in ((size - 1, 1), (size, 1), (size + 1, 0)):
         calls.clear()
@@ -373,9 +371,7 @@ def test_nobody_else_s_problems_have_trees() -> None:
 
 
 @pytest.mark.parametrize("name", ["bias and residual", "mixed", "sequence", "two outputs"])
-def test_a_range_of_rows_that_crosses_the_threshold_is_divided_there(
-    name: str, calls: list[Call]
-) -> None:
+def test_an_m_bucket_is_split_at_the_threshold(name: str, calls: list[Call]) -> None:
     function, (x, w, *others), _ = GRAPHS[name]
     known: dict[Any, str] = {512: "rows", 128: "rows"}
     inputs = [
@@ -457,7 +453,7 @@ def test_lists_leave_only_or_none_of_pingpong(
         {"cutlass__cutlass_enabled_ops": "addmm"},
     ],
 )
-def test_without_candidates_nothing_of_cutlass_is_asked_for(
+def test_without_candidates_cutlass_is_not_probed(
     option: dict[str, Any], tuned: Tuned, calls: list[Call]
 ) -> None:
     lowered = compiled(
@@ -488,7 +484,7 @@ def test_what_is_known_is_used_by_compiles_that_measure_nothing(
     assert len(tuned.asked) == 2
 
 
-def test_without_nvcc_others_are_measured_and_known_kernels_are_not_used(
+def test_without_nvcc_cutlass_results_are_not_used(
     tuned: Tuned,
     calls: list[Call],
     tmp_path: Any,
@@ -514,7 +510,7 @@ def test_without_nvcc_others_are_measured_and_known_kernels_are_not_used(
     assert "falls back to Inductor (default)" in warning
 
 
-def test_kernels_that_are_being_built_in_the_background_are_measured_when_they_are_there(
+def test_background_builds_are_measured_when_ready(
     tuned: Tuned, calls: list[Call], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[bool] = []
@@ -620,7 +616,7 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
     assert all("fusing one of the GEMMs alone saves more" in item for item in declined)
 
 
-def test_what_is_computed_for_an_epilogue_alone_is_not_taken_as_given(
+def test_values_used_only_by_an_epilogue_are_not_inputs(
     calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from inductor_ext.autotune import tuner
@@ -636,7 +632,7 @@ def test_what_is_computed_for_an_epilogue_alone_is_not_taken_as_given(
 # --- what a kernel takes of the graph ---
 
 
-def test_what_two_products_share_is_one_s(calls: list[Call]) -> None:
+def test_a_shared_epilogue_belongs_to_one_matmul(calls: list[Call]) -> None:
     lowered, _ = lower(
         best, lambda x, w, y, v: torch.relu(x @ w.t() + y @ v.t()), *linear(*XW, *XW)
     )
@@ -653,7 +649,7 @@ def test_nothing_is_computed_before_what_it_needs(calls: list[Call]) -> None:
     assert [operations_of(call) for call in calls] == [["relu"]]
 
 
-def test_the_product_and_what_follows_are_both_stored(calls: list[Call]) -> None:
+def test_a_matmul_and_its_epilogue_are_both_stored(calls: list[Call]) -> None:
     before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
     lowered, _ = lower(best, GRAPHS["two outputs"][0], *linear(*XW))
     (call,) = calls
@@ -689,7 +685,7 @@ def test_a_sequence_is_computed_as_rows(calls: list[Call]) -> None:
     assert "(4, 128, 384)" in lowered.code
 
 
-def test_numbers_that_only_a_call_knows_are_its_arguments(calls: list[Call]) -> None:
+def test_scalars_known_at_the_call_are_arguments(calls: list[Call]) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x @ w.t()) / x.shape[0] + 0.5
 

@@ -149,7 +149,7 @@ class TestBuild:
         }
         assert len(found) == 5
 
-    def test_what_another_toolchain_has_built_is_used_also_without_any(
+    def test_kernels_of_other_toolchains_are_used_without_any(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         machine.built(GOOD)
@@ -161,7 +161,7 @@ class TestBuild:
         assert build_all([GOOD], machine.store) == {}
         assert machine.runs == 1
 
-    def test_an_entry_tells_what_it_is(self, machine: Machine) -> None:
+    def test_an_entry_describes_itself(self, machine: Machine) -> None:
         with built(GOOD, machine.store, machine.toolchain) as file:
             told = json.loads((file.parent / nvcc_build.DETAILS).read_text())
             assert (file.parent / "kernel.cu").read_text() == GOOD.text
@@ -309,7 +309,7 @@ class TestLater:
         assert machine.runs == 2
         assert background_build._started == [process]
 
-    def test_what_is_being_built_is_left_to_who_does_and_a_kill_ends_it(
+    def test_a_running_build_is_left_alone_and_a_kill_ends_it(
         self, machine: Machine, toolchain: Toolchain
     ) -> None:
         forever = script("echo $$ >/dev/null; exec sleep 600", "kernel_2")
@@ -465,7 +465,7 @@ def test_nvcc_builds_one_for_capability_9_0() -> None:
 
 
 @pytest.mark.slow
-def test_nvcc_builds_one_for_numbers_of_4_bits() -> None:
+def test_nvcc_builds_one_for_4_bit_weights() -> None:
     made = source(*CLASSES["mixed_uint4"])
     content = really(made)
     assert made.name.encode() in content

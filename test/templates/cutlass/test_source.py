@@ -206,7 +206,7 @@ def changes(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_class_differs_from_the_plain_product_as_it_did(name: str) -> None:
+def test_difference_from_the_plain_matmul(name: str) -> None:
     assert_matches_golden("\n".join(changes(name)) + "\n", "cutlass", name)
 
 
@@ -224,7 +224,7 @@ class TestSource:
         for name in CLASSES:
             assert "4096" not in source(*CLASSES[name]).text
 
-    def test_its_name_tells_epilogues_apart(self) -> None:
+    def test_its_name_distinguishes_epilogues(self) -> None:
         made = [source(BASE, epilogue) for epilogue in (identity(BF16), ACTIVATED)]
         assert made[0].name != made[1].name
         for entry in made:
@@ -238,7 +238,7 @@ class TestSource:
         assert source(OLD, identity(BF16)).architecture == "80"
         assert source(*CLASSES["old_scaled"]).architecture == "89"
 
-    def test_one_of_an_older_family_is_built_for_the_device_that_it_runs_on(self) -> None:
+    def test_older_kernels_are_built_for_their_device(self) -> None:
         found = {
             value: source(but(OLD, target=value), identity(BF16)) for value in (80, 86, 90, 120)
         }
@@ -251,7 +251,7 @@ class TestSource:
         # Each has a name of its own.
         assert len({value.name for value in found.values()}) == 4
 
-    def test_includes_nothing_of_cutlass_utilities_and_extends_no_shapes(self) -> None:
+    def test_includes_no_cutlass_utilities(self) -> None:
         for name in CLASSES:
             text = source(*CLASSES[name]).text
             assert "cutlass/util" not in text
@@ -264,7 +264,7 @@ class TestSource:
         ("alignment", "dtype", "access"),
         [(8, BF16, 8), (2, BF16, 2), (4, "float32", 8), (2, "float32", 2), (1, BF16, 1)],
     )
-    def test_older_kernels_access_all_rows_as_the_least_aligned_allows(
+    def test_older_kernels_access_rows_by_the_least_alignment(
         self, alignment: int, dtype: str, access: int
     ) -> None:
         text = source(OLD, biased("matrix", dtype, alignment)).text
@@ -274,7 +274,7 @@ class TestSource:
         with pytest.raises(NotExpressible):
             source(BASE, identity("float64"))
 
-    def test_a_kernel_for_other_numbers_of_4_bits_is_refused(self) -> None:
+    def test_a_kernel_for_other_4_bit_weights_is_refused(self) -> None:
         config, epilogue = CLASSES["mixed_uint4"]
         for other in (but(epilogue, packed=None), but(epilogue, inputs=epilogue.inputs[:1])):
             with pytest.raises(NotExpressible, match="do not match the kernel"):
@@ -282,7 +282,7 @@ class TestSource:
         with pytest.raises(NotExpressible, match="do not match the kernel"):
             source(but(config, group=None), epilogue)
 
-    def test_each_kind_of_numbers_has_a_kernel(self) -> None:
+    def test_each_kind_of_4_bit_weight_has_a_kernel(self) -> None:
         config, epilogue = CLASSES["mixed_uint4"]
         kinds = [Packed(first, zero) for first in (False, True) for zero in (0, 8)]
         made = {source(config, but(epilogue, packed=kind)).name for kind in kinds}

@@ -119,7 +119,7 @@ def test_problems_without_a_tree_are_tried_in_this_process() -> None:
     assert found[TOLD].config == cutlass_candidate(60)
 
 
-def test_where_triton_is_no_backend_its_candidates_are_not_measured() -> None:
+def test_without_triton_as_backend_it_has_no_candidates() -> None:
     backends = {"max_autotune_gemm_backends": "CUTLASS"}
     decision = tune([candidate(80)], [cutlass_candidate(90)], **backends)[TOLD]
     assert {timing.config for timing in decision.timings} == {None, cutlass_candidate(90)}
@@ -133,7 +133,7 @@ def test_what_is_not_built_is_dropped_with_its_reason() -> None:
     assert timing.failure == "failed to build: no such instruction"
 
 
-def test_if_all_fail_stock_s_path_is_taken_with_one_warning(
+def test_if_all_fail_the_fallback_is_used_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken, wrong = cutlass_candidate(10), cutlass_candidate(20, benchmark_backends.WRONG)
@@ -225,9 +225,7 @@ class TestKept:
         # The same sizes without a tree are another problem.
         assert store.lookup(dataclasses.replace(PLAIN, epilogue=Epilogue()), H200) is None
 
-    def test_an_entry_whose_kernel_cannot_have_the_tree_is_passed_over(
-        self, tmp_path: Path
-    ) -> None:
+    def test_results_whose_kernel_lacks_the_epilogue_are_skipped(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         wrong = dataclasses.replace(BEST, d="float32")
         decision = Decision(wrong, "measured", (Timing(None, 9.0), Timing(wrong, 5.0)))

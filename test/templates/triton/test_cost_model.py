@@ -175,7 +175,7 @@ class TestPhysics:
         assert dependent.total < found.total
         assert predict(problem, but(config, split_k=1), H200).reduction == 0
 
-    def test_two_stages_leave_nothing_to_load_while_warpgroups_multiply(self) -> None:
+    def test_two_stages_do_not_overlap_loads_and_wgmma(self) -> None:
         problem = linear(2048, 4096, 4096)
         config = GemmConfig("persistent_tma", 256, 128, 128, 2, 8, tma=True)
         two = predict(problem, config, H200)
@@ -251,7 +251,7 @@ class TestRank:
             # The best may take seconds to compile.
             assert best <= totals[0] <= totals[-1] <= 1.5 * best
 
-    def test_short_products_begin_with_tiles_that_share_an_sm(self) -> None:
+    def test_short_k_starts_with_tiles_that_share_an_sm(self) -> None:
         """The fastest of 43 that were measured on an H100: 14.1 us, 17.7 without such tiles."""
         problem = linear(4096, 768, 768)
         (best, _), *_ = rank(problem, H200)
@@ -274,7 +274,7 @@ class TestRank:
         assert len({config.template for config in found}) >= min(2, len(worth))
         assert len({but(config, stages=1) for config in found}) == 6
 
-    def test_what_the_model_cannot_tell_apart_is_kept_once(self) -> None:
+    def test_equivalent_candidates_are_kept_once(self) -> None:
         found = rank(linear(16, 4096, 14336), H200, limit=100)
         told = Counter(
             (c.template, c.swap, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in found
@@ -349,7 +349,7 @@ class TestSpace:
         in_rows = but(gated, b=Operand.of("bfloat16", (4096, 28672), (28672, 1)))
         assert not any(config.flatten for config in candidates(in_rows, H200))
 
-    def test_warps_have_columns_of_their_own_of_both_products(self) -> None:
+    def test_warps_have_columns_of_both_matmuls(self) -> None:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
         for config in candidates(gated, H200):
             if not warpgroup_mma(gated, config, H200) and config.template == "splitk":
@@ -361,7 +361,7 @@ class TestSpace:
         assert not legal(linear(4096, 4096, 4095), config, H200)
         assert legal(linear(4096, 4096, 4095), but(config, warps=8), H200)
 
-    def test_what_is_loaded_one_by_one_fits_registers_and_has_no_pipeline(self) -> None:
+    def test_scalar_loads_fit_registers_without_a_pipeline(self) -> None:
         odd = linear(16, 4096, 4095)
         config = GemmConfig("splitk", 16, 64, 256, 2, 4)
         assert (config.gathered(odd), config.gathered(linear(16, 4096, 4096))) == (160, 0)
@@ -372,7 +372,7 @@ class TestSpace:
         alone = [candidate for candidate in candidates(odd, H200) if candidate.realign is None]
         assert {item.stages for item in alone} == {2}
 
-    def test_a_gate_and_what_it_gates_need_the_rows_of_wgmma_each(self) -> None:
+    def test_gate_and_up_need_the_rows_of_wgmma_each(self) -> None:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
         config = GemmConfig("persistent_tma", 16, 64, 64, 4, 4, swap=True, tma=True)
         assert legal(linear(16, 28672, 4096), config, H200)
@@ -509,7 +509,7 @@ class TestMeasured:
         "sizes",
         [(8192, 8192, 8192), (4096, 14336, 4096), (4096, 4096, 14336), (2048, 4096, 4096)],
     )
-    def test_large_products_take_persistent_tma_with_large_tiles(
+    def test_large_matmuls_use_persistent_tma_with_large_tiles(
         self, sizes: tuple[int, int, int]
     ) -> None:
         config, _ = rank(linear(*sizes), H200)[0]
@@ -560,7 +560,7 @@ class TestMeasured:
             (GemmProblem.contiguous("scaled", 4096, 4096, 4096, "float8_e4m3fn"), 101, 85),
         ],
     )
-    def test_fused_and_mixed_cases_lie_between_their_floor_and_stock(
+    def test_fused_and_mixed_times_are_below_inductors(
         self, problem: GemmProblem, stock: float, floor: float
     ) -> None:
         assert floor <= rank(problem, H200)[0][1].total <= 1.15 * stock

@@ -262,7 +262,7 @@ class TestLaunches:
 
 @pytest.mark.parametrize("config", [TMA, SPECIALIZED_PARAM, TILE, GEMV], ids=lambda x: x.template)
 @pytest.mark.parametrize("layouts", ["rr", "rc"])
-def test_several_factors(config: GemmConfig, layouts: str) -> None:
+def test_several_weights(config: GemmConfig, layouts: str) -> None:
     m = 3 if config is GEMV else 264
     problem = mm(m, 424, 328, parts=(200, 128, 96), layouts=layouts)
     assert error(Case(problem, config)) < TOLERANCE["bfloat16"]

@@ -178,7 +178,7 @@ def test_nan_and_infinity_are_the_largest_of_their_rows_alone() -> None:
         assert largest.isfinite().sum() == 38
 
 
-def test_stock_s_path_is_taken_where_that_is_the_decision() -> None:
+def test_the_fallback_is_used_if_it_is_the_decision() -> None:
     module = Gated().cuda().bfloat16()
     x = torch.randn(33, 256, device="cuda", dtype=torch.bfloat16)
     _, records = run(module, x, lambda problem: None)

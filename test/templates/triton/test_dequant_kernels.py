@@ -566,7 +566,7 @@ class TestCompiled:
         ],
         ids=["bytes", "pairs"],
     )
-    def test_of_two_factors_that_gate_each_other_as_well(
+    def test_of_two_weights_that_gate_each_other(
         self, b_dtype: str, prologue: Prologue, options: Any
     ) -> None:
         each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", gated=True, **options)

@@ -88,7 +88,7 @@ def count(pattern: str, found: Compiled) -> int:
 
 
 @pytest.mark.parametrize("problem", [GATED, BIASED])
-def test_a_gate_and_what_it_gates_are_one_product(problem: GemmProblem) -> None:
+def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
     found = compiled(Case(problem, but(WIDE, stages=4), {"ACTIVATION": "'silu'"}))
     assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", found.ptx)) == {"m64n256k16"}
     # Both tiles come at once, and are parted in registers: nothing but the result is in shared
@@ -136,7 +136,7 @@ def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     assert found.scratch == 128 * (1 + factors)
 
 
-def test_only_the_masked_step_of_groups_along_k_passes_through_registers() -> None:
+def test_only_masked_steps_along_k_go_through_registers() -> None:
     problem = mm(1 << 15, 1 << 14, 4096, operation="grouped", batch=8, divided="k", layouts="cr")
     found = compiled(Case(problem, but(GROUPED, index64=True), offsets=ENDS))
     assert count(r"wgmma\.mma_async", found) == 2 * count(FROM_REGISTERS, found) == 8
@@ -187,7 +187,7 @@ def test_tma_stores_all_of_the_output(case: Case) -> None:
     assert last < found.ptx.index("wgmma.mma_async")
 
 
-def test_the_second_of_two_that_share_a_tile_reads_what_the_first_has_released() -> None:
+def test_stream_k_reads_partials_after_their_release() -> None:
     config = but(WIDE, block_n=128, flatten=False, stream_k=True)
     found = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))
     assert count(r"wgmma\.mma_async", found) > 0

@@ -50,7 +50,7 @@ def but(kernel: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     return {**kernel, **fields}
 
 
-def test_each_is_asked_for_once(
+def test_each_is_requested_once(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher_prebuild.prepare(KERNEL)
@@ -74,7 +74,7 @@ def test_each_is_asked_for_once(
 
 
 @pytest.mark.parametrize("lacking", ["workers", "launchers"])
-def test_nobody_is_asked(lacking: str, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pool_is_used(lacking: str, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     if lacking == "workers":
         monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
     else:
@@ -83,7 +83,7 @@ def test_nobody_is_asked(lacking: str, pool: Pool, monkeypatch: pytest.MonkeyPat
     assert pool.submitted == []
 
 
-def test_a_pool_that_is_gone_is_asked_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_pool_is_requested_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch.object(AsyncCompile, "process_pool", side_effect=RuntimeError("shut down")):
         launcher_prebuild.prepare(KERNEL)
     assert pool.submitted == []
