@@ -303,8 +303,8 @@ def _problems(
             problem = matmul_nodes.problem_of(node)
             if problem is None:
                 continue
-            for reading in itertools.islice(match_cutlass.find_cutlass_matches(node, problem), 1):
-                yield reading.told(problem)
+            for match in itertools.islice(match_cutlass.find_cutlass_matches(node, problem), 1):
+                yield match.kernel_problem(problem)
 
 
 def _tensor(shape: tuple[int, ...], dtype: Any, layout: str = "r") -> Any:

@@ -72,7 +72,7 @@ class TestBuild:
         (node,) = filter(matmul_nodes.is_matmul, graph.nodes)
         problem = matmul_nodes.problem_of(node)
         assert problem is not None
-        asked = next(match_cutlass.find_cutlass_matches(node, problem)).told(problem)
+        asked = next(match_cutlass.find_cutlass_matches(node, problem)).kernel_problem(problem)
         assert list(cutlass._problems("bf16", "rc", epilogue, SIZES)) == [asked]
 
     def test_classes_are_multiplied(

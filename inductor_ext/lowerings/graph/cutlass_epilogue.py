@@ -373,6 +373,10 @@ def _may_be_of_a_size(number: float) -> bool:
     return False
 
 
+_UNARY = "abs", "erf", "exp", "log", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sqrt", "tanh"
+"""Unary operators of ATen with the same name in the epilogue."""
+
+
 @functools.cache
 def _operators() -> Mapping[Any, Callable[..., Node]]:
     """Return ATen's pointwise operators as functions of values."""
@@ -417,19 +421,7 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
         aten.where.self: functools.partial(apply, "where"),
         aten.pow.Tensor_Scalar: power,
     }
-    for name in (
-        "relu",
-        "sigmoid",
-        "tanh",
-        "erf",
-        "exp",
-        "log",
-        "abs",
-        "neg",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-    ):
+    for name in _UNARY:
         found[getattr(aten, name).default] = functools.partial(apply, name)
     for name in ("lt", "le", "gt", "ge"):
         for overload in ("Scalar", "Tensor"):

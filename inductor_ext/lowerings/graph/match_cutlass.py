@@ -1,7 +1,7 @@
 """Matching of a matmul and the pointwise nodes after it for one CUTLASS kernel.
 
 `find_cutlass_matches` yields what a CUTLASS kernel could compute, from the longest epilogue down to
-the matmul alone; `apply` replaces the nodes of one reading by one call. All sizes except M must be
+the matmul alone; `apply` replaces the nodes of one match by one call. All sizes except M must be
 static, because the alignment that a kernel assumes must hold for all sizes.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,10 @@ class CutlassMatch:
     """The matmul, or the output of a fusion, and the pointwise nodes after it, in order."""
     outputs: tuple[fx.Node, ...]
     """The nodes that are used outside; the kernel's own output first."""
-    fused: GraphEpilogue
+    epilogue: GraphEpilogue
     fusion: Fusion | None
     """The fusion of a matmul with a dequantized B."""
-    own: bool
+    is_matmul_only: bool
     """Whether nothing is fused, and the epilogue is left to other kernels."""
 
     @property
@@ -55,19 +55,19 @@ class CutlassMatch:
         """The number of stored tensors that are computed from the matmul result."""
         return sum(_is_computed(output, self.nodes[0]) for output in self.outputs)
 
-    def told(self, problem: GemmProblem) -> GemmProblem:
+    def kernel_problem(self, problem: GemmProblem) -> GemmProblem:
         """Return a problem of this place as the problem of a kernel with this epilogue tree.
 
         Args:
             problem: with the whole epilogue.
         """
-        tree = self.fused.epilogue
-        if self.own:
+        tree = self.epilogue.epilogue
+        if self.is_matmul_only:
             epilogue = dataclasses.replace(problem.epilogue, tree=tree)
             return dataclasses.replace(problem, epilogue=epilogue)
         inputs = {
             given: behind
-            for given, inp in zip(self.fused.inputs, tree.inputs, strict=True)
+            for given, inp in zip(self.epilogue.inputs, tree.inputs, strict=True)
             if (behind := inp.behind) is not None
         }
         operations = tree.operations
@@ -127,9 +127,9 @@ def _nodes_used_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def apply(
-    graph: fx.Graph, reading: CutlassMatch, target: Callable[..., Any]
+    graph: fx.Graph, match: CutlassMatch, target: Callable[..., Any]
 ) -> tuple[fx.Node, CutlassArguments]:
-    """Replace the nodes of a reading by one call.
+    """Replace the nodes of a match by one call.
 
     The call gets A, B, the end offsets of a grouped matmul, the tensors that the epilogue reads,
     and its scalars that are known only at run time. Its value is the stored tensor, or a tuple of
@@ -137,30 +137,28 @@ def apply(
 
     Args:
         graph: the graph that was read.
-        reading: one from `find_cutlass_matches`, of the graph as it is now.
+        match: one from `find_cutlass_matches`, of the graph as it is now.
         target: a function for Inductor, with the attribute `_inductor_lowering_function`.
 
     Returns:
         The call, and what reads its arguments.
     """
-    import torch
-
-    product, fused = reading.nodes[0], reading.fused
+    product, fused = match.nodes[0], match.epilogue
     order = {node: index for index, node in enumerate(graph.nodes)}
-    anchor = min(reading.outputs, key=order.__getitem__)
+    anchor = min(match.outputs, key=order.__getitem__)
     numbers = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
     factors = _matmul_inputs(product)
-    if reading.fusion is not None:
-        hoist(anchor, (*reading.fusion.inputs, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
+    if match.fusion is not None:
+        hoist(anchor, (*match.fusion.inputs, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
     else:
         hoist(anchor, (*factors, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
-    flat = [_flat_value(output, product) for output in reading.outputs]
-    views = {output: _view_sizes(output, reading) for output in reading.outputs}
+    flat = [_flat_value(output, product) for output in match.outputs]
+    views = {output: _view_sizes(output, match) for output in match.outputs}
     with graph.inserting_before(anchor):
-        if reading.fusion is not None:
-            operands = call_operands(graph, reading.fusion, product)
+        if match.fusion is not None:
+            operands = call_operands(graph, match.fusion, product)
             factors = [operands.a, *operands.weights]
-        inputs = [_add_input_view(graph, inp, reading) for inp in fused.inputs]
+        inputs = [_add_input_view(graph, inp, match) for inp in fused.inputs]
         arguments = (*factors, *inputs, *numbers)
         if len(flat) == 1 and views[anchor] is None:
             call = anchor
@@ -170,7 +168,26 @@ def apply(
             call.meta = dict(product.meta)
     call.meta["val"] = flat[0] if len(flat) == 1 else tuple(flat)
     call.meta.pop("eager_input_vals", None)
-    for index, (output, value) in enumerate(zip(reading.outputs, flat, strict=True)):
+    _replace_outputs(graph, call, match, flat, views)
+    for node in reversed(match.replaced):
+        if node not in match.outputs:
+            graph.erase_node(node)
+    scalars = tuple(None if scalar in numbers else scalar for scalar in fused.scalars)
+    info = CutlassArguments(fused.epilogue, len(inputs), len(factors) == 3, scalars)  # type: ignore[arg-type]
+    return call, info
+
+
+def _replace_outputs(
+    graph: fx.Graph,
+    call: fx.Node,
+    match: CutlassMatch,
+    flat: Sequence[torch.Tensor],
+    views: Mapping[fx.Node, list[Any] | None],
+) -> None:
+    """Make the outputs of a match results of its call, with their sizes in `views` if any."""
+    import torch
+
+    for index, (output, value) in enumerate(zip(match.outputs, flat, strict=True)):
         part = call
         if len(flat) > 1:
             with graph.inserting_before(output):
@@ -184,12 +201,6 @@ def apply(
             output.meta["val"] = value
             replace_call(output, operator.getitem, part.args)
             graph.erase_node(part)
-    for node in reversed(reading.replaced):
-        if node not in reading.outputs:
-            graph.erase_node(node)
-    scalars = tuple(None if scalar in numbers else scalar for scalar in fused.scalars)
-    info = CutlassArguments(fused.epilogue, len(inputs), len(factors) == 3, scalars)  # type: ignore[arg-type]
-    return call, info
 
 
 def _matmul_inputs(product: fx.Node) -> list[Any]:
@@ -209,27 +220,27 @@ def _flat_value(output: fx.Node, product: fx.Node) -> torch.Tensor:
     return like.new_empty_strided(like.shape, like.stride(), dtype=found.dtype)
 
 
-def _view_sizes(output: fx.Node, reading: CutlassMatch) -> list[Any] | None:
+def _view_sizes(output: fx.Node, match: CutlassMatch) -> list[Any] | None:
     """Return the sizes of an output as a view of its matrix; None if it is the matrix."""
-    product = reading.nodes[0]
+    product = match.nodes[0]
     if shape(output) == shape(product):
         return None
     view: Any = next(
-        node for node in reading.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
+        node for node in match.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
     )
     return [*view.args[1][:-1], shape(output)[-1]]
 
 
-def _add_input_view(graph: fx.Graph, given: fx.Node, reading: CutlassMatch) -> fx.Node:
+def _add_input_view(graph: fx.Graph, given: fx.Node, match: CutlassMatch) -> fx.Node:
     """Return an input of the epilogue with the sizes that match the matmul output."""
     import torch
 
-    view = reading.fused.views.get(given)
+    view = match.epilogue.views.get(given)
     value: torch.Tensor = matmul_nodes.value_of(given)
     if view is not None:
         sizes: Sequence[Any] = view.sizes
         value = view.of(value)
-    elif reading.nodes[0].meta["val"].dim() == 2 and value.dim() > 2:
+    elif match.nodes[0].meta["val"].dim() == 2 and value.dim() > 2:
         sizes = (-1, value.shape[-1])
         value = as_matrix(value, value.numel() // value.shape[-1])
     else:

@@ -23,41 +23,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.cleanup import clean_graph
+from inductor_ext.lowerings.graph.dequant_reader import MOST_NODES, DequantReader, dtype_name
 from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
     is_cast,
-    is_computed_in_float32,
     is_contiguous,
     is_view,
     shape,
 )
 from inductor_ext.lowerings.graph.strided_views import (
     Atom,
-    Dims,
-    StoredTensor,
-    broadcast,
     require,
     static_shape,
-    through_view,
-    view_source,
 )
-from inductor_ext.lowerings.operands import FusedOperands, KernelConstants
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import (
-    FP8,
     HALF,
     Dequant,
     Epilogue,
     EpilogueInput,
-    GemmProblem,
-    Operand,
     Prologue,
 )
 
@@ -65,12 +55,6 @@ if TYPE_CHECKING:
     from torch import fx
 
 __all__ = ["add_scales", "find_dequantized_matmuls"]
-
-MOST_NODES = 40
-"""Limit on the nodes between the stored tensor and the matmul."""
-
-MOST_ZERO = {4: 100, 8: 128}
-"""The largest constant zero point that kernels subtract, by the number of bits."""
 
 
 def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion]:
@@ -110,7 +94,7 @@ def _match_matmul(node: fx.Node) -> Fusion:
     *bias, a, b = node.args
     require(problem.a.dtype in HALF, f"operands of {problem.a.dtype}")
     static_shape(b)  # type: ignore[arg-type]
-    read = _Reader(problem)
+    read = DequantReader(problem)
     read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
     dequant = read.dequant()
     mixed = dataclasses.replace(
@@ -132,14 +116,14 @@ def add_scales(fusion: Fusion) -> Fusion:
     Args:
         fusion: one from `find_dequantized_matmuls`.
     """
-    found, dtype = fusion, _dtype_of(fusion.outputs[0])
+    found, dtype = fusion, dtype_name(fusion.outputs[0])
     node = fusion.outputs[0]
     passed: list[fx.Node] = []
     while len(node.users) == 1 and len(passed) < MOST_NODES:
         (user,) = node.users
         passed.append(user)
         if is_cast(user):
-            if found is not fusion and _dtype_of(user) == dtype != found.problem.out:
+            if found is not fusion and dtype_name(user) == dtype != found.problem.out:
                 found = _extend_to(user, found, passed)
         elif not is_view(user):
             extended = _add_operand(found, user, node)
@@ -154,7 +138,7 @@ def add_scales(fusion: Fusion) -> Fusion:
 
 def _extend_to(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
     """Return a fusion extended by the nodes after it up to its new output."""
-    problem = dataclasses.replace(fusion.problem, out=_dtype_of(output))
+    problem = dataclasses.replace(fusion.problem, out=dtype_name(output))
     nodes = tuple(dict.fromkeys((*fusion.nodes, *passed)))
     return dataclasses.replace(fusion, problem=problem, nodes=nodes, outputs=(output,))
 
@@ -182,360 +166,22 @@ def _add_operand(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | No
         kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(source), output)
         while is_view(source) or is_cast(source):
             source = source.all_input_nodes[0]
-        if not is_contiguous(source) or _dtype_of(source) not in ("float32", problem.a.dtype):
+        if not is_contiguous(source) or dtype_name(source) not in ("float32", problem.a.dtype):
             return None
     except (matmul_nodes.NotCovered, Unreadable):
         return None
     if node.target is aten.mul.Tensor and dequant.scales == "none" and kind in ("row", "scalar"):
         scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"
         view = View((problem.n,) if kind == "row" else ())
-        dequant = Dequant(scales, scale_dtype=_dtype_of(source))
+        dequant = Dequant(scales, scale_dtype=dtype_name(source))
         return dataclasses.replace(
             fusion,
             problem=dataclasses.replace(problem, prologue=Prologue(dequant=dequant)),
             operands=dataclasses.replace(fusion.operands, scales=(ViewedNode(source, view),)),
         )
     if node.target is aten.add.Tensor and shape(source) == (problem.n,) and kind == "row":
-        epilogue = Epilogue((EpilogueInput(_dtype_of(source), "row"),), 1)
+        epilogue = Epilogue((EpilogueInput(dtype_name(source), "row"),), 1)
         problem = dataclasses.replace(problem, epilogue=epilogue)
         operands = dataclasses.replace(fusion.operands, biases=(ViewedNode(source),))
         return dataclasses.replace(fusion, problem=problem, operands=operands)
     return None
-
-
-# Dequantization
-
-
-_BYTES = frozenset({"int8", "uint8"}) | FP8
-_INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
-
-
-@dataclass
-class _Reader:
-    """Reader of the computation of B, from the matmul back to the stored tensor."""
-
-    problem: GemmProblem
-    nodes: list[fx.Node] = field(default_factory=list)
-    """All nodes that the kernel replaces."""
-    stored: StoredTensor | None = None
-    scale: StoredTensor | None = None
-    zero: StoredTensor | None = None
-    dtype: str = ""
-    """The dtype of the stored tensor; `int4` or `uint4` for packed pairs."""
-    constant: int = 0
-    """The constant that is subtracted from all of B."""
-    inverted: bool = False
-    """Whether the highest of 4 bits is inverted, which turns the two's complement of n into n + 8.
-    """
-    high_first: bool = False
-    wide: bool = False
-    """Whether any step is computed in float32."""
-    bits: int = 8
-    """Largest width of the stored integers for which the integer arithmetic before the conversion
-    to float cannot overflow."""
-    wraps: bool = False
-    """Whether that arithmetic uses uint8, so that no value may be negative."""
-
-    def weight(self, node: Any, dims: Dims) -> None:
-        """Read the nodes that B is computed from.
-
-        Raises:
-            NotCovered: an operation is unknown or not supported by kernels.
-        """
-        import torch
-
-        aten = torch.ops.aten
-        while len(self.nodes) < MOST_NODES:
-            target = node.target
-            moved = through_view(node, dims)
-            if target is aten.cat.default:
-                return self._pairs(node, dims)
-            if moved is None and not self._computes(node):
-                return self._bytes(node, dims)
-            self.nodes.append(node)
-            if moved is not None:
-                node, dims = moved
-            elif target is torch.ops.prims.convert_element_type.default:
-                node = node.args[0]
-            elif target is aten.bitwise_xor.Scalar:
-                require(node.args[1] == 8 and not self.inverted, "bits are inverted")
-                self.inverted = True
-                node = node.args[0]
-            else:
-                node, dims = self._arithmetic(node, dims)
-        raise matmul_nodes.NotCovered("too many steps")
-
-    def _computes(self, node: fx.Node) -> bool:
-        """Whether a node is a step of the dequantization instead of a stored tensor."""
-        import torch
-
-        aten = torch.ops.aten
-        if node.target is torch.ops.prims.convert_element_type.default:
-            kind, source = _dtype_of(node), _dtype_of(node.args[0])
-            floats = ("float32", self.problem.a.dtype)
-            integers = kind in _INTEGERS and source in _INTEGERS
-            if integers and kind in ("int8", "uint8"):
-                self.bits = 4
-                self.wraps |= kind == "uint8"
-            return kind in floats or integers
-        arithmetic = (aten.mul.Tensor, aten.sub.Tensor, aten.sub.Scalar, aten.bitwise_xor.Scalar)
-        return node.target in arithmetic
-
-    def _arithmetic(self, node: fx.Node, dims: Dims) -> tuple[Any, Dims]:
-        """Record a scale or a zero point; return the rest of B and its dimensions."""
-        import torch
-
-        aten = torch.ops.aten
-        kind = _dtype_of(node)
-        require(kind in (*_INTEGERS, "float32", self.problem.a.dtype), f"b is computed in {kind}")
-        self.wide |= kind == "float32"
-        operands: Any = node.args[:2]
-        left, right = operands
-        if node.target is not aten.mul.Tensor:
-            require(not node.kwargs, "a zero point that is scaled")
-            require(kind != "uint8", "integers wrap around below 0")
-            if kind == "int8":
-                self.bits = 4
-            if isinstance(right, (int, float)):
-                known = not self.constant and right in range(MOST_ZERO[8] + 1)
-                require(known, "a zero point that kernels do not subtract")
-                self.constant = int(right)
-                return left, broadcast(dims, static_shape(left))
-            require(self.zero is None and kind != "int8", "a zero point of zero points")
-            self.zero = self._shared(right, dims)
-            return left, broadcast(dims, static_shape(left))
-        require(self.scale is None and self.zero is None and not self.constant, "two scales")
-        if not _is_quantized(left):
-            left, right = right, left
-        self.scale = self._shared(right, dims)
-        return left, broadcast(dims, static_shape(left))
-
-    def _shared(self, node: Any, dims: Dims) -> StoredTensor:
-        """Return the stored tensor of a scale or zero point, behind views and lossless conversions,
-        which kernels do themselves.
-        """
-        dims = broadcast(dims, static_shape(node))
-        visited: list[fx.Node] = []
-        while True:
-            moved = through_view(node, dims)
-            if moved is None and _is_lossless_cast(node):
-                moved = node.args[0], dims
-            if moved is None or len(visited) == MOST_NODES:
-                break
-            visited.append(node)
-            node, dims = moved
-        # A node with other users stays in the graph; the kernel does not read it.
-        for item in visited:
-            if not set(item.users) <= {*self.nodes}:
-                break
-            self.nodes.append(item)
-        return StoredTensor(node, dims)
-
-    def _bytes(self, node: Any, dims: Dims) -> None:
-        self.dtype = _dtype_of(node)
-        require(self.dtype in _BYTES, f"b is computed from {self.dtype}")
-        require(self.bits == 8, "integers wrap around in 8 bits")
-        require(not self.inverted, "bits are inverted")
-        self.stored = StoredTensor(node, dims)
-
-    def _pairs(self, node: Any, dims: Dims) -> None:
-        """Read both halves of the same bytes, joined along K."""
-        parts, axis = node.args[0], (*node.args[1:], 0)[0]
-        require(len(parts) == 2 and bool(dims[axis]), "no pairs")
-        first, *rest = dims[axis]
-        require(first.size % 2 == 0, "parts of different sizes")
-        inner = first.size // 2
-        require(
-            (first.axis, first.stride * inner) == ("k", 1), "packed values that are not adjacent"
-        )
-        left = [Atom(inner, first.axis, first.stride)] if inner > 1 else []
-        place = axis % len(dims)
-        own = (*dims[:place], (*left, *rest), *dims[place + 1 :])
-        self.nodes.append(node)
-        halves = [self._half(part, own) for part in parts]
-        (stored, high, signed), other = halves
-        require(other == (stored, not high, signed), "halves of different bytes")
-        self.stored, self.high_first = stored, high
-        require(not (signed and (self.inverted or self.wraps)), "bits are inverted")
-        if self.inverted:
-            require(self.constant >= 8, "bits are inverted")
-            self.constant -= 8
-        self.dtype = "int4" if signed or self.inverted else "uint4"
-
-    def _half(self, node: Any, dims: Dims) -> tuple[StoredTensor, bool, bool]:
-        """Return the bytes of which a node is one half, whether it is the upper half, and whether
-        it is signed.
-        """
-        import torch
-
-        aten = torch.ops.aten
-        right = (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
-        left = (aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar)
-        operations: list[tuple[str, int]] = []
-        signed = False
-        while len(self.nodes) < MOST_NODES:
-            moved = through_view(node, dims)
-            if moved is None and node.target is torch.ops.prims.convert_element_type.default:
-                require(_dtype_of(node) in ("int16", "int32", "int64"), "numbers change in between")
-                moved = node.args[0], dims
-            names = {aten.bitwise_and.Scalar: "and", **dict.fromkeys(right, "right")}
-            name = {**names, **dict.fromkeys(left, "left")}.get(node.target)
-            if moved is None and name is None:
-                break
-            self.nodes.append(node)
-            if moved is not None:
-                node, dims = moved
-                continue
-            if name == "right" and not operations:
-                # An arithmetic right shift extends the sign.
-                signed = _dtype_of(node) != "uint8"
-            if name == "left":
-                require(_dtype_of(node) == "int8", "bits are shifted out of 8 only")
-            operations.append((str(name), node.args[1]))
-            node = node.args[0]
-        kind = _dtype_of(node)
-        require(kind in ("int8", "uint8"), f"pairs in {kind}")
-        signed = signed and kind == "int8"
-        known = {
-            (("and", 15),): (False, False),
-            (("right", 4),): (True, signed),
-            (("and", 15), ("right", 4)): (True, False),
-            (("right", 4), ("left", 4)): (False, True),
-        }
-        require(tuple(operations) in known, "values that are not 4-bit halves of bytes")
-        return (StoredTensor(node, dims), *known[tuple(operations)])
-
-    def operand(self) -> Operand:
-        """Return B as an operand, in elements of its dtype."""
-        assert self.stored is not None
-        value = self.stored.view().of(matmul_nodes.value_of(self.stored.node))
-        found = matmul_nodes.operand(value)
-        if not self._is_packed:
-            return found
-        row, column = found.strides
-        strides = (1, 2 * column) if found.layout == "column" else (row, column)
-        return Operand(self.dtype, strides, 2 * found.alignment)
-
-    def dequant(self) -> Dequant:
-        """Return the dequantization.
-
-        Raises:
-            NotCovered: a kernel cannot compute it.
-        """
-        assert self.stored is not None
-        problem = self.problem
-        atoms = self.stored.atoms()
-        k = Atom(problem.k // 2, "k", 2) if self._is_packed else Atom(problem.k, "k", 1)
-        whole = {atom.axis: atom for atom in (k, Atom(problem.n, "n", 1)) if atom.size > 1}
-        require(atoms == whole, "the weight is a slice of the stored tensor")
-        require(self.constant <= MOST_ZERO[4 if self._is_packed else 8], "a large zero point")
-        whole_numbers = self.dtype in ("uint8", "int4", "uint4")
-        require(self.constant == 0 or whole_numbers, f"a zero point of {self.dtype}")
-        if self.scale is None:
-            require(self.zero is None, "zero points without scales")
-            return Dequant()
-        group = self._group(self.scale)
-        if self.zero is not None:
-            group = group or problem.k
-        for stored in filter(None, (self.scale, self.zero)):
-            require(not group or (self._group(stored) or problem.k) == group, "groups differ")
-            require(not group or "n" in stored.atoms() or problem.n == 1, "one zero for all")
-        kind = "group" if group else "column" if self.scale.atoms() else "tensor"
-        return Dequant(
-            kind,  # type: ignore[arg-type]
-            group,
-            self.zero is not None,
-            scale_dtype=_dtype_of(self.scale.node),
-        )
-
-    @property
-    def _is_packed(self) -> bool:
-        return self.dtype in ("int4", "uint4")
-
-    def operands(self, a: fx.Node, dequant: Dequant) -> FusedOperands[ViewedNode]:
-        """Return A and what B is computed from.
-
-        Raises:
-            NotCovered: a scale is not contiguous.
-        """
-        assert self.stored is not None
-
-        def viewed(stored: StoredTensor | None) -> tuple[ViewedNode, ...]:
-            if stored is None:
-                return ()
-            view = stored.view()
-            if not dequant.group:
-                view = View(tuple(size for size in view.sizes if size > 1))
-                # The kernel assumes that they are contiguous.
-                value = view.of(matmul_nodes.value_of(stored.node))
-                require(value.is_contiguous(), "scales apart")
-            return (ViewedNode(stored.node, view),)
-
-        weight = ViewedNode(self.stored.node, self.stored.view())
-        return FusedOperands(ViewedNode(a), (weight,), viewed(self.scale), viewed(self.zero))
-
-    def constants(self, dequant: Dequant) -> KernelConstants:
-        """Return the constants of a kernel with a dequantization."""
-
-        def words(stored: StoredTensor | None) -> int | None:
-            if stored is None or not dequant.group or stored.words() == 1:
-                return None
-            return stored.words()
-
-        return KernelConstants(
-            scale_words=words(self.scale),
-            zero_words=words(self.zero),
-            wide=True if dequant.group and self.wide else None,
-            zero=self.constant or None,
-            high_first=True if self._is_packed and self.high_first else None,
-        )
-
-    def _group(self, stored: StoredTensor) -> int:
-        """Return the number of elements along K that share a scale or zero point; 0 if all do."""
-        atoms = stored.atoms()
-        n = atoms.get("n")
-        require(n is None or n == Atom(self.problem.n, "n", 1), "a part of N shares a scale")
-        k = atoms.get("k")
-        if k is None:
-            return 0
-        require(k.size * k.stride == self.problem.k, "a part of K shares a scale")
-        return k.stride
-
-
-def _dtype_of(node: Any) -> str:
-    return matmul_nodes.dtype_of(matmul_nodes.value_of(node))
-
-
-def _is_quantized(node: Any) -> bool:
-    """Whether a factor of a multiplication is B and not its scale: it is computed from integers or
-    float8.
-    """
-    import torch
-
-    aten = torch.ops.aten
-    steps = (torch.ops.prims.convert_element_type.default, aten.sub.Tensor, aten.sub.Scalar)
-    for _ in range(MOST_NODES):
-        if node.target is aten.cat.default:
-            return True
-        if node.target not in steps and view_source(node) is None:
-            break
-        node = node.args[0]
-        if not isinstance(node, torch.fx.Node):
-            return False
-    return _dtype_of(node) in _BYTES
-
-
-def _is_lossless_cast(node: fx.Node) -> bool:
-    """Whether a node is a conversion that neither truncates nor wraps. Between 16-bit and 32-bit
-    floats, and from integers to floats, it may round, as elsewhere.
-    """
-    import torch
-
-    if node.target is not torch.ops.prims.convert_element_type.default:
-        return False
-    if _dtype_of(node.args[0]) not in _INTEGERS:
-        return is_cast(node)
-    if _dtype_of(node) not in _INTEGERS:
-        return is_computed_in_float32(node.meta["val"])
-    before, after = (torch.iinfo(item.meta["val"].dtype) for item in (*node.all_input_nodes, node))
-    return bool(after.min <= before.min and before.max <= after.max)

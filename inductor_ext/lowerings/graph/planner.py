@@ -190,15 +190,17 @@ class Planner:
         """Return a site with what a CUTLASS kernel would compute there, if one is requested for any
         size.
         """
-        if not self.options.wanted or site.others or len(site.outputs) > 1:
+        if not self.options.wanted or site.other_symbols or len(site.outputs) > 1:
             return site
         (output,), fuses = site.outputs, self.options.fuses
-        for reading in match_cutlass.find_cutlass_matches(
+        for match in match_cutlass.find_cutlass_matches(
             output, site.problem, site.fusion, fuses=fuses
         ):
-            found = dataclasses.replace(site, reading=reading, covered=self.decider.wants_cutlass)
+            found = dataclasses.replace(
+                site, cutlass=match, requests_cutlass=self.decider.wants_cutlass
+            )
             if not decide.is_forced():
-                if is_one_inductor_kernel(reading):
+                if is_one_inductor_kernel(match):
                     return found
                 continue
             # Take the longest epilogue for which the caller forces a CUTLASS kernel.
@@ -211,7 +213,7 @@ class Planner:
 
     def _refreshed_site(self, site: Site, taken: set[fx.Node]) -> Site:
         """Return the site after other sites have replaced nodes of its epilogue."""
-        if site.reading is None or taken.isdisjoint(site.reading.nodes):
+        if site.cutlass is None or taken.isdisjoint(site.cutlass.nodes):
             return site
         configs = (self.decider[problem].config for problem in self._problems(site))
         if not any(isinstance(config, CutlassConfig) for config in configs):
@@ -227,16 +229,16 @@ class Planner:
 
     def _sizes(self, site: Site) -> list[int]:
         """Return the values of M to decide at, ascending; only one if M is static."""
-        rows = site.rows
+        rows = site.m
         if isinstance(rows, int):
             return [site.problem.m]
         if self.rows is not None:
             return [self.rows]
-        if not rows.node.expr.is_symbol and rows.node.expr.free_symbols & site.others:
+        if not rows.node.expr.is_symbol and rows.node.expr.free_symbols & site.other_symbols:
             # The other sizes cannot be computed from a value of M.
             return [site.problem.m]
         sizes = tuned_sizes(rows, self.settings)
-        if sizes and site.reading is not None:
+        if sizes and site.cutlass is not None:
             # CUTLASS is not used for M below the threshold.
             edge = self.options.threshold(site.problem) - 1
             if m_bounds(rows)[0] <= edge < sizes[-1]:
@@ -244,7 +246,7 @@ class Planner:
         return sizes or [site.problem.m]
 
     def _problems(self, site: Site) -> list[GemmProblem]:
-        return [site.at(size) for size in self._sizes(site)]
+        return [site.problem_at(size) for size in self._sizes(site)]
 
     def _decide(self, sites: Sequence[Site]) -> None:
         """Decide on all problems of the sites."""
@@ -277,7 +279,7 @@ class Planner:
             for site in sites
         }
         first = [site for site in sites if not wholes[id(site)]]
-        self._decide([*first, *(site for site in alone if site.reading is None)])
+        self._decide([*first, *(site for site in alone if site.cutlass is None)])
         near = {id(site) for site in first if self._is_near(site)}
         turns: tuple[list[Site], list[Site]] = ([], [])
         for site in sites:
@@ -369,7 +371,7 @@ class Planner:
         for node in products:
             problem = matmul_nodes.problem_of(node)
             found = None if problem is None else self._plain_site(node, problem)
-            inside = found.reading.nodes if found is not None and found.reading else ()
+            inside = found.cutlass.nodes if found is not None and found.cutlass else ()
             if computing <= {*products, *inside}:
                 return found
         return None
@@ -388,8 +390,8 @@ class Planner:
         problem, decision = asked[-1], decisions[-1]
         graph = self.gm.graph
         if isinstance(decision.config, CutlassConfig):
-            assert site.reading is not None
-            return self._apply_cutlass(site, site.reading, problem, decision)
+            assert site.cutlass is not None
+            return self._apply_cutlass(site, site.cutlass, problem, decision)
         if site.fusion is None:
             self._set_plan(site.nodes[0], problem, decision)
             return frozenset()
@@ -445,8 +447,8 @@ class Planner:
         ]
         nodes, outputs = site.nodes, site.outputs
         if any(isinstance(config, CutlassConfig) for config in configs):
-            assert site.reading is not None
-            nodes, outputs = site.reading.replaced, site.reading.outputs
+            assert site.cutlass is not None
+            nodes, outputs = site.cutlass.replaced, site.cutlass.outputs
         elif isinstance(site.fusion, match_row_amax.RowAmaxFusion):
             together = {*nodes, *site.fusion.behind}
             if not is_written_between(together):

@@ -49,18 +49,18 @@ class Site:
     """The axes of `a` whose sizes multiply to M."""
     fusion: Fusion | None = None
     """How the nodes become one; None for an unfused matmul."""
-    reading: match_cutlass.CutlassMatch | None = None
+    cutlass: match_cutlass.CutlassMatch | None = None
     """What a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
-    covered: Callable[[GemmProblem], bool] = lambda problem: False
+    requests_cutlass: Callable[[GemmProblem], bool] = lambda problem: False
     """Whether a CUTLASS kernel is requested for a problem."""
 
     @property
-    def rows(self) -> Any:
+    def m(self) -> Any:
         """M, an int or a SymInt."""
         return math.prod(self.a.meta["val"].shape[axis] for axis in self.axes)
 
     @property
-    def others(self) -> set[sympy.Symbol]:
+    def other_symbols(self) -> set[sympy.Symbol]:
         """The symbols in N, K and the batch size."""
         own = self.a.meta["val"].shape
         sizes = [size for axis, size in enumerate(own) if axis not in self.axes]
@@ -69,21 +69,21 @@ class Site:
             sizes.append(self.nodes[0].meta["val"].shape[-1])
         return {symbol for size in sizes for symbol in sympy.sympify(size).free_symbols}
 
-    def at(self, rows: int) -> GemmProblem:
+    def problem_at(self, rows: int) -> GemmProblem:
         """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
         M follow it.
         """
-        found = self._at(rows)
-        if self.reading is None:
+        found = self._problem_at(rows)
+        if self.cutlass is None:
             return found
-        told = self.reading.told(found)
-        return told if self.covered(told) else found
+        kernel_problem = self.cutlass.kernel_problem(found)
+        return kernel_problem if self.requests_cutlass(kernel_problem) else found
 
-    def _at(self, rows: int) -> GemmProblem:
-        if self.fusion is None and not isinstance(self.rows, int):
-            symbol = self.rows.node.expr
+    def _problem_at(self, rows: int) -> GemmProblem:
+        if self.fusion is None and not isinstance(self.m, int):
+            symbol = self.m.node.expr
             strides = (sympy.sympify(item) for item in self.a.meta["val"].stride())
-            if symbol in self.others or any(stride.has(symbol) for stride in strides):
+            if symbol in self.other_symbols or any(stride.has(symbol) for stride in strides):
                 hints = {symbol: rows}
                 problem = matmul_nodes.problem_of(self.nodes[0], hints)
                 if problem is not None:
@@ -104,21 +104,21 @@ def is_small_group(site: Site) -> bool:
     together = problem.operation == "mixed" and len(problem.parts) > 1
     # A kernel that also computes the norm may be slower than one that does not.
     plain = problem.norm is None or problem.norm.kind != "rms"
-    return together and plain and isinstance(site.rows, int) and site.rows <= SMALL_M
+    return together and plain and isinstance(site.m, int) and site.m <= SMALL_M
 
 
 def saves_only_launches(site: Site) -> bool:
     """Whether a site's kernel saves only launches, so that it may lose to cuBLAS: a shared-input
     kernel with large M, whose separate matmuls would read A from L2 anyway.
     """
-    return len(site.outputs) > 1 and isinstance(site.rows, int) and site.rows > SMALL_M
+    return len(site.outputs) > 1 and isinstance(site.m, int) and site.m > SMALL_M
 
 
-def is_one_inductor_kernel(reading: match_cutlass.CutlassMatch) -> bool:
+def is_one_inductor_kernel(match: match_cutlass.CutlassMatch) -> bool:
     """Whether Inductor would compute the epilogue in exactly one kernel, as the reference program
     does against which a fused kernel is timed.
     """
-    inside = reading.nodes
+    inside = match.nodes
     if len(inside) == 1:
         return True
 
@@ -130,10 +130,10 @@ def is_one_inductor_kernel(reading: match_cutlass.CutlassMatch) -> bool:
 
     # Inductor fuses into that kernel the producers that only it reads, and the kernel itself into
     # its readers: see `epilogue_region.add_epilogue`.
-    before = filter(epilogue_region.is_computed, reading.fused.inputs)
+    before = filter(epilogue_region.is_computed, match.epilogue.inputs)
     return not (
         any(map(is_read_only_within, before))
-        or any(epilogue_region.is_read_by_inductor(output, inside) for output in reading.outputs)
+        or any(epilogue_region.is_read_by_inductor(output, inside) for output in match.outputs)
     )
 
 

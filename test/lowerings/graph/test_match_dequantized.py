@@ -216,8 +216,8 @@ class TestBytes:
             tensor(N, K, dtype=U8),
             tensor(N, K // G, dtype=F32),
         )
-        assert found.problem.prologue is not None
-        assert found.problem.prologue.scale_dtype == "float32"
+        assert found.problem.dequant is not None
+        assert found.problem.dequant.scale_dtype == "float32"
         assert found.constants.constexprs() == {"ZERO": 100, "WIDE": True}
         assert operand_count(found) == 3
 
