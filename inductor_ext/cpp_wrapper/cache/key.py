@@ -162,11 +162,11 @@ def ingredients(
             post_grad_pass.cache_key(settings, program.graph_module),
         ),
         "options": _serialize_options(serializer, patches),
-        "foreign": _foreign_code(),
-        "state": _process_state(serializer),
-        "environment": _environment(),
-        "software": _software(),
-        "hardware": _hardware(serializer.devices),
+        "foreign": _list_foreign_code(),
+        "state": _read_process_state(serializer),
+        "environment": _read_environment(),
+        "software": _describe_software(),
+        "hardware": _describe_hardware(serializer.devices),
         "extra": serializer.serialize(tuple(extra)),
     }
 
@@ -300,7 +300,7 @@ def _serialize_option(serializer: Serializer, name: str, value: Any, default: An
         ) from None
 
 
-def _foreign_code() -> Any:
+def _list_foreign_code() -> Any:
     """Return keys of third-party code registered with Inductor. Skips modules not yet imported.
 
     Raises:
@@ -328,7 +328,7 @@ def _foreign_code() -> Any:
     return passes
 
 
-def _process_state(serializer: Serializer) -> Any:
+def _read_process_state(serializer: Serializer) -> Any:
     """Return the state of this process and thread that affects tracing or lowering."""
     import torch
     from torch.utils import _python_dispatch
@@ -368,7 +368,7 @@ def _process_state(serializer: Serializer) -> Any:
     )
 
 
-def _environment() -> list[tuple[str, str]]:
+def _read_environment() -> list[tuple[str, str]]:
     return sorted(
         (name, value)
         for name, value in os.environ.items()
@@ -377,7 +377,7 @@ def _environment() -> list[tuple[str, str]]:
     )
 
 
-def _software() -> Any:
+def _describe_software() -> Any:
     import torch
 
     distributions = []
@@ -393,7 +393,7 @@ def _software() -> Any:
         distributions,
         (torch.__version__, torch.version.git_version, torch.version.cuda, torch.version.hip),
         _torch_files(),
-        [(*compiler, _identity(compiler[2])) for compiler in compilers],
+        [(*compiler, _file_identity(compiler[2])) for compiler in compilers],
     )
 
 
@@ -415,11 +415,11 @@ def _torch_files() -> str:
             for name in names:
                 if not name.endswith(".pyc"):
                     path = os.path.join(parent, name)
-                    files.append((os.path.relpath(path, root), *_identity(path)))
+                    files.append((os.path.relpath(path, root), *_file_identity(path)))
     return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
 
 
-def _identity(path: str | None) -> tuple[int, ...]:
+def _file_identity(path: str | None) -> tuple[int, ...]:
     """Return (size, mtime in ns) of a file, to detect changes; empty if there is no such file."""
     if path is None:
         return ()
@@ -430,7 +430,7 @@ def _identity(path: str | None) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns
 
 
-def _hardware(devices: Iterable[tuple[str, int | None]]) -> Any:
+def _describe_hardware(devices: Iterable[tuple[str, int | None]]) -> Any:
     import torch
 
     parts: list[Any] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), _cpu()]

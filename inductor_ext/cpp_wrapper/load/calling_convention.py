@@ -25,7 +25,7 @@ _Flatten = Callable[[Any, list[torch.Tensor]], None]
 _Restore = Callable[[Sequence[Any]], Any]
 
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
-_NUMBERS = {"int": int, "float": float, "bool": bool}
+_SCALARS = {"int": int, "float": float, "bool": bool}
 _DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 
 
@@ -62,7 +62,7 @@ class Convention:
             exc.UnknownNodeError: a structure has a class that is not registered with pytree in this
                 process.
         """
-        inputs, outputs = _load(in_spec, path), _load(out_spec, path)
+        inputs, outputs = _load_spec(in_spec, path), _load_spec(out_spec, path)
         arguments = inputs.children() if not inputs.is_leaf() else []
         if (
             inputs.type is not tuple
@@ -73,8 +73,8 @@ class Convention:
             why = "its signature does not fit the structure of its arguments or results"
             raise exc.BadPackageError(path=path, why=why)
         leaves = _Leaves(signature.inputs if signature is not None else None)
-        positional = _positional(arguments[0], leaves)
-        named = _named(arguments[1], leaves)
+        positional = _build_positional(arguments[0], leaves)
+        named = _build_named(arguments[1], leaves)
 
         def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
             tensors: list[torch.Tensor] = []
@@ -83,7 +83,7 @@ class Convention:
             return tensors
 
         self.flatten = flatten
-        self.restore = _restore(outputs, signature.outputs if signature is not None else None)
+        self.restore = _build_restore(outputs, signature.outputs if signature is not None else None)
         only_tensors = signature is not None and all(
             isinstance(inp, signatures.TensorInput) for inp in signature.inputs
         )
@@ -93,7 +93,7 @@ class Convention:
         self.plain = inputs.num_leaves if bare else -1
 
 
-def _load(spec: str, path: str) -> pytree.TreeSpec:
+def _load_spec(spec: str, path: str) -> pytree.TreeSpec:
     try:
         loaded: pytree.TreeSpec = pytree.treespec_loads(spec)
     except NotImplementedError as error:
@@ -104,11 +104,11 @@ def _load(spec: str, path: str) -> pytree.TreeSpec:
     return loaded
 
 
-def _mismatch(why: str) -> NoReturn:
+def _raise_mismatch(why: str) -> NoReturn:
     raise exc.InputMismatchError(why=why)
 
 
-def _kind(value: object) -> str:
+def _show(value: object) -> str:
     """Return a short description of a value for error messages."""
     if isinstance(value, (bool, int, float, str)) or value is None:
         return f"{value!r:.60}"
@@ -135,7 +135,7 @@ class _Leaves:
         return leaf
 
 
-def _name_of(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
+def _name_node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
     """Return the name of a node: the name of its first leaf without the path from node to leaf."""
     first = leaves.peek()
     if first is None or spec.num_leaves == 0 or not first.path.startswith(path):
@@ -144,18 +144,18 @@ def _name_of(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
     return first.name.removesuffix(below) if below else first.name
 
 
-def _positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
+def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
     names, parts = [], []
     for at, child in enumerate(spec.children()):
-        names.append(_name_of(child, leaves, f"args[{at}]"))
-        parts.append(_node(child, leaves, f"args[{at}]"))
+        names.append(_name_node(child, leaves, f"args[{at}]"))
+        parts.append(_build_node(child, leaves, f"args[{at}]"))
     count = len(parts)
 
     def flatten(args: Any, into: list[torch.Tensor]) -> None:
         if len(args) != count:
             shown = f" ({', '.join(names)})" if names else ""
             plural = "" if count == 1 else "s"
-            _mismatch(
+            _raise_mismatch(
                 f"the artifact takes {count} positional argument{plural}{shown}, and was called "
                 f"with {len(args)}"
             )
@@ -165,23 +165,23 @@ def _positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
     return flatten
 
 
-def _named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
+def _build_named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
     parts = {
-        key: _node(child, leaves, f"kwargs[{key!r}]")
+        key: _build_node(child, leaves, f"kwargs[{key!r}]")
         for key, child in zip(spec.context, spec.children(), strict=True)
     }
 
     def flatten(kwargs: Any, into: list[torch.Tensor]) -> None:
         if kwargs.keys() != parts.keys():
             takes = f"the keyword arguments {', '.join(parts)}" if parts else "no keyword arguments"
-            _mismatch(f"the artifact takes {takes}{_difference(kwargs, parts)}")
+            _raise_mismatch(f"the artifact takes {takes}{_describe_difference(kwargs, parts)}")
         for key, part in parts.items():
             part(kwargs[key], into)
 
     return flatten
 
 
-def _difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
+def _describe_difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
     text = ""
     missing = [str(key) for key in expected if key not in actual]
     extra = [str(key) for key in actual if key not in expected]
@@ -192,25 +192,27 @@ def _difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
     return text
 
 
-def _node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> _Flatten:
+def _build_node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> _Flatten:
     if spec.is_leaf():
-        return _leaf(leaves.take())
-    name = _name_of(spec, leaves, path)
+        return _build_leaf(leaves.take())
+    name = _name_node(spec, leaves, path)
     if spec.type in (tuple, list):
-        return _sequence(spec, leaves, path, name)
+        return _build_sequence(spec, leaves, path, name)
     if spec.type in _DICTS:
-        return _dict(spec, leaves, path, name)
-    return _registered(spec, leaves, path, name)
+        return _build_dict(spec, leaves, path, name)
+    return _build_registered(spec, leaves, path, name)
 
 
-def _sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
-    parts = [_node(child, leaves, f"{path}[{at}]") for at, child in enumerate(spec.children())]
+def _build_sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
+    parts = [
+        _build_node(child, leaves, f"{path}[{at}]") for at, child in enumerate(spec.children())
+    ]
     kind, count = spec.type, len(parts)
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if type(value) is not kind or len(value) != count:
-            actual = f"a {kind.__name__} of {len(value)}" if type(value) is kind else _kind(value)
-            _mismatch(
+            actual = f"a {kind.__name__} of {len(value)}" if type(value) is kind else _show(value)
+            _raise_mismatch(
                 f"input '{name}' is {actual}, and the artifact takes a {kind.__name__} of {count}"
             )
         for part, item in zip(parts, value, strict=True):
@@ -219,10 +221,10 @@ def _sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _
     return flatten
 
 
-def _dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
+def _build_dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
     keys = spec.context[1] if spec.type is defaultdict else spec.context
     parts = {
-        key: _node(child, leaves, f"{path}[{key!r}]")
+        key: _build_node(child, leaves, f"{path}[{key!r}]")
         for key, child in zip(keys, spec.children(), strict=True)
     }
 
@@ -231,19 +233,19 @@ def _dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flat
         if type(value) not in _DICTS or value.keys() != parts.keys():
             keys = ", ".join(repr(key) for key in parts)
             same = type(value) in _DICTS
-            actual = f"has the keys {', '.join(map(repr, value))}" if same else f"is {_kind(value)}"
-            _mismatch(f"input '{name}' {actual}, and the artifact takes a dict with {keys}")
+            actual = f"has the keys {', '.join(map(repr, value))}" if same else f"is {_show(value)}"
+            _raise_mismatch(f"input '{name}' {actual}, and the artifact takes a dict with {keys}")
         for key, part in parts.items():
             part(value[key], into)
 
     return flatten
 
 
-def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
+def _build_registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
     """Build the function for a class registered with pytree: namedtuple, dataclass, user class."""
     kind, context = spec.type, spec.context
     parts = [
-        _node(child, leaves, _below(leaves, path, f"[{at}]"))
+        _build_node(child, leaves, _child_path(leaves, path, f"[{at}]"))
         for at, child in enumerate(spec.children())
     ]
 
@@ -258,8 +260,8 @@ def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) ->
             fits = own == context and len(children) == len(parts)
         if not fits:
             cls_name = getattr(context, "__name__", None) or kind.__name__
-            _mismatch(
-                f"input '{name}' is {_kind(value)}, and the artifact takes a {cls_name} of the "
+            _raise_mismatch(
+                f"input '{name}' is {_show(value)}, and the artifact takes a {cls_name} of the "
                 "form that it was exported with"
             )
         for part, item in zip(parts, children, strict=True):
@@ -268,7 +270,7 @@ def _registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) ->
     return flatten
 
 
-def _below(leaves: _Leaves, path: str, fallback: str) -> str:
+def _child_path(leaves: _Leaves, path: str, fallback: str) -> str:
     """Return the path of a child of a registered class; pytree may name it by field, not index."""
     first = leaves.peek()
     if first is None or not first.path.startswith(path):
@@ -280,27 +282,27 @@ def _below(leaves: _Leaves, path: str, fallback: str) -> str:
     return path + fallback
 
 
-def _leaf(inp: signatures.Input | None) -> _Flatten:
+def _build_leaf(inp: signatures.Input | None) -> _Flatten:
     if inp is None:
-        return _any
+        return _flatten_any
     if isinstance(inp, signatures.TensorInput):
-        return _tensor(inp)
+        return _build_tensor(inp)
     if isinstance(inp, signatures.SymbolInput):
-        return _number(inp)
-    return _constant(inp)
+        return _build_scalar(inp)
+    return _build_constant(inp)
 
 
-def _any(value: Any, into: list[torch.Tensor]) -> None:
+def _flatten_any(value: Any, into: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
         into.append(value)
 
 
-def _tensor(inp: signatures.TensorInput) -> _Flatten:
+def _build_tensor(inp: signatures.TensorInput) -> _Flatten:
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if not isinstance(value, torch.Tensor):
             shape = ", ".join(map(str, inp.shape))
-            _mismatch(
-                f"input '{inp.name}' is {_kind(value)}, and the artifact takes a tensor "
+            _raise_mismatch(
+                f"input '{inp.name}' is {_show(value)}, and the artifact takes a tensor "
                 f"({inp.dtype}, [{shape}])"
             )
         into.append(value)
@@ -308,25 +310,25 @@ def _tensor(inp: signatures.TensorInput) -> _Flatten:
     return flatten
 
 
-def _number(inp: signatures.SymbolInput) -> _Flatten:
-    kind, dtype = _NUMBERS[inp.type], _DTYPES[inp.type]
+def _build_scalar(inp: signatures.SymbolInput) -> _Flatten:
+    kind, dtype = _SCALARS[inp.type], _DTYPES[inp.type]
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if type(value) is not kind:
             article = "an" if inp.type == "int" else "a"
-            _mismatch(
-                f"input '{inp.name}' is {_kind(value)}, and the artifact takes {article} {inp.type}"
+            _raise_mismatch(
+                f"input '{inp.name}' is {_show(value)}, and the artifact takes {article} {inp.type}"
             )
         try:
             # Explicit device: torch.set_default_device may have changed the default.
             into.append(torch.tensor(value, dtype=dtype, device="cpu"))
         except (OverflowError, RuntimeError, ValueError):
-            _mismatch(f"input '{inp.name}' is {_kind(value)}, which does not fit 64 bits")
+            _raise_mismatch(f"input '{inp.name}' is {_show(value)}, which does not fit 64 bits")
 
     return flatten
 
 
-def _constant(inp: signatures.ConstantInput) -> _Flatten:
+def _build_constant(inp: signatures.ConstantInput) -> _Flatten:
     expected, kind = inp.value, type(inp.value)
     shown = repr(expected)
 
@@ -334,21 +336,21 @@ def _constant(inp: signatures.ConstantInput) -> _Flatten:
         # Compare by repr: nan is not equal to itself, and -0.0 is equal to 0.0.
         if value is expected or (type(value) is kind and repr(value) == shown):
             return
-        _mismatch(
-            f"input '{inp.name}' is {_kind(value)}, and the artifact was compiled for {shown}"
+        _raise_mismatch(
+            f"input '{inp.name}' is {_show(value)}, and the artifact was compiled for {shown}"
         )
 
     return flatten
 
 
-def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None) -> _Restore:
+def _build_restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None) -> _Restore:
     count = spec.num_leaves
     convert: list[tuple[int, Callable[[Any], Any]]] = []
     for at, output in enumerate(outputs or ()):
         if isinstance(output, signatures.ConstantOutput):
-            convert.append((at, _always(output.value)))
+            convert.append((at, _return_constant(output.value)))
         elif isinstance(output, signatures.SymbolOutput):
-            convert.append((at, _to_number(_NUMBERS[output.type])))
+            convert.append((at, _read_scalar(_SCALARS[output.type])))
     if not convert:
         if spec.is_leaf():
             return operator.itemgetter(0)
@@ -358,7 +360,7 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
         at for at, output in enumerate(outputs or ()) if isinstance(output, signatures.TensorOutput)
     ]
 
-    build = _builder(spec, iter(range(count)))
+    build = _build_unflatten(spec, iter(range(count)))
 
     def restore(results: Sequence[Any]) -> Any:
         values = list(results)
@@ -373,7 +375,7 @@ def _restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None)
     return restore
 
 
-def _builder(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
+def _build_unflatten(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
     """Build a function from the flat results to one node.
 
     Args:
@@ -382,7 +384,7 @@ def _builder(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
     """
     if spec.is_leaf():
         return operator.itemgetter(next(places))
-    parts = [_builder(child, places) for child in spec.children()]
+    parts = [_build_unflatten(child, places) for child in spec.children()]
     if spec.type is tuple:
         return lambda values: tuple([part(values) for part in parts])
     if spec.type is list:
@@ -394,9 +396,9 @@ def _builder(spec: pytree.TreeSpec, places: Iterator[int]) -> _Restore:
     return lambda values: unflatten([part(values) for part in parts], context)
 
 
-def _always(value: signatures.Constant) -> Callable[[Any], Any]:
+def _return_constant(value: signatures.Constant) -> Callable[[Any], Any]:
     return lambda _: value
 
 
-def _to_number(kind: type) -> Callable[[Any], Any]:
+def _read_scalar(kind: type) -> Callable[[Any], Any]:
     return lambda tensor: kind(tensor.item())

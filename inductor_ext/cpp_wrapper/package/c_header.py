@@ -35,7 +35,7 @@ def render(model: str, signature: Signature) -> str:
         model: name of the model.
         signature: its signature.
     """
-    prefix = _identifier(model)
+    prefix = _to_identifier(model)
     guard = f"INDUCTOR_EXT_{prefix}_H"
     lines = [
         f'/* How the compiled model "{model}" is called. */',
@@ -49,20 +49,22 @@ def render(model: str, signature: Signature) -> str:
     ]
     used: set[str] = set()
     for index, tensor in enumerate(signature.tensors):
-        name = _unique(f"{prefix}_INPUT_{_identifier(tensor.name)}", used)
+        name = _make_unique(f"{prefix}_INPUT_{_to_identifier(tensor.name)}", used)
         if isinstance(tensor, SymbolInput):
             what = f"{tensor.type} in a tensor of no dimensions on the CPU"
         else:
-            shape = _shape(tensor.shape)
-            what = f"{tensor.dtype} {shape} on {tensor.device}, strides {_shape(tensor.stride)}"
-        lines.append(f"#define {name} {index} /* {_comment(f'{tensor.name}: {what}')} */")
+            shape = _show_shape(tensor.shape)
+            what = (
+                f"{tensor.dtype} {shape} on {tensor.device}, strides {_show_shape(tensor.stride)}"
+            )
+        lines.append(f"#define {name} {index} /* {_escape_comment(f'{tensor.name}: {what}')} */")
     for constant in signature.inputs:
         if isinstance(constant, ConstantInput):
-            text = _comment(f"{constant.name} is {constant.value!r} and not passed.")
+            text = _escape_comment(f"{constant.name} is {constant.value!r} and not passed.")
             lines.append(f"/* {text} */")
     for symbol, limits in signature.symbols.items():
-        lines.append(f"/* {_comment(f'{symbol}: {_range(limits)}')} */")
-    lines += [f"/* {_comment(text)} */" for text in signature.constraints]
+        lines.append(f"/* {_escape_comment(f'{symbol}: {_show_range(limits)}')} */")
+    lines += [f"/* {_escape_comment(text)} */" for text in signature.constraints]
     lines += [
         "",
         "/* Outputs, in the order in which the artifact returns them. */",
@@ -70,24 +72,24 @@ def render(model: str, signature: Signature) -> str:
     ]
     for index, output in enumerate(signature.outputs):
         if isinstance(output, ConstantOutput):
-            text = _comment(f"Output {index} is always {output.value!r}.")
+            text = _escape_comment(f"Output {index} is always {output.value!r}.")
             lines.append(f"/* {text} */")
             continue
-        place = _identifier(output.path) if output.path else str(index)
-        name = _unique(f"{prefix}_OUTPUT_{place}", used)
+        place = _to_identifier(output.path) if output.path else str(index)
+        name = _make_unique(f"{prefix}_OUTPUT_{place}", used)
         if isinstance(output, SymbolOutput):
             what = f"{output.type} in a tensor of no dimensions"
         else:
-            what = f"{output.dtype} {_shape(output.shape)} on {output.device}"
-        lines.append(f"#define {name} {index} /* {_comment(what)} */")
+            what = f"{output.dtype} {_show_shape(output.shape)} on {output.device}"
+        lines.append(f"#define {name} {index} /* {_escape_comment(what)} */")
     return "\n".join([*lines, "", f"#endif /* {guard} */", ""])
 
 
-def _identifier(text: str) -> str:
+def _to_identifier(text: str) -> str:
     return re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").upper() or "_"
 
 
-def _unique(name: str, used: set[str]) -> str:
+def _make_unique(name: str, used: set[str]) -> str:
     candidate, number = name, 1
     while candidate in used:
         number += 1
@@ -96,16 +98,16 @@ def _unique(name: str, used: set[str]) -> str:
     return candidate
 
 
-def _shape(extents: Sequence[Extent]) -> str:
+def _show_shape(extents: Sequence[Extent]) -> str:
     return f"[{', '.join(map(str, extents))}]"
 
 
-def _range(limits: Range) -> str:
+def _show_range(limits: Range) -> str:
     low = "" if limits.min is None else f"from {limits.min}"
     high = "" if limits.max is None else f"to {limits.max}"
     return " ".join(filter(None, (low, high))) or "any number"
 
 
-def _comment(text: str) -> str:
+def _escape_comment(text: str) -> str:
     """Escape text for use in a C comment."""
     return text.replace("*/", "* /").replace("\\", "/")

@@ -184,7 +184,7 @@ def loads(data: bytes, path: str) -> Manifest:
         exc.IncompatibleArtifactError: the manifest has a higher format version than `FORMAT`.
     """
     try:
-        content = json.loads(data.decode(), parse_constant=_no_constant)
+        content = json.loads(data.decode(), parse_constant=_reject_constant)
         if isinstance(content, dict):
             form = content.get("format")
             if isinstance(form, int) and not isinstance(form, bool) and form > FORMAT:
@@ -203,7 +203,7 @@ def loads(data: bytes, path: str) -> Manifest:
     return manifest
 
 
-def _no_constant(text: str) -> None:
+def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
@@ -308,16 +308,16 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
             reasons.append(f"it was compiled for {required}, and this is {actual}")
     mend = "Compile it again for this machine, or load it on a machine that meets its requirements"
     torch = manifest.versions.get("torch")
-    if torch is not None and _parts(torch, 2) != _parts(machine.torch, 2):
+    if torch is not None and _version_prefix(torch, 2) != _version_prefix(machine.torch, 2):
         reasons.append(f"it was compiled for torch {torch}, and this is torch {machine.torch}")
-        minor = ".".join(_parts(torch, 2))
+        minor = ".".join(_version_prefix(torch, 2))
         mend = f"Compile it again with torch {machine.torch}, or load it with torch {minor}"
     if machine.cpu_features is not None:
         lacking = sorted(set(model.cpu_features) - machine.cpu_features)
         if lacking:
             reasons.append(f"its code needs {', '.join(lacking)}, which this CPU lacks")
     if model.device == "cuda":
-        reasons += _cuda_reasons(manifest, model, machine)
+        reasons += _find_cuda_mismatches(manifest, model, machine)
     if reasons:
         raise exc.IncompatibleArtifactError(
             path=path,
@@ -326,16 +326,18 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         )
 
 
-def _cuda_reasons(manifest: Manifest, model: Model, machine: Machine) -> list[str]:
+def _find_cuda_mismatches(manifest: Manifest, model: Model, machine: Machine) -> list[str]:
     if machine.cuda is None:
         return ["it runs on CUDA, and this torch is built without it"]
     reasons = []
     cuda = manifest.versions.get("cuda")
-    if cuda is not None and _parts(cuda, 1) != _parts(machine.cuda, 1):
+    if cuda is not None and _version_prefix(cuda, 1) != _version_prefix(machine.cuda, 1):
         reasons.append(f"it was compiled for CUDA {cuda}, and this torch has CUDA {machine.cuda}")
     if machine.capability is None:
         reasons.append("it runs on CUDA, but this machine has no CUDA device")
-    elif model.cuda_architectures and not _runs_on(model.cuda_architectures, machine.capability):
+    elif model.cuda_architectures and not _has_kernels_for(
+        model.cuda_architectures, machine.capability
+    ):
         architecture = "sm_{}{}".format(*machine.capability)
         reasons.append(
             f"its kernels are compiled for {', '.join(model.cuda_architectures)}, and the device "
@@ -344,11 +346,11 @@ def _cuda_reasons(manifest: Manifest, model: Model, machine: Machine) -> list[st
     return reasons
 
 
-def _parts(version: str, count: int) -> tuple[str, ...]:
+def _version_prefix(version: str, count: int) -> tuple[str, ...]:
     return tuple(re.split(r"[.+]", version)[:count])
 
 
-def _runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+def _has_kernels_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     for architecture in architectures:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
         if match is None:

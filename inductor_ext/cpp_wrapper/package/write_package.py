@@ -112,7 +112,7 @@ class _Adapter:
         # Keyed by entry, not by path: models with the same code have files of the same names but
         # different weights.
         self._weights = {
-            _entry(name, artifact.weights_path): artifact
+            _entry_name(name, artifact.weights_path): artifact
             for name, artifact in artifacts.items()
             if artifact.weights_path is not None
         }
@@ -141,12 +141,12 @@ class _Adapter:
 
 def _write_weights(path: str, artifact: Artifact) -> manifest.File:
     """Write the weights to a separate file, unless it already contains the same weights."""
-    digest = _sha256(weights_layout.parts(artifact.constants, artifact.plan))
+    digest = _hash_parts(weights_layout.parts(artifact.constants, artifact.plan))
     file_record = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
     try:
         if os.path.isfile(path) and os.path.getsize(path) == file_record.bytes:
             with open(path, "rb") as file:
-                if _sha256(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
+                if _hash_parts(iter(functools.partial(file.read, 1 << 20), b"")) == digest:
                     return file_record
         with atomic_write(path) as temporary, open(temporary, "wb") as file:
             weights_layout.write(file, artifact.constants, artifact.plan)
@@ -155,14 +155,14 @@ def _write_weights(path: str, artifact: Artifact) -> manifest.File:
     return file_record
 
 
-def _sha256(parts: Iterable[bytes | memoryview]) -> str:
+def _hash_parts(parts: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
 
 
-def _entry(model: str, path: str) -> str:
+def _entry_name(model: str, path: str) -> str:
     """Return the entry at which torch's packaging puts a file of a model."""
     return f"{zip_format.MODELS_FOLDER}{model}/{os.path.basename(path)}"
 
@@ -184,9 +184,11 @@ def _describe_model(
         }
     return manifest.Model(
         device=artifact.device_type,
-        library=_entry(name, artifact.shared_object) if artifact.shared_object else None,
+        library=_entry_name(name, artifact.shared_object) if artifact.shared_object else None,
         weights=(
-            _entry(name, artifact.weights_path) if artifact.weights_path and not outside else None
+            _entry_name(name, artifact.weights_path)
+            if artifact.weights_path and not outside
+            else None
         ),
         outside=outside,
         signature=artifact.signature.to_json(),
