@@ -102,7 +102,7 @@ def check_torch(*, override: bool) -> None:
     version = torch_version()
     if not override and not in_range(version):
         raise exc.UnsupportedTorchError(
-            found=version,
+            actual=version,
             lowest=SUPPORTED[0],
             highest=SUPPORTED[1],
             variable=settings.environment_variable("allow_unsupported_torch"),

@@ -107,7 +107,7 @@ def _check_programs(argument: Any) -> dict[str, ExportedProgram]:
     programs = dict(argument) if is_mapping else {"model": argument}
     for name, program in programs.items():
         if not isinstance(program, ExportedProgram):
-            raise exc.NotAnExportedProgramError(found=type(program).__name__)
+            raise exc.NotAnExportedProgramError(actual=type(program).__name__)
         # The name becomes a folder in the package.
         if not isinstance(name, str) or not name.replace("-", "_").replace(".", "_").isidentifier():
             raise exc.BadModelNameError(name=name)

@@ -89,7 +89,7 @@ def _rebuild(cls: type[InductorExtError], fields: dict[str, Any]) -> InductorExt
 class UnsupportedTorchError(InductorExtError):
     """An installed torch outside the range of versions that inductor_ext supports."""
 
-    template = "torch {found} is not supported: inductor_ext supports torch {lowest} to {highest}."
+    template = "torch {actual} is not supported: inductor_ext supports torch {lowest} to {highest}."
     remedy = (
         "Install a supported version, or set {variable}=1 to use this version at your own risk."
         "{check}"
@@ -126,7 +126,7 @@ class BadWeightsFileError(InductorExtError):
 class ForeignConstantError(InductorExtError):
     """A constant on a device on which no part of the graph runs."""
 
-    template = "Constant {name!r} is on {found}, but the graph runs only on {device}."
+    template = "Constant {name!r} is on {actual}, but the graph runs only on {device}."
     remedy = "Move the constant to the CPU, or use it in the model."
 
 
@@ -147,14 +147,14 @@ class UnknownOptionError(InductorExtError):
 class BadOptionError(InductorExtError):
     """An option or setting with a value of the wrong type or out of range."""
 
-    template = "Invalid value {value!r} of type {found} for option {name!r}: expected {allowed}."
+    template = "Invalid value {value!r} of type {actual} for option {name!r}: expected {allowed}."
     remedy = "The default is {default!r}."
 
 
 class BadArgumentError(BadOptionError):
     """An invalid argument of a function or of a command line."""
 
-    template = "Invalid {name}={given}: expected {allowed}."
+    template = "Invalid {name}={actual}: expected {allowed}."
     remedy = ""
 
 
@@ -198,7 +198,7 @@ class BadModelNameError(InductorExtError):
 class NotAnExportedProgramError(InductorExtError):
     """An input of AOT compilation that is not a `torch.export.ExportedProgram`."""
 
-    template = "aoti_compile_and_package expects a torch.export.ExportedProgram, got {found}."
+    template = "aoti_compile_and_package expects a torch.export.ExportedProgram, got {actual}."
     remedy = "Create one with torch.export.export(model, args, kwargs)."
 
 
@@ -222,7 +222,7 @@ class IncompatibleArtifactError(InductorExtError):
     """A valid package that cannot run on this machine or with this torch."""
 
     template = "The package {path} cannot run in this environment: {why}."
-    remedy = "{mend}."
+    remedy = "{fix}."
 
 
 class ModelNotFoundError(InductorExtError):
@@ -265,7 +265,7 @@ class BadExpressionError(InductorExtError):
 class BadSignatureError(InductorExtError):
     """JSON that is not a valid signature of a compiled model."""
 
-    template = "Invalid signature: {where} is {found}, expected {allowed}."
+    template = "Invalid signature: {where} is {actual}, expected {allowed}."
     remedy = "Take the signature from the manifest of a package written by inductor_ext."
 
 
@@ -283,7 +283,7 @@ class ArtifactLoadError(InductorExtError):
     """A model whose shared library or weights cannot be loaded."""
 
     template = "Cannot load model {name!r} of the package {path}: {why}."
-    remedy = "{mend}"
+    remedy = "{fix}"
 
 
 class ArtifactRunError(InductorExtError):
@@ -317,7 +317,7 @@ class ConstantMismatchError(InductorExtError):
     """Tensors that cannot replace the constants of a loaded model."""
 
     template = "Cannot update the constants of the model: {why}."
-    remedy = "{mend}"
+    remedy = "{fix}"
 
 
 class UnsupportedArtifactError(InductorExtError):
@@ -331,7 +331,7 @@ class UnsupportedCompileModeError(InductorExtError):
     """A TORCHINDUCTOR_FX_COMPILE_MODE that the extension does not support for this compile."""
 
     template = "inductor_ext does not support TORCHINDUCTOR_FX_COMPILE_MODE={mode} here: {why}."
-    remedy = "{mend}."
+    remedy = "{fix}."
 
 
 class BadIntervalError(InductorExtError):
@@ -406,14 +406,14 @@ class BadProblemFileError(InductorExtError):
     """A planning problem file that cannot be read, or a plan file that cannot be written."""
 
     template = "{file}{where}: {why}."
-    remedy = "{mend}."
+    remedy = "{fix}."
 
 
 class BadTuningFileError(InductorExtError):
     """A file of tuning results that cannot be read or written."""
 
     template = "{file}{where}: {why}."
-    remedy = "{mend}."
+    remedy = "{fix}."
 
 
 class ArenaBoundsError(InductorExtError):
@@ -444,7 +444,7 @@ class MemoryBudgetError(InductorExtError):
 class NotReportableError(InductorExtError):
     """A target of a memory report that cannot have a memory plan."""
 
-    template = "Cannot create a memory report for {found}: {why}."
+    template = "Cannot create a memory report for {actual}: {why}."
     remedy = "Pass the result of torch.compile, or a torch.export.ExportedProgram."
 
 
@@ -482,10 +482,10 @@ class BadReportFileError(InductorExtError):
     """A file without a readable memory plan, or a report file that cannot be written."""
 
     template = "{file}{where}: {why}."
-    remedy = "{mend}"
+    remedy = "{fix}"
 
     @classmethod
     def not_writable(cls, file: str, why: str | None) -> BadReportFileError:
         """Return the error for a report file that cannot be written."""
         remedy = "Pass a path in an existing, writable folder."
-        return cls(file=file, where="", why=f"cannot be written: {why}", mend=remedy)
+        return cls(file=file, where="", why=f"cannot be written: {why}", fix=remedy)

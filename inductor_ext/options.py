@@ -48,7 +48,7 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
         return modes
     if not isinstance(mode, str):
         raise exc.BadArgumentError(
-            name="mode", given=repr(mode), allowed=f"one of {', '.join(map(repr, modes))}"
+            name="mode", actual=repr(mode), allowed=f"one of {', '.join(map(repr, modes))}"
         )
     if mode not in modes:
         raise exc.UnknownModeError(
@@ -75,7 +75,7 @@ def split_options(
 
     if options is not None and not isinstance(options, Mapping):
         raise exc.BadArgumentError(
-            name="options", given=repr(options), allowed="a dictionary of options by name"
+            name="options", actual=repr(options), allowed="a dictionary of options by name"
         )
     extension: dict[str, Any] = {}
     inductor: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
@@ -108,7 +108,7 @@ def _converted(name: str, value: Any, current: Any) -> Any:
         raise exc.BadOptionError(
             name=name,
             value=value,
-            found=type(value).__name__,
+            actual=type(value).__name__,
             allowed=describe_type(annotation),
             default=current,
         )

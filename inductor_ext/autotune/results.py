@@ -287,7 +287,7 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
     except OSError as error:
         why = f"it cannot be written: {error.strerror or error}"
         raise exc.BadTuningFileError(
-            file=os.fspath(path), where="", why=why, mend="Pass a path in a writable folder"
+            file=os.fspath(path), where="", why=why, fix="Pass a path in a writable folder"
         ) from None
     return len(lines)
 
@@ -295,5 +295,5 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
 def _bad(path: str | os.PathLike[str], why: str, where: str = "") -> exc.BadTuningFileError:
     # The message may quote a long value.
     why = why if len(why) <= 300 else f"{why[:200]} ... {why[-80:]}"
-    mend = "Pass files written by `inductor-ext tune export`"
-    return exc.BadTuningFileError(file=os.fspath(path), where=where, why=why.rstrip("."), mend=mend)
+    fix = "Pass files written by `inductor-ext tune export`"
+    return exc.BadTuningFileError(file=os.fspath(path), where=where, why=why.rstrip("."), fix=fix)

@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bad(name: str, value: str, allowed: str) -> exc.BadArgumentError:
-    return exc.BadArgumentError(name=f"--{name}", given=repr(value), allowed=allowed)
+    return exc.BadArgumentError(name=f"--{name}", actual=repr(value), allowed=allowed)
 
 
 def _from_one(text: str) -> int:
@@ -192,7 +192,7 @@ def _device(arguments: argparse.Namespace) -> Device:
     ]
     if name is None and capability is None:
         raise exc.BadArgumentError(
-            name="--arch", given=None, allowed="an architecture such as sm_90a, or a --device"
+            name="--arch", actual=None, allowed="an architecture such as sm_90a, or a --device"
         )
     relatives = [device for device in KNOWN if device.capability[:1] == (capability or ())[:1]]
     if not matches and name is None and relatives:

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=arguments.script,
             where="",
             why="the file does not exist",
-            mend="Pass the path of a Python program.",
+            fix="Pass the path of a Python program.",
         )
     # The program may change the working directory.
     out = None if arguments.json is None else os.path.abspath(arguments.json)

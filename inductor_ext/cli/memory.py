@@ -81,7 +81,7 @@ def _select_graphs(report: MemoryReport, path: str, selector: str | None) -> Mem
             file=path,
             where="",
             why=f"it has no graph {selector!r}",
-            mend=f"Its graphs are: {names or 'none'}.",
+            fix=f"Its graphs are: {names or 'none'}.",
         )
     keys = {record.cache_key for record in selected}
     measured = tuple(run for run in report.measured if run.cache_key in keys)

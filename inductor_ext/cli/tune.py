@@ -106,7 +106,7 @@ def _import(store: stores.Store, files: Iterable[str]) -> None:
             file=store.folder,
             where="",
             why=f"the folder cannot be written: {_count(missing)} were not added. Added: {summary}",
-            mend="Free disk space or set tuning_cache_dir to another folder, and import again",
+            fix="Free disk space or set tuning_cache_dir to another folder, and import again",
         )
     print(summary)
 
@@ -122,7 +122,7 @@ def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
             file=store.folder,
             where="",
             why=f"the folder cannot be cleared: {summary}; the results of {left} remain",
-            mend="Remove the folder",
+            fix="Remove the folder",
         )
     print(f"{summary} from {store.folder}")
 

@@ -155,14 +155,14 @@ def _check_compile_mode(kind: str) -> None:
     caching = inductor_config.fx_graph_cache and not torch.compiler.config.force_disable_caches
     if caching and (module.fx_compile_async or module.fx_compile_progressive):
         why = "its output cannot be cached, but the FX graph cache is enabled"
-        mend = "Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable"
+        fix = "Set TORCHINDUCTOR_FX_GRAPH_CACHE=0, or unset the variable"
     elif module.fx_compile_progressive and kind in ("forward", "backward"):
         why = "Inductor's progressive compile does not support graphs that are differentiated"
-        mend = "Unset the variable, or compile under torch.no_grad()"
+        fix = "Unset the variable, or compile under torch.no_grad()"
     else:
         return
     mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE")
-    raise exc.UnsupportedCompileModeError(mode=mode, why=why, mend=mend)
+    raise exc.UnsupportedCompileModeError(mode=mode, why=why, fix=fix)
 
 
 def _autograd_cache_hits() -> int:

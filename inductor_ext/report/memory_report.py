@@ -186,10 +186,10 @@ def memory_report(
         return MemoryReport(title, _plan(target, options))
     if options is not None:
         raise exc.NotReportableError(
-            found=f"{type(target).__name__} with options", why="it has been compiled already"
+            actual=f"{type(target).__name__} with options", why="it has been compiled already"
         )
     if isinstance(target, type) or not callable(target):
-        raise exc.NotReportableError(found=type(target).__name__, why="it cannot be called")
+        raise exc.NotReportableError(actual=type(target).__name__, why="it cannot be called")
     compiles = compiled_callables.find_compiles(target)
     if not compiles:
         raise exc.NothingCompiledError(name=_name(target))
@@ -245,7 +245,7 @@ def read(path: str) -> MemoryReport:
             data = file.read()
     except OSError as error:
         raise exc.BadReportFileError(
-            file=path, where="", why=error.strerror, mend="Pass the path of an existing file."
+            file=path, where="", why=error.strerror, fix="Pass the path of an existing file."
         ) from None
     if data.startswith(b"PK"):
         return memory_report(_load_exported(path))
@@ -274,7 +274,7 @@ def _load_exported(path: str) -> ExportedProgram:
             file=path,
             where="",
             why=why.partition("\n")[0].rstrip("."),
-            mend="Pass a file written by torch.export.save of a compatible torch version.",
+            fix="Pass a file written by torch.export.save of a compatible torch version.",
         ) from None
 
 
@@ -316,7 +316,7 @@ def _from_log(path: str, text: str) -> MemoryReport:
             file=path,
             where="",
             why="it contains no memory plan",
-            mend="Compile with the setting event_log and with "
+            fix="Compile with the setting event_log and with "
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, because graphs from a cache are not planned.",
         )
     return MemoryReport(path, tuple(records))
@@ -327,5 +327,5 @@ def _unreadable(path: str, line: int | None, why: str) -> exc.BadReportFileError
         file=path,
         where="" if line is None else f", line {line}",
         why=why,
-        mend="Pass an event log, a report written with --json, or a file from torch.export.save.",
+        fix="Pass an event log, a report written with --json, or a file from torch.export.save.",
     )

@@ -360,7 +360,7 @@ def check(name: str, value: object) -> None:
         raise exc.BadOptionError(
             name=name,
             value=value,
-            found=type(value).__name__,
+            actual=type(value).__name__,
             allowed=allowed,
             default=getattr(Settings(), name),
         )

@@ -306,7 +306,7 @@ def test_what_nobody_measured_is_not_kept(store: Store) -> None:
     [
         (OLD_TRITON, ("with Triton 3.6.0, here 3.7.1",)),
         (but(HERE, cuda="12.8"), ("with CUDA 12.8, here 13.0",)),
-        (OLD_TEMPLATES, ("with other template versions",)),
+        (OLD_TEMPLATES, ("with different template versions",)),
         (ON_H100, ("measured on NVIDIA H100 80GB HBM3",)),
         (but(HERE, sms=66), ("measured on 66 SMs, here 132",)),
         (but(ON_H100, sms=114), None),

@@ -332,7 +332,7 @@ class TestVerification:
         verifier, (a, b) = self.verifier(problem)
         out = a @ b
         out[min(set(range(problem.m)) - set(rows)), 3] += 0.01
-        assert "against stock" in str(verifier.check(lambda: [out]))
+        assert "against Inductor" in str(verifier.check(lambda: [out]))
 
     def test_integers_are_exact(self) -> None:
         verifier, (a, b) = self.verifier(contiguous("int_mm", 40, 48, 64, "int8"))
@@ -356,7 +356,7 @@ class TestVerification:
         assert verifier.check(lambda: [out]) is None
         row = min(set(range(problem.m)) - set(accuracy.sampled_rows(problem)))
         out[row] ^= True
-        assert "against stock" in str(verifier.check(lambda: [out]))
+        assert "against Inductor" in str(verifier.check(lambda: [out]))
 
     def test_integers_of_many_operations(self) -> None:
         problem = contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((), 24))
@@ -630,7 +630,7 @@ class TestTuner:
         ]
         assert lines[3].startswith("  splitk 80x32x32, 2 stages, 4 warps, group 1 0.0")
         assert lines[3].endswith("100.0% chosen")
-        assert lines[4].startswith("  mm (stock) 0.1")
+        assert lines[4].startswith("  mm (Inductor) 0.1")
         assert lines[5].startswith("SingleProcess AUTOTUNE benchmarking takes ")
         assert lines[5].endswith("2 choices: 20.0% less time than Inductor (default)")
 

@@ -154,7 +154,7 @@ def test_inspect_says_what_a_package_is_made_of(
     lines = [words(line) for line in out.splitlines()]
     for line in (
         "compiled by torch 2.0.1, g++ 12.2.0",
-        "made for linux x86_64",
+        "compiled for linux x86_64",
         "commit abc123",
         "CPU needs popcnt",
         "constants 4, 320 B, mapped",

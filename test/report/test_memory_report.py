@@ -407,7 +407,7 @@ class TestPicture:
             "buf1: 1.00 KiB, intermediate\nmul\nmodule encoder.layer.1\nlive [1, 4), arena_0 + 4096"
             in titles
         )
-        assert "buf2: 1.00 KiB, output\namax, sub\nlive [2, 6), memory of its own" in titles
+        assert "buf2: 1.00 KiB, output\namax, sub\nlive [2, 6), separate allocation" in titles
         assert any(title.startswith("arena_0: 6.00 KiB") for title in titles)
         assert "lower bound 6.00 KiB" in titles
         assert "peak, step 2: 7.00 KiB" in [element.text for element in svg.iter(f"{SVG}text")]

@@ -419,7 +419,7 @@ class AotWrapper:
         tensor = graph.get_original_value_of_constant(name)
         if tensor.device.type not in (self.device, "cpu"):
             raise exc.ForeignConstantError(
-                name=original_name(graph, name), found=tensor.device, device=self.device
+                name=original_name(graph, name), actual=tensor.device, device=self.device
             )
         folded = name in graph.folded_constants
         metadata: list[int] = []

@@ -16,7 +16,7 @@ __all__ = ["ConstantRules", "raise_mismatch", "view_constant"]
 
 def raise_mismatch(why: str, remedy: str = "") -> NoReturn:
     """Raise `exc.ConstantMismatchError`. Both texts are without a full stop."""
-    raise exc.ConstantMismatchError(why=why, mend=f"{remedy}." if remedy else "")
+    raise exc.ConstantMismatchError(why=why, fix=f"{remedy}." if remedy else "")
 
 
 class ConstantRules:

@@ -88,7 +88,7 @@ def load(
         raise exc.BadOptionError(
             name="num_runners",
             value=num_runners,
-            found=type(num_runners).__name__,
+            actual=type(num_runners).__name__,
             allowed="an integer of at least 1",
             default=1,
         )
@@ -184,7 +184,7 @@ class _Loading:
             raise exc.IncompatibleArtifactError(
                 path=self._package.where,
                 why=f"its code needs {features}, which this CPU lacks",
-                mend="Compile it again for this machine, or load it on a CPU with these features",
+                fix="Compile it again for this machine, or load it on a CPU with these features",
             )
         return library
 
@@ -260,7 +260,7 @@ def _load_default(
     where, name = package.where, arguments.name
     if weights is not None:
         why = "it was compiled by Inductor (default), so its weights are in the package"
-        raise exc.ArtifactLoadError(path=where, name=name, why=why, mend="")
+        raise exc.ArtifactLoadError(path=where, name=name, why=why, fix="")
     if arguments.verify:
         package.verify({})
     names = zip_format.model_names(package.entries)
@@ -277,7 +277,7 @@ def _load_default(
             loader = torch._C._aoti.AOTIModelPackageLoader(path, name, *options)
         except RuntimeError as error:
             why = str(error).splitlines()[0].rstrip(".")
-            raise exc.ArtifactLoadError(path=where, name=name, why=why, mend="") from None
+            raise exc.ArtifactLoadError(path=where, name=name, why=why, fix="") from None
     return InductorModel(package.path, name, loader)
 
 

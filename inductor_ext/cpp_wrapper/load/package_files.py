@@ -69,7 +69,7 @@ class PackageFiles:
         raise exc.BadPackageError(path=self._package.where, why=why)
 
     def raise_load_error(self, why: str, remedy: str = "") -> NoReturn:
-        raise exc.ArtifactLoadError(path=self._package.where, name=self._name, why=why, mend=remedy)
+        raise exc.ArtifactLoadError(path=self._package.where, name=self._name, why=why, fix=remedy)
 
     def _digest(self, name: str) -> str | None:
         """Return the expected SHA-256 of an entry; None if it is not to be checked."""

@@ -192,7 +192,7 @@ def loads(data: bytes, path: str) -> Manifest:
                     path=path,
                     why=f"its manifest has format {form}, and this inductor_ext reads up to "
                     f"{FORMAT}",
-                    mend="Install a newer inductor_ext, or compile it again with this version",
+                    fix="Install a newer inductor_ext, or compile it again with this version",
                 )
         manifest: Manifest = json_codec.decode(
             Manifest, content, allow_unknown=True, allow_missing=True
@@ -322,7 +322,7 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         raise exc.IncompatibleArtifactError(
             path=path,
             why="; ".join(reasons),
-            mend=mend,
+            fix=mend,
         )
 
 

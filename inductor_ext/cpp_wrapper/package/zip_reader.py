@@ -317,7 +317,7 @@ def open_package(source: str | os.PathLike[str] | IO[bytes]) -> Package:
     if not isinstance(source, (str, os.PathLike)):
         if not (hasattr(source, "read") and hasattr(source, "seek")):
             raise exc.BadArgumentError(
-                name="path", given=repr(source), allowed="a path, or a readable buffer"
+                name="path", actual=repr(source), allowed="a path, or a readable buffer"
             )
         return _ZipPackage(source)
     path = os.path.abspath(os.fspath(source))

@@ -178,13 +178,13 @@ class Signature:
             signature: Signature = json_codec.decode(cls, value, "signature", allow_unknown=True)
         except json_codec.MismatchError as error:
             raise exc.BadSignatureError(
-                where=error.where, found=error.text, allowed=error.expected
+                where=error.where, actual=error.text, allowed=error.expected
             ) from None
         for index, inp in enumerate(signature.inputs):
             if isinstance(inp, TensorInput) and len(inp.shape) != len(inp.stride):
                 raise exc.BadSignatureError(
                     where=f"signature.inputs[{index}]",
-                    found=f"{inp.shape} with strides {inp.stride}",
+                    actual=f"{inp.shape} with strides {inp.stride}",
                     allowed="an input with as many strides as sizes",
                 )
         return signature

@@ -41,13 +41,13 @@ class CsvProblem:
 def _fail(
     path: str | os.PathLike[str],
     why: str,
-    mend: str,
+    fix: str,
     line: int | None = None,
     column: str | None = None,
 ) -> NoReturn:
     where = f", line {line}" if line is not None else ""
     where += f", column {column!r}" if column is not None else ""
-    raise exc.BadProblemFileError(file=os.fspath(path), where=where, why=why, mend=mend)
+    raise exc.BadProblemFileError(file=os.fspath(path), where=where, why=why, fix=fix)
 
 
 def read(path: str | os.PathLike[str], alignment: int = 1) -> CsvProblem:

@@ -360,7 +360,7 @@ class Filter:
                 raise exc.BadOptionError(
                     name=option,
                     value=pattern,
-                    found=type(pattern).__name__,
+                    actual=type(pattern).__name__,
                     allowed=f"a regular expression ({error})",
                     default=None,
                 ) from None

@@ -248,7 +248,7 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
         (
             torch.mm,
             (tensor(8, 8, dtype=torch.float64), tensor(8, 8, dtype=torch.float64)),
-            "factors of float64",
+            "operands of float64",
         ),
         (
             lambda a, b: aten.mm.dtype(a, b, torch.float32),

@@ -221,7 +221,7 @@ class TestKept:
         assert same is not None
         assert same.exact
         assert other is not None
-        assert other.differences == ("with other CUTLASS settings",)
+        assert other.differences == ("with different CUTLASS settings",)
         # The same sizes without a tree are another problem.
         assert store.lookup(dataclasses.replace(PLAIN, epilogue=Epilogue()), H200) is None
 
