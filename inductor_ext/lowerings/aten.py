@@ -34,9 +34,9 @@ def sole_candidates(templates: Sequence[Any]) -> list[Any]:
     from torch._inductor.virtualized import V
 
     plan = plan_of(V.current_node)
-    known = plan is not None and plan.decision.origin != "unknown"
+    is_tuned = plan is not None and plan.decision.origin != "unknown"
     externs = [template for template in templates if isinstance(template, ExternKernelChoice)]
-    return externs if known and externs else list(templates)
+    return externs if is_tuned and externs else list(templates)
 
 
 def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -158,8 +158,8 @@ def scaled_mm(
             # The scheduler fuses these into the epilogue; unscaled results are never stored.
             for scale in (scale_a, scale_b):
                 node = lowerings[aten.mul.Tensor](node, scale)
-            for item in biases:
-                node = lowerings[aten.add.Tensor](node, to_dtype(item, torch.float32))
+            for added in biases:
+                node = lowerings[aten.add.Tensor](node, to_dtype(added, torch.float32))
             return to_dtype(node, dtype)
     rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
     return _call_inductor(stock, mat1, mat2, *rest, **kwargs)

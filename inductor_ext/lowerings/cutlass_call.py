@@ -96,9 +96,9 @@ def _root(wrapper: Any) -> Any:
 
 def _realized(value: Any) -> Any:
     """Return the value as a realized buffer or view with a frozen layout."""
-    found = ir.ExternKernel.realize_input(value)
-    found.freeze_layout()
-    return ir.ExternKernel.unwrap_storage_for_input(found)
+    realized = ir.ExternKernel.realize_input(value)
+    realized.freeze_layout()
+    return ir.ExternKernel.unwrap_storage_for_input(realized)
 
 
 def _check_alignment(config: CutlassConfig, a: Any, b: Any) -> None:
@@ -120,12 +120,12 @@ def _check_alignment(config: CutlassConfig, a: Any, b: Any) -> None:
         *batch, row, column = layout.stride
         inner, outer = (column, row) if by_rows else (row, column)
         count, length = layout.size[-2:] if by_rows else layout.size[:-3:-1]
-        alike = [layout.offset]
-        alike += [] if sizes.statically_known_equals(count, 1) else [outer]
-        alike += (
+        aligned = [layout.offset]
+        aligned += [] if sizes.statically_known_equals(count, 1) else [outer]
+        aligned += (
             batch if len(batch) and not sizes.statically_known_equals(layout.size[0], 1) else []
         )
-        fits = all(sizes.statically_known_multiple_of(item, alignment) for item in alike)
+        fits = all(sizes.statically_known_multiple_of(size, alignment) for size in aligned)
         unit = sizes.statically_known_equals(inner, 1) or sizes.statically_known_equals(length, 1)
         if not (fits and unit):
             raise exc.BadGemmError(
@@ -232,7 +232,10 @@ class _Writer:
         """Return the bytes of the workspace; None if they are only known at run time."""
         if not self.node.config.has_workspace:
             return 0
-        numbers = [*self.geometry.sizes, *(item for both in self.geometry.strides for item in both)]
+        numbers = [
+            *self.geometry.sizes,
+            *(value for both in self.geometry.strides for value in both),
+        ]
         if V.graph.aot_mode or not all(sympy.sympify(number).is_number for number in numbers):
             return None
         kernel = self.node.kernel
@@ -245,7 +248,9 @@ class _Writer:
         )
         head = [int(size) for size in (*self.geometry.sizes, *self._launch())]
         # The size depends on an address only through its alignment; 0 is aligned to everything.
-        rest = [int(item) for stride, batch in self.geometry.strides for item in (0, stride, batch)]
+        rest = [
+            int(value) for stride, batch in self.geometry.strides for value in (0, stride, batch)
+        ]
         scalars = [0.0] * len(self.node.constant_args)
         return launcher.workspace_size(tuple(head), *rest, *scalars)  # type: ignore[arg-type]
 
@@ -301,21 +306,21 @@ class _Writer:
     def _defined(self) -> str:
         """Return the launcher's name, after defining it in the module's header on first use."""
         root, kernel = _root(self.wrapper), self.node.kernel
-        known = kernels_of(root)
-        if kernel not in known:
-            known[kernel] = f"cutlass_kernel_{len(known)}"
+        names = kernels_of(root)
+        if kernel not in names:
+            names[kernel] = f"cutlass_kernel_{len(names)}"
             # String literals preserve the source text exactly.
             lines = "".join(f"    {line!r}\n" for line in kernel.text.splitlines(keepends=True))
             root.add_import_once(
                 "from inductor_ext.templates.cutlass import runtime as cutlass_runtime"
             )
             root.imports.splice(
-                f"{known[kernel]} = cutlass_runtime.load(\n"
+                f"{names[kernel]} = cutlass_runtime.load(\n"
                 f"    {kernel.name!r},\n    {kernel.architecture!r},\n{lines}    ,\n"
                 f"    operands={len(self.tensors)},\n"
                 f"    scalars={len(self.node.constant_args)},\n)"
             )
-        return known[kernel]
+        return names[kernel]
 
     def _address(self, tensor: Any) -> str:
         """Return the expression of a tensor's address."""
@@ -347,14 +352,14 @@ class _Writer:
         ]
         operands = [
             f"{{{self._address(tensor)}, "
-            + ", ".join(f"static_cast<int64_t>({self._size(item)})" for item in both)
+            + ", ".join(f"static_cast<int64_t>({self._size(values)})" for values in both)
             + "}"
             for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
         ]
         scalars = [f"static_cast<float>({self._size(arg)})" for arg in self.node.constant_args]
         arguments = [
             name,
-            *(f"{{{', '.join(item)}}}" for item in (fields, operands, scalars)),
+            *(f"{{{', '.join(values)}}}" for values in (fields, operands, scalars)),
             stream,
         ]
         if asks:
@@ -367,15 +372,15 @@ class _Writer:
     def _declared(self) -> str:
         """Return the kernel's C++ name, after declaring it in the header on first use."""
         root, kernel = _root(self.wrapper), self.node.kernel
-        known = kernels_of(root)
-        if not known:
+        names = kernels_of(root)
+        if not names:
             root.header.splice(_shim("launch_shim"))
             if not V.graph.aot_mode:
                 root.header.splice(_shim("launch_shim_loaded"))
-        if kernel in known:
-            return known[kernel]
+        if kernel in names:
+            return names[kernel]
         if V.graph.aot_mode:
-            known[kernel] = symbol(kernel)
+            names[kernel] = symbol(kernel)
             # The file has an include guard: the constant-folding graph is in the same unit and may
             # call the same kernel.
             text = _shim("launch_shim_linked").replace("@SYMBOL@", symbol(kernel))
@@ -388,7 +393,7 @@ class _Writer:
                 f"static inductor_ext_cutlass::Loaded {self._defined()}"
                 f'("{kernel.name}", "{nvcc_build.key(kernel)}");'
             )
-        return known[kernel]
+        return names[kernel]
 
 
 def _link_with_inductor(kernel: Source) -> None:

@@ -102,7 +102,7 @@ def _epilogue_constexprs(scales: Sequence[Any], biases: Sequence[Any]) -> dict[s
         V.graph.sizevars.statically_known_equals(sympy_product(scale.get_size()), 1)
         for scale in scales
     ]
-    row, *columns = (not item for item in whole)
+    row, *columns = (not is_scalar for is_scalar in whole)
     return {
         "RESCALED": True,
         "ROW_SCALES": row,
@@ -122,10 +122,10 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
         return plan, operands
     a, b, *rest = operands
     copies = [
-        item
+        operand
         if before == after
-        else ExternKernel.require_exact_strides(item, _padded_strides(item, after))
-        for item, before, after in (
+        else ExternKernel.require_exact_strides(operand, _padded_strides(operand, after))
+        for operand, before, after in (
             (a, plan.problem.a, problem.a),
             (b, plan.problem.b, problem.b),
         )
@@ -248,7 +248,7 @@ def with_actual_layouts(plan: Plan, operands: Sequence[Any]) -> GemmProblem | No
     problem = plan.problem
     if config.tma:
         planned = (problem.a, problem.b)
-        a, b = (_actual_operand(*item) for item in zip(operands[:2], planned, strict=True))
+        a, b = (_actual_operand(*pair) for pair in zip(operands[:2], planned, strict=True))
         if a is None or b is None:
             return None
         problem = dataclasses.replace(problem, a=a, b=b)
@@ -266,14 +266,14 @@ def _actual_operand(node: Any, planned: Operand) -> Operand | None:
     if not _is_number(layout.offset):
         return None
     if not all(map(_is_number, strides)):
-        known = V.graph.sizevars
+        sizevars = V.graph.sizevars
         inner = {"row": -1, "column": -2, "strided": None}[planned.layout]
-        if inner is None or not known.statically_known_equals(strides[inner], 1):
+        if inner is None or not sizevars.statically_known_equals(strides[inner], 1):
             return None
         # Static strides may differ from the planned ones too, so pass all of them.
         places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
         return matmul_nodes.with_static_alignment(
-            planned, places, known.statically_known_multiple_of
+            planned, places, sizevars.statically_known_multiple_of
         )
     # Sizes only determine which strides matter: that of a dimension of size 1 does not. Hence any
     # symbolic size may be 2.

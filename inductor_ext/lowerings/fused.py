@@ -60,8 +60,8 @@ def scaled_int_mm(a: Any, b: Any, row_scales: Any, column_scales: Any, bias: Any
         node = lowerings[aten._int_mm.default](a, b)
         for scale in scales:
             node = lowerings[aten.mul.Tensor](node, scale)
-        for item in biases:
-            node = lowerings[aten.add.Tensor](node, item)
+        for added in biases:
+            node = lowerings[aten.add.Tensor](node, added)
         node = to_dtype(node, dtype)
     return node
 
@@ -86,13 +86,13 @@ def fused(*inputs: Any) -> Any:
     plan, info = _plan_of_fused(call)
     problem = plan.problem
     several = len(problem.parts) > 1 and not problem.epilogue.gated
-    given = info.operands.unflatten(inputs)
-    scales, biases = given.fp8_scales, given.biases
-    operands = _with_planned_strides(given.kernel_operands)
+    arguments = info.operands.unflatten(inputs)
+    scales, biases = arguments.fp8_scales, arguments.biases
+    operands = _with_planned_strides(arguments.kernel_operands)
     a = operands[0]
     value = call.meta["val"]
     dtype = (value[0] if several else value).dtype
-    in_kernel = bool(given.epilogue_operands) and plan.applies_epilogue
+    in_kernel = bool(arguments.epilogue_operands) and plan.applies_epilogue
     layout = FixedLayout(
         a.get_device_or_error(),
         torch.float32 if scales and not in_kernel else dtype,
@@ -104,7 +104,7 @@ def fused(*inputs: Any) -> Any:
         node = emit_matmul(plan, operands, layout)
         node = _apply_epilogue(node, scales, biases, problem.parts)
     assert node is not None
-    if given.epilogue_operands:
+    if arguments.epilogue_operands:
         # Realize here, so that there is one epilogue before the output is split by weight.
         node = to_dtype(node, dtype)
         node.realize()
@@ -186,8 +186,8 @@ def with_row_maxima(*inputs: Any) -> Any:
 
     call = V.current_node
     plan, info = _plan_of_fused(call)
-    given = info.operands.unflatten(inputs)
-    operands = _with_planned_strides(given.kernel_operands)
+    arguments = info.operands.unflatten(inputs)
+    operands = _with_planned_strides(arguments.kernel_operands)
     assert info.chain is not None
     problem, config = with_actual_layouts(plan, operands), launch_config(plan)
     assert problem is not None
@@ -205,7 +205,7 @@ def with_row_maxima(*inputs: Any) -> Any:
         layout,
         options=plan.constexprs,
         mutated_inputs=[tiles],
-        epilogue_fn=template_epilogue.epilogue(info.chain, given.epilogue_inputs, layout),
+        epilogue_fn=template_epilogue.epilogue(info.chain, arguments.epilogue_inputs, layout),
     )
     assert choice is not None
     output = choice.output_node()
@@ -213,8 +213,8 @@ def with_row_maxima(*inputs: Any) -> Any:
     with inductor_config.patch(split_reductions=False):
         maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
     return tuple(
-        lowerings[aten.view.default](item, [_size(size) for size in value.shape])
-        for item, value in zip((output, maxima), values, strict=True)
+        lowerings[aten.view.default](result, [_size(size) for size in value.shape])
+        for result, value in zip((output, maxima), values, strict=True)
     )
 
 
@@ -261,8 +261,8 @@ def cutlass(*arguments: Any) -> Any:
         )
         for value in (values if isinstance(values, tuple) else (values,))
     ]
-    found = launch(config, info.epilogue, a, b, rest, layouts, scalars=scalars, ends=ends)
-    return found if isinstance(values, tuple) else found[0]
+    results = launch(config, info.epilogue, a, b, rest, layouts, scalars=scalars, ends=ends)
+    return results if isinstance(values, tuple) else results[0]
 
 
 cutlass._inductor_lowering_function = True  # type: ignore[attr-defined]

@@ -75,8 +75,8 @@ class CutlassArguments:
     def split(self, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the tensors among the arguments, and all scalars of the epilogue."""
         count = 2 + self.is_grouped + self.inputs
-        given = iter(arguments[count:])
-        scalars = [next(given) if scalar is None else scalar for scalar in self.scalars]
+        dynamic = iter(arguments[count:])
+        scalars = [next(dynamic) if scalar is None else scalar for scalar in self.scalars]
         return list(arguments[:count]), scalars
 
 

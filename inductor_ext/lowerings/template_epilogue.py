@@ -53,8 +53,8 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
         if node is sums or node.op == "call_function":
             # Later nodes read this value as a buffer that exists only by name; `_handler` resolves
             # the load.
-            known = FixedLayout(layout.device, node.meta["dtype"], layout.size)
-            boxes[node] = TensorBox.create(InputBuffer(name=name, layout=known))
+            layout_of = FixedLayout(layout.device, node.meta["dtype"], layout.size)
+            boxes[node] = TensorBox.create(InputBuffer(name=name, layout=layout_of))
 
     def compute(tile: Any) -> Any:
         import sympy  # type: ignore[import-untyped]
@@ -64,8 +64,8 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
         values = {f"inductor_ext_{sums.name}": tile}
         with V.set_ops_handler(_handler(values)):
             for name, load in steps:
-                found = load(index)
-                values[name] = found.value if isinstance(found, OpsValue) else found
+                loaded = load(index)
+                values[name] = loaded.value if isinstance(loaded, OpsValue) else loaded
         final = values[f"inductor_ext_{value.name}"]
         if layout.dtype != torch.float32:
             final = V.ops.to_dtype(final, layout.dtype, use_compute_types=False)

@@ -69,8 +69,8 @@ def concat_matmuls(graph: fx.Graph) -> int:
     """
     groups: dict[Hashable, list[fx.Node]] = {}
     for node in graph.nodes:
-        kept = is_returned(node) or is_read_by_strides(node)
-        if _is_joinable(node) and not kept:
+        is_exposed = is_returned(node) or is_read_by_strides(node)
+        if _is_joinable(node) and not is_exposed:
             groups.setdefault(_group_key(node), []).append(node)
     joined = [group for group in groups.values() if len(group) > 1]
     for group in joined:
@@ -82,8 +82,8 @@ def _is_joinable(node: fx.Node) -> bool:
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return False
     a, b, *biases = matmul_operands(node)
-    known = all("val" in bias.meta for bias in (node, a, b, *biases))
-    if not known or a.op == "get_attr" or not is_covered(node.meta["val"]):
+    has_values = all("val" in bias.meta for bias in (node, a, b, *biases))
+    if not has_values or a.op == "get_attr" or not is_covered(node.meta["val"]):
         return False
     columns = node.meta["val"].shape[1:]
     # A constant with other users would stay in memory in addition.
@@ -98,10 +98,10 @@ def _group_key(node: fx.Node) -> Hashable:
     return node.target, a, weight.dtype, weight.stride(0) == 1
 
 
-def _concat_group(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
-    first = products[0]
+def _concat_group(graph: fx.Graph, matmuls: Sequence[fx.Node]) -> None:
+    first = matmuls[0]
     a, b, *_ = matmul_operands(first)
-    weights, *biases = zip(*(matmul_operands(product)[1:] for product in products), strict=True)
+    weights, *biases = zip(*(matmul_operands(matmul)[1:] for matmul in matmuls), strict=True)
     with graph.inserting_before(first):
         for constant in itertools.chain(weights, *biases):
             first.prepend(constant)
@@ -115,15 +115,15 @@ def _concat_group(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
         else:
             whole = add_call(graph, first, aten.cat.default, list(weights), 1)
         added = [add_call(graph, first, aten.cat.default, list(bias), -1) for bias in biases]
-        product = add_call(graph, first, first.target, *added, a, whole)
-        for part, (begin, end) in zip(products, _column_ranges(products), strict=True):
-            columns = add_call(graph, part, aten.slice.Tensor, product, 1, begin, end)
+        matmul = add_call(graph, first, first.target, *added, a, whole)
+        for part, (begin, end) in zip(matmuls, _column_ranges(matmuls), strict=True):
+            columns = add_call(graph, part, aten.slice.Tensor, matmul, 1, begin, end)
             part.replace_all_uses_with(columns)
-    for part in products:
+    for part in matmuls:
         graph.erase_node(part)
 
 
-def _column_ranges(products: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
+def _column_ranges(matmuls: Sequence[fx.Node]) -> Iterator[tuple[int, int]]:
     """Yield for each matmul its first column in the concatenation and the one after its last."""
-    ends = list(itertools.accumulate(product.meta["val"].shape[1] for product in products))
+    ends = list(itertools.accumulate(matmul.meta["val"].shape[1] for matmul in matmuls))
     return itertools.pairwise([0, *ends])

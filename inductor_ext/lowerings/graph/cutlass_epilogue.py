@@ -84,11 +84,11 @@ def read_epilogue(
         NotExpressible: a kernel cannot compute it.
     """
     try:
-        found = _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
-        if len(found.outputs) == 1:
-            return found
-        stored = zip(found.outputs, found.epilogue.outputs, strict=True)
-        order = {node: _rank(dtype, value, found.epilogue) for node, (dtype, value) in stored}
+        epilogue = _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
+        if len(epilogue.outputs) == 1:
+            return epilogue
+        stored = zip(epilogue.outputs, epilogue.epilogue.outputs, strict=True)
+        order = {node: _rank(dtype, value, epilogue.epilogue) for node, (dtype, value) in stored}
         return _Reader(nodes, sorted(order, key=order.__getitem__), hints, fusion).fused()
     except matmul_nodes.NotCovered as reason:
         raise NotExpressible(str(reason)) from None
@@ -97,13 +97,13 @@ def read_epilogue(
 def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
     """Sort key of outputs, independent of the order in which they were read."""
     steps = [*Epilogue(((dtype, value),)).nodes()]
-    told = [
+    keys = [
         (step.operation, step.value, str(epilogue.inputs[step.index : step.index + 1]))
         if step.operation == "read"
         else (step.operation, step.value, step.dtype)
         for step in steps
     ]
-    return -len(steps), dtype, told
+    return -len(steps), dtype, keys
 
 
 class _Reader:
@@ -133,14 +133,14 @@ class _Reader:
         ]
         if len(set(values)) < len(values):
             raise NotExpressible("the same is stored twice")
-        found = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
+        epilogue = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
         if len(values) > 1:
             columns = matmul_nodes.concrete_sizes(
                 matmul_nodes.value_of(self.product).shape, self.hints
             )[-1]
-            found = replace(found, alignment=math.gcd(columns, 16))
+            epilogue = replace(epilogue, alignment=math.gcd(columns, 16))
         inputs, scalars = tuple(self.inputs), tuple(self.scalars)
-        return GraphEpilogue(found, inputs, scalars, self.views, tuple(self.outputs))
+        return GraphEpilogue(epilogue, inputs, scalars, self.views, tuple(self.outputs))
 
     def _packed(self) -> Packed | None:
         if self.fusion is None or self.fusion.problem.b.dtype not in INT4:
@@ -180,8 +180,8 @@ class _Reader:
 
     def operand(self, node: fx.Node) -> Node:
         """Return the value of the only tensor that a node reads, besides sizes."""
-        given = node.all_input_nodes[0]
-        return self.value(given) if given in self.region else self.input(given, node)
+        source = node.all_input_nodes[0]
+        return self.value(source) if source in self.region else self.input(source, node)
 
     def argument(self, argument: Any, reader: fx.Node) -> Any:
         """Return the value of an argument; strings and None are returned as they are."""
@@ -204,30 +204,32 @@ class _Reader:
         key = float(number) if isinstance(number, (int, float)) else number
         return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
 
-    def input(self, given: fx.Node, reader: fx.Node) -> Node:
+    def input(self, source: fx.Node, reader: fx.Node) -> Node:
         """Return an element of a tensor from outside the region."""
         import torch
 
-        while given.target is torch.ops.aten.expand.default:
-            given = given.all_input_nodes[0]
-        kind = self._broadcast(matmul_nodes.value_of(given), matmul_nodes.value_of(reader))
-        while is_cast(given) and set(given.users) <= self.region:
-            given = given.all_input_nodes[0]
-        return self._read(given, matmul_nodes.value_of(given), kind)
+        while source.target is torch.ops.aten.expand.default:
+            source = source.all_input_nodes[0]
+        kind = self._broadcast(matmul_nodes.value_of(source), matmul_nodes.value_of(reader))
+        while is_cast(source) and set(source.users) <= self.region:
+            source = source.all_input_nodes[0]
+        return self._read(source, matmul_nodes.value_of(source), kind)
 
     def _read(
         self,
-        given: fx.Node,
+        source: fx.Node,
         value: torch.Tensor,
         kind: Literal["matrix", "row", "column", "scalar"],
     ) -> Node:
         """Return an element of an outside tensor that is viewed as `value`."""
         if value.device != matmul_nodes.value_of(self.product).device:
-            raise NotExpressible(f"{given} is on {value.device}")
-        found = Tensor(matmul_nodes.dtype_of(value), kind, self._alignment(value, kind))
-        if self.inputs.setdefault(given, found) != found:
-            raise NotExpressible(f"{given} is read as {self.inputs[given].broadcast} and as {kind}")
-        return cutlass.read(list(self.inputs).index(given))
+            raise NotExpressible(f"{source} is on {value.device}")
+        tensor = Tensor(matmul_nodes.dtype_of(value), kind, self._alignment(value, kind))
+        if self.inputs.setdefault(source, tensor) != tensor:
+            raise NotExpressible(
+                f"{source} is read as {self.inputs[source].broadcast} and as {kind}"
+            )
+        return cutlass.read(list(self.inputs).index(source))
 
     def _dequantized(self, fusion: Fusion) -> Node:
         """Apply to the accumulators the scales and the bias of a matmul with a dequantized B."""
@@ -303,8 +305,8 @@ class _Reader:
             return 1
         layout = types.SimpleNamespace(
             dtype=value.dtype,
-            size=[_expression(item) for item in value.shape],
-            stride=[_expression(item) for item in value.stride()],
+            size=[_expression(size) for size in value.shape],
+            stride=[_expression(size) for size in value.stride()],
             offset=_expression(value.storage_offset()),
         )
         return of_layout(layout)
@@ -317,24 +319,24 @@ class _Reader:
         node = self.product
         if self.fusion is not None:
             return self._dequantized(self.fusion)
-        given = matmul_nodes.call_arguments(node)
+        args = matmul_nodes.call_arguments(node)
         if node.target in (aten.mm.default, aten.bmm.default, aten._int_mm.default):
             return ACCUMULATOR
-        if node.target is aten._grouped_mm.default and given["bias"] is None:
+        if node.target is aten._grouped_mm.default and args["bias"] is None:
             return ACCUMULATOR
         if node.target in (aten.addmm.default, aten.baddbmm.default):
-            found = _multiply(ACCUMULATOR, self._number_or_one(given["alpha"]))
-            if given["beta"] == 0:
-                return found
-            bias = self.argument(given["self"], node)
-            return apply("add", found, _multiply(bias, self._number_or_one(given["beta"])))
-        if node.target is aten._scaled_mm.default and given["scale_result"] is None:
-            found = ACCUMULATOR
+            result = _multiply(ACCUMULATOR, self._number_or_one(args["alpha"]))
+            if args["beta"] == 0:
+                return result
+            bias = self.argument(args["self"], node)
+            return apply("add", result, _multiply(bias, self._number_or_one(args["beta"])))
+        if node.target is aten._scaled_mm.default and args["scale_result"] is None:
+            result = ACCUMULATOR
             for name in ("scale_a", "scale_b"):
-                found = apply("mul", found, self.argument(given[name], node))
-            if given["bias"] is None:
-                return found
-            return apply("add", found, self.argument(given["bias"], node))
+                result = apply("mul", result, self.argument(args[name], node))
+            if args["bias"] is None:
+                return result
+            return apply("add", result, self.argument(args["bias"], node))
         raise NotExpressible(f"{node.target} is not a matmul that CUTLASS kernels support")
 
     def _number_or_one(self, number: Any) -> Node | None:
@@ -367,8 +369,8 @@ def _may_be_of_a_size(number: float) -> bool:
     """Whether a number is a large integer, its reciprocal or its inverse square root."""
     if not math.isfinite(number) or not number:
         return False
-    for item in (number, 1 / number, 1 / number**2):
-        if abs(item) >= _SIZES and abs(item - round(item)) < 1e-9 * abs(item):
+    for candidate in (number, 1 / number, 1 / number**2):
+        if abs(candidate) >= _SIZES and abs(candidate - round(candidate)) < 1e-9 * abs(candidate):
             return True
     return False
 
@@ -409,7 +411,7 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
             raise NotExpressible("a power other than square, square root or reciprocal")
         return apply(name, a)
 
-    found: dict[Any, Callable[..., Node]] = {
+    operators: dict[Any, Callable[..., Node]] = {
         aten.silu.default: cutlass.silu,
         aten.gelu.default: gelu,
         aten.hardtanh.default: hardtanh,
@@ -422,10 +424,12 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
         aten.pow.Tensor_Scalar: power,
     }
     for name in _UNARY:
-        found[getattr(aten, name).default] = functools.partial(apply, name)
+        operators[getattr(aten, name).default] = functools.partial(apply, name)
     for name in ("lt", "le", "gt", "ge"):
         for overload in ("Scalar", "Tensor"):
-            found[operator.attrgetter(f"{name}.{overload}")(aten)] = functools.partial(apply, name)
+            operators[operator.attrgetter(f"{name}.{overload}")(aten)] = functools.partial(
+                apply, name
+            )
     for name, function in (
         ("add", with_alpha("add")),
         ("sub", with_alpha("sub")),
@@ -433,5 +437,5 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
         ("div", functools.partial(apply, "truediv")),
     ):
         for overload in ("Tensor", "Scalar"):
-            found[operator.attrgetter(f"{name}.{overload}")(aten)] = function
-    return found
+            operators[operator.attrgetter(f"{name}.{overload}")(aten)] = function
+    return operators

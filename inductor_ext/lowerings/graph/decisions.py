@@ -74,7 +74,7 @@ class Decider:
         now, and problems whose CUTLASS kernel is still being built, are decided without CUTLASS.
         """
         tune = self._tune_with_cutlass if self.options.tunes else None
-        found = decide.decide(
+        decisions = decide.decide(
             unknown,
             self.device,
             self.settings,
@@ -82,40 +82,40 @@ class Decider:
             circumstances=self.options.circumstances,
             allowed=self.options.allows,
         )
-        chosen = {
+        selected = {
             problem: decision.config
-            for problem, decision in found.items()
+            for problem, decision in decisions.items()
             if isinstance(decision.config, CutlassConfig)
         }
         later = cutlass_kernels.awaited(
-            {problem: [config] for problem, config in chosen.items()}, self.settings
+            {problem: [config] for problem, config in selected.items()}, self.settings
         )
         others = {
             problem: _without_tree(problem)
-            for problem, decision in found.items()
+            for problem, decision in decisions.items()
             if decision.origin == "unknown" or problem in later
         }
         decided = self._without_cutlass(list(dict.fromkeys(others.values())))
-        found |= {problem: decided[other] for problem, other in others.items()}
-        wanted = [item for item in chosen.items() if item[0] not in later]
-        for (problem, config), why in cutlass_kernels.prepare(wanted, self.settings).items():
+        decisions |= {problem: decided[other] for problem, other in others.items()}
+        needed = [pair for pair in selected.items() if pair[0] not in later]
+        for (problem, config), why in cutlass_kernels.prepare(needed, self.settings).items():
             events.warn_once(
                 f"cutlass_kernel:{config.name}",
                 f"{problem_words(problem)} falls back to Inductor (default) because "
                 f"{config_words(config)} cannot be used: {why}",
             )
-            found[problem] = dataclasses.replace(found[problem], config=None)
-        return found
+            decisions[problem] = dataclasses.replace(decisions[problem], config=None)
+        return decisions
 
     def _tune_with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         """Tune the problems whose CUTLASS kernels are available now."""
-        wanted = {
+        candidates = {
             problem: [config for config, _ in self.options.rank(problem, self.device)]
             for problem in unknown
         }
-        later = cutlass_kernels.awaited(wanted, self.settings)
-        later |= cutlass_kernels.unobtainable(wanted, self.settings)
-        return self._tune([item for item in unknown if item not in later])
+        later = cutlass_kernels.awaited(candidates, self.settings)
+        later |= cutlass_kernels.unobtainable(candidates, self.settings)
+        return self._tune([other for other in unknown if other not in later])
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         from inductor_ext.autotune import inductor_benchmark, tuner

@@ -81,14 +81,14 @@ class DequantReader:
         aten = torch.ops.aten
         while len(self.nodes) < MOST_NODES:
             target = node.target
-            moved = through_view(node, dims)
+            source = through_view(node, dims)
             if target is aten.cat.default:
                 return self._pairs(node, dims)
-            if moved is None and not self._computes(node):
+            if source is None and not self._computes(node):
                 return self._bytes(node, dims)
             self.nodes.append(node)
-            if moved is not None:
-                node, dims = moved
+            if source is not None:
+                node, dims = source
             elif target is torch.ops.prims.convert_element_type.default:
                 node = node.args[0]
             elif target is aten.bitwise_xor.Scalar:
@@ -131,8 +131,8 @@ class DequantReader:
             if kind == "int8":
                 self.bits = 4
             if isinstance(right, (int, float)):
-                known = not self.constant and right in range(MOST_ZERO[8] + 1)
-                require(known, "a zero point that kernels do not subtract")
+                is_supported = not self.constant and right in range(MOST_ZERO[8] + 1)
+                require(is_supported, "a zero point that kernels do not subtract")
                 self.constant = int(right)
                 return left, broadcast(dims, static_shape(left))
             require(self.zero is None and kind != "int8", "a zero point of zero points")
@@ -151,18 +151,18 @@ class DequantReader:
         dims = broadcast(dims, static_shape(node))
         visited: list[fx.Node] = []
         while True:
-            moved = through_view(node, dims)
-            if moved is None and _is_lossless_cast(node):
-                moved = node.args[0], dims
-            if moved is None or len(visited) == MOST_NODES:
+            source = through_view(node, dims)
+            if source is None and _is_lossless_cast(node):
+                source = node.args[0], dims
+            if source is None or len(visited) == MOST_NODES:
                 break
             visited.append(node)
-            node, dims = moved
+            node, dims = source
         # A node with other users stays in the graph; the kernel does not read it.
-        for item in visited:
-            if not set(item.users) <= {*self.nodes}:
+        for view in visited:
+            if not set(view.users) <= {*self.nodes}:
                 break
-            self.nodes.append(item)
+            self.nodes.append(view)
         return StoredTensor(node, dims)
 
     def _bytes(self, node: Any, dims: Dims) -> None:
@@ -208,19 +208,19 @@ class DequantReader:
         operations: list[tuple[str, int]] = []
         signed = False
         while len(self.nodes) < MOST_NODES:
-            moved = through_view(node, dims)
-            if moved is None and node.target is torch.ops.prims.convert_element_type.default:
+            source = through_view(node, dims)
+            if source is None and node.target is torch.ops.prims.convert_element_type.default:
                 require(
                     dtype_name(node) in ("int16", "int32", "int64"), "numbers change in between"
                 )
-                moved = node.args[0], dims
+                source = node.args[0], dims
             names = {aten.bitwise_and.Scalar: "and", **dict.fromkeys(right, "right")}
             name = {**names, **dict.fromkeys(left, "left")}.get(node.target)
-            if moved is None and name is None:
+            if source is None and name is None:
                 break
             self.nodes.append(node)
-            if moved is not None:
-                node, dims = moved
+            if source is not None:
+                node, dims = source
                 continue
             if name == "right" and not operations:
                 # An arithmetic right shift extends the sign.
@@ -232,25 +232,25 @@ class DequantReader:
         kind = dtype_name(node)
         require(kind in ("int8", "uint8"), f"pairs in {kind}")
         signed = signed and kind == "int8"
-        known = {
+        halves = {
             (("and", 15),): (False, False),
             (("right", 4),): (True, signed),
             (("and", 15), ("right", 4)): (True, False),
             (("right", 4), ("left", 4)): (False, True),
         }
-        require(tuple(operations) in known, "values that are not 4-bit halves of bytes")
-        return (StoredTensor(node, dims), *known[tuple(operations)])
+        require(tuple(operations) in halves, "values that are not 4-bit halves of bytes")
+        return (StoredTensor(node, dims), *halves[tuple(operations)])
 
     def operand(self) -> Operand:
         """Return B as an operand, in elements of its dtype."""
         assert self.stored is not None
         value = self.stored.view().of(matmul_nodes.value_of(self.stored.node))
-        found = matmul_nodes.operand(value)
+        operand = matmul_nodes.operand(value)
         if not self._is_packed:
-            return found
-        row, column = found.strides
-        strides = (1, 2 * column) if found.layout == "column" else (row, column)
-        return Operand(self.dtype, strides, 2 * found.alignment)
+            return operand
+        row, column = operand.strides
+        strides = (1, 2 * column) if operand.layout == "column" else (row, column)
+        return Operand(self.dtype, strides, 2 * operand.alignment)
 
     def dequant(self) -> Dequant:
         """Return the dequantization.
@@ -373,5 +373,5 @@ def _is_lossless_cast(node: fx.Node) -> bool:
         return is_cast(node)
     if dtype_name(node) not in _INTEGERS:
         return is_computed_in_float32(node.meta["val"])
-    before, after = (torch.iinfo(item.meta["val"].dtype) for item in (*node.all_input_nodes, node))
+    before, after = (torch.iinfo(end.meta["val"].dtype) for end in (*node.all_input_nodes, node))
     return bool(after.min <= before.min and before.max <= after.max)

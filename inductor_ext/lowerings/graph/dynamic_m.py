@@ -45,14 +45,14 @@ def dispatch_on_m(
         ranges: two or more, ascending.
     """
     inside = set(region)
-    inputs = dict.fromkeys(item for node in region for item in node.all_input_nodes)
+    inputs = dict.fromkeys(source for node in region for source in node.all_input_nodes)
     outer = {inp: inp for inp in inputs if inp not in inside}
     outer |= {symbol: symbol for symbol in _find_symbols(gm.graph, region, outer)}
     order = {node: index for index, node in enumerate(gm.graph.nodes)}
     anchor = min(outputs, key=order.__getitem__)
     hoist(anchor, outer, order)
     with gm.graph.inserting_before(anchor):
-        outer = {item: _freeze_strides(gm.graph, item) for item in outer}
+        outer = {source: _freeze_strides(gm.graph, source) for source in outer}
         results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
     for output, result in zip(outputs, results, strict=True):
         # Keep the node itself, which may be an input of another fusion.
@@ -67,9 +67,9 @@ def _freeze_strides(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Add a call that fixes the strides of a branch's input if the graph computes that input."""
     if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
         return node
-    found = graph.call_function(in_strides, (node,))
-    found.meta["val"] = node.meta["val"]
-    return found
+    frozen = graph.call_function(in_strides, (node,))
+    frozen.meta["val"] = node.meta["val"]
+    return frozen
 
 
 def in_strides(value: Any) -> Any:
@@ -100,25 +100,29 @@ def _find_symbols(
     from torch.fx.experimental.symbolic_shapes import free_symbols
 
     nodes = list(inputs)
-    wanted = free_symbols([node.meta["val"] for node in (*nodes, *region)])
-    wanted -= {size for node in nodes for size in _sizes(node)}
-    found: dict[sympy.Symbol, fx.Node] = {}
+    symbols = free_symbols([node.meta["val"] for node in (*nodes, *region)])
+    symbols -= {size for node in nodes for size in _sizes(node)}
+    nodes_of: dict[sympy.Symbol, fx.Node] = {}
     placeholders = graph.find_nodes(op="placeholder")
     # The first node with the symbol is an input, or defines the symbol.
     for node in [node for node in graph.nodes if node not in region]:
         value = node.meta.get("val")
         for axis, symbol in enumerate(_sizes(node)):
-            if symbol not in wanted or symbol in found:
+            if symbol not in symbols or symbol in nodes_of:
                 continue
-            found[symbol] = node
+            nodes_of[symbol] = node
             if isinstance(value, torch.Tensor):
                 last = placeholders[-1] if node.op == "placeholder" else node
                 with graph.inserting_after(last):
-                    found[symbol] = graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+                    nodes_of[symbol] = graph.call_function(
+                        torch.ops.aten.sym_size.int, (node, axis)
+                    )
                 size: Any = value.shape[axis]
-                known = size.node.shape_env
-                found[symbol].meta["val"] = known.create_symintnode(symbol, hint=size.node.hint)
-    return list(found.values())
+                shape_env = size.node.shape_env
+                nodes_of[symbol].meta["val"] = shape_env.create_symintnode(
+                    symbol, hint=size.node.hint
+                )
+    return list(nodes_of.values())
 
 
 def _sizes(node: fx.Node) -> list[sympy.Expr]:
@@ -170,15 +174,15 @@ def _dispatch(
 def _add_m(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
     """Add M to a graph."""
     a, axes = rows
-    found: list[fx.Node] = []
+    sizes: list[fx.Node] = []
     for axis in axes:
-        found.append(graph.call_function(torch.ops.aten.sym_size.int, (inputs[a], axis)))
-        found[-1].meta["val"] = a.meta["val"].shape[axis]
-    while len(found) > 1:
-        factors = found.pop(), found.pop()
-        found.append(graph.call_function(operator.mul, factors))
-        found[-1].meta["val"] = factors[0].meta["val"] * factors[1].meta["val"]
-    return found[0]
+        sizes.append(graph.call_function(torch.ops.aten.sym_size.int, (inputs[a], axis)))
+        sizes[-1].meta["val"] = a.meta["val"].shape[axis]
+    while len(sizes) > 1:
+        factors = sizes.pop(), sizes.pop()
+        sizes.append(graph.call_function(operator.mul, factors))
+        sizes[-1].meta["val"] = factors[0].meta["val"] * factors[1].meta["val"]
+    return sizes[0]
 
 
 def _free_name(gm: fx.GraphModule) -> str:
@@ -201,7 +205,7 @@ def _branch(
         copies[node] = graph.placeholder(node.name)
         # A symbol that a node defines outside is an input of the branch.
         copies[node].meta = {
-            name: item for name, item in node.meta.items() if name != "unbacked_bindings"
+            name: value for name, value in node.meta.items() if name != "unbacked_bindings"
         }
     if len(ranges) > 1:
         results = _dispatch(branch, graph, copies, region, outputs, rows, ranges)

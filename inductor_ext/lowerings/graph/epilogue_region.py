@@ -83,11 +83,11 @@ def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool
     """
     import torch
 
-    made = {torch.Tag.pointwise, torch.Tag.reduction}
+    generated = {torch.Tag.pointwise, torch.Tag.reduction}
     return any(
         is_read_by_inductor(user, without)
         if getattr(user.target, "is_view", False)
-        else not made.isdisjoint(getattr(user.target, "tags", ()))
+        else not generated.isdisjoint(getattr(user.target, "tags", ()))
         for user in node.users
         if user not in without
     )
@@ -140,8 +140,8 @@ def _widens_sums(node: fx.Node) -> bool:
 
     if node.target is not torch.ops.prims.convert_element_type.default:
         return False
-    (given,) = node.all_input_nodes
-    return given.target is torch.ops.aten._int_mm.default
+    (source,) = node.all_input_nodes
+    return source.target is torch.ops.aten._int_mm.default
 
 
 _COSTS = {
@@ -172,7 +172,7 @@ def find_region(
         own: the nodes that compute `node`, if they are to be computed at the same position.
     """
     size = flat(node)
-    nodes, found = [node], 1
+    nodes, end = [node], 1
     while len(nodes) < MOST_NODES:
         users = {user for node in nodes for user in node.users} - set(nodes)
         # The first user depends on no other node after the region.
@@ -183,8 +183,8 @@ def find_region(
             break
         nodes.append(following)
         if all(set(node.users) <= set(nodes) for node in nodes[:-1]):
-            found = len(nodes)
-    return nodes[:found]
+            end = len(nodes)
+    return nodes[:end]
 
 
 def reachable_pointwise(node: fx.Node) -> list[fx.Node]:
@@ -197,21 +197,21 @@ def reachable_pointwise(node: fx.Node) -> list[fx.Node]:
         node: a matmul, or the only output of a fusion.
     """
     size = flat(node)
-    nodes, found, behind = [node], {node}, set[Any]()
-    each = node.next
-    while each.op != "output" and len(nodes) < MOST_NODES:
-        inputs = set(each.all_input_nodes)
-        if inputs & (found | behind):
+    nodes, reached, blocked = [node], {node}, set[Any]()
+    current = node.next
+    while current.op != "output" and len(nodes) < MOST_NODES:
+        inputs = set(current.all_input_nodes)
+        if inputs & (reached | blocked):
             if (
-                inputs.isdisjoint(behind)
-                and _is_fused(each, size, found)
-                and not is_written_between((*nodes, each))
+                inputs.isdisjoint(blocked)
+                and _is_fused(current, size, reached)
+                and not is_written_between((*nodes, current))
             ):
-                nodes.append(each)
-                found.add(each)
+                nodes.append(current)
+                reached.add(current)
             else:
-                behind.add(each)
-        each = each.next
+                blocked.add(current)
+        current = current.next
     return nodes
 
 
@@ -228,12 +228,14 @@ def _is_fused(node: fx.Node, size: tuple[Any, Any], before: Container[fx.Node]) 
 def _has_row_views(node: fx.Node, before: Container[fx.Node]) -> bool:
     """Whether a node could be computed on [rows, columns]."""
     return is_view(node) or all(
-        shape(item) == shape(node) if item in before else _sizes_as_rows(item, node) is not None
-        for item in node.all_input_nodes
+        shape(source) == shape(node)
+        if source in before
+        else _sizes_as_rows(source, node) is not None
+        for source in node.all_input_nodes
     )
 
 
-def _sizes_as_rows(given: fx.Node, node: fx.Node) -> Sequence[Any] | None:
+def _sizes_as_rows(source: fx.Node, node: fx.Node) -> Sequence[Any] | None:
     """Return the sizes of an input of a node for computing the node on [rows, columns].
 
     Returns:
@@ -241,14 +243,14 @@ def _sizes_as_rows(given: fx.Node, node: fx.Node) -> Sequence[Any] | None:
     """
     import torch
 
-    if not isinstance(given.meta.get("val"), torch.Tensor):
+    if not isinstance(source.meta.get("val"), torch.Tensor):
         return ()
-    own, size = shape(node), shape(given)
+    own, size = shape(node), shape(source)
     if len(own) <= 2 or len(size) <= 1:
         return size
     if math.prod(size[:-1]) == 1:
         return 1, size[-1]
-    dense = size[:-1] == own[:-1] and is_contiguous(given)
+    dense = size[:-1] == own[:-1] and is_contiguous(source)
     return (-1, size[-1]) if dense else None
 
 
@@ -268,37 +270,37 @@ def flatten_epilogue(graph: fx.Graph, node: fx.Node) -> None:
         return
     copies = {node: node}
     with graph.inserting_before(last):
-        for item in nodes[1:]:
-            if is_view(item):
-                copies[item] = copies[item.all_input_nodes[0]]
+        for member in nodes[1:]:
+            if is_view(member):
+                copies[member] = copies[member.all_input_nodes[0]]
                 continue
-            for given in item.all_input_nodes:
-                if given not in copies:
-                    copies[given] = view_as_rows(graph, given, item)
-            copies[item] = graph.node_copy(item, copies.__getitem__)
-            value = item.meta["val"].new_empty(node.meta["val"].shape)
-            copies[item].meta = {**item.meta, "val": value}
+            for source in member.all_input_nodes:
+                if source not in copies:
+                    copies[source] = view_as_rows(graph, source, member)
+            copies[member] = graph.node_copy(member, copies.__getitem__)
+            value = member.meta["val"].new_empty(node.meta["val"].shape)
+            copies[member].meta = {**member.meta, "val": value}
     # Keep the last node itself, which others may refer to.
     view = (
         last if is_view(last) else next(n for n in nodes if is_view(n) and shape(n) == shape(last))
     )
     replace_call(last, view.target, (copies[last], view.args[1]))
-    for item in reversed(nodes[1:-1]):
-        graph.erase_node(item)
+    for member in reversed(nodes[1:-1]):
+        graph.erase_node(member)
 
 
-def view_as_rows(graph: fx.Graph, given: fx.Node, node: fx.Node) -> fx.Node:
+def view_as_rows(graph: fx.Graph, source: fx.Node, node: fx.Node) -> fx.Node:
     """Return an input of a region's node as a view for computing the node on [rows, columns]."""
     import torch
 
-    sizes = _sizes_as_rows(given, node)
-    if not sizes or len(sizes) == len(given.meta["val"].shape):
-        return given
-    value = given.meta["val"]
+    sizes = _sizes_as_rows(source, node)
+    if not sizes or len(sizes) == len(source.meta["val"].shape):
+        return source
+    value = source.meta["val"]
     rows = 1 if sizes[0] == 1 else math.prod(value.shape[:-1])
-    found = graph.call_function(torch.ops.aten.reshape.default, (given, list(sizes)))
-    found.meta["val"] = as_matrix(value, rows)
-    return found
+    view = graph.call_function(torch.ops.aten.reshape.default, (source, list(sizes)))
+    view.meta["val"] = as_matrix(value, rows)
+    return view
 
 
 def _region_inputs(
@@ -307,15 +309,17 @@ def _region_inputs(
     """Return the tensors that a region reads besides its first node, each once."""
     import torch
 
-    found: dict[fx.Node, EpilogueInput] = {}
+    inputs: dict[fx.Node, EpilogueInput] = {}
     for node in region[1:]:
         output = matmul_nodes.concrete_sizes(matmul_nodes.value_of(node).shape, hints)
-        for given in node.all_input_nodes:
-            if given in region or not isinstance(given.meta.get("val"), torch.Tensor):
+        for source in node.all_input_nodes:
+            if source in region or not isinstance(source.meta.get("val"), torch.Tensor):
                 continue
-            kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(given), output, hints)
-            while is_view(given) or is_cast(given):
+            kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(source), output, hints)
+            while is_view(source) or is_cast(source):
                 # Casts are computed by the reader.
-                given = given.all_input_nodes[0]
-            found.setdefault(given, EpilogueInput(matmul_nodes.dtype_of(given.meta["val"]), kind))
-    return tuple(found.values())
+                source = source.all_input_nodes[0]
+            inputs.setdefault(
+                source, EpilogueInput(matmul_nodes.dtype_of(source.meta["val"]), kind)
+            )
+    return tuple(inputs.values())

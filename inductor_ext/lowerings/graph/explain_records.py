@@ -159,10 +159,10 @@ def decision_reason(decision: Decision) -> str:
         return "not tuned (enable max_autotune)"
     stock = decision.microseconds(None)
     if decision.config is not None:
-        taken = decision.microseconds(decision.config)
-        if taken is None or stock is None:
+        selected = decision.microseconds(decision.config)
+        if selected is None or stock is None:
             return "it was the fastest"
-        return f"{taken:.1f} us, Inductor (default) {stock:.1f} us"
+        return f"{selected:.1f} us, Inductor (default) {stock:.1f} us"
     others = [
         timing.microseconds
         for timing in decision.timings
@@ -184,7 +184,7 @@ def _operator(node: torch.fx.Node) -> str:
 
 
 def _operands(node: torch.fx.Node) -> tuple[str, ...]:
-    values = [item.meta.get("val") for item in node.all_input_nodes]
+    values = [source.meta.get("val") for source in node.all_input_nodes]
     return tuple(_tensor(value) for value in values if isinstance(value, torch.Tensor))
 
 

@@ -64,7 +64,7 @@ def _operators() -> Mapping[Any, Callable[..., Any]]:
             raise Unreadable
         return relu(a)
 
-    found: dict[Any, Callable[..., Any]] = {
+    operators: dict[Any, Callable[..., Any]] = {
         aten.relu.default: relu,
         aten.clamp_min.default: at_least,
         aten.neg.default: operator.neg,
@@ -86,8 +86,8 @@ def _operators() -> Mapping[Any, Callable[..., Any]]:
         ("div", operator.truediv),
     ):
         packet = getattr(aten, name)
-        found[packet.Tensor] = found[packet.Scalar] = function
-    return found
+        operators[packet.Tensor] = operators[packet.Scalar] = function
+    return operators
 
 
 def symbol(node: fx.Node) -> sympy.Symbol:
@@ -117,25 +117,25 @@ class FormulaReader:
         """
         if node in self.inner:
             return self.inner[node]
-        found = self.leaf(node)
-        if found is not None:
-            return found
+        formula = self.leaf(node)
+        if formula is not None:
+            return formula
         if node.op != "call_function" or len(self.inner) >= MOST_NODES:
             raise Unreadable
         self._check_shape(node)
         moments = _moments(node)
         if is_view(node) or is_cast(node):
-            found = self.read(node.all_input_nodes[0])
+            formula = self.read(node.all_input_nodes[0])
         elif moments is not None:
-            given, call, is_mean = moments
-            found = mean_of(self.read(given))
+            source, call, is_mean = moments
+            formula = mean_of(self.read(source))
             if not is_mean:
-                found = mean_of((self.read(given) - found) ** 2)
-            self.inner[call] = found
+                formula = mean_of((self.read(source) - formula) ** 2)
+            self.inner[call] = formula
         else:
-            found = self._computed(node)
-        self.inner[node] = found
-        return found
+            formula = self._computed(node)
+        self.inner[node] = formula
+        return formula
 
     def _check_shape(self, node: fx.Node) -> None:
         """Require that elements of all matrices correspond in order; a column has one element per
@@ -150,10 +150,10 @@ class FormulaReader:
         if function is None:
             raise Unreadable
         own = shape(node)
-        for item in node.all_input_nodes:
+        for source in node.all_input_nodes:
             # With broadcast rows, elements do not correspond in order.
-            given = shape(item)
-            if given[:-1] != own[:-1] and any(size != 1 for size in given[:-1]):
+            sizes = shape(source)
+            if sizes[:-1] != own[:-1] and any(size != 1 for size in sizes[:-1]):
                 raise Unreadable
         arguments = [self._argument(arg) for arg in node.args]
         options = {name: self._argument(kwarg) for name, kwarg in node.kwargs.items()}
@@ -183,16 +183,16 @@ def _moments(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
     call: Any = node.args[0] if node.target is operator.getitem else node
     options: dict[str, Any] = dict(call.kwargs)
     if call.target is aten.mean.dim and len(call.args) >= 3:
-        given, axes, keeps, *_ = call.args
+        source, axes, keeps, *_ = call.args
         is_mean = True
     elif call.target in (aten.var.correction, aten.var_mean.correction) and len(call.args) == 2:
-        given, axes = call.args
+        source, axes = call.args
         keeps = options.get("keepdim", False) and options.get("correction") == 0
         is_mean = node is not call and bool(node.args[1] == 1)
     else:
         return None
     last = len(shape(node)) - 1
-    return (given, call, is_mean) if keeps and axes in ([-1], [last]) else None
+    return (source, call, is_mean) if keeps and axes in ([-1], [last]) else None
 
 
 def mean_of(formula: sympy.Expr) -> sympy.Expr:

@@ -118,26 +118,26 @@ class FusibleMatmuls:
         matmuls = [self.by_output[node] for node in nodes]
         if any(group_key(matmul) != group_key(matmuls[0]) for matmul in matmuls[1:]):
             return None
-        alike = [matmul.problem for matmul in matmuls]
-        parts = tuple(problem.n for problem in alike)
-        operand = min((problem.b for problem in alike), key=lambda operand: operand.alignment)
+        problems = [matmul.problem for matmul in matmuls]
+        parts = tuple(problem.n for problem in problems)
+        operand = min((problem.b for problem in problems), key=lambda operand: operand.alignment)
         if halves:
             parts = (parts[0] // 2,) * 2
-            operand = _half_of(operand, alike[0].k, parts[0])
+            operand = _half_of(operand, problems[0].k, parts[0])
         if min(parts) == 1:
             # With N = 1 the stride between columns is arbitrary, and the kernel would use it.
             return None
         biases = [bias.node for matmul in matmuls for bias in matmul.operands.biases]
-        if alike[0].operation == "scaled":
+        if problems[0].operation == "scaled":
             # The kinds of the scales are in the epilogue. Biases must be vectors.
             if any(len(shape(bias)) != 1 for bias in biases):
                 return None
-        elif (alike[0].operation == "addmm" or biases) and (
+        elif (problems[0].operation == "addmm" or biases) and (
             not all(map(is_biased_by_row, matmuls))
-            or len({problem.epilogue for problem in alike}) > 1
+            or len({problem.epilogue for problem in problems}) > 1
         ):
             return None
-        return dataclasses.replace(alike[0], n=sum(parts), b=operand, parts=parts)
+        return dataclasses.replace(problems[0], n=sum(parts), b=operand, parts=parts)
 
 
 def is_biased_by_row(matmul: Fusion) -> bool:

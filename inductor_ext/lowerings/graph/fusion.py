@@ -38,10 +38,10 @@ class View:
             NotCovered: the view would need a copy.
         """
         try:
-            found = value.view(self.sizes)
+            view = value.view(self.sizes)
         except (RuntimeError, ValueError):
             raise NotCovered(f"no view of {tuple(value.shape)} as {self.sizes}") from None
-        return found.t() if self.transposed else found
+        return view.t() if self.transposed else view
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def is_written_between(nodes: Collection[fx.Node]) -> bool:
     """
     from torch._inductor.fx_utils import get_node_storage
 
-    read = {get_node_storage(item) for node in nodes for item in node.all_input_nodes}
+    read = {get_node_storage(source) for node in nodes for source in node.all_input_nodes}
     node, last = min(nodes), max(nodes)
     while node is not last:
         node = node.next
@@ -144,26 +144,26 @@ def _written_storages(node: fx.Node) -> frozenset[int] | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
     arguments = target._schema.arguments
-    given = {
+    args = {
         **dict(zip((argument.name for argument in arguments), node.args, strict=False)),
         **node.kwargs,
     }
-    found: set[int] = set()
+    storages: set[int] = set()
     for argument in arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = given.get(argument.name)
+            value = args.get(argument.name)
             storage = get_node_storage(value) if isinstance(value, torch.fx.Node) else None
             if storage is None:
                 return None
-            found.add(storage)
-    return frozenset(found) if found else None
+            storages.add(storage)
+    return frozenset(storages) if storages else None
 
 
 def _subgraphs(node: fx.Node) -> Iterator[fx.Graph]:
     """Yield the graphs that a higher-order operator is called with."""
-    for item in node.all_input_nodes:
-        if item.op == "get_attr":
-            module = named_graph(node.graph.owning_module, item)
+    for source in node.all_input_nodes:
+        if source.op == "get_attr":
+            module = named_graph(node.graph.owning_module, source)
             if module is not None:
                 yield module.graph
 

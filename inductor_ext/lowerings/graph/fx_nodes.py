@@ -119,7 +119,7 @@ def add_call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node
     """Add a call of an operator, with its value and the other metadata of the node `like`."""
     from torch import fx
 
-    made = graph.call_function(target, args)
+    added = graph.call_function(target, args)
     values: Any = fx.node.map_arg(args, lambda node: node.meta["val"])
-    made.meta = {**like.meta, "val": target(*values)}
-    return made
+    added.meta = {**like.meta, "val": target(*values)}
+    return added

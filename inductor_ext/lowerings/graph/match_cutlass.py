@@ -66,8 +66,8 @@ class CutlassMatch:
             epilogue = dataclasses.replace(problem.epilogue, tree=tree)
             return dataclasses.replace(problem, epilogue=epilogue)
         inputs = {
-            given: behind
-            for given, inp in zip(self.epilogue.inputs, tree.inputs, strict=True)
+            node: behind
+            for node, inp in zip(self.epilogue.inputs, tree.inputs, strict=True)
             if (behind := inp.behind) is not None
         }
         operations = tree.operations
@@ -83,10 +83,10 @@ class CutlassMatch:
         return dataclasses.replace(problem, epilogue=epilogue)
 
 
-def _is_computed(node: fx.Node, product: fx.Node) -> bool:
-    while is_view(node) and node is not product:
+def _is_computed(node: fx.Node, matmul: fx.Node) -> bool:
+    while is_view(node) and node is not matmul:
         node = node.all_input_nodes[0]
-    return node is not product
+    return node is not matmul
 
 
 def find_cutlass_matches(
@@ -143,20 +143,20 @@ def apply(
     Returns:
         The call, and what reads its arguments.
     """
-    product, fused = match.nodes[0], match.epilogue
+    matmul, fused = match.nodes[0], match.epilogue
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(match.outputs, key=order.__getitem__)
     numbers = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
-    factors = _matmul_inputs(product)
+    factors = _matmul_inputs(matmul)
     if match.fusion is not None:
         hoist(anchor, (*match.fusion.inputs, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
     else:
         hoist(anchor, (*factors, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
-    flat = [_flat_value(output, product) for output in match.outputs]
+    flat = [_flat_value(output, matmul) for output in match.outputs]
     views = {output: _view_sizes(output, match) for output in match.outputs}
     with graph.inserting_before(anchor):
         if match.fusion is not None:
-            operands = call_operands(graph, match.fusion, product)
+            operands = call_operands(graph, match.fusion, matmul)
             factors = [operands.a, *operands.weights]
         inputs = [_add_input_view(graph, inp, match) for inp in fused.inputs]
         arguments = (*factors, *inputs, *numbers)
@@ -165,7 +165,7 @@ def apply(
             replace_call(call, target, arguments)
         else:
             call = graph.call_function(target, arguments)
-            call.meta = dict(product.meta)
+            call.meta = dict(matmul.meta)
     call.meta["val"] = flat[0] if len(flat) == 1 else tuple(flat)
     call.meta.pop("eager_input_vals", None)
     _replace_outputs(graph, call, match, flat, views)
@@ -203,27 +203,27 @@ def _replace_outputs(
             graph.erase_node(part)
 
 
-def _matmul_inputs(product: fx.Node) -> list[Any]:
+def _matmul_inputs(matmul: fx.Node) -> list[Any]:
     """Return A and B of a matmul, and the end offsets of its groups if any."""
-    given = matmul_nodes.call_arguments(product)
+    args = matmul_nodes.call_arguments(matmul)
     for names in (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2")):
-        if all(name in given for name in names):
+        if all(name in args for name in names):
             break
-    ends = [given["offs"]] if given.get("offs") is not None else []
-    return [*(given[name] for name in names), *ends]
+    ends = [args["offs"]] if args.get("offs") is not None else []
+    return [*(args[name] for name in names), *ends]
 
 
-def _flat_value(output: fx.Node, product: fx.Node) -> torch.Tensor:
+def _flat_value(output: fx.Node, matmul: fx.Node) -> torch.Tensor:
     """Return an output's value with the sizes and strides of its matmul."""
-    like: torch.Tensor = product.meta["val"]
-    found: torch.Tensor = output.meta["val"]
-    return like.new_empty_strided(like.shape, like.stride(), dtype=found.dtype)
+    like: torch.Tensor = matmul.meta["val"]
+    value: torch.Tensor = output.meta["val"]
+    return like.new_empty_strided(like.shape, like.stride(), dtype=value.dtype)
 
 
 def _view_sizes(output: fx.Node, match: CutlassMatch) -> list[Any] | None:
     """Return the sizes of an output as a view of its matrix; None if it is the matrix."""
-    product = match.nodes[0]
-    if shape(output) == shape(product):
+    matmul = match.nodes[0]
+    if shape(output) == shape(matmul):
         return None
     view: Any = next(
         node for node in match.nodes if is_view(node) and shape(node)[:-1] == shape(output)[:-1]
@@ -231,12 +231,12 @@ def _view_sizes(output: fx.Node, match: CutlassMatch) -> list[Any] | None:
     return [*view.args[1][:-1], shape(output)[-1]]
 
 
-def _add_input_view(graph: fx.Graph, given: fx.Node, match: CutlassMatch) -> fx.Node:
+def _add_input_view(graph: fx.Graph, source: fx.Node, match: CutlassMatch) -> fx.Node:
     """Return an input of the epilogue with the sizes that match the matmul output."""
     import torch
 
-    view = match.epilogue.views.get(given)
-    value: torch.Tensor = matmul_nodes.value_of(given)
+    view = match.epilogue.views.get(source)
+    value: torch.Tensor = matmul_nodes.value_of(source)
     if view is not None:
         sizes: Sequence[Any] = view.sizes
         value = view.of(value)
@@ -244,7 +244,7 @@ def _add_input_view(graph: fx.Graph, given: fx.Node, match: CutlassMatch) -> fx.
         sizes = (-1, value.shape[-1])
         value = as_matrix(value, value.numel() // value.shape[-1])
     else:
-        return given
-    found = graph.call_function(torch.ops.aten.reshape.default, (given, list(sizes)))
-    found.meta = {"val": value}
-    return found
+        return source
+    node = graph.call_function(torch.ops.aten.reshape.default, (source, list(sizes)))
+    node.meta = {"val": value}
+    return node

@@ -68,7 +68,7 @@ def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion
     if not settings.gemm_fuse_dequantize or numerics.has_exact_pointwise():
         return []
     clean_graph(graph)
-    found = []
+    fusions = []
     for node in graph.nodes:
         if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             continue
@@ -77,8 +77,8 @@ def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion
         except matmul_nodes.NotCovered:
             continue
         if is_closed(fusion.nodes, fusion.outputs):
-            found.append(dataclasses.replace(fusion, nodes=tuple(sorted({*fusion.nodes}))))
-    return found
+            fusions.append(dataclasses.replace(fusion, nodes=tuple(sorted({*fusion.nodes}))))
+    return fusions
 
 
 def _match_matmul(node: fx.Node) -> Fusion:
@@ -116,34 +116,34 @@ def add_scales(fusion: Fusion) -> Fusion:
     Args:
         fusion: one from `find_dequantized_matmuls`.
     """
-    found, dtype = fusion, dtype_name(fusion.outputs[0])
+    result, dtype = fusion, dtype_name(fusion.outputs[0])
     node = fusion.outputs[0]
-    passed: list[fx.Node] = []
-    while len(node.users) == 1 and len(passed) < MOST_NODES:
+    following: list[fx.Node] = []
+    while len(node.users) == 1 and len(following) < MOST_NODES:
         (user,) = node.users
-        passed.append(user)
+        following.append(user)
         if is_cast(user):
-            if found is not fusion and dtype_name(user) == dtype != found.problem.out:
-                found = _extend_to(user, found, passed)
+            if result is not fusion and dtype_name(user) == dtype != result.problem.out:
+                result = _extend_to(user, result, following)
         elif not is_view(user):
-            extended = _add_operand(found, user, node)
+            extended = _add_operand(result, user, node)
             if extended is None:
                 break
-            found = _extend_to(user, extended, passed)
-        elif shape(user)[-1] != found.problem.n:
+            result = _extend_to(user, extended, following)
+        elif shape(user)[-1] != result.problem.n:
             break
         node = user
-    return found
+    return result
 
 
-def _extend_to(output: fx.Node, fusion: Fusion, passed: Sequence[fx.Node]) -> Fusion:
+def _extend_to(output: fx.Node, fusion: Fusion, following: Sequence[fx.Node]) -> Fusion:
     """Return a fusion extended by the nodes after it up to its new output."""
     problem = dataclasses.replace(fusion.problem, out=dtype_name(output))
-    nodes = tuple(dict.fromkeys((*fusion.nodes, *passed)))
+    nodes = tuple(dict.fromkeys((*fusion.nodes, *following)))
     return dataclasses.replace(fusion, problem=problem, nodes=nodes, outputs=(output,))
 
 
-def _add_operand(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | None:
+def _add_operand(fusion: Fusion, node: fx.Node, matmul: fx.Node) -> Fusion | None:
     """Return a fusion extended by the scale or bias of a node that reads its output.
 
     Returns:
@@ -153,14 +153,14 @@ def _add_operand(fusion: Fusion, node: fx.Node, product: fx.Node) -> Fusion | No
     import torch
 
     aten = torch.ops.aten
-    others = [item for item in node.all_input_nodes if item is not product]
+    others = [other for other in node.all_input_nodes if other is not matmul]
     problem, dequant = fusion.problem, fusion.problem.dequant
     assert dequant is not None
     if len(others) != 1 or node.kwargs or problem.epilogue.inputs:
         return None
     (source,) = others
     try:
-        if shape(node) != shape(product):
+        if shape(node) != shape(matmul):
             return None
         output = matmul_nodes.concrete_sizes(matmul_nodes.value_of(node).shape)
         kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(source), output)

@@ -46,30 +46,32 @@ def fuse_int8_scales(
     if numerics.has_exact_pointwise():
         return node, []
     nodes, last = [node], node
-    found: dict[str, fx.Node] = {}
-    for item in epilogue_region.find_region(node)[1:]:
-        if set(nodes[-1].users) != {item}:
+    operands_by_role: dict[str, fx.Node] = {}
+    for following in epilogue_region.find_region(node)[1:]:
+        if set(nodes[-1].users) != {following}:
             break
-        if not _is_cast(item):
-            role = _operand_role(item, nodes[-1], found)
+        if not _is_cast(following):
+            role = _operand_role(following, nodes[-1], operands_by_role)
             if role is None:
                 break
-            kind, given = role
-            found[kind] = given
-        nodes.append(item)
-        if {"rows", "columns"} <= found.keys():
-            last = item
+            kind, operand = role
+            operands_by_role[kind] = operand
+        nodes.append(following)
+        if {"rows", "columns"} <= operands_by_role.keys():
+            last = following
     if last is node:
         return node, []
     replaced = nodes[: nodes.index(last)]
     with graph.inserting_before(last):
         operands = [
-            _unexpand(graph, found[kind]) for kind in ("rows", "columns", "biases") if kind in found
+            _unexpand(graph, operands_by_role[kind])
+            for kind in ("rows", "columns", "biases")
+            if kind in operands_by_role
         ]
     replace_call(last, target, (*node.args, *operands))
     last.meta.pop("eager_input_vals", None)
-    for item in reversed(replaced):
-        graph.erase_node(item)
+    for following in reversed(replaced):
+        graph.erase_node(following)
     return last, replaced
 
 
@@ -82,14 +84,14 @@ def _is_cast(node: fx.Node) -> bool:
 
 
 def _operand_role(
-    node: fx.Node, value: fx.Node, known: Container[str]
+    node: fx.Node, value: fx.Node, roles: Container[str]
 ) -> tuple[str, fx.Node] | None:
     """Return the role of the other operand of an operation on the accumulators, and that operand.
 
     Args:
         node: the only user of the value.
         value: the accumulators, [M, N].
-        known: the roles that were found before: "rows" and "columns" (scales), and "biases" after
+        roles: the roles that were found before: "rows" and "columns" (scales), and "biases" after
             both.
 
     Returns:
@@ -99,10 +101,10 @@ def _operand_role(
 
     aten = torch.ops.aten
     first, second = (*node.args, None, None)[:2]
-    given = second if first is value else first
-    if node.kwargs or not isinstance(given, torch.fx.Node):
+    operand = second if first is value else first
+    if node.kwargs or not isinstance(operand, torch.fx.Node):
         return None
-    other = given.meta.get("val")
+    other = operand.meta.get("val")
     if not isinstance(other, torch.Tensor) or not is_computed_in_float32(other):
         return None
     try:
@@ -113,11 +115,11 @@ def _operand_role(
         return None
     if node.target is aten.mul.Tensor:
         kinds = {"scalar": ("rows", "columns"), "column": ("rows",), "row": ("columns",)}
-    elif node.target is aten.add.Tensor and "rows" in known and "columns" in known:
+    elif node.target is aten.add.Tensor and "rows" in roles and "columns" in roles:
         kinds = {"row": ("biases",)}
     else:
         return None
-    return next(((kind, given) for kind in kinds.get(spread, ()) if kind not in known), None)
+    return next(((kind, operand) for kind in kinds.get(spread, ()) if kind not in roles), None)
 
 
 def _expanded_axes(value: torch.Tensor) -> list[int]:

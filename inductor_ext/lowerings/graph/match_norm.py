@@ -92,11 +92,11 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     epsilon = sympy.expand(scale.base - spread)
     if not epsilon.is_number or epsilon < 0:
         return None
-    found = [_skip_casts(vectors[item]) for item in symbols]
-    if any(matmul_nodes.value_of(item).stride(-1) != 1 for item in found):
+    operands = [_skip_casts(vectors[item]) for item in symbols]
+    if any(matmul_nodes.value_of(item).stride(-1) != 1 for item in operands):
         return None
     kind: NormKind = "layer" if centered else "rms"
-    return Norm(kind, x, tuple(found), float(epsilon), tuple(reader.inner))
+    return Norm(kind, x, tuple(operands), float(epsilon), tuple(reader.inner))
 
 
 def _skip_casts(node: fx.Node) -> fx.Node:

@@ -81,7 +81,7 @@ def find_row_amax_fusions(
     if not reductions:
         return []
     search = _Search(graph, fusions)
-    return [item for reduction in reductions for item in search.of(reduction)]
+    return [fusion for reduction in reductions for fusion in search.of(reduction)]
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _is_widening_cast(node: fx.Node) -> bool:
     """Whether a node is a cast that does not round."""
     if not is_cast(node):
         return False
-    given = node.all_input_nodes[0]
-    return bool(node.meta["val"].dtype.itemsize > given.meta["val"].dtype.itemsize)
+    source = node.all_input_nodes[0]
+    return bool(node.meta["val"].dtype.itemsize > source.meta["val"].dtype.itemsize)
 
 
 class _Search:
@@ -163,11 +163,11 @@ class _Search:
             gated = {node for base in bases if base.problem.epilogue.gated for node in base.nodes}
             # If y is computed from two matmuls, take the last one, whose kernel can read the
             # other's result.
-            plain = [item for item in self.plain if self.run(item, source) is not None][-1:]
-            bases += [item for item in plain if gated.isdisjoint(item.nodes)]
-            found = [self.together(base, source, reduction) for base in bases]
-            if any(found):
-                yield from (item for item in found if item is not None)
+            plain = [fusion for fusion in self.plain if self.run(fusion, source) is not None][-1:]
+            bases += [fusion for fusion in plain if gated.isdisjoint(fusion.nodes)]
+            fusions = [self.together(base, source, reduction) for base in bases]
+            if any(fusions):
+                yield from (fusion for fusion in fusions if fusion is not None)
                 return
 
     def run(self, base: Fusion, y: fx.Node) -> list[fx.Node] | None:
@@ -211,7 +211,7 @@ class _Search:
         behind, dtype = self.scaling(y, reduction.node, own)
         if dtype is None and self.readers(y) - own:
             return None
-        found = RowAmaxFusion(
+        fusion = RowAmaxFusion(
             dataclasses.replace(
                 problem, epilogue=dataclasses.replace(problem.epilogue, reductions=1, out=dtype)
             ),
@@ -225,20 +225,20 @@ class _Search:
             plain=base.outputs[0] if base in self.plain else None,
             behind=behind,
         )
-        inputs = (*found.inputs, *found.chain_inputs)
-        return found if is_closed(found.nodes, found.outputs, inputs) else None
+        inputs = (*fusion.inputs, *fusion.chain_inputs)
+        return fusion if is_closed(fusion.nodes, fusion.outputs, inputs) else None
 
     def readers(self, y: fx.Node) -> set[fx.Node]:
         """Return the nodes that read y, without views of it and the graph output."""
-        found: set[fx.Node] = set()
+        readers: set[fx.Node] = set()
         pending = [y]
         while pending:
             for user in pending.pop().users:
                 if is_view(user):
                     pending.append(user)
                 elif user.op != "output":
-                    found.add(user)
-        return found
+                    readers.add(user)
+        return readers
 
     def scaling(
         self, y: fx.Node, maxima: fx.Node, own: set[fx.Node]
@@ -252,13 +252,13 @@ class _Search:
         """Pointwise nodes, with those of y and the amax that they depend on."""
         after = {y, maxima}
         for node in list(self.graph.nodes)[self.order[y] + 1 :]:
-            given = [item for item in node.all_input_nodes if item in after]
-            if not given or node in own:
+            sources = [item for item in node.all_input_nodes if item in after]
+            if not sources or node in own:
                 continue
             after.add(node)
-            if not _is_pointwise(node) or any(item not in reached for item in given):
+            if not _is_pointwise(node) or any(item not in reached for item in sources):
                 continue
-            reached[node] = frozenset().union(*(reached[item] for item in given))
+            reached[node] = frozenset().union(*(reached[item] for item in sources))
             dtype = str(node.meta["val"].dtype).removeprefix("torch.")
             if dtype in QUANTIZED and len(reached[node]) == 2 and _same_size(node, y):
                 needed, pending = {node}, [node]
@@ -334,16 +334,16 @@ class _ChainBuilder:
 
     def call(self, target: Any, args: tuple[Any, ...], dtype: Any, **kwargs: Any) -> fx.Node:
         """Add a call whose result has a dtype."""
-        found = self.graph.call_function(target, args, kwargs)
-        found.meta["dtype"] = dtype
-        return found
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["dtype"] = dtype
+        return node
 
-    def read(self, given: fx.Node, reader: fx.Node) -> fx.Node:
+    def read(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """Return the chain's input for a node of the matmul's graph."""
-        if given not in self.known:
-            self.inputs[given] = reader
-            self.known[given] = self.graph.placeholder(given.name)
-        return self.known[given]
+        if source not in self.known:
+            self.inputs[source] = reader
+            self.known[source] = self.graph.placeholder(source.name)
+        return self.known[source]
 
     def add(self, node: fx.Node) -> bool:
         """Compute a node of the matmul's graph in the chain; return False if that is impossible."""
@@ -392,12 +392,12 @@ def apply(
     order = {node: index for index, node in enumerate(graph.nodes)}
     y, maxima = fusion.outputs
     hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
-    product = next(node for node in fusion.nodes if matmul_nodes.is_matmul(node))
+    matmul = next(node for node in fusion.nodes if matmul_nodes.is_matmul(node))
     with graph.inserting_before(y):
         further = [
             epilogue_region.view_as_rows(graph, *pair) for pair in fusion.chain_inputs.items()
         ]
-        operands = call_operands(graph, fusion, product)
+        operands = call_operands(graph, fusion, matmul)
         operands = dataclasses.replace(operands, epilogue_inputs=tuple(further))
         call = graph.call_function(target, operands.flatten())
         call.meta = {**y.meta, "val": (y.meta["val"], maxima.meta["val"])}

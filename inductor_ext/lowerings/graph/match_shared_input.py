@@ -61,7 +61,7 @@ def _independent(
     selected = [group[0]]
     for node in group[1:]:
         together = [*selected, node]
-        own = {node for one in together for node in matmuls.by_output[one].nodes}
+        own = {node for member in together for node in matmuls.by_output[member].nodes}
         if (
             len(together) <= MOST_PARTS
             and not is_written_between(own)
@@ -87,7 +87,7 @@ def _is_cyclic(
     while spanning := [first for first, last in spans if first < begin <= last]:
         begin = min(spanning)
     seen: set[fx.Node] = set()
-    pending = [item for node in nodes for item in node.all_input_nodes]
+    pending = [source for node in nodes for source in node.all_input_nodes]
     while pending:
         node = pending.pop()
         if node in seen or matmuls.order[node] < begin:
@@ -96,7 +96,7 @@ def _is_cyclic(
             return True
         together = whole.get(node, {node})
         seen.update(together)
-        pending.extend(node for one in together for node in one.all_input_nodes)
+        pending.extend(node for member in together for node in member.all_input_nodes)
     return False
 
 
@@ -106,8 +106,8 @@ def _fuse(matmuls: FusibleMatmuls, nodes: Sequence[fx.Node]) -> Fusion | None:
     if problem is None:
         return None
     fusion = matmuls.fuse(problem, nodes)
-    moved = computed_after(nodes[0], fusion.inputs, matmuls.order)
-    if not all(node.op != "call_function" or _is_movable(node, nodes[0]) for node in moved):
+    hoisted = computed_after(nodes[0], fusion.inputs, matmuls.order)
+    if not all(node.op != "call_function" or _is_movable(node, nodes[0]) for node in hoisted):
         return None
     return fusion
 

@@ -109,7 +109,7 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
     """
     *batch, rows, columns = concrete_sizes(value.shape, hints)
     *batch_stride, row, column = concrete_sizes(value.stride(), hints)
-    found = Operand.of(
+    operand = Operand.of(
         dtype_of(value),
         (rows, columns),
         (row, column),
@@ -123,34 +123,34 @@ def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
     # assumed.
     vector = VECTOR_BYTES // value.element_size()
     if not statically_known_true(value.storage_offset() % vector == 0):
-        return dataclasses.replace(found, alignment=1)
+        return dataclasses.replace(operand, alignment=1)
     symbols = {
         axis: stride
         for axis, stride in enumerate(value.stride(), -value.dim())
         if not isinstance(stride, int)
     }
     return with_static_alignment(
-        found, symbols, lambda stride, size: statically_known_true(stride % size == 0)
+        operand, symbols, lambda stride, size: statically_known_true(stride % size == 0)
     )
 
 
 def with_static_alignment(
-    found: Operand, symbols: Mapping[int, Any], divides: Callable[[Any, int], bool]
+    operand: Operand, symbols: Mapping[int, Any], divides: Callable[[Any, int], bool]
 ) -> Operand:
     """Return an operand with the alignment that holds for all sizes.
 
     Args:
-        found: the operand at one size.
+        operand: the operand at one size.
         symbols: the symbolic strides by axis, counted from the last, -1.
         divides: whether a stride is known to be a multiple of a number.
     """
     # The inner axis has stride 1, or one element and a stride that is never used.
-    inner = {"row": -1, "column": -2, "strided": None}[found.layout]
-    alignment = found.alignment
+    inner = {"row": -1, "column": -2, "strided": None}[operand.layout]
+    alignment = operand.alignment
     for axis, stride in symbols.items():
         while axis != inner and alignment > 1 and not divides(stride, alignment):
             alignment //= 2
-    return dataclasses.replace(found, alignment=alignment)
+    return dataclasses.replace(operand, alignment=alignment)
 
 
 def concrete_sizes(values: Sequence[Any], hints: Hints | None = None) -> tuple[int, ...]:
@@ -170,8 +170,8 @@ def _concrete_size(value: Any, hints: Hints) -> int:
     if isinstance(value, int):
         return value
     node = value.node
-    known = {**_compat.symbol_hints(node.shape_env), **hints}
-    number = sympy.sympify(node.expr.xreplace(known))
+    values = {**_compat.symbol_hints(node.shape_env), **hints}
+    number = sympy.sympify(node.expr.xreplace(values))
     if not number.is_number:
         raise NotCovered(f"the size {node.expr} is data-dependent")
     return int(number)
@@ -237,34 +237,32 @@ def value_of(argument: Any) -> torch.Tensor:
 def call_arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a node's operator by name, including defaults."""
     arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False))
+    args = dict(zip((argument.name for argument in arguments), node.args, strict=False))
     return (
-        {argument.name: argument.default_value for argument in arguments}
-        | given
-        | dict(node.kwargs)
+        {argument.name: argument.default_value for argument in arguments} | args | dict(node.kwargs)
     )
 
 
-def matmul_operands(product: fx.Node) -> list[fx.Node]:
+def matmul_operands(matmul: fx.Node) -> list[fx.Node]:
     """Return the operands A and B of aten.mm, addmm or _scaled_mm, their scales, and the bias if
     any.
     """
     import torch
 
-    given: Any = product.args
-    if product.target is not torch.ops.aten._scaled_mm.default:
-        *bias, a, b = given[:3]
+    args: Any = matmul.args
+    if matmul.target is not torch.ops.aten._scaled_mm.default:
+        *bias, a, b = args[:3]
         return [a, b, *bias]
-    bias = product.kwargs.get("bias", (*given, None)[4])
-    return [*given[:4], *([] if bias is None else [bias])]
+    bias = matmul.kwargs.get("bias", (*args, None)[4])
+    return [*args[:4], *([] if bias is None else [bias])]
 
 
 def _tensors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return A, B and the output, which must be dense, non-empty CUDA tensors."""
     import torch
 
-    found = tuple(value_of(item) for item in (a, b, node))
-    for value in found:
+    tensors = tuple(value_of(item) for item in (a, b, node))
+    for value in tensors:
         if value.device.type != "cuda":
             raise NotCovered(f"it runs on {value.device.type}")
         if torch.version.hip is not None:
@@ -276,9 +274,9 @@ def _tensors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
         if 0 in concrete_sizes(value.shape):
             raise NotCovered("a dimension has size 0")
     # Inductor drops the mask of a store whose index is constant, which would store the whole tile.
-    if all(isinstance(size, int) and size == 1 for size in found[2].shape):
+    if all(isinstance(size, int) and size == 1 for size in tensors[2].shape):
         raise NotCovered("the output has one element")
-    return found  # type: ignore[return-value]
+    return tensors  # type: ignore[return-value]
 
 
 def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
@@ -310,33 +308,33 @@ def _matmul_problem(
     """Return the problem of a matmul or a batched matmul."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    left, right, product = _tensors(node, *factors)
+    left, right, result = _tensors(node, *factors)
     a, b = operand(left, hints), operand(right, hints)
     _require_dtypes(a, b, allowed)
     *batch, m, k = concrete_sizes(left.shape, hints)
     n = concrete_sizes(right.shape, hints)[-1]
     if not statically_known_true(left.shape[-1] >= 1):
         raise NotCovered("the summed dimension may have size 0")
-    given: dict[str, Any] = {"batch": batch[0] if batch else 1, **_numerics_flags(a.dtype), **rest}
-    return GemmProblem(operation, m, n, k, a, b, dtype_of(product), **given)
+    fields: dict[str, Any] = {"batch": batch[0] if batch else 1, **_numerics_flags(a.dtype), **rest}
+    return GemmProblem(operation, m, n, k, a, b, dtype_of(result), **fields)
 
 
 def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = call_arguments(node)
-    return _matmul_problem("mm", node, (given["self"], given["mat2"]), hints)
+    args = call_arguments(node)
+    return _matmul_problem("mm", node, (args["self"], args["mat2"]), hints)
 
 
 def _bmm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = call_arguments(node)
-    return _matmul_problem("bmm", node, (given["self"], given["mat2"]), hints)
+    args = call_arguments(node)
+    return _matmul_problem("bmm", node, (args["self"], args["mat2"]), hints)
 
 
 def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = call_arguments(node)
+    args = call_arguments(node)
     return _matmul_problem(
         "int_mm",
         node,
-        (given["self"], given["mat2"]),
+        (args["self"], args["mat2"]),
         hints,
         frozenset({"int8"}),
         accumulator="int32",
@@ -349,15 +347,15 @@ def _biased_reader(
     """Return the reader of beta * bias + alpha * (a @ b)."""
 
     def read(node: fx.Node, hints: Hints) -> GemmProblem:
-        given = call_arguments(node)
-        problem = _matmul_problem(operation, node, (given[first], given[second]), hints)
-        alpha, beta = given["alpha"], given["beta"]
+        args = call_arguments(node)
+        problem = _matmul_problem(operation, node, (args[first], args[second]), hints)
+        alpha, beta = args["alpha"], args["beta"]
         if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
             raise NotCovered("alpha or beta is not a constant")
         operations = alpha != 1
         inputs: tuple[EpilogueInput, ...] = ()
         if beta != 0:
-            inputs = (_epilogue_input(given["self"], node, hints),)
+            inputs = (_epilogue_input(args["self"], node, hints),)
             operations += 1 + (beta != 1)
         return dataclasses.replace(problem, epilogue=Epilogue(inputs, operations))
 
@@ -370,20 +368,18 @@ def _epilogue_input(argument: Any, node: fx.Node, hints: Hints) -> EpilogueInput
     return EpilogueInput(dtype_of(value), broadcast_kind(value, shape, hints))
 
 
-def _scales_epilogue(
-    given: dict[str, Any], columns: Sequence[int], rows: Sequence[int]
-) -> Epilogue:
+def _scales_epilogue(args: dict[str, Any], columns: Sequence[int], rows: Sequence[int]) -> Epilogue:
     """Return the epilogue of an fp8 matmul: tensorwise scales, or rowwise scales of A and
     columnwise ones of B.
 
     Args:
-        given: the arguments of the call.
+        args: the arguments of the call.
         columns: the required shape of A's rowwise scales.
         rows: the required shape of B's columnwise scales.
     """
-    if given["scale_result"] is not None:
+    if args["scale_result"] is not None:
         raise NotCovered("the result is scaled to fp8")
-    a, b = value_of(given["scale_a"]), value_of(given["scale_b"])
+    a, b = value_of(args["scale_a"]), value_of(args["scale_b"])
     if {dtype_of(a), dtype_of(b)} != {"float32"}:
         raise NotCovered(f"scales of {dtype_of(a)} and {dtype_of(b)}")
     shapes = concrete_sizes(a.shape), concrete_sizes(b.shape)
@@ -396,21 +392,21 @@ def _scales_epilogue(
     return Epilogue(tuple(EpilogueInput("float32", kind) for kind in kinds), 2)  # type: ignore[arg-type]
 
 
-def _add_bias(epilogue: Epilogue, given: dict[str, Any], node: fx.Node, hints: Hints) -> Epilogue:
-    if given["bias"] is None:
+def _add_bias(epilogue: Epilogue, args: dict[str, Any], node: fx.Node, hints: Hints) -> Epilogue:
+    if args["bias"] is None:
         return epilogue
-    inputs = (*epilogue.inputs, _epilogue_input(given["bias"], node, hints))
+    inputs = (*epilogue.inputs, _epilogue_input(args["bias"], node, hints))
     return dataclasses.replace(epilogue, inputs=inputs, pointwise=epilogue.pointwise + 1)
 
 
 def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = call_arguments(node)
-    factors = given["self"], given["mat2"]
+    args = call_arguments(node)
+    factors = args["self"], args["mat2"]
     problem = _matmul_problem("scaled", node, factors, hints, FP8)
     m, n = concrete_sizes(value_of(node).shape)
-    epilogue = _add_bias(_scales_epilogue(given, (m, 1), (1, n)), given, node, hints)
+    epilogue = _add_bias(_scales_epilogue(args, (m, 1), (1, n)), args, node, hints)
     return dataclasses.replace(
-        problem, epilogue=epilogue, fast_accumulation=bool(given["use_fast_accum"])
+        problem, epilogue=epilogue, fast_accumulation=bool(args["use_fast_accum"])
     )
 
 
@@ -426,14 +422,14 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     arguments = call_arguments(node)
-    a, b, product = _tensors(node, arguments["self"], arguments["mat2"])
+    a, b, result = _tensors(node, arguments["self"], arguments["mat2"])
     divided = _DIVIDED.get((a.dim(), b.dim()))
     if divided is None:
         raise NotCovered("batched, without groups")
     if arguments["bias"] is not None:
         raise NotCovered("one bias per group")
-    known = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
-    lengths = [known.pop(divided), *known.values(), *value_of(arguments["offs"]).shape]
+    dims = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    lengths = [dims.pop(divided), *dims.values(), *value_of(arguments["offs"]).shape]
     if not all(isinstance(size, int) for size in lengths[1:]):
         raise NotCovered("a dimension other than the grouped one is dynamic")
     if not statically_known_true(lengths[0] >= 1):
@@ -441,19 +437,19 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
     left, right = operand(a, hints), operand(b, hints)
     _require_dtypes(left, right, allowed)
     (m, k), n = concrete_sizes(a.shape, hints)[-2:], concrete_sizes(b.shape, hints)[-1]
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "batch": lengths[-1],
         "divided": divided,
         **_numerics_flags(left.dtype),
     }
-    return GemmProblem("grouped", m, n, k, left, right, dtype_of(product), **given)
+    return GemmProblem("grouped", m, n, k, left, right, dtype_of(result), **fields)
 
 
 def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
-    given = call_arguments(node)
+    args = call_arguments(node)
     problem = _grouped(node, hints, FP8)
     m, n = (
-        concrete_sizes(value_of(given[item]).shape)[i] for item, i in (("self", -2), ("mat2", -1))
+        concrete_sizes(value_of(args[item]).shape)[i] for item, i in (("self", -2), ("mat2", -1))
     )
     rows, columns = {
         "m": ((m,), (problem.batch, n)),
@@ -462,8 +458,8 @@ def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     }[problem.divided]
     return dataclasses.replace(
         problem,
-        epilogue=_scales_epilogue(given, rows, columns),
-        fast_accumulation=bool(given["use_fast_accum"]),
+        epilogue=_scales_epilogue(args, rows, columns),
+        fast_accumulation=bool(args["use_fast_accum"]),
     )
 
 

@@ -128,12 +128,12 @@ def _is_padded(old: Sequence[Any] | None, new: Sequence[Any] | None) -> bool:
     if old is None or new is None or len(old) != len(new):
         return False
     pairs = list(zip(old, new, strict=True))
-    known = [(a, b) for a, b in pairs if type(a) is int and type(b) is int]
-    if len(known) < len(pairs):
+    static = [(a, b) for a, b in pairs if type(a) is int and type(b) is int]
+    if len(static) < len(pairs):
         return False
     dimensions = range(len(pairs))
     same_order = sorted(dimensions, key=old.__getitem__) == sorted(dimensions, key=new.__getitem__)
-    return same_order and old != new and all(a <= b for a, b in known)
+    return same_order and old != new and all(a <= b for a, b in static)
 
 
 def _has_control_flow(module: torch.fx.GraphModule) -> bool:

@@ -196,24 +196,26 @@ class Planner:
         for match in match_cutlass.find_cutlass_matches(
             output, site.problem, site.fusion, fuses=fuses
         ):
-            found = dataclasses.replace(
+            candidate = dataclasses.replace(
                 site, cutlass=match, requests_cutlass=self.decider.wants_cutlass
             )
             if not decide.is_forced():
                 if is_one_inductor_kernel(match):
-                    return found
+                    return candidate
                 continue
             # Take the longest epilogue for which the caller forces a CUTLASS kernel.
-            asked = (
-                problem for problem in self._problems(found) if problem.epilogue.tree is not None
+            problems = (
+                problem
+                for problem in self._problems(candidate)
+                if problem.epilogue.tree is not None
             )
-            if any(isinstance(decide.forced_on(item), CutlassConfig) for item in asked):
-                return found
+            if any(isinstance(decide.forced_on(item), CutlassConfig) for item in problems):
+                return candidate
         return site
 
-    def _refreshed_site(self, site: Site, taken: set[fx.Node]) -> Site:
+    def _refreshed_site(self, site: Site, replaced: set[fx.Node]) -> Site:
         """Return the site after other sites have replaced nodes of its epilogue."""
-        if site.cutlass is None or taken.isdisjoint(site.cutlass.nodes):
+        if site.cutlass is None or replaced.isdisjoint(site.cutlass.nodes):
             return site
         configs = (self.decider[problem].config for problem in self._problems(site))
         if not any(isinstance(config, CutlassConfig) for config in configs):
@@ -292,7 +294,7 @@ class Planner:
         """
         for problem in self._problems(site):
             decision = self.decider[problem]
-            ours, stock = (decision.microseconds(item) for item in (decision.config, None))
+            ours, stock = (decision.microseconds(config) for config in (decision.config, None))
             if ours is None or stock is None:
                 return False
             if stock - ours < NEAR_ROOFLINE * (stock - problem.roofline(self.device)):
@@ -367,13 +369,13 @@ class Planner:
         if not self.options.wanted or not site.problem.epilogue.gated:
             return None
         computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
-        products = [node for node in site.nodes if matmul_nodes.is_matmul(node)]
-        for node in products:
+        matmuls = [node for node in site.nodes if matmul_nodes.is_matmul(node)]
+        for node in matmuls:
             problem = matmul_nodes.problem_of(node)
-            found = None if problem is None else self._plain_site(node, problem)
-            inside = found.cutlass.nodes if found is not None and found.cutlass else ()
-            if computing <= {*products, *inside}:
-                return found
+            unfused = None if problem is None else self._plain_site(node, problem)
+            inside = unfused.cutlass.nodes if unfused is not None and unfused.cutlass else ()
+            if computing <= {*matmuls, *inside}:
+                return unfused
         return None
 
     def _apply(self, site: Site) -> frozenset[fx.Node]:
@@ -382,12 +384,12 @@ class Planner:
         Returns:
             The nodes that were replaced by kernels or moved into branches.
         """
-        asked = self._problems(site)
-        decisions = [self.decider[problem] for problem in asked]
+        problems = self._problems(site)
+        decisions = [self.decider[problem] for problem in problems]
         if len({decision.config for decision in decisions}) > 1:
             return self._dispatch(site, self._sizes(site), decisions)
         # All sizes agree. Take the largest, whose problem holds for all of them.
-        problem, decision = asked[-1], decisions[-1]
+        problem, decision = problems[-1], decisions[-1]
         graph = self.gm.graph
         if isinstance(decision.config, CutlassConfig):
             assert site.cutlass is not None
@@ -455,8 +457,8 @@ class Planner:
                 nodes = tuple(sorted(together))
                 outputs = tuple(node for node in nodes if not set(node.users) <= together)
         elif len(outputs) == 1:
-            behind = epilogue_region.find_region(outputs[0], self.fused.difference(nodes), nodes)
-            nodes, outputs = (*nodes, *behind[1:]), (behind[-1],)
+            region = epilogue_region.find_region(outputs[0], self.fused.difference(nodes), nodes)
+            nodes, outputs = (*nodes, *region[1:]), (region[-1],)
         ranges = [(limit, self._branch_planner(limit)) for limit in limits]
         dynamic_m.dispatch_on_m(self.gm, nodes, outputs, (site.a, site.axes), ranges)
         return frozenset(nodes)

@@ -110,12 +110,12 @@ def _may_tune() -> bool:
 
 def _cache_key(settings: Settings) -> str:
     """Return the `cache_key` for the current Inductor options."""
-    known = results_db.of_settings(settings).generation(tuning=_may_tune())
+    key = results_db.of_settings(settings).generation(tuning=_may_tune())
     # Inductor's own cache keys do not include all of these flags.
     flags = numerics.matmul_flags()
     if flags is not None:
-        known = f"{known}-{flags}"
+        key = f"{key}-{flags}"
     if not decide.is_asked("CUTLASS"):
-        return known
+        return key
     # Whether CUTLASS kernels can be built affects which kernels a graph gets.
-    return f"{known}-{cutlass_kernels.generation(settings)}"
+    return f"{key}-{cutlass_kernels.generation(settings)}"

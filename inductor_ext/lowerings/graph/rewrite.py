@@ -46,29 +46,29 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(fusion.outputs, key=order.__getitem__)
     hoist(anchor, fusion.inputs, order)
-    product = next(filter(is_matmul, fusion.nodes))
+    matmul = next(filter(is_matmul, fusion.nodes))
     with graph.inserting_before(anchor):
-        operands = call_operands(graph, fusion, product)
+        operands = call_operands(graph, fusion, matmul)
         arguments = operands.flatten()
         (first, *others) = fusion.outputs
         if others:
             call = graph.call_function(target, arguments)
             call.meta = dict(anchor.meta)
-            call.meta["val"] = tuple(_flat_value(output, product) for output in fusion.outputs)
+            call.meta["val"] = tuple(_flat_value(output, matmul) for output in fusion.outputs)
             for index, output in enumerate(fusion.outputs):
                 if len(shape(output)) == 2:
                     replace_call(output, operator.getitem, (call, index))
                     continue
                 with graph.inserting_before(output):
                     part = graph.call_function(operator.getitem, (call, index))
-                part.meta = {**output.meta, "val": _flat_value(output, product)}
+                part.meta = {**output.meta, "val": _flat_value(output, matmul)}
                 _become_view(output, part, fusion)
         elif len(shape(first)) == 2:
             call = first
             replace_call(first, target, arguments)
         else:
             call = graph.call_function(target, arguments)
-            call.meta = {**first.meta, "val": _flat_value(first, product)}
+            call.meta = {**first.meta, "val": _flat_value(first, matmul)}
             _become_view(first, call, fusion)
     call.meta.pop("eager_input_vals", None)
     for node in reversed(fusion.nodes):
@@ -77,12 +77,12 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[
     return call, FusedCall.of(operands, fusion.constants)
 
 
-def _flat_value(output: fx.Node, product: fx.Node) -> torch.Tensor:
+def _flat_value(output: fx.Node, matmul: fx.Node) -> torch.Tensor:
     """Return an output's value as [M, columns]."""
     value: torch.Tensor = output.meta["val"]
     if value.dim() == 2:
         return value
-    return value.new_empty((product.meta["val"].shape[0], value.shape[-1]))
+    return value.new_empty((matmul.meta["val"].shape[0], value.shape[-1]))
 
 
 def _become_view(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
@@ -94,14 +94,14 @@ def _become_view(output: fx.Node, flat: fx.Node, fusion: Fusion) -> None:
     replace_call(output, view.target, (flat, [*sizes[:-1], shape(output)[-1]]))
 
 
-def call_operands(graph: fx.Graph, fusion: Fusion, product: fx.Node) -> FusedOperands[fx.Node]:
-    """Return the operands of a fusion as the call takes them; `product` is its matmul node."""
+def call_operands(graph: fx.Graph, fusion: Fusion, matmul: fx.Node) -> FusedOperands[fx.Node]:
+    """Return the operands of a fusion as the call takes them; `matmul` is its matmul node."""
     import torch
 
     operands = fusion.operands.map(lambda operand: _add_view(graph, operand))
     a = operands.a
     if len(shape(a)) != 2:
-        value = as_matrix(a.meta["val"], product.meta["val"].shape[0])
+        value = as_matrix(a.meta["val"], matmul.meta["val"].shape[0])
         a = graph.call_function(torch.ops.aten.reshape.default, (a, [-1, fusion.problem.k]))
         a.meta = {"val": value}
     operands = dataclasses.replace(operands, a=a)
@@ -187,11 +187,11 @@ def computed_after(
     anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]
 ) -> set[fx.Node]:
     """Return the nodes from `anchor` on that the inputs are computed from, including the inputs."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     pending = list(inputs)
     while pending:
         node = pending.pop()
-        if node not in found and order[node] >= order[anchor]:
-            found.add(node)
+        if node not in nodes and order[node] >= order[anchor]:
+            nodes.add(node)
             pending.extend(node.all_input_nodes)
-    return found
+    return nodes

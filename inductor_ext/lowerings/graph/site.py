@@ -73,11 +73,11 @@ class Site:
         """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
         M follow it.
         """
-        found = self._problem_at(rows)
+        problem = self._problem_at(rows)
         if self.cutlass is None:
-            return found
-        kernel_problem = self.cutlass.kernel_problem(found)
-        return kernel_problem if self.requests_cutlass(kernel_problem) else found
+            return problem
+        kernel_problem = self.cutlass.kernel_problem(problem)
+        return kernel_problem if self.requests_cutlass(kernel_problem) else problem
 
     def _problem_at(self, rows: int) -> GemmProblem:
         if self.fusion is None and not isinstance(self.m, int):
@@ -94,8 +94,8 @@ class Site:
 def find_matmuls(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
     """Return the matmuls that a `GemmProblem` can describe."""
     calls = (node for node in graph.nodes if node.op == "call_function")
-    found = ((node, matmul_nodes.problem_of(node)) for node in calls)
-    return {node: problem for node, problem in found if problem is not None}
+    problems = ((node, matmul_nodes.problem_of(node)) for node in calls)
+    return {node: problem for node, problem in problems if problem is not None}
 
 
 def is_small_group(site: Site) -> bool:
@@ -123,9 +123,9 @@ def is_one_inductor_kernel(match: match_cutlass.CutlassMatch) -> bool:
         return True
 
     def is_read_only_within(node: fx.Node) -> bool:
-        passed = (user for user in node.users if user not in inside)
+        outside = (user for user in node.users if user not in inside)
         return all(
-            (is_view(item) or is_cast(item)) and is_read_only_within(item) for item in passed
+            (is_view(item) or is_cast(item)) and is_read_only_within(item) for item in outside
         )
 
     # Inductor fuses into that kernel the producers that only it reads, and the kernel itself into
@@ -139,10 +139,10 @@ def is_one_inductor_kernel(match: match_cutlass.CutlassMatch) -> bool:
 
 def m_bounds(rows: Any) -> tuple[int, int | None]:
     """Return the lower and upper bound of M, at least 1; an upper bound of None means unbounded."""
-    known = rows.node.shape_env.bound_sympy(rows.node.expr)
+    bounds = rows.node.shape_env.bound_sympy(rows.node.expr)
     lower, upper = (
-        int(item) if isinstance(item, sympy.Integer) else None
-        for item in (known.lower, known.upper)
+        int(bound) if isinstance(bound, sympy.Integer) else None
+        for bound in (bounds.lower, bounds.upper)
     )
     return max(1, lower or 1), upper
 
@@ -156,8 +156,8 @@ def tuned_sizes(rows: Any, settings: Settings) -> list[int]:
     if config.triton.cudagraphs:
         # Each size is a CUDA graph of its own, and a branch on M would split the recording.
         return []
-    asked = parse_rows(settings.gemm_rows)
+    sizes = parse_rows(settings.gemm_rows)
     lower, upper = m_bounds(rows)
     if upper is None:
-        upper = max(lower, *asked)
-    return sorted({min(max(item, lower), upper) for item in asked})
+        upper = max(lower, *sizes)
+    return sorted({min(max(size, lower), upper) for size in sizes})

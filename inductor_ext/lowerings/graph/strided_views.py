@@ -48,21 +48,21 @@ Dims = tuple[tuple[Atom, ...], ...]
 def regroup(dims: Dims, shape: Sequence[int]) -> Dims:
     """Return the dimensions after a reshape to `shape`, which keeps the order of elements."""
     atoms = [atom for dim in dims for atom in dim]
-    found = []
+    regrouped = []
     for size in shape:
         dim, left = [], size
         while left > 1:
             require(bool(atoms), "a view of more elements")
             atom = atoms.pop(0)
-            taken = min(left, atom.size)
-            require(left % taken == atom.size % taken == 0, "a view across borders")
-            inner = atom.size // taken
-            dim.append(Atom(taken, atom.axis, atom.stride * inner))
+            count = min(left, atom.size)
+            require(left % count == atom.size % count == 0, "a view across borders")
+            inner = atom.size // count
+            dim.append(Atom(count, atom.axis, atom.stride * inner))
             if inner > 1:
                 atoms.insert(0, Atom(inner, atom.axis, atom.stride))
-            left //= taken
-        found.append(tuple(dim))
-    return tuple(found)
+            left //= count
+        regrouped.append(tuple(dim))
+    return tuple(regrouped)
 
 
 def broadcast(dims: Dims, shape: Sequence[int]) -> Dims:
@@ -75,14 +75,14 @@ def merge_atoms(dims: Dims) -> list[Atom]:
     """Return the atoms of a tensor in memory order, with adjacent atoms merged if they continue
     each other.
     """
-    found: list[Atom] = []
+    merged: list[Atom] = []
     for atom in (atom for dim in dims for atom in dim):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last and last.axis == atom.axis and last.stride == atom.size * atom.stride:
-            found[-1] = Atom(last.size * atom.size, atom.axis, atom.stride)
+            merged[-1] = Atom(last.size * atom.size, atom.axis, atom.stride)
         else:
-            found.append(atom)
-    return found
+            merged.append(atom)
+    return merged
 
 
 def static_shape(node: fx.Node) -> tuple[int, ...]:
@@ -102,8 +102,8 @@ def through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
         return source, broadcast(dims, static_shape(source))
     if node.target is torch.ops.aten.permute.default:
         axes: Any = node.args[1]
-        moved = {axis % len(dims): dim for axis, dim in zip(axes, dims, strict=True)}
-        return source, tuple(moved[axis] for axis in range(len(dims)))
+        permuted = {axis % len(dims): dim for axis, dim in zip(axes, dims, strict=True)}
+        return source, tuple(permuted[axis] for axis in range(len(dims)))
     return source, regroup(dims, static_shape(source))
 
 
@@ -142,9 +142,9 @@ class StoredTensor:
             NotCovered: one of them needs several atoms.
         """
         merged = merge_atoms(self.dims)
-        found: dict[str, Atom] = {atom.axis: atom for atom in merged}
-        require(len(found) == len(merged), "the stored tensor is not ordered by K and N")
-        return found
+        atoms: dict[str, Atom] = {atom.axis: atom for atom in merged}
+        require(len(atoms) == len(merged), "the stored tensor is not ordered by K and N")
+        return atoms
 
     def view(self) -> View:
         """Return the view as [K, N], or with fewer elements where values are shared."""

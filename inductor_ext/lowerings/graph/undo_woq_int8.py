@@ -54,15 +54,15 @@ def _restore_matmul(graph: fx.Graph, node: fx.Node) -> None:
     x, weight, scales = (node.kwargs[name] for name in ("x", "weight", "scales"))
     assert isinstance(x, fx.Node)
     assert isinstance(weight, fx.Node)
-    given: torch.Tensor = x.meta["val"]
+    value: torch.Tensor = x.meta["val"]
     columns, depth = weight.meta["val"].shape
 
     make = functools.partial(add_call, graph, node)
     with graph.inserting_before(node):
-        flat = x if given.dim() == 2 else make(aten.reshape.default, x, [-1, depth])
-        wide = make(torch.ops.prims.convert_element_type.default, weight, given.dtype)
-        product = make(aten.mm.default, flat, make(aten.permute.default, wide, [1, 0]))
-        result = make(aten.mul.Tensor, product, scales)
+        flat = x if value.dim() == 2 else make(aten.reshape.default, x, [-1, depth])
+        wide = make(torch.ops.prims.convert_element_type.default, weight, value.dtype)
+        matmul = make(aten.mm.default, flat, make(aten.permute.default, wide, [1, 0]))
+        result = make(aten.mul.Tensor, matmul, scales)
         if node.meta["val"].dim() != 2:
             result = make(aten.reshape.default, result, _shape(node, columns))
     node.replace_all_uses_with(result)

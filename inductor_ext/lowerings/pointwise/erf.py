@@ -117,5 +117,7 @@ def _erf(dtype: torch.dtype, x: Any) -> Any:
     """Compute erf in float32; Inductor keeps float32 values unrounded until the store."""
     if dtype != torch.float32:
         x = ops.to_dtype(x, torch.float32, src_dtype=dtype)
-    found = ops.inline_asm_elementwise(x, asm=PTX, constraints="=f,f", dtype=torch.float32)
-    return found if dtype == torch.float32 else ops.to_dtype(found, dtype, src_dtype=torch.float32)
+    result = ops.inline_asm_elementwise(x, asm=PTX, constraints="=f,f", dtype=torch.float32)
+    return (
+        result if dtype == torch.float32 else ops.to_dtype(result, dtype, src_dtype=torch.float32)
+    )
