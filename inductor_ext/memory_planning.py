@@ -11,10 +11,8 @@ wrappers:
 4. `memory.wrapper_writer` writes the plan with the lower peak, then with fewer allocator calls, as
    lines. A record reports the gain (`memory.plan_record`).
 
-A storage is placed in an arena only if every way to reach its memory is understood, and only if it
-is no output, unless `memory_pool` requests that. Every other storage keeps its own memory, which
-reference counts protect. A graph with lines or operations that are not understood
-(`memory.known_ir`) gets Inductor's plan.
+A storage that cannot be placed in an arena keeps its own memory, which reference counts protect. A
+graph with lines or operations that `memory.known_ir` does not list gets Inductor's plan.
 
 Settings: memory_arenas, memory_replan, memory_budget, memory_debug. Inductor's memory_planning,
 memory_pool and allow_buffer_reuse keep their meaning.
@@ -66,9 +64,9 @@ def plan_wrapper(
         exc.MemoryBudgetError: the planned peak on a device is above `memory_budget`.
     """
     if inductor_config.test_configs.track_memory_lifecycle:
-        what = "test_configs.track_memory_lifecycle, which traces allocations"
-        _warn_if_forced(settings, what)
-        _warn_of_unchecked_budget(settings, what)
+        option = "test_configs.track_memory_lifecycle, which traces allocations"
+        _warn_if_forced(settings, option)
+        _warn_of_unchecked_budget(settings, option)
         stock(wrapper, is_inference)
         return
     if V.graph.fx_wrapper:
@@ -85,10 +83,8 @@ def plan_wrapper(
         events.emit(record, event_log=settings.event_log)
         return
     V.graph.never_reuse_buffers.update(extern_memory.buffers_with_objects())
-    wrapper.lines = [
-        copy.copy(line) if isinstance(line, stock_lines.MemoryPlanningLine) else line
-        for line in lines
-    ]
+    planning_line = stock_lines.MemoryPlanningLine
+    wrapper.lines = [copy.copy(line) if isinstance(line, planning_line) else line for line in lines]
     if inductor_config.allow_buffer_reuse:
         wrapper.estimate_peak = stock_lines.EfficientPeakEstimate()
     wrapper.memory_plan_reuse()
@@ -121,20 +117,20 @@ def _why_unplannable(lines: Sequence[Any], settings: Settings) -> str:
     return reason
 
 
-def _warn_of_unchecked_budget(settings: Settings, what: str) -> None:
+def _warn_of_unchecked_budget(settings: Settings, cause: str) -> None:
     """Warn once that a budget is set but the peak is not known."""
     if settings.memory_budget is not None:
         events.warn_once(
-            f"budget:{what}",
-            f"memory_budget is not checked for a graph whose peak is unknown: {what}",
+            f"budget:{cause}",
+            f"memory_budget is not checked for a graph whose peak is unknown: {cause}",
         )
 
 
-def _warn_if_forced(settings: Settings, what: str) -> None:
+def _warn_if_forced(settings: Settings, cause: str) -> None:
     """Warn once that arenas were requested where none can be made."""
     if _is_forced(settings):
         events.warn_once(
-            f"arenas:{what}", f"arenas were requested, but they are not supported with {what}"
+            f"arenas:{cause}", f"arenas were requested, but they are not supported with {cause}"
         )
 
 
@@ -145,7 +141,7 @@ def _is_forced(settings: Settings) -> bool:
 def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
     budget = parse_bytes(settings.memory_budget or 0)
     for device in peak_report.devices(record):
-        needed = max(peak_report.held(record, device), default=0)
+        needed = max(peak_report.allocated_bytes(record, device), default=0)
         if needed > budget:
             raise exc.MemoryBudgetError(
                 graph=record.graph,
@@ -181,12 +177,9 @@ class _Planner:
         self.samples = planner_input.list_samples(self.memory.storages)
         # The value of a size without a hint is unknown, so its live range is treated like unbounded
         # workspace.
+        unbacked = (s for s in self.memory.storages if planner_input.unbacked_symbols(s.bytes))
         self.unbounded_steps = self.memory.unbounded_steps.union(
-            *(
-                range(storage.start, storage.end)
-                for storage in self.memory.storages
-                if planner_input.unbacked_symbols(storage.bytes)
-            )
+            *(range(storage.start, storage.end) for storage in unbacked)
         )
         self.reuse = inductor_config.allow_buffer_reuse
         self.force = _is_forced(settings)

@@ -111,8 +111,8 @@ class ArenaLine(_Line):
                     f"{declare}{symbol} = {wrapper.codegen_sizevar(value)}{wrapper.ending}"
                 )
         shape = (_elements(size, dtype.itemsize),)
-        made = wrapper.make_allocation(arena.name, arena.device, dtype, shape, (sympy.S.One,))
-        code.writeline(f"{made}  {wrapper.comment} arena of {self.members} buffers")
+        code_text = wrapper.make_allocation(arena.name, arena.device, dtype, shape, (sympy.S.One,))
+        code.writeline(f"{code_text}  {wrapper.comment} arena of {self.members} buffers")
         if not V.graph.cpp_wrapper:
             for other in arena.dtypes[1:]:
                 code.writeline(f"{arena.alias(other)} = {arena.name}.view({other})")
@@ -156,11 +156,11 @@ class MemberLine(_Line):
                     f"if ({end} > {size}) throw std::runtime_error("
                     f'"inductor_ext: {name} ends beyond its arena {arena.name}");'
                 )
-            made, before = wrapper.codegen_alloc_from_pool(
+            code_text, before = wrapper.codegen_alloc_from_pool(
                 arena.name, self.place.offset, dtype, shape, stride
             )
             code.writelines(before)
-            code.writeline(f"{wrapper.declare}{name} = {made}{wrapper.ending}")
+            code.writeline(f"{wrapper.declare}{name} = {code_text}{wrapper.ending}")
             return
         arguments = ", ".join(
             (
@@ -197,13 +197,13 @@ class MemberEndLine(_Line):
             size = wrapper.codegen_python_sizevar(self.bytes)
             code.writeline(f"arena_runtime.poison({arena.name}, {offset}, {size})")
             return
-        made, before = wrapper.codegen_alloc_from_pool(
+        code_text, before = wrapper.codegen_alloc_from_pool(
             arena.name, self.place.offset, torch.uint8, (sympy.sympify(self.bytes),), (sympy.S.One,)
         )
         code.writelines(before)
         code.writeline(
             f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_{arena.device.type}_fill__Scalar("
-            f"{made}, {POISON}));"
+            f"{code_text}, {POISON}));"
         )
 
 

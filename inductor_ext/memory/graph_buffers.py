@@ -65,7 +65,7 @@ def find_unshareable(graphs: Iterable[Any]) -> set[str]:
                 isinstance(value, ir.TorchBindObject)
                 for value in getattr(operation, "inputs", None) or ()
             )
-            if stateful or known_ir.keeps_memory(operation):
+            if stateful or known_ir.may_keep_memory(operation):
                 unshareable |= set(operation.get_read_names())
                 unshareable.update(buffer.get_name() for buffer in operation.get_outputs())
         unshareable |= _across_streams(graph.scheduler)

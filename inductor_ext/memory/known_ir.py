@@ -31,8 +31,8 @@ __all__ = [
     "Line",
     "LineUse",
     "Operation",
-    "keeps_memory",
-    "runs_in_turn",
+    "has_order_dependence",
+    "may_keep_memory",
     "unknown_scheduler_node",
     "unplannable_line",
     "unplannable_operation",
@@ -66,10 +66,10 @@ class Operation:
     """Entry of an IR operation class."""
 
     why: str
-    keeps: bool = False
+    may_keep_inputs: bool = False
     """Whether it may keep or return its inputs in ways that its schema does not declare. Its inputs
     and outputs get their own memory."""
-    in_turn: bool = False
+    depends_on_order: bool = False
     """Whether it depends on what has run before it, beyond what it reads."""
 
 
@@ -96,40 +96,40 @@ LINES: Mapping[str, Line] = {
     "AllocateLine": _read("a storage begins"),
     "FreeIfNotReusedLine": _read("a variable ends"),
     "FreeLine": _read("an input, or a buffer that is never reused, ends"),
-    "ReuseLine": _read("a buffer takes over the storage of another"),
+    "ReuseLine": _read("a buffer reuses the storage of another one"),
     "ReinterpretLine": _read("a buffer is a view of another"),
-    "NullLine": _pass("writes nothing: it stands for a line that is not needed"),
+    "NullLine": _pass("writes nothing: it replaces an unneeded line"),
     "AllocFromPoolLine": _refuse(_INDUCTOR_POOL),
     "DeallocFromPoolLine": _refuse(_INDUCTOR_POOL),
     # Kernels.
     "KernelCallLine": _pass("a generated kernel; its operands and workspaces have AllocateLines"),
     "KernelDefinitionLine": _pass("text of a kernel, outside the function"),
-    "ExternKernelAllocLine": _read("a kernel that allocates its outputs, and perhaps scratch"),
-    "ExternKernelOutLine": _read("a kernel with its output given, and perhaps scratch"),
-    "ExternKernelMultiOutLine": _read("the same for several outputs; scratch is not known"),
-    "IndexPutFallbackLine": _read("an operator; scratch is not known"),
-    "ScatterFallbackLine": _read("an operator; scratch is not known"),
+    "ExternKernelAllocLine": _read("a kernel that allocates its outputs; it may need scratch"),
+    "ExternKernelOutLine": _read("a kernel that writes into a buffer; it may need scratch"),
+    "ExternKernelMultiOutLine": _read("the same for several outputs; its scratch is unknown"),
+    "IndexPutFallbackLine": _read("an operator; its scratch is unknown"),
+    "ScatterFallbackLine": _read("an operator; its scratch is unknown"),
     "MultiOutputLine": _read("a variable for one of the outputs that a kernel allocated"),
     "DualWrapperCodeLine": _refuse("text of two passes at once, whose allocations are not lines"),
     # Scopes and contexts.
-    "EnterSubgraphLine": _read("a subgraph that is written into the function begins"),
-    "ExitSubgraphLine": _read("it ends"),
+    "EnterSubgraphLine": _read("an inlined subgraph begins"),
+    "ExitSubgraphLine": _read("an inlined subgraph ends"),
     "EnterDeviceContextManagerLine": _pass(_DEVICE),
     "ExitDeviceContextManagerLine": _pass(_DEVICE),
     "EnterDeviceContextManagerWithStreamInfoLine": _pass(_DEVICE),
     "ExitDeviceContextManagerWithStreamInfoLine": _pass(_DEVICE),
-    "EnterCudaStreamContextLine": _read("what is allocated from here on belongs to a stream"),
-    "ExitCudaStreamContextLine": _read("the stream's part ends"),
-    "EnterCudaMemPoolContextLine": _read("what is allocated from here on belongs to a pool"),
-    "ExitCudaMemPoolContextLine": _read("the pool's part ends"),
+    "EnterCudaStreamContextLine": _read("the allocations that follow belong to a stream"),
+    "ExitCudaStreamContextLine": _read("the stream context ends"),
+    "EnterCudaMemPoolContextLine": _read("the allocations that follow belong to a pool"),
+    "ExitCudaMemPoolContextLine": _read("the pool context ends"),
     "EnterKernelProfileScopeLine": Line(
         LineUse.REFUSE_IN_CPP,
         "a C++ block for the profiler: an arena that is declared inside ends with it",
     ),
     "ExitKernelProfileScopeLine": Line(LineUse.REFUSE_IN_CPP, "the end of such a block"),
     # Control flow of the FX wrapper, where there are no arenas. The called subgraphs are not read.
-    "ConditionalLine": _read("a call of subgraphs; what they need is not known"),
-    "SwitchLine": _read("a call of subgraphs; what they need is not known"),
+    "ConditionalLine": _read("a call of subgraphs; their memory use is unknown"),
+    "SwitchLine": _read("a call of subgraphs; their memory use is unknown"),
     # Sizes.
     "DynamicScalarLine": _pass("defines a size from a tensor"),
     "SymbolicCallArgLine": _pass("defines a size from sizes"),
@@ -143,7 +143,7 @@ LINES: Mapping[str, Line] = {
     "str": _read("text; it may call an operator or a generated function, or name a buffer"),
     "LineContext": _pass("a mark for a traceback; it writes at most a comment"),
     "DeferredLine": _read("text that is dropped with its buffer; it may name a buffer"),
-    "DelayReplaceLine": _read("text in which a name is put in later; it may name a buffer"),
+    "DelayReplaceLine": _read("text with a name that is filled in later; it may name a buffer"),
     "_LazyTritonCompileKickoffLine": _pass("starts the compile of a Triton kernel"),
     # Base classes.
     "WrapperLine": _refuse(_ABSTRACT),
@@ -164,22 +164,26 @@ OWN_LINES: Mapping[str, Line] = {
 """Lines of this package."""
 
 _BASE = Operation("a base class; an instance of its own is one generic call")
-_GENERATED = Operation("a generated kernel: it touches what it reads and writes, and nothing else")
-_LIBRARY = Operation("an operator of ATen or oneDNN: its schema tells what it touches and returns")
+_GENERATED = Operation("a generated kernel: it accesses only what it reads and writes")
+_LIBRARY = Operation(
+    "an operator of ATen or oneDNN: its schema declares what it accesses and returns"
+)
 _SCALAR = Operation("defines or checks a size on the host; it makes no memory")
 _VIEW = Operation("a view; get_inputs_that_alias_output names what it shares memory with")
 _NOTHING = Operation("no code")
 _STORAGE = Operation(
-    "it changes the storage of a tensor, not the elements", keeps=True, in_turn=True
+    "it changes the storage of a tensor, not the elements",
+    may_keep_inputs=True,
+    depends_on_order=True,
 )
-_DESCRIPTOR = Operation("a TMA descriptor holds the address of its tensor", keeps=True)
+_DESCRIPTOR = Operation("a TMA descriptor holds the address of its tensor", may_keep_inputs=True)
 _SUBGRAPHS = Operation(
-    "calls subgraphs, which may return what they are given, and have effects",
-    keeps=True,
-    in_turn=True,
+    "calls subgraphs, which may return their inputs and have effects",
+    may_keep_inputs=True,
+    depends_on_order=True,
 )
-_RANDOM = Operation("uses the state of the random number generator", in_turn=True)
-_COLLECTIVE = Operation("it works on after it returns, until it is waited for", keeps=True)
+_RANDOM = Operation("uses the state of the random number generator", depends_on_order=True)
+_COLLECTIVE = Operation("it runs asynchronously until its wait", may_keep_inputs=True)
 
 OPERATIONS: Mapping[str, Operation] = {
     "ComputedBuffer": _GENERATED,
@@ -200,7 +204,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "MetalFlexAttentionNode": Operation("a generated kernel of a device that has no arenas"),
     "NopKernel": _NOTHING,
-    "ConcatKernel": Operation("no code: the parts are made in their places"),
+    "ConcatKernel": Operation("no code: its inputs are written in place"),
     "OrderingBarrier": Operation("no code: it makes readers of a buffer wait, as mutations do"),
     "Operation": _BASE,
     "OperationBuffer": _BASE,
@@ -211,7 +215,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "FallbackKernel": _LIBRARY,
     "ExternKernelMultiOut": _LIBRARY,
     "MultiOutput": Operation("one output of a kernel"),
-    "OpaqueMultiOutput": Operation("one output of a kernel; it is no tensor and has no memory"),
+    "OpaqueMultiOutput": Operation("one output of a kernel; it is not a tensor"),
     "AllocatingMultiOutput": Operation("one output of a kernel, which the wrapper allocates"),
     "MutatingFirstArgExternKernel": _LIBRARY,
     "InplaceBernoulliFallback": _RANDOM,
@@ -231,7 +235,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "WhileLoop": _SUBGRAPHS,
     "InvokeSubgraph": _SUBGRAPHS,
     "EffectfulKernel": Operation(
-        "an operator with effects that only its token orders", keeps=True, in_turn=True
+        "an operator with effects that only its token orders",
+        may_keep_inputs=True,
+        depends_on_order=True,
     ),
     "_CollectiveKernel": _COLLECTIVE,
     "_WaitKernel": _COLLECTIVE,
@@ -261,7 +267,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 OWN_OPERATIONS: Mapping[str, Operation] = {
     "CutlassCall": Operation("a kernel; it names what it changes in `mutation_outputs`"),
-    "OutVariantKernel": Operation("an operator of ATen that fills buffers it is given"),
+    "OutVariantKernel": Operation("an ATen operator that writes into buffers"),
     "DirectOutVariantKernel": Operation("the same, for one buffer that it is itself"),
     "OutVariantOutput": Operation("such a buffer"),
 }
@@ -338,16 +344,16 @@ def unknown_scheduler_node(nodes: Iterable[Any]) -> type[Any] | None:
     return None
 
 
-def keeps_memory(operation: Any) -> bool:
+def may_keep_memory(operation: Any) -> bool:
     """Whether an IR operation may keep or return its inputs without declaring it."""
     entry: Operation | None = _entry(type(operation), OPERATIONS, OWN_OPERATIONS)
-    return entry is None or entry.keeps
+    return entry is None or entry.may_keep_inputs
 
 
-def runs_in_turn(operation: Any) -> bool:
+def has_order_dependence(operation: Any) -> bool:
     """Whether an IR operation depends on what has run before it, beyond what it reads."""
     entry: Operation | None = _entry(type(operation), OPERATIONS, OWN_OPERATIONS)
-    return entry is None or entry.in_turn
+    return entry is None or entry.depends_on_order
 
 
 def warn_unknown(cls: type[Any], what: str) -> str:

@@ -51,9 +51,9 @@ def storage_rows(
             defined: dict[Any, int] = {}
             for symbol, value in arena.definitions:
                 defined[symbol] = size_hint(value.xreplace(defined))
-            for placed in arena.members:
-                offset = sympy.sympify(placed.offset).xreplace(defined)
-                place[int(placed.request.name)] = (number, size_hint(offset))
+            for member in arena.members:
+                offset = sympy.sympify(member.offset).xreplace(defined)
+                place[int(member.request.name)] = (number, size_hint(offset))
         until = {old: memory.storages[new].start for new, old in decision.reused_from.items()}
     rows = []
     for index, storage in enumerate([*memory.storages, *(memory.inputs if inputs else ())]):
@@ -75,21 +75,11 @@ def storage_rows(
     inner = [(start, end, peaks, "subgraph") for start, end, peaks in memory.calls]
     inner += [(at, at + 1, {device: size}, "scratch") for at, device, size in memory.scratch]
     for start, end, peaks, name in inner:
-        for device, size in peaks.items():
-            rows.append(
-                PlannedStorage(
-                    name=name,
-                    bytes=size,
-                    start=start,
-                    end=end,
-                    kind="subgraph" if name == "subgraph" else "extern",
-                    device=device,
-                    arena=None,
-                    offset=None,
-                    operator="",
-                    module="",
-                )
-            )
+        kind = "subgraph" if name == "subgraph" else "extern"
+        rows += [
+            PlannedStorage(name, size, start, end, kind, device, None, None, "", "")
+            for device, size in peaks.items()
+        ]
     return tuple(rows)
 
 

@@ -173,11 +173,13 @@ def list_other_memory(memory: WrapperMemory, *, backward: bool) -> dict[str, lis
         for step, device, size in memory.scratch
     ]
     dropped = [
-        placement_policy.LiveRange(size=item.hint, start=0, end=item.end, device=str(item.device))
-        for item in memory.inputs
+        placement_policy.LiveRange(
+            size=storage.hint, start=0, end=storage.end, device=str(storage.device)
+        )
+        for storage in memory.inputs
     ]
     other = {}
-    for device in {str(item.device) for item in (*memory.storages, *memory.inputs)}:
+    for device in {str(storage.device) for storage in (*memory.storages, *memory.inputs)}:
         other[device] = [placement_policy.device_live_bytes(inner, memory.steps, device)]
         if backward:
             other[device].append(

@@ -32,7 +32,7 @@ def _keeps_relative_order(node: BaseSchedulerNode) -> bool:
         operation: Any = leaf.node
         if not isinstance(operation, ir.ExternKernel):
             continue
-        if known_ir.runs_in_turn(operation):
+        if known_ir.has_order_dependence(operation):
             return True
         overload = getattr(operation, "op_overload", None)
         if isinstance(overload, torch._ops.OpOverload):
@@ -90,9 +90,9 @@ class SchedulerGraph:
         for step in order:
             if isinstance(self._order[step], NopKernelSchedulerNode):
                 continue
-            now = step in self.batched
-            count += now and not inside
-            inside = now
+            is_batched = step in self.batched
+            count += is_batched and not inside
+            inside = is_batched
         return count
 
     def generated_problem(self) -> OrderProblem:

@@ -228,7 +228,7 @@ class _Chart:
         self.device = device
         self.groups = groups
         self.length = peak_report.steps(record)
-        self.held = peak_report.held(record, device)
+        self.held = peak_report.allocated_bytes(record, device)
         self.peak_step = peak_report.peak_step(record, device)
         arenas = [
             _Block(arena.start, arena.end, arena.bytes, arena, index)
@@ -396,7 +396,7 @@ def _steps(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
 def _curves(
     record: MemoryPlanRecord, device: str, held: Sequence[int], step: int, x: _Scale
 ) -> Iterator[str]:
-    alive = peak_report.alive(record, device)
+    alive = peak_report.storage_bytes(record, device)
     single = len(peak_report.devices(record)) == 1
     total = max(1, held[step], *alive, record.lower_bound if single else 0)
     bottom = _CURVE_TOP + _CURVE_HEIGHT

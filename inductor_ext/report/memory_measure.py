@@ -111,7 +111,7 @@ def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int
             before += storage.bytes
         storages.append(storage)
     own = dataclasses.replace(record, storages=tuple(storages))
-    return max(0, max(peak_report.held(own, device)) - before)
+    return max(0, max(peak_report.allocated_bytes(own, device)) - before)
 
 
 def measure(

@@ -103,8 +103,8 @@ class TestTables:
         operations = [ir.ExternKernelOut.__new__(ir.ExternKernelOut), kernel.__new__(kernel)]
         assert known_ir.unplannable_operation(operations[:1]) is None
         assert known_ir.unplannable_operation(operations) is kernel
-        assert known_ir.keeps_memory(operations[1])
-        assert known_ir.runs_in_turn(operations[1])
+        assert known_ir.may_keep_memory(operations[1])
+        assert known_ir.has_order_dependence(operations[1])
 
     @pytest.mark.parametrize("cpp", [True, False])
     def test_profiled_blocks_are_refused_in_cpp(self, cpp: bool) -> None:

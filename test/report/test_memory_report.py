@@ -76,8 +76,8 @@ def plan(
     }
     record = MemoryPlanRecord(**{**values, **fields})
     devices = peak_report.devices(record)
-    total = sum(max(peak_report.held(record, device)) for device in devices)
-    bound = sum(max(peak_report.alive(record, device)) for device in devices)
+    total = sum(max(peak_report.allocated_bytes(record, device)) for device in devices)
+    bound = sum(max(peak_report.storage_bytes(record, device)) for device in devices)
     totals = {"peak_before": total, "peak": total, "lower_bound": bound}
     return dataclasses.replace(record, **{**totals, **fields})
 
@@ -201,7 +201,7 @@ class TestPeak:
 
     def test_an_empty_plan(self) -> None:
         assert peak_report.peak_table(plan(())) == "No memory is allocated."
-        assert peak_report.held(plan(()), "cpu") == [0]
+        assert peak_report.allocated_bytes(plan(()), "cpu") == [0]
 
     @pytest.mark.parametrize(
         ("count", "text"),

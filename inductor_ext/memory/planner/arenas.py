@@ -174,12 +174,12 @@ def _groupings(requests: Sequence[Request]) -> list[list[list[Request]]]:
         apart.append([r for r in late if not r.is_unknown_at(first)])
         late = [r for r in late if r.is_unknown_at(first)]
     after = []
-    left = list(requests)
-    while left:
-        late = _find_late(left)
+    rest = list(requests)
+    while rest:
+        late = _find_late(rest)
         until = min((r.start for r in late), default=None)
-        after.append([r for r in left if until is None or r.start < until])
-        left = [r for r in left if until is not None and r.start >= until]
+        after.append([r for r in rest if until is None or r.start < until])
+        rest = [r for r in rest if until is not None and r.start >= until]
     return [apart, after]
 
 
@@ -193,8 +193,8 @@ def _memory_cost(arenas: Sequence[Arena]) -> tuple[int, int, int]:
     """Return the sort key of a list of arenas: maximum bytes allocated at the same time, at the
     hint; bytes times steps, because memory that is not allocated is available to others; number of
     arenas."""
-    held = interval.lower_bound([Interval(a.start, a.end, a.peak_hint) for a in arenas])
-    return held, sum(a.peak_hint * (a.end - a.start) for a in arenas), len(arenas)
+    peak = interval.lower_bound([Interval(a.start, a.end, a.peak_hint) for a in arenas])
+    return peak, sum(a.peak_hint * (a.end - a.start) for a in arenas), len(arenas)
 
 
 def _hints_by_use(

@@ -240,8 +240,8 @@ def _place(component: Component, index: int, node: _Node, last: int, target: int
         component.size[index],
         lows[index],
     )
-    here = outside[start:end]
-    if offset + max(here) > target:
+    loads = outside[start:end]
+    if offset + max(loads) > target:
         return None
     top = offset + size
     lows = lows[:]
@@ -249,7 +249,7 @@ def _place(component: Component, index: int, node: _Node, last: int, target: int
     if not _raise(component, index, lows, top, target):
         return None
     outside = outside[:]
-    outside[start:end] = [load - size for load in here]
+    outside[start:end] = [load - size for load in loads]
     skyline = skyline[:]
     skyline[start:end] = [top] * (end - start)
     # Unplaced buffers go above the skyline, and not below the last offset.

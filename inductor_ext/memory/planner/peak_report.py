@@ -19,15 +19,15 @@ from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedS
 
 __all__ = [
     "PeakRow",
-    "alive",
+    "allocated_bytes",
     "devices",
-    "held",
     "human_bytes",
     "peak_cells",
     "peak_rows",
     "peak_step",
     "peak_table",
     "steps",
+    "storage_bytes",
 ]
 
 _OPERATOR_WIDTH = 32
@@ -73,13 +73,13 @@ def _parts(record: MemoryPlanRecord) -> tuple[PlannedStorage | PlannedArena, ...
     return record.storages + record.arenas
 
 
-def alive(record: MemoryPlanRecord, device: str) -> list[int]:
+def storage_bytes(record: MemoryPlanRecord, device: str) -> list[int]:
     """Return the bytes of the storages that are live on `device` at each step."""
     storages = (storage for storage in record.storages if storage.device == device)
     return live_bytes(((s.start, s.end, s.bytes) for s in storages), steps(record))
 
 
-def held(record: MemoryPlanRecord, device: str) -> list[int]:
+def allocated_bytes(record: MemoryPlanRecord, device: str) -> list[int]:
     """Return the bytes allocated on `device` at each step: arenas, and storages outside of them."""
     parts = [part for part in _parts(record) if part.device == device]
     spans = (
@@ -90,7 +90,7 @@ def held(record: MemoryPlanRecord, device: str) -> list[int]:
 
 def peak_step(record: MemoryPlanRecord, device: str) -> int:
     """Return the first step at which the most memory is allocated on `device`."""
-    profile = held(record, device)
+    profile = allocated_bytes(record, device)
     return profile.index(max(profile))
 
 
@@ -124,7 +124,7 @@ def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = Non
         top: how many rows to show per device; the rest is one row, "others".
         device: the only device to show; None for all, one table after the other.
     """
-    tables = [_table(record, top, item) for item in devices(record) if device in (None, item)]
+    tables = [_table(record, top, name) for name in devices(record) if device in (None, name)]
     return "\n\n".join(tables) or "No memory is allocated."
 
 

@@ -255,9 +255,9 @@ def _find_arenas(
                 # Divide the storages at the worst violation.
                 allowed, step, sample = max(
                     (
-                        (left, step, headroom.sample)
+                        (fit, step, headroom.sample)
                         for headroom in headrooms
-                        for left, step in [headroom.largest_fit(arena.start, own[headroom.sample])]
+                        for fit, step in [headroom.largest_fit(arena.start, own[headroom.sample])]
                     ),
                     key=lambda limit: (at[limit[2]] - limit[0]) / (at[limit[2]] or 1),
                 )
@@ -302,7 +302,7 @@ def _evict(
 
     Storages that are live at `step` are evicted last.
     """
-    alive: dict[int, None] = {}
+    live: dict[int, None] = {}
     used = 0
     evicted: dict[int, None] = {}
     ends: list[tuple[int, int]] = []
@@ -316,15 +316,15 @@ def _evict(
         storage = storages[index]
         while ends and ends[0][0] <= storage.start:
             ended = heapq.heappop(ends)[1]
-            if ended in alive:
-                del alive[ended]
+            if ended in live:
+                del live[ended]
                 used -= storages[ended].size_at(sample)
-        alive[index] = None
+        live[index] = None
         used += storage.size_at(sample)
         heapq.heappush(ends, (storage.end, index))
-        while used > allowed and alive:
-            chosen = min(alive, key=preference)
-            del alive[chosen]
+        while used > allowed and live:
+            chosen = min(live, key=preference)
+            del live[chosen]
             used -= storages[chosen].size_at(sample)
             evicted[chosen] = None
     return [index for index in inside if index not in evicted], list(evicted)

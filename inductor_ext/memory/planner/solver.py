@@ -207,11 +207,11 @@ class _ComponentSolver:
         length = 16 * component.count + 256 * component.pairs // component.count
         attempt = 0
         while self.work < budget and self.peak > goal:
-            left = budget - self.work
+            remaining = budget - self.work
             if component.count <= _MAX_ENUMERATED:
-                self._enumerate(component, goal, min(length, left) // 4)
+                self._enumerate(component, goal, min(length, remaining) // 4)
             ejection = EjectionSearch(component, self.offsets, seed * 1_000_003 + attempt)
-            ejection.run(goal, min(length, left))
+            ejection.run(goal, min(length, remaining))
             self.work += ejection.work
             if ejection.peak < self.peak:
                 self.offsets, self.peak, self.method = ejection.offsets, ejection.peak, "ejection"

@@ -14,14 +14,14 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
 
     Among steps that increase the live bytes, `depth_first` prefers the one that became ready last.
     """
-    left = [len(buffer.consumers) for buffer in graph.buffers]
+    remaining = [len(buffer.consumers) for buffer in graph.buffers]
     consumer_sum = [
         sum(buffer.consumers) for buffer in graph.buffers
     ]  # sum of the remaining consumers
     change = [
         graph.allocates[step]
         - graph.scratch[step]
-        - sum(graph.sizes[buffer] for buffer in graph.uses[step] if left[buffer] == 1)
+        - sum(graph.sizes[buffer] for buffer in graph.uses[step] if remaining[buffer] == 1)
         for step in range(graph.steps)
     ]
     waiting = [len(steps) for steps in graph.predecessors]
@@ -33,9 +33,9 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
     for step in queue:
         order.append(step)
         for buffer in graph.uses[step]:
-            left[buffer] -= 1
+            remaining[buffer] -= 1
             consumer_sum[buffer] -= step
-            if left[buffer] == 1:
+            if remaining[buffer] == 1:
                 other = consumer_sum[buffer]
                 change[other] -= graph.sizes[buffer]
                 if not waiting[other]:
@@ -49,7 +49,7 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
 
 def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
     """Schedule from the outputs, in reverse: a step frees its outputs and makes its inputs live."""
-    alive = [buffer.is_output for buffer in graph.buffers]
+    is_live = [buffer.is_output for buffer in graph.buffers]
     change = [
         sum(graph.sizes[buffer] for buffer in graph.uses[step])
         - graph.allocates[step]
@@ -65,9 +65,9 @@ def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
     for step in queue:
         order.append(step)
         for buffer in graph.uses[step]:
-            if alive[buffer]:
+            if is_live[buffer]:
                 continue
-            alive[buffer] = True
+            is_live[buffer] = True
             for other in graph.buffers[buffer].consumers:
                 change[other] -= graph.sizes[buffer]
                 if other != step and not waiting[other]:

@@ -85,7 +85,7 @@ def _find_part(
         if len(layer) > width:
             layer = dict(heapq.nsmallest(width, layer.items(), key=_rank))
         layers.append(layer)
-    key, entry = min(layers[-1].items(), key=lambda item: item[1][:4])
+    key, entry = min(layers[-1].items(), key=lambda keyed: keyed[1][:4])
     part: list[int] = []
     for layer in reversed(layers[1:]):
         entry = layer[key]
@@ -95,9 +95,9 @@ def _find_part(
     return part
 
 
-def _rank(item: tuple[int, _Entry]) -> tuple[int, int, int, int]:
+def _rank(keyed_entry: tuple[int, _Entry]) -> tuple[int, int, int, int]:
     """Return the sort key of a state: states with few live bytes first."""
-    key, (peak, deferred, batches, live, _, _, _) = item
+    key, (peak, deferred, batches, live, _, _, _) = keyed_entry
     return (live + deferred, peak, batches, key)
 
 
@@ -194,8 +194,8 @@ class _Window:
                 for other in enables[index]:
                     if not needs[other] & ~after:
                         opens |= 1 << other
-                left = live + allocates[index] - freed
-                successors[state_key] = (highest, pending, count, left, opens, key, index)
+                remaining = live + allocates[index] - freed
+                successors[state_key] = (highest, pending, count, remaining, opens, key, index)
         return successors, operations
 
     def _saved(self, index: int, missing: int) -> int:

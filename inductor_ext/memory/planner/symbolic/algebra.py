@@ -151,12 +151,12 @@ def _is_never_below(a: _Sum, b: _Sum, budget: list[int]) -> bool:
     """
     if not all(map(operator.ge, a.values, b.values)):
         return False
-    lacking = [atom for atom, factor in b.terms.items() if factor > a.terms.get(atom, 0)]
-    if not lacking:
+    excess = [atom for atom, factor in b.terms.items() if factor > a.terms.get(atom, 0)]
+    if not excess:
         return True
-    if _leaves(lacking) & ~_leaves(a.terms):
+    if _leaves(excess) & ~_leaves(a.terms):
         return False
-    for atom in lacking:
+    for atom in excess:
         if len(atom.options) > 1 and b.terms[atom] == 1:
             rest = _minus(b, {atom: 1})
             for option in atom.options:
@@ -281,12 +281,12 @@ class Algebra:
 
     def expression(self, value: _Sum) -> sympy.Expr:
         """Return the sum as a sympy expression; the same object for an equal sum."""
-        found = self._expressions.get(value.key)
-        if found is None:
+        expression = self._expressions.get(value.key)
+        if expression is None:
             terms = sorted(value.terms.items(), key=lambda term: term[0].number)
-            found = sympy.Add(*[factor * atom.expression for atom, factor in terms])
-            self._expressions[value.key] = found
-        return found
+            expression = sympy.Add(*[factor * atom.expression for atom, factor in terms])
+            self._expressions[value.key] = expression
+        return expression
 
     def stack(
         self,
@@ -391,8 +391,8 @@ class Algebra:
                 flat[value.key] = value
         if flat.keys() == {value.key for value in values}:
             return values
-        found = _drop_dominated(list(flat.values()))
-        return found if _length(found) <= _length(values) else values
+        expanded = _drop_dominated(list(flat.values()))
+        return expanded if _length(expanded) <= _length(values) else values
 
 
 def _length(values: Sequence[_Sum]) -> int:
@@ -402,10 +402,10 @@ def _length(values: Sequence[_Sum]) -> int:
 def _drop_dominated(values: list[_Sum]) -> list[_Sum]:
     """Return the values without those that another one is never less than; keep the first of
     equals."""
-    kept: list[_Sum] = []
+    maximal: list[_Sum] = []
     for value in values:
-        if any(_is_never_below(other, value, [_PROOF_STEPS]) for other in kept):
+        if any(_is_never_below(other, value, [_PROOF_STEPS]) for other in maximal):
             continue
-        kept = [other for other in kept if not _is_never_below(value, other, [_PROOF_STEPS])]
-        kept.append(value)
-    return kept
+        maximal = [other for other in maximal if not _is_never_below(value, other, [_PROOF_STEPS])]
+        maximal.append(value)
+    return maximal

@@ -56,14 +56,14 @@ class Stacking:
         """
         live = live_at_once(lifetimes)
         reach = [0] * len(lifetimes)
-        seen = 0
+        below_index = 0
         for index in self.order:
             for lower in self.below[index]:
                 reach[index] |= reach[lower] | 1 << lower
-            loose = live[index] & seen & ~reach[index]
-            if loose:
-                return loose.bit_length() - 1, index
-            seen |= 1 << index
+            unordered = live[index] & below_index & ~reach[index]
+            if unordered:
+                return unordered.bit_length() - 1, index
+            below_index |= 1 << index
         return None
 
 
@@ -101,14 +101,14 @@ def stack_in_order(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -
     reach: list[int] = []
     below: list[tuple[int, ...]] = [()] * len(order)
     for rank, index in enumerate(order):
-        left = live[rank] & ((1 << rank) - 1)
+        rest = live[rank] & ((1 << rank) - 1)
         reached = 0
         lower = []
-        while left:
-            top = left.bit_length() - 1
+        while rest:
+            top = rest.bit_length() - 1
             lower.append(order[top])
             reached |= reach[top] | 1 << top
-            left &= ~reached
+            rest &= ~reached
         reach.append(reached)
         below[index] = tuple(lower)
     return Stacking(tuple(order), tuple(below))
@@ -139,10 +139,12 @@ def scaled_samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol,
         return max(1, int(value * scale)) if scale != 1 else value
 
     together = [*_SCALES, *_JOINT_SCALES]
-    found = [{symbol: scaled(hint, scale) for symbol, hint in hints.items()} for scale in together]
+    samples = [
+        {symbol: scaled(hint, scale) for symbol, hint in hints.items()} for scale in together
+    ]
     for symbol in list(hints)[:_MAX_SCALED_ALONE]:
-        found += [{**hints, symbol: scaled(hints[symbol], scale)} for scale in _SCALES[1:]]
-    return [sample for position, sample in enumerate(found) if sample not in found[:position]]
+        samples += [{**hints, symbol: scaled(hints[symbol], scale)} for scale in _SCALES[1:]]
+    return [sample for position, sample in enumerate(samples) if sample not in samples[:position]]
 
 
 @dataclass(frozen=True)
@@ -341,11 +343,13 @@ def _refine(chooser: _OrderSearch, generator: random.Random) -> Choice:
         sorted(range(count), key=lambda i: (-lengths[i], -shares[i])),
         sorted(range(count), key=lambda i: (starts[i], -shares[i])),
     ][:fits]
-    judged = [(*chooser.evaluate(chooser.first_fit(sequence)), sequence) for sequence in sequences]
+    candidates = [
+        (*chooser.evaluate(chooser.first_fit(sequence)), sequence) for sequence in sequences
+    ]
     for _ in range(fits - len(sequences)):
         if chooser.is_good:
             break
-        value, choice, sequence = min(judged, key=operator.itemgetter(0))
+        value, choice, sequence = min(candidates, key=operator.itemgetter(0))
         candidate = list(sequence)
         place = candidate.index(generator.choice(chooser.critical_chain(choice)))
         if generator.random() < 0.5:
@@ -353,7 +357,7 @@ def _refine(chooser: _OrderSearch, generator: random.Random) -> Choice:
         else:
             other = generator.randrange(count)
             candidate[place], candidate[other] = candidate[other], candidate[place]
-        found, choice = chooser.evaluate(chooser.first_fit(candidate))
-        if found <= value:
-            judged = [(found, choice, candidate)]
+        new_value, choice = chooser.evaluate(chooser.first_fit(candidate))
+        if new_value <= value:
+            candidates = [(new_value, choice, candidate)]
     return chooser.best[1]
