@@ -55,6 +55,7 @@ PURE = (
     "autotune.reference",
     "autotune.results",
     "autotune.results_db",
+    "autotune.results_folder",
     "autotune.timing",
     "cpp_wrapper.build.cmake_project",
     "cpp_wrapper.build.cpu_isa",

@@ -28,7 +28,7 @@ from benchmarks.gemm.cases import CASES
 from inductor_ext import config
 from inductor_ext.autotune import inductor_benchmark, results, tuner
 from inductor_ext.autotune.candidate_run import Bench
-from inductor_ext.autotune.results import Entry, Environment
+from inductor_ext.autotune.results import Environment, TuningResult
 from inductor_ext.hooks import scope
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
@@ -43,7 +43,7 @@ AT_ONCE = 6
 
 
 def problems(
-    table: Iterable[Entry], part: int, parts: int, known: Iterable[Entry] = ()
+    table: Iterable[TuningResult], part: int, parts: int, known: Iterable[TuningResult] = ()
 ) -> list[GemmProblem]:
     """Return one part of a table's GEMMs without CUTLASS, mixing large and small ones.
 
@@ -72,7 +72,7 @@ def measure(
     make_bench: Callable[[int], Bench],
     out: Path,
     seconds: float,
-) -> list[Entry]:
+) -> list[TuningResult]:
     """Measure GEMMs, and save the results after every few.
 
     Args:
@@ -84,14 +84,14 @@ def measure(
     """
     begun = time.monotonic()
     settings = config.snapshot({})
-    found: list[Entry] = []
+    found: list[TuningResult] = []
     for start in range(0, len(wanted), AT_ONCE):
         if time.monotonic() - begun > seconds:
             break
         with scope.compile_scope(settings):
             decisions = tuner.tune(wanted[start : start + AT_ONCE], device, make_bench, settings)
         found += [
-            Entry.of(problem, decision, Environment.of(device, problem.operation))
+            TuningResult.of(problem, decision, Environment.of(device, problem.operation))
             for problem, decision in decisions.items()
             if decision.origin == "measured"
         ]
@@ -100,9 +100,9 @@ def measure(
     return found
 
 
-def newest(table: Iterable[Entry]) -> list[Entry]:
+def newest(table: Iterable[TuningResult]) -> list[TuningResult]:
     """Return the newest measurement of every GEMM on every device, for any versions."""
-    found: dict[tuple[GemmProblem, str], Entry] = {}
+    found: dict[tuple[GemmProblem, str], TuningResult] = {}
     for entry in sorted(table, key=lambda x: (x.measured, x.line)):
         found[entry.problem, entry.environment.device] = entry
     return list(found.values())

@@ -91,7 +91,7 @@ class Options:
         return self.only.passes(config.name) and stores and config.flags == self.flags
 
     @property
-    def circumstances(self) -> str:
+    def candidate_set(self) -> str:
         """Text that identifies the candidate set."""
         launches = (self.limit, self.swizzles, self.level)
         told = (self.only, *launches, self.tma_only, self.alone, self.flags)

@@ -118,7 +118,7 @@ def decide(
     settings: Settings,
     tune: results_db.Tune | None,
     *,
-    circumstances: str = "",
+    candidate_set: str = "",
     allowed: Callable[[Config], bool] = lambda config: True,
 ) -> dict[GemmProblem, Decision]:
     """Return the decision for each problem; the same on all ranks of a distributed run.
@@ -129,7 +129,7 @@ def decide(
         settings: the settings of the tuning cache are used.
         tune: None if nothing may be benchmarked. Then results that were measured in another
             environment are also used, see `results_db`.
-        circumstances: identifies the candidate set, see `Environment`.
+        candidate_set: identifies the candidate set, see `Environment`.
         allowed: whether a configuration that was measured in another environment may be used.
     """
     different = list(dict.fromkeys(problems))
@@ -140,10 +140,10 @@ def decide(
             key: Decision(config if config and legal(key, config, device) else None, "forced")
             for key, config in chosen.items()
         }
-    known = results_db.of_settings(settings)
+    known = results_db.open_database(settings)
 
     def environments(problem: GemmProblem) -> Environment:
-        return Environment.of(device, problem.operation, circumstances)
+        return Environment.of(device, problem.operation, candidate_set)
 
     def decide_here(pending: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         found = {}
@@ -155,7 +155,7 @@ def decide(
                 found[problem] = entry.decision
         unknown = [item for item in pending if item not in found]
         if tune is not None and unknown:
-            found |= known.settle(unknown, device, tune, environments)
+            found |= known.tune_missing(unknown, device, tune, environments)
         return {item: found.get(item, STOCK) for item in pending}
 
     return distributed.agree(

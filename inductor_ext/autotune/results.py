@@ -1,8 +1,8 @@
 """Tuning results of GEMMs, and tables of them as JSON files.
 
-An `Entry` is one tuning result: the problem, the environment, the candidates with their times, and
-the choice. For a problem in an environment only the newest entry counts, so merging tables is a
-union and does not depend on the order.
+A `TuningResult` has the problem, the environment, the candidates with their times, and the choice.
+For a problem in an environment only the newest result counts, so merging tables is a union and does
+not depend on the order.
 
 A table is one JSON object with one entry per line, sorted, so that version control shows readable
 diffs. A table is read completely or rejected (`exc.BadTuningFileError`); the error names the first
@@ -33,10 +33,10 @@ from inductor_ext.templates.versions import template_version
 
 __all__ = [
     "FORMAT",
-    "Entry",
     "Environment",
     "Environments",
-    "merged",
+    "TuningResult",
+    "merge_results",
     "read_table",
     "write_table",
 ]
@@ -97,18 +97,18 @@ class Environment:
         require(self.sms >= 1, "environment", "sms", self.sms, "1 or more")
 
     @classmethod
-    def of(cls, device: Device, operation: str, circumstances: str = "") -> Environment:
+    def of(cls, device: Device, operation: str, candidate_set: str = "") -> Environment:
         """Return the environment of this process on a device.
 
         Args:
             device: see `Device.described`.
             operation: operation of the problem.
-            circumstances: one word for what else the measurements depend on; empty for nothing.
+            candidate_set: one word for what else the measurements depend on; empty for nothing.
         """
-        templates = "+".join(filter(None, (template_version("triton", operation), circumstances)))
+        templates = "+".join(filter(None, (template_version("triton", operation), candidate_set)))
         return cls(device.name, device.capability, device.sms, *_versions(), templates)
 
-    def resembles(self, other: Environment) -> bool:
+    def is_similar_to(self, other: Environment) -> bool:
         """Whether a kernel that is fast in one environment is expected to be fast in the other.
 
         True for devices of the same name, or of the same capability and number of SMs, whatever the
@@ -140,7 +140,7 @@ Environments = Callable[[GemmProblem], Environment]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TuningResult:
     """One tuning result.
 
     Raises:
@@ -170,7 +170,7 @@ class Entry:
         require(dated, "entry", "measured", self.measured, "seconds since 1970")
 
     @classmethod
-    def of(cls, problem: GemmProblem, decision: Decision, environment: Environment) -> Entry:
+    def of(cls, problem: GemmProblem, decision: Decision, environment: Environment) -> TuningResult:
         """Return an entry for a decision that was just made."""
         timings = tuple(
             Timing(timing.config, timing.microseconds, timing.failure and _short(timing.failure))
@@ -189,7 +189,7 @@ class Entry:
         return value
 
     @classmethod
-    def from_json(cls, value: object) -> Entry:
+    def from_json(cls, value: object) -> TuningResult:
         """Return the entry that `to_json` serialized.
 
         Raises:
@@ -208,17 +208,17 @@ def _short(failure: str) -> str:
     return " ".join(failure.split())[:_LONGEST_FAILURE]
 
 
-def merged(entries: Iterable[Entry]) -> list[Entry]:
+def merge_results(entries: Iterable[TuningResult]) -> list[TuningResult]:
     """Return the newest entry of each problem and environment, sorted by problem and environment.
 
     Of two entries of the same second, the one with the greater text is kept, so that the result
     does not depend on the order.
     """
-    newest: dict[tuple[str, str], Entry] = {}
+    newest: dict[tuple[str, str], TuningResult] = {}
     for entry in entries:
         key = (entry.problem.key, json.dumps(json_codec.encode(entry.environment)))
-        known = newest.get(key)
-        if known is None or (known.measured, known.line) < (entry.measured, entry.line):
+        other = newest.get(key)
+        if other is None or (other.measured, other.line) < (entry.measured, entry.line):
             newest[key] = entry
     return [newest[key] for key in sorted(newest)]
 
@@ -226,7 +226,7 @@ def merged(entries: Iterable[Entry]) -> list[Entry]:
 # Tables
 
 
-def read_table(path: str | os.PathLike[str]) -> list[Entry]:
+def read_table(path: str | os.PathLike[str]) -> list[TuningResult]:
     """Return the entries of a table.
 
     Raises:
@@ -235,7 +235,7 @@ def read_table(path: str | os.PathLike[str]) -> list[Entry]:
     found = []
     for index, value in enumerate(raw_table(path)):
         try:
-            found.append(Entry.from_json(value))
+            found.append(TuningResult.from_json(value))
         except exc.BadGemmError as error:
             why = exc.BadGemmError.template.format(**error.fields)
             raise _bad(path, why, f", entry {index + 1}") from None
@@ -264,7 +264,7 @@ def raw_table(path: str | os.PathLike[str]) -> list[Any]:
     return entries
 
 
-def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
+def write_table(path: str | os.PathLike[str], entries: Iterable[TuningResult]) -> int:
     """Write a table, atomically if `path` is a regular file or does not exist.
 
     Entries of the same problem and environment are merged.
@@ -275,7 +275,7 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
     Raises:
         exc.BadTuningFileError: the file cannot be written.
     """
-    lines = [entry.line for entry in merged(entries)]
+    lines = [entry.line for entry in merge_results(entries)]
     text = f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n"
     try:
         if os.path.exists(path) and not os.path.isfile(path):

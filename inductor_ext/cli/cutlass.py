@@ -329,11 +329,12 @@ def _tf32(allowed: bool) -> Iterator[None]:
 def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dict[Source, str]:
     """Return the kernels that stored decisions name; for one compute capability if given."""
     from inductor_ext.autotune import results_db as stores
+    from inductor_ext.storage.paths import tuning_folder
     from inductor_ext.templates import kernels as families
     from inductor_ext.templates.format import problem_words
 
-    results = stores.Store(
-        stores.folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
+    results = stores.TuningDatabase(
+        tuning_folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
     )
     sources: dict[Source, str] = {}
     for origin in stores.SOURCES:

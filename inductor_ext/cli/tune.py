@@ -16,7 +16,9 @@ from typing import Any
 
 from inductor_ext import exc, settings
 from inductor_ext.autotune import results_db as stores
-from inductor_ext.autotune.results import Entry, merged, read_table, write_table
+from inductor_ext.autotune import results_folder
+from inductor_ext.autotune.results import TuningResult, merge_results, read_table, write_table
+from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates.format import config_words, problem_words
 
 __all__ = ["add_arguments", "run"]
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "table. For every GEMM, device and set of versions the newest result is written.",
     )
     export.add_argument("file", metavar="FILE", help="the table; replaced if it exists")
-    _add_filters(export, stores.KEPT)
+    _add_filters(export, stores.STORED_SOURCES)
     import_ = actions.add_parser(
         "import",
         help="add tables to the tuning results",
@@ -49,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="remove tuning results",
         description="Remove the results measured on this machine, the imported ones, or both.",
     )
-    clear.add_argument("--source", choices=stores.KEPT, help="remove only these (default: both)")
+    clear.add_argument(
+        "--source", choices=stores.STORED_SOURCES, help="remove only these (default: both)"
+    )
 
 
 def _add_filters(parser: argparse.ArgumentParser, sources: Iterable[stores.Source]) -> None:
@@ -73,19 +77,19 @@ def run(arguments: argparse.Namespace) -> int:
         exc.MissingToolchainError: `--device this` without a GPU.
     """
     values = settings.Settings(**settings.from_environment())
-    store = stores.Store(
-        stores.folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
+    store = stores.TuningDatabase(
+        tuning_folder(values.tuning_cache_dir), max_entries=values.tuning_cache_entries
     )
     if arguments.action == "show":
         _show(store, arguments)
     elif arguments.action == "export":
-        entries = [entry for _, entry in _select(store, stores.KEPT, arguments)]
+        entries = [entry for _, entry in _select(store, stores.STORED_SOURCES, arguments)]
         count = write_table(arguments.file, entries)
         print(f"{arguments.file}: {_count(count)}")
     elif arguments.action == "import":
         _import(store, arguments.files)
     else:
-        _clear(store, [arguments.source] if arguments.source else stores.KEPT)
+        _clear(store, [arguments.source] if arguments.source else stores.STORED_SOURCES)
     if not values.tuning_cache:
         # On stderr, to keep the note out of output that a program may parse.
         note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is 0."
@@ -93,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _import(store: stores.Store, files: Iterable[str]) -> None:
-    entries = merged(entry for file in files for entry in read_table(file))
+def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
+    entries = merge_results(entry for file in files for entry in read_table(file))
     counts = store.add(entries)
     summary = (
         f"{_count(counts.total())}: {counts['new']} new, {counts['updated']} updated, "
@@ -111,7 +115,7 @@ def _import(store: stores.Store, files: Iterable[str]) -> None:
     print(summary)
 
 
-def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
+def _clear(store: stores.TuningDatabase, sources: Iterable[results_folder.Source]) -> None:
     counts = store.clear(sources)
     removed, left = (
         f"{counts[name]} {'GEMM' if counts[name] == 1 else 'GEMMs'}" for name in ("removed", "left")
@@ -128,8 +132,8 @@ def _clear(store: stores.Store, sources: Iterable[stores.Source]) -> None:
 
 
 def _select(
-    store: stores.Store, sources: Iterable[stores.Source], arguments: argparse.Namespace
-) -> Iterator[tuple[stores.Source, Entry]]:
+    store: stores.TuningDatabase, sources: Iterable[stores.Source], arguments: argparse.Namespace
+) -> Iterator[tuple[stores.Source, TuningResult]]:
     """Yield the entries that pass the filters, in the order of the sources."""
     device = arguments.device
     exactly = _this_device() if device == "this" else None
@@ -159,13 +163,13 @@ def _this_device() -> str:
     return torch.cuda.get_device_name()
 
 
-def _show(store: stores.Store, arguments: argparse.Namespace) -> None:
+def _show(store: stores.TuningDatabase, arguments: argparse.Namespace) -> None:
     results = list(_select(store, stores.SOURCES, arguments))
     if arguments.json:
         rows = [_row(source, entry) for source, entry in results]
         print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
         return
-    groups: dict[str, list[tuple[stores.Source, Entry]]] = {}
+    groups: dict[str, list[tuple[stores.Source, TuningResult]]] = {}
     for source, entry in results:
         groups.setdefault(_environment(entry), []).append((source, entry))
     for title in sorted(groups):
@@ -175,7 +179,7 @@ def _show(store: stores.Store, arguments: argparse.Namespace) -> None:
     print(f"{_count(len(results))}, folder {store.folder}")
 
 
-def _environment(entry: Entry) -> str:
+def _environment(entry: TuningResult) -> str:
     there = entry.environment
     major, minor = there.capability
     return (
@@ -184,7 +188,7 @@ def _environment(entry: Entry) -> str:
     )
 
 
-def _print_table(rows: Iterable[tuple[stores.Source, Entry]]) -> None:
+def _print_table(rows: Iterable[tuple[stores.Source, TuningResult]]) -> None:
     lines = [("GEMM", "chosen", "us", "Inductor us", "speedup", "source", "date")]
     for source, entry in rows:
         row = _row(source, entry)
@@ -210,7 +214,7 @@ def _print_table(rows: Iterable[tuple[stores.Source, Entry]]) -> None:
         print("  " + "  ".join(cells).rstrip())
 
 
-def _row(source: stores.Source, entry: Entry) -> dict[str, Any]:
+def _row(source: stores.Source, entry: TuningResult) -> dict[str, Any]:
     decision = entry.decision("table")
     chosen, stock = decision.microseconds(entry.config), decision.microseconds(None)
     when = datetime.datetime.fromtimestamp(entry.measured, datetime.timezone.utc)

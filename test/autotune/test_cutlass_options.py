@@ -125,7 +125,7 @@ def test_nvcc_gets_the_flags_of_inductors_settings(section: str) -> None:
     other = source(plain.rank(LINEAR, H200)[0][0], identity("bfloat16"))
     assert other.name != made.name
     assert nvcc_build.key(other) != nvcc_build.key(made)
-    assert len({item.circumstances for item in (plain, fast, both)}) == 3
+    assert len({item.candidate_set for item in (plain, fast, both)}) == 3
 
 
 def test_kernels_of_triton_are_let_in_only_beside_their_backend() -> None:

@@ -21,12 +21,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext import exc
-from inductor_ext.autotune import distributed
+from inductor_ext.autotune import distributed, results_folder
 from inductor_ext.autotune import results_db as stores
 from inductor_ext.autotune.decision import STOCK, Decision, Timing
-from inductor_ext.autotune.results import Entry, Environment, merged, read_table, write_table
-from inductor_ext.autotune.results_db import Store
+from inductor_ext.autotune.results import (
+    Environment,
+    TuningResult,
+    merge_results,
+    read_table,
+    write_table,
+)
+from inductor_ext.autotune.results_db import TuningDatabase
+from inductor_ext.autotune.results_folder import ResultsFolder
 from inductor_ext.settings import Settings
+from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates import versions
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
@@ -42,15 +50,15 @@ OLD_TEMPLATES = dataclasses.replace(HERE, templates="f" * 16)
 
 
 @pytest.fixture
-def store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Store]:
+def store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[TuningDatabase]:
     """A store that has nothing to complain of."""
     (tmp_path / "tables").mkdir()
-    yield Store(tmp_path / "store", tables=tmp_path / "tables")
+    yield TuningDatabase(tmp_path / "store", tables=tmp_path / "tables")
     assert caplog.messages == []
 
 
 def found(
-    store: Store, index: int = 0, environment: Environment = HERE
+    store: TuningDatabase, index: int = 0, environment: Environment = HERE
 ) -> tuple[str, float | None] | None:
     """(origin, microseconds of what is chosen) of a problem."""
     known = store.lookup(problem(index), H200, lambda problem: environment)
@@ -77,8 +85,8 @@ def test_an_entry_makes_the_round_trip(
     problem: GemmProblem, config: GemmConfig, microseconds: float, measured: int
 ) -> None:
     timings = (Timing(None, 3.5), Timing(config, microseconds), Timing(config, None, "no"))
-    made = Entry(problem, HERE, config, timings, measured, "2.13.0")
-    assert Entry.from_json(json.loads(made.line)) == made
+    made = TuningResult(problem, HERE, config, timings, measured, "2.13.0")
+    assert TuningResult.from_json(json.loads(made.line)) == made
     assert made.decision("cache").microseconds(config) == microseconds
 
 
@@ -97,11 +105,11 @@ TABLES = st.lists(ENTRIES, max_size=8)
 @given(TABLES, TABLES, TABLES)
 @examples(200)
 def test_merging_is_a_union_in_which_the_newest_counts(
-    a: list[Entry], b: list[Entry], c: list[Entry]
+    a: list[TuningResult], b: list[TuningResult], c: list[TuningResult]
 ) -> None:
-    whole = merged([*a, *b, *c])
-    assert whole == merged([*c, *b, *a]) == merged([*merged([*a, *b]), *c])
-    assert whole == merged([*a, *merged([*b, *c])]) == merged(whole)
+    whole = merge_results([*a, *b, *c])
+    assert whole == merge_results([*c, *b, *a]) == merge_results([*merge_results([*a, *b]), *c])
+    assert whole == merge_results([*a, *merge_results([*b, *c])]) == merge_results(whole)
     kept = {(case.problem, case.environment): case for case in whole}
     for case in (*a, *b, *c):
         assert kept[case.problem, case.environment].measured >= case.measured
@@ -119,7 +127,7 @@ def test_a_store_merges_in_any_order_to_the_same(tmp_path: Path) -> None:
     results = []
     for order in range(3):
         choose.shuffle(added)
-        store = Store(tmp_path / str(order))
+        store = TuningDatabase(tmp_path / str(order))
         for some in (added[:50], added[50:60], added[60:]):
             store.add(some)
         results.append(store.entries("imported"))
@@ -185,7 +193,7 @@ def test_json_of_any_other_shape_is_refused_and_nothing_worse(data: st.DataObjec
     junk = (None, True, -1, 0, 10**30, 1.5, "", "x", [], [[]], {}, {"": 0})
     place[key] = data.draw(st.sampled_from(junk))
     try:
-        read = Entry.from_json(value)
+        read = TuningResult.from_json(value)
     except exc.BadGemmError:
         return
     assert json.loads(read.line) == value
@@ -265,7 +273,7 @@ def test_this_environment_is_known() -> None:
 # --- what is known ---
 
 
-def test_what_was_measured_is_known_exactly(store: Store) -> None:
+def test_what_was_measured_is_known_exactly(store: TuningDatabase) -> None:
     assert found(store) is None
     store.put({problem(): decision(80.0), problem(1): decision(config=None)}, H200, here)
     assert found(store) == ("measured", 80.0)
@@ -277,7 +285,7 @@ def test_what_was_measured_is_known_exactly(store: Store) -> None:
     assert known.decision == but(decision(80.0), origin="cache")
 
 
-def test_results_under_other_matmul_flags_do_not_count(store: Store) -> None:
+def test_results_under_other_matmul_flags_do_not_count(store: TuningDatabase) -> None:
     freed = but(problem(), math_flags="allow_fp16_accumulation")
     store.put({freed: decision(80.0)}, H200, here)
     assert found(store) is None
@@ -288,7 +296,7 @@ def test_results_under_other_matmul_flags_do_not_count(store: Store) -> None:
     assert known.decision.microseconds(known.decision.config) == 80.0
 
 
-def test_a_later_measurement_replaces_an_earlier_one(store: Store) -> None:
+def test_a_later_measurement_replaces_an_earlier_one(store: TuningDatabase) -> None:
     store.add([entry(microseconds=80.0, measured=2)])
     assert store.add([entry(microseconds=70.0, measured=1)]) == {"ignored": 1}
     assert store.add([entry(microseconds=60.0, measured=3)]) == {"updated": 1}
@@ -296,7 +304,7 @@ def test_a_later_measurement_replaces_an_earlier_one(store: Store) -> None:
     assert found(store) == ("imported", 60.0)
 
 
-def test_what_nobody_measured_is_not_kept(store: Store) -> None:
+def test_what_nobody_measured_is_not_kept(store: TuningDatabase) -> None:
     store.put({problem(): STOCK}, H200, here)
     assert found(store) is None
 
@@ -314,7 +322,7 @@ def test_what_nobody_measured_is_not_kept(store: Store) -> None:
     ],
 )
 def test_results_of_similar_devices_are_advice(
-    store: Store, there: Environment, differences: tuple[str, ...] | None
+    store: TuningDatabase, there: Environment, differences: tuple[str, ...] | None
 ) -> None:
     store.add([entry(environment=there)])
     known = store.lookup(problem(), H200, here)
@@ -322,7 +330,7 @@ def test_results_of_similar_devices_are_advice(
     assert known is None or (not known.exact and known.decision.origin == "table")
 
 
-def test_the_better_known_comes_first(store: Store, tmp_path: Path) -> None:
+def test_the_better_known_comes_first(store: TuningDatabase, tmp_path: Path) -> None:
     """Each of these is preferred to all before it."""
     steps = [
         ("imported", entry(microseconds=1.0, environment=ON_H100)),
@@ -339,14 +347,14 @@ def test_the_better_known_comes_first(store: Store, tmp_path: Path) -> None:
             write_table(tmp_path / "tables" / "h200.json", [step])
             stores._shipped.cache_clear()
         else:
-            store._merge(source, [step])  # type: ignore[arg-type]
+            store.files.merge(source, [step])  # type: ignore[arg-type]
         origin, microseconds = found(store) or ("", None)
         assert (origin.split(",")[0], microseconds) == (source, step.timings[1].microseconds)
 
 
-def test_a_choice_that_is_not_legal_is_passed_over(store: Store) -> None:
+def test_a_choice_that_is_not_legal_is_passed_over(store: TuningDatabase) -> None:
     large = but(CONFIG, stages=8)
-    illegal = Entry(problem(), HERE, large, (Timing(large, 1.0),), 9, "2.13.0")
+    illegal = TuningResult(problem(), HERE, large, (Timing(large, 1.0),), 9, "2.13.0")
     store.add([illegal])
     assert found(store) is None
     store.add([entry(environment=OLD_TRITON)])
@@ -354,7 +362,7 @@ def test_a_choice_that_is_not_legal_is_passed_over(store: Store) -> None:
 
 
 def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
-    store = Store(None, tables=tmp_path)
+    store = TuningDatabase(None, tables=tmp_path)
     store.put({problem(): decision()}, H200, here)
     assert store.add([entry()]) == {}
     assert found(store) is None
@@ -366,30 +374,32 @@ def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
     write_table(tmp_path / "h200.json", [entry(1)])
     stores._shipped.cache_clear()
     assert found(store, 1) == ("shipped", 90.0)
-    tuned = store.settle([problem(), problem(1)], H200, lambda batch: dict.fromkeys(batch, STOCK))
+    tuned = store.tune_missing(
+        [problem(), problem(1)], H200, lambda batch: dict.fromkeys(batch, STOCK)
+    )
     assert set(tuned.values()) == {STOCK}
 
 
 def test_what_is_shipped_is_in_order() -> None:
     folder = CHECKOUT / "inductor_ext" / "autotune" / "tables"
     for path in folder.glob("*.json"):
-        assert read_table(path) == merged(read_table(path))
+        assert read_table(path) == merge_results(read_table(path))
 
 
 def test_settings_say_where_and_whether(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert stores.of_settings(Settings()).folder == tmp_path / "inductor_ext" / "tuning"
+    assert stores.open_database(Settings()).folder == tmp_path / "inductor_ext" / "tuning"
     chosen = Settings(tuning_cache_dir=str(tmp_path), tuning_cache_entries=3, tuning_wait=7)
-    store = stores.of_settings(chosen)
-    assert (store.folder, store.max_entries, store.wait) == (tmp_path, 3, 7)
-    assert stores.of_settings(Settings(tuning_cache=False)).folder is None
+    store = stores.open_database(chosen)
+    assert (store.folder, store.files.max_entries, store.wait) == (tmp_path, 3, 7)
+    assert stores.open_database(Settings(tuning_cache=False)).folder is None
     with torch.compiler.config.patch(force_disable_caches=True):
-        assert stores.of_settings(chosen).folder is None
+        assert stores.open_database(chosen).folder is None
 
 
-def test_the_generation_counts_changes(store: Store) -> None:
+def test_the_generation_counts_changes(store: TuningDatabase) -> None:
     def generations() -> tuple[str, str]:
         return store.generation(tuning=False), store.generation(tuning=True)
 
@@ -407,7 +417,7 @@ def test_the_generation_counts_changes(store: Store) -> None:
     assert generations() == seen[-1]
 
 
-def test_what_is_known_already_changes_no_generation(store: Store) -> None:
+def test_what_is_known_already_changes_no_generation(store: TuningDatabase) -> None:
     store.add([entry()])
     before = store.generation(tuning=True)
     assert store.add([entry()]) == {"ignored": 1}
@@ -415,12 +425,14 @@ def test_what_is_known_already_changes_no_generation(store: Store) -> None:
 
 
 def test_the_next_import_repairs_a_killed_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: TuningDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = [store.generation(tuning=True)]
     with monkeypatch.context() as killing:
-        renew = Store._renew
-        killing.setattr(Store, "_renew", lambda *given: renew(*given) if len(given) == 3 else None)
+        renew = ResultsFolder._renew
+        killing.setattr(
+            ResultsFolder, "_renew", lambda *given: renew(*given) if len(given) == 3 else None
+        )
         store.add([entry()])
     seen.append(store.generation(tuning=True))
     for _ in range(2):
@@ -431,10 +443,10 @@ def test_the_next_import_repairs_a_killed_one(
 
 
 def test_failed_writes_and_removals_are_reported(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", tables=tmp_path / "none")
+    store = TuningDatabase(tmp_path / "store", tables=tmp_path / "none")
     seen = [store.generation(tuning=True)]
     # Its file cannot be replaced.
-    blocked = store._path("imported", problem(2))
+    blocked = store.files.path_of("imported", problem(2))
     blocked.mkdir(parents=True)
     assert store.add([entry(index) for index in range(5)]) == {"new": 2}
     seen.append(store.generation(tuning=True))
@@ -451,20 +463,20 @@ def test_failed_writes_and_removals_are_reported(tmp_path: Path) -> None:
 def test_tuning_writes_results_into_every_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = (tmp_path / "a", tmp_path / "b", None, stores.folder())
-    keys = [Store(place).generation(tuning=True) for place in places]
+    places = (tmp_path / "a", tmp_path / "b", None, tuning_folder())
+    keys = [TuningDatabase(place).generation(tuning=True) for place in places]
     assert len(set(keys)) == 4
-    assert Store(tmp_path / "a").generation(tuning=True) == keys[0]
+    assert TuningDatabase(tmp_path / "a").generation(tuning=True) == keys[0]
     # Packed with Inductor's caches, graphs are found where these are unpacked.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
-    assert Store(stores.folder()).generation(tuning=True) == keys[3]
+    assert TuningDatabase(tuning_folder()).generation(tuning=True) == keys[3]
 
 
 def test_the_oldest_go_first(tmp_path: Path) -> None:
-    store = Store(tmp_path, max_entries=20, tables=tmp_path / "none")
+    store = TuningDatabase(tmp_path, max_entries=20, tables=tmp_path / "none")
     for index in range(21):
         store.put({problem(index): decision()}, H200, here)
-        path = store._path("measured", problem(index))
+        path = store.files.path_of("measured", problem(index))
         os.utime(path, (index, index))
     known = [index for index in range(21) if found(store, index)]
     # The last one put finds one too many and leaves nine tenths.
@@ -473,7 +485,7 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [1, 5])
 def test_what_was_added_last_stays(tmp_path: Path, most: int) -> None:
-    store = Store(tmp_path, max_entries=most, tables=tmp_path / "none")
+    store = TuningDatabase(tmp_path, max_entries=most, tables=tmp_path / "none")
     for index in range(3):
         store.put({problem(index): decision()}, H200, here)
         assert found(store, index)
@@ -491,15 +503,15 @@ def test_what_was_added_last_stays(tmp_path: Path, most: int) -> None:
 def test_damage_is_as_good_as_nothing_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path, tables=tmp_path / "none")
+    store = TuningDatabase(tmp_path, tables=tmp_path / "none")
     store.put({problem(): decision()}, H200, here)
-    path = store._path("measured", problem())
+    path = store.files.path_of("measured", problem())
     data = path.read_bytes()
     choose = random.Random(0)
     damaged = [b"", data[:-1], data[:70], data + b" "]
     # What somebody else has written with the right sum.
     for text in (b"", b"5", b"{", b"[" * 100_000):
-        damaged.append(stores._check(text) + b"\n" + text)
+        damaged.append(results_folder._check(text) + b"\n" + text)
     for _ in range(30):
         place = choose.randrange(len(data))
         damaged.append(
@@ -513,12 +525,12 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     assert found(store) == ("measured", 90.0)
 
 
-def test_a_damaged_token_is_as_good_as_any(store: Store) -> None:
+def test_a_damaged_token_is_as_good_as_any(store: TuningDatabase) -> None:
     store.put({problem(): decision()}, H200, here)
     assert store.folder is not None
     (store.folder / "measured.token").write_bytes(b"\0\xff\xd8")
     damaged = store.generation(tuning=False)
-    tuned = store.settle([problem(1)], H200, lambda batch: {problem(1): decision()}, here)
+    tuned = store.tune_missing([problem(1)], H200, lambda batch: {problem(1): decision()}, here)
     assert tuned == {problem(1): decision()}
     assert store.generation(tuning=False) != damaged
 
@@ -527,8 +539,8 @@ def test_a_folder_that_cannot_be_used_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    store = Store(tmp_path / "file" / "store", tables=tmp_path / "none")
-    tuned = store.settle([problem()], H200, lambda batch: {problem(): decision()}, here)
+    store = TuningDatabase(tmp_path / "file" / "store", tables=tmp_path / "none")
+    tuned = store.tune_missing([problem()], H200, lambda batch: {problem(): decision()}, here)
     assert tuned == {problem(): decision()}
     assert found(store) is None
     assert len(caplog.messages) == 1
@@ -540,17 +552,17 @@ def test_a_damaged_table_that_is_shipped_is_said_once(
 ) -> None:
     (tmp_path / "bad.json").write_text('{"format": 1, "entries": [{}]}')
     write_table(tmp_path / "good.json", [entry()])
-    store = Store(None, tables=tmp_path)
+    store = TuningDatabase(None, tables=tmp_path)
     assert found(store) == ("shipped", 90.0) == found(store)
     assert len(caplog.messages) == 1
 
 
-def test_eight_processes_write_at_once(store: Store) -> None:
+def test_eight_processes_write_at_once(store: TuningDatabase) -> None:
     child("write", str(store.folder))
     assert len(store.entries("measured")) == 12 * 8
 
 
-def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
+def test_a_killed_writer_leaves_nothing_broken(store: TuningDatabase) -> None:
     assert store.folder is not None
     assert child("kill", store.folder, "25", "0") == "25\n"
     assert all(found(store, index) for index in range(5))
@@ -561,7 +573,7 @@ def test_a_killed_writer_leaves_nothing_broken(store: Store) -> None:
     ] == []
 
 
-def test_tokens_of_killed_writers_expire_after_a_day(store: Store) -> None:
+def test_tokens_of_killed_writers_expire_after_a_day(store: TuningDatabase) -> None:
     assert store.folder is not None
     old, young = (store.folder / f".inductor_ext-{name}" for name in ("old", "young"))
     for item in (old, young):
@@ -573,7 +585,7 @@ def test_tokens_of_killed_writers_expire_after_a_day(store: Store) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
+def test_what_others_keep_in_the_folder_stays(store: TuningDatabase) -> None:
     assert store.folder is not None
     theirs = ("measured/thesis.json", "measured/raw/1.csv", "locks/key", "imported/photos/1.jpg")
     for their in theirs:
@@ -581,12 +593,12 @@ def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
         os.utime(path, (1, 1))
-    store.max_entries = 1
+    store.files.max_entries = 1
     for index in range(2):
         store.put({problem(index): decision()}, H200, here)
         store.add([entry(index)])
         # Looked through at once.
-        store._until_collected.clear()
+        store.files._until_collected.clear()
     assert len(store.entries("measured")) == 1
     assert store.clear() == {"removed": 2, "left": 0}
     assert [their for their in theirs if not (store.folder / their).exists()] == []
@@ -596,7 +608,7 @@ def test_what_others_keep_in_the_folder_stays(store: Store) -> None:
 
 
 def test_eight_processes_tune_each_problem_once_and_get_the_same(tmp_path: Path) -> None:
-    child("settle", tmp_path / "store")
+    child("tune_missing", tmp_path / "store")
     tuned = (tmp_path / "store.log").read_text().split()
     assert sorted(tuned) == sorted(str(problem(index).m) for index in range(6))
     results = [json.loads(line) for line in (tmp_path / "store.results").open()]
@@ -605,7 +617,7 @@ def test_eight_processes_tune_each_problem_once_and_get_the_same(tmp_path: Path)
         assert len({times[m] for times in results if m in times}) == 1
 
 
-def test_a_claim_ends_with_its_owner(store: Store) -> None:
+def test_a_claim_ends_with_its_owner(store: TuningDatabase) -> None:
     reading, writing = os.pipe()
     owner = os.fork()
     if owner == 0:
@@ -622,7 +634,7 @@ def test_a_claim_ends_with_its_owner(store: Store) -> None:
     os.waitpid(owner, 0)
 
 
-def test_a_claim_takes_what_is_free_and_leaves_the_rest(store: Store) -> None:
+def test_a_claim_takes_what_is_free_and_leaves_the_rest(store: TuningDatabase) -> None:
     with store.claim([problem(), problem(1)], H200, here) as mine:
         assert mine == [problem(), problem(1)]
         with store.claim([problem(1), problem(2)], H200, here) as others:
@@ -633,17 +645,17 @@ def test_a_claim_takes_what_is_free_and_leaves_the_rest(store: Store) -> None:
 
 
 def test_an_owner_without_progress_is_not_waited_for(tmp_path: Path) -> None:
-    store = Store(tmp_path, wait=0.1)
+    store = TuningDatabase(tmp_path, wait=0.1)
     with store.claim([problem()], H200, here), store.claim([problem()], H200, here) as late:
         assert late == [problem()]
 
 
-def test_what_tuning_raises_sets_the_problem_free(store: Store) -> None:
+def test_what_tuning_raises_sets_the_problem_free(store: TuningDatabase) -> None:
     def fail(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.settle([problem()], H200, fail, here)
+        store.tune_missing([problem()], H200, fail, here)
     with store.claim([problem()], H200, here) as mine:
         assert mine == [problem()]
 

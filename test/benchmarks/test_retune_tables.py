@@ -13,7 +13,7 @@ from benchmarks.gemm import retune_tables
 from benchmarks.gemm.cases import CASES
 from inductor_ext.autotune import results
 from inductor_ext.autotune.decision import Decision, Timing
-from inductor_ext.autotune.results import Entry, Environment
+from inductor_ext.autotune.results import Environment, TuningResult
 from inductor_ext.templates.problem import GemmProblem
 from test.support.benchmark_backends import cpu_bench
 from test.support.gemm_strategies import device
@@ -22,10 +22,10 @@ H200 = device("NVIDIA H200")
 PROBLEMS = [GemmProblem.contiguous("mm", 16, 48, k, "float32") for k in (32, 64, 96, 128, 160)]
 
 
-def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> Entry:
+def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> TuningResult:
     environment = Environment("NVIDIA H200", (9, 0), 132, "3.6.0", "13.0", templates)
     decision = Decision(None, "measured", (Timing(None, 10.0 * measured),))
-    return dataclasses.replace(Entry.of(problem, decision, environment), measured=measured)
+    return dataclasses.replace(TuningResult.of(problem, decision, environment), measured=measured)
 
 
 def test_parts_cover_the_table_with_large_and_small_matmuls() -> None:
@@ -51,7 +51,9 @@ def test_the_suite_s_are_measured_with_what_gates_there() -> None:
 def test_the_newest_result_of_a_matmul_counts() -> None:
     old, new = entry(PROBLEMS[0], 1, "old"), entry(PROBLEMS[0], 2, "new")
     other = entry(PROBLEMS[1], 1, "old")
-    assert results.merged(retune_tables.newest([new, old, other])) == results.merged([other, new])
+    assert results.merge_results(retune_tables.newest([new, old, other])) == results.merge_results(
+        [other, new]
+    )
 
 
 def test_measured_matmuls_are_merged_into_a_table(tmp_path: Path) -> None:

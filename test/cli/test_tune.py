@@ -13,7 +13,7 @@ import pytest
 
 from inductor_ext.autotune import results_db as stores
 from inductor_ext.autotune.results import read_table, write_table
-from inductor_ext.autotune.results_db import Store
+from inductor_ext.autotune.results_db import TuningDatabase
 from inductor_ext.cli import main
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import (
@@ -33,11 +33,11 @@ ON_H100 = dataclasses.replace(HERE, device="NVIDIA H100 80GB HBM3")
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningDatabase:
     """The store that the command looks at, with a measurement of this machine and an import."""
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "store"))
     monkeypatch.setattr(stores, "_shipped", lambda folder: {})
-    store = Store(tmp_path / "store")
+    store = TuningDatabase(tmp_path / "store")
     store.put({problem(): decision(80.0)}, H200, here)
     store.add([entry(1, 50.0, ON_H100)])
     return store
@@ -55,7 +55,9 @@ def shown(*filters: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, A
     return rows
 
 
-def test_show_lists_by_environment(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_by_environment(
+    store: TuningDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = tune("show", capsys=capsys).splitlines()
     assert lines[0] == (
         "NVIDIA H100 80GB HBM3 (sm_90, 132 SMs), Triton 3.7.1, CUDA 13.0, templates "
@@ -75,7 +77,9 @@ def test_show_lists_by_environment(store: Store, capsys: pytest.CaptureFixture[s
     assert lines[-1] == f"2 measurements, folder {store.folder}"
 
 
-def test_show_gives_numbers_for_programs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_gives_numbers_for_programs(
+    store: TuningDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     measured, imported = shown(capsys=capsys)
     assert imported == {
         "words": "mm 2049x4096x4096 bf16 rc",
@@ -102,14 +106,17 @@ def test_show_gives_numbers_for_programs(store: Store, capsys: pytest.CaptureFix
     ],
 )
 def test_filters(
-    store: Store, capsys: pytest.CaptureFixture[str], filters: tuple[str, ...], sources: list[str]
+    store: TuningDatabase,
+    capsys: pytest.CaptureFixture[str],
+    filters: tuple[str, ...],
+    sources: list[str],
 ) -> None:
     found = [row["source"] for row in shown(*filters, capsys=capsys)]
     assert found == sources
 
 
 def test_this_device_needs_a_gpu(
-    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: TuningDatabase, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -122,7 +129,7 @@ def test_this_device_needs_a_gpu(
 
 
 def test_a_table_goes_to_another_machine(
-    store: Store,
+    store: TuningDatabase,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +144,7 @@ def test_a_table_goes_to_another_machine(
         said
         == "2 measurements: 2 new, 0 updated, 0 ignored (the existing result is as new or newer)\n"
     )
-    known = Store(tmp_path / "other").lookup(problem(), H200, here)
+    known = TuningDatabase(tmp_path / "other").lookup(problem(), H200, here)
     assert known is not None
     assert (known.exact, known.origin) == (True, "imported")
     write_table(table, [entry(), entry(1, 40.0, ON_H100, measured=2_000_000_000)])
@@ -146,7 +153,7 @@ def test_a_table_goes_to_another_machine(
 
 
 def test_import_of_anything_wrong_changes_nothing(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_table(tmp_path / "good.json", [entry(2)])
     (tmp_path / "bad.json").write_text('{"format": 1, "entries": [{}]}')
@@ -169,10 +176,10 @@ def test_import_into_a_folder_that_cannot_be_written_fails(
 
 
 def test_what_is_done_in_part_fails_and_says_what_was_done(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The file of the fourth can neither be replaced nor removed.
-    store._path("imported", problem(3)).mkdir()
+    store.files.path_of("imported", problem(3)).mkdir()
     write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
     assert main.main(["tune", "import", str(tmp_path / "table.json")]) == 2
     said = capsys.readouterr().err
@@ -180,12 +187,14 @@ def test_what_is_done_in_part_fails_and_says_what_was_done(
     assert len(store.entries("imported")) == 4
     assert main.main(["tune", "clear", "--source", "imported"]) == 2
     said = capsys.readouterr().err
-    left = len(store._files("imported"))
+    left = len(store.files._paths("imported"))
     assert f"removed the results of {4 - left} GEMM" in said
     assert f"the results of {left} GEMM" in said
 
 
-def test_clear_forgets_one_source_or_both(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clear_forgets_one_source_or_both(
+    store: TuningDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "results of 1 GEMM from" in tune("clear", "--source", "imported", capsys=capsys)
     assert [len(store.entries(source)) for source in ("measured", "imported")] == [1, 0]
     tune("clear", capsys=capsys)
@@ -193,7 +202,7 @@ def test_clear_forgets_one_source_or_both(store: Store, capsys: pytest.CaptureFi
 
 
 def test_an_unused_folder_is_noted_apart_from_the_output(
-    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: TuningDatabase, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE", "0")
     assert main.main(["tune", "show", "--json"]) == 0

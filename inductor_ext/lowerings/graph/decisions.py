@@ -79,7 +79,7 @@ class Decider:
             self.device,
             self.settings,
             tune,
-            circumstances=self.options.circumstances,
+            candidate_set=self.options.candidate_set,
             allowed=self.options.allows,
         )
         selected = {

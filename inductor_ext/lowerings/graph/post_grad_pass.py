@@ -110,7 +110,7 @@ def _may_tune() -> bool:
 
 def _cache_key(settings: Settings) -> str:
     """Return the `cache_key` for the current Inductor options."""
-    key = results_db.of_settings(settings).generation(tuning=_may_tune())
+    key = results_db.open_database(settings).generation(tuning=_may_tune())
     # Inductor's own cache keys do not include all of these flags.
     flags = numerics.matmul_flags()
     if flags is not None:

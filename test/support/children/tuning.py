@@ -2,7 +2,7 @@
 
     python child_tuning.py write FOLDER             eight processes put overlapping results
     python child_tuning.py kill FOLDER KILLS SEED   writers die at random moments
-    python child_tuning.py settle FOLDER            eight processes meet the same problems
+    python child_tuning.py tune_missing FOLDER            eight processes meet the same problems
     python child_tuning.py agree FILE               two ranks disagree; these load torch
 
 Each exits with 0 if all that has to hold in it does, and prints what the test looks at.
@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inductor_ext.autotune.decision import Decision, Timing
-from inductor_ext.autotune.results import Entry, Environment
-from inductor_ext.autotune.results_db import Store
+from inductor_ext.autotune.results import Environment, TuningResult
+from inductor_ext.autotune.results_db import TuningDatabase
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
@@ -59,9 +59,9 @@ def entry(
     config: GemmConfig | None = CONFIG,
     device: Device = H200,
     measured: int = 1_700_000_000,
-) -> Entry:
+) -> TuningResult:
     chosen = decision(microseconds, config)
-    return Entry(problem(index), environment, config, chosen.timings, measured, "2.13.0")
+    return TuningResult(problem(index), environment, config, chosen.timings, measured, "2.13.0")
 
 
 def forked(count: int, work: Callable[[int], None]) -> None:
@@ -83,7 +83,7 @@ def forked(count: int, work: Callable[[int], None]) -> None:
 
 def write(folder: str) -> None:
     def work(index: int) -> None:
-        store = Store(folder)
+        store = TuningDatabase(folder)
         for step in range(12):
             # Each problem comes from several processes, each environment from one.
             own = dataclasses.replace(HERE, triton=f"3.{index}")
@@ -98,7 +98,7 @@ def write(folder: str) -> None:
 
 def kill(folder: str, kills: int, seed: int) -> None:
     choose = random.Random(seed)
-    store = Store(folder)
+    store = TuningDatabase(folder)
     store.put({problem(index): decision() for index in range(5)}, H200, here)
     # As long as a writer takes on this disk, or several times that: none is too early to write.
     begun = time.perf_counter()
@@ -123,7 +123,7 @@ def kill(folder: str, kills: int, seed: int) -> None:
     print(died)
 
 
-def settle(folder: str) -> None:
+def tune_missing(folder: str) -> None:
     problems = [problem(index) for index in range(6)]
     log = Path(folder).with_suffix(".log")
     results = Path(folder).with_suffix(".results")
@@ -137,7 +137,7 @@ def settle(folder: str) -> None:
 
         mine = problems[index % 3 :]
         random.Random(index).shuffle(mine)
-        found = Store(folder).settle(mine, H200, tune, here)
+        found = TuningDatabase(folder).tune_missing(mine, H200, tune, here)
         times = {item.m: found[item].microseconds(CONFIG) for item in mine}
         with open(results, "a") as file:
             file.write(json.dumps(times) + "\n")
@@ -171,4 +171,6 @@ def agree(file: str) -> None:
 
 if __name__ == "__main__":
     mode, path, *numbers = sys.argv[1:]
-    {"write": write, "kill": kill, "settle": settle, "agree": agree}[mode](path, *map(int, numbers))
+    {"write": write, "kill": kill, "tune_missing": tune_missing, "agree": agree}[mode](
+        path, *map(int, numbers)
+    )

@@ -22,8 +22,8 @@ from inductor_ext.autotune import (
     tuner,
 )
 from inductor_ext.autotune.decision import Decision, Timing
-from inductor_ext.autotune.results import Entry, Environment
-from inductor_ext.autotune.results_db import Store
+from inductor_ext.autotune.results import Environment, TuningResult
+from inductor_ext.autotune.results_db import TuningDatabase
 from inductor_ext.settings import Settings
 from inductor_ext.storage import json_codec
 from inductor_ext.templates import kernels
@@ -146,8 +146,8 @@ def test_if_all_fail_the_fallback_is_used_with_one_warning(
     assert "wrong" in warning
 
 
-def environments(circumstances: str) -> Callable[[GemmProblem], Environment]:
-    return lambda problem: Environment.of(H200, problem.operation, circumstances)
+def environments(candidate_set: str) -> Callable[[GemmProblem], Environment]:
+    return lambda problem: Environment.of(H200, problem.operation, candidate_set)
 
 
 class TestKernels:
@@ -201,8 +201,8 @@ class TestKept:
     def test_problems_and_entries_make_the_round_trip(self) -> None:
         assert GemmProblem.from_json(json.loads(TOLD.key)) == TOLD
         decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
-        entry = Entry.of(PLAIN, decision, Environment.of(H200, "mm", "word"))
-        assert Entry.from_json(json.loads(entry.line)) == entry
+        entry = TuningResult.of(PLAIN, decision, Environment.of(H200, "mm", "word"))
+        assert TuningResult.from_json(json.loads(entry.line)) == entry
         assert entry.decision("cache").config == BEST
 
     def test_wrong_records_are_refused(self) -> None:
@@ -213,9 +213,9 @@ class TestKept:
             kernels.config_from_json({**candidate(8).to_json(), "arch": 90})
 
     def test_settings_make_another_environment(self, tmp_path: Path) -> None:
-        store = Store(tmp_path)
+        store = TuningDatabase(tmp_path)
         decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
-        told = [cutlass_options.Options(limit=limit).circumstances for limit in (2, 3)]
+        told = [cutlass_options.Options(limit=limit).candidate_set for limit in (2, 3)]
         store.put({PLAIN: decision}, H200, environments(told[0]))
         same, other = (store.lookup(PLAIN, H200, environments(item)) for item in told)
         assert same is not None
@@ -226,7 +226,7 @@ class TestKept:
         assert store.lookup(dataclasses.replace(PLAIN, epilogue=Epilogue()), H200) is None
 
     def test_results_whose_kernel_lacks_the_epilogue_are_skipped(self, tmp_path: Path) -> None:
-        store = Store(tmp_path)
+        store = TuningDatabase(tmp_path)
         wrong = dataclasses.replace(BEST, d="float32")
         decision = Decision(wrong, "measured", (Timing(None, 9.0), Timing(wrong, 5.0)))
         store.put({PLAIN: decision}, H200)
