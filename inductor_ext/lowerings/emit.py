@@ -14,20 +14,15 @@ from typing import Any
 import torch
 
 from inductor_ext.autotune import decide
-from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph import epilogue_region
+from inductor_ext.lowerings.graph.matmul_nodes import with_static_alignment
 from inductor_ext.lowerings.node_info import Plan
 from inductor_ext.templates.problem import GemmProblem, Operand
 from inductor_ext.templates.triton import inductor_template
 from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 
-__all__ = [
-    "as_contiguous",
-    "emit_matmul",
-    "launch_config",
-    "make_choice",
-    "with_actual_layouts",
-]
+__all__ = ["as_contiguous", "emit_matmul", "launch_config", "make_choice", "with_actual_layouts"]
 
 aten = torch.ops.aten
 
@@ -272,15 +267,10 @@ def _actual_operand(node: Any, planned: Operand) -> Operand | None:
             return None
         # Static strides may differ from the planned ones too, so pass all of them.
         places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
-        return matmul_nodes.with_static_alignment(
-            planned, places, sizevars.statically_known_multiple_of
-        )
+        return with_static_alignment(planned, places, sizevars.statically_known_multiple_of)
     # Sizes only determine which strides matter: that of a dimension of size 1 does not. Hence any
     # symbolic size may be 2.
-    shape = (
-        int(rows) if _is_number(rows) else 2,
-        int(columns) if _is_number(columns) else 2,
-    )
+    shape = (int(rows) if _is_number(rows) else 2, int(columns) if _is_number(columns) else 2)
     return Operand.of(
         str(layout.dtype).removeprefix("torch."),
         shape,

@@ -20,9 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
+from inductor_ext.lowerings.graph.matmul_nodes import (
+    Hints,
+    NotCovered,
+    call_arguments,
+    concrete_sizes,
+    dtype_of,
+    value_of,
+)
 from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.cutlass.alignment import of_layout
 from inductor_ext.templates.cutlass.epilogue import (
@@ -67,7 +74,7 @@ class GraphEpilogue:
 def read_epilogue(
     nodes: Sequence[fx.Node],
     outputs: Sequence[fx.Node] = (),
-    hints: matmul_nodes.Hints | None = None,
+    hints: Hints | None = None,
     fusion: Fusion | None = None,
 ) -> GraphEpilogue:
     """Return the epilogue of a matmul and the pointwise nodes after it.
@@ -90,7 +97,7 @@ def read_epilogue(
         stored = zip(epilogue.outputs, epilogue.epilogue.outputs, strict=True)
         order = {node: _rank(dtype, value, epilogue.epilogue) for node, (dtype, value) in stored}
         return _Reader(nodes, sorted(order, key=order.__getitem__), hints, fusion).fused()
-    except matmul_nodes.NotCovered as reason:
+    except NotCovered as reason:
         raise NotExpressible(str(reason)) from None
 
 
@@ -113,7 +120,7 @@ class _Reader:
         self,
         nodes: Sequence[fx.Node],
         outputs: Sequence[fx.Node],
-        hints: matmul_nodes.Hints | None,
+        hints: Hints | None,
         fusion: Fusion | None,
     ) -> None:
         self.product = nodes[0]
@@ -127,17 +134,12 @@ class _Reader:
         self.views: dict[fx.Node, View] = {}
 
     def fused(self) -> GraphEpilogue:
-        values = [
-            (matmul_nodes.dtype_of(matmul_nodes.value_of(output)), self.value(output))
-            for output in self.outputs
-        ]
+        values = [(dtype_of(value_of(output)), self.value(output)) for output in self.outputs]
         if len(set(values)) < len(values):
             raise NotExpressible("the same is stored twice")
         epilogue = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
         if len(values) > 1:
-            columns = matmul_nodes.concrete_sizes(
-                matmul_nodes.value_of(self.product).shape, self.hints
-            )[-1]
+            columns = concrete_sizes(value_of(self.product).shape, self.hints)[-1]
             epilogue = replace(epilogue, alignment=math.gcd(columns, 16))
         inputs, scalars = tuple(self.inputs), tuple(self.scalars)
         return GraphEpilogue(epilogue, inputs, scalars, self.views, tuple(self.outputs))
@@ -161,7 +163,7 @@ class _Reader:
             return self._product()
         if is_view(node):
             return self.operand(node)
-        dtype = matmul_nodes.value_of(node).dtype
+        dtype = value_of(node).dtype
         if not (dtype.is_floating_point or dtype == torch.bool) or dtype == torch.float64:
             raise NotExpressible(f"{node.target} computes {dtype}")
         if node.target is torch.ops.prims.convert_element_type.default:
@@ -210,10 +212,10 @@ class _Reader:
 
         while source.target is torch.ops.aten.expand.default:
             source = source.all_input_nodes[0]
-        kind = self._broadcast(matmul_nodes.value_of(source), matmul_nodes.value_of(reader))
+        kind = self._broadcast(value_of(source), value_of(reader))
         while is_cast(source) and set(source.users) <= self.region:
             source = source.all_input_nodes[0]
-        return self._read(source, matmul_nodes.value_of(source), kind)
+        return self._read(source, value_of(source), kind)
 
     def _read(
         self,
@@ -222,9 +224,9 @@ class _Reader:
         kind: Literal["matrix", "row", "column", "scalar"],
     ) -> Node:
         """Return an element of an outside tensor that is viewed as `value`."""
-        if value.device != matmul_nodes.value_of(self.product).device:
+        if value.device != value_of(self.product).device:
             raise NotExpressible(f"{source} is on {value.device}")
-        tensor = Tensor(matmul_nodes.dtype_of(value), kind, self._alignment(value, kind))
+        tensor = Tensor(dtype_of(value), kind, self._alignment(value, kind))
         if self.inputs.setdefault(source, tensor) != tensor:
             raise NotExpressible(
                 f"{source} is read as {self.inputs[source].broadcast} and as {kind}"
@@ -256,20 +258,18 @@ class _Reader:
         if not scales.view.transposed:
             raise NotExpressible("group scales that are contiguous along N")
         self.views[scales.node] = View(scales.view.sizes)
-        dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(scales.node))
+        dtype = dtype_of(value_of(scales.node))
         self.inputs[scales.node] = Tensor(dtype, "group")
 
     def _broadcast(
         self, value: torch.Tensor, output: torch.Tensor
     ) -> Literal["matrix", "row", "column", "scalar"]:
         """Return how a tensor is broadcast to the matmul output."""
-        own, shape = (
-            matmul_nodes.concrete_sizes(tensor.shape, self.hints) for tensor in (value, output)
-        )
-        strides = matmul_nodes.concrete_sizes(value.stride(), self.hints)
+        own, shape = (concrete_sizes(tensor.shape, self.hints) for tensor in (value, output))
+        strides = concrete_sizes(value.stride(), self.hints)
         own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
         own = (1,) * (len(shape) - len(own)) + own
-        batched = matmul_nodes.value_of(self.product).dim() == 3
+        batched = value_of(self.product).dim() == 3
         # Without a batch, all dimensions but the last are rows.
         rows, whole = (own[-2:-1], shape[-2:-1]) if batched else (own[:-1], shape[:-1])
         if math.prod(own) == 1:
@@ -289,7 +289,7 @@ class _Reader:
 
     def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
         """Require a matrix with contiguous rows and one stride between rows."""
-        strides = matmul_nodes.concrete_sizes(value.stride(), self.hints)
+        strides = concrete_sizes(value.stride(), self.hints)
         plain = value.dim() <= (3 if batched else 2)
         if strides[-1] != 1 or not (plain or value.is_contiguous()):
             raise NotExpressible(f"a matrix with the strides {list(strides)}")
@@ -297,7 +297,7 @@ class _Reader:
     def _side_by_side(self, value: torch.Tensor, batched: bool) -> bool:
         """Whether the elements of a column are contiguous."""
         if batched:
-            return matmul_nodes.concrete_sizes(value.stride(), self.hints)[-2] == 1
+            return concrete_sizes(value.stride(), self.hints)[-2] == 1
         return bool(value.is_contiguous())
 
     def _alignment(self, value: torch.Tensor, kind: str) -> int:
@@ -319,7 +319,7 @@ class _Reader:
         node = self.product
         if self.fusion is not None:
             return self._dequantized(self.fusion)
-        args = matmul_nodes.call_arguments(node)
+        args = call_arguments(node)
         if node.target in (aten.mm.default, aten.bmm.default, aten._int_mm.default):
             return ACCUMULATOR
         if node.target is aten._grouped_mm.default and args["bias"] is None:

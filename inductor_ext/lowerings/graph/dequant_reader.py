@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.fusion import View, ViewedNode
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_computed_in_float32
+from inductor_ext.lowerings.graph.matmul_nodes import NotCovered, dtype_of, value_of
 from inductor_ext.lowerings.graph.strided_views import (
     Atom,
     Dims,
@@ -97,7 +98,7 @@ class DequantReader:
                 node = node.args[0]
             else:
                 node, dims = self._arithmetic(node, dims)
-        raise matmul_nodes.NotCovered("too many steps")
+        raise NotCovered("too many steps")
 
     def _computes(self, node: fx.Node) -> bool:
         """Whether a node is a step of the dequantization instead of a stored tensor."""
@@ -244,7 +245,7 @@ class DequantReader:
     def operand(self) -> Operand:
         """Return B as an operand, in elements of its dtype."""
         assert self.stored is not None
-        value = self.stored.view().of(matmul_nodes.value_of(self.stored.node))
+        value = self.stored.view().of(value_of(self.stored.node))
         operand = matmul_nodes.operand(value)
         if not self._is_packed:
             return operand
@@ -303,7 +304,7 @@ class DequantReader:
             if not dequant.group:
                 view = View(tuple(size for size in view.sizes if size > 1))
                 # The kernel assumes that they are contiguous.
-                value = view.of(matmul_nodes.value_of(stored.node))
+                value = view.of(value_of(stored.node))
                 require(value.is_contiguous(), "scales apart")
             return (ViewedNode(stored.node, view),)
 
@@ -339,7 +340,7 @@ class DequantReader:
 
 
 def dtype_name(node: Any) -> str:
-    return matmul_nodes.dtype_of(matmul_nodes.value_of(node))
+    return dtype_of(value_of(node))
 
 
 def _is_quantized(node: Any) -> bool:

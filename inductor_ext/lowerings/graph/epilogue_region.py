@@ -13,7 +13,6 @@ import math
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.fusion import is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
@@ -22,6 +21,14 @@ from inductor_ext.lowerings.graph.fx_nodes import (
     is_contiguous,
     is_view,
     shape,
+)
+from inductor_ext.lowerings.graph.matmul_nodes import (
+    Hints,
+    NotCovered,
+    broadcast_kind,
+    concrete_sizes,
+    dtype_of,
+    value_of,
 )
 from inductor_ext.lowerings.graph.rewrite import as_matrix, replace_call
 from inductor_ext.templates.problem import EpilogueInput, GemmProblem
@@ -44,9 +51,7 @@ MOST_NODES = 64
 """Limit on the nodes of one epilogue."""
 
 
-def add_epilogue(
-    node: fx.Node, problem: GemmProblem, hints: matmul_nodes.Hints | None = None
-) -> GemmProblem:
+def add_epilogue(node: fx.Node, problem: GemmProblem, hints: Hints | None = None) -> GemmProblem:
     """Return a problem with the pointwise operations that follow it in the graph, if they would
     form a kernel.
 
@@ -94,7 +99,7 @@ def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool
 
 
 def count_epilogue_ops(
-    nodes: Sequence[fx.Node], problem: GemmProblem, hints: matmul_nodes.Hints | None = None
+    nodes: Sequence[fx.Node], problem: GemmProblem, hints: Hints | None = None
 ) -> GemmProblem | None:
     """Return a problem with the pointwise operations of a region; None if no problem describes
     them.
@@ -109,8 +114,8 @@ def count_epilogue_ops(
     epilogue = problem.epilogue
     try:
         inputs = _region_inputs(nodes, hints)
-        out = matmul_nodes.dtype_of(matmul_nodes.value_of(nodes[-1]))
-    except matmul_nodes.NotCovered:
+        out = dtype_of(value_of(nodes[-1]))
+    except NotCovered:
         return None
     operations = sum(_cost(node) for node in nodes[1:])
     return dataclasses.replace(
@@ -303,23 +308,19 @@ def view_as_rows(graph: fx.Graph, source: fx.Node, node: fx.Node) -> fx.Node:
     return view
 
 
-def _region_inputs(
-    region: Sequence[fx.Node], hints: matmul_nodes.Hints | None
-) -> tuple[EpilogueInput, ...]:
+def _region_inputs(region: Sequence[fx.Node], hints: Hints | None) -> tuple[EpilogueInput, ...]:
     """Return the tensors that a region reads besides its first node, each once."""
     import torch
 
     inputs: dict[fx.Node, EpilogueInput] = {}
     for node in region[1:]:
-        output = matmul_nodes.concrete_sizes(matmul_nodes.value_of(node).shape, hints)
+        output = concrete_sizes(value_of(node).shape, hints)
         for source in node.all_input_nodes:
             if source in region or not isinstance(source.meta.get("val"), torch.Tensor):
                 continue
-            kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(source), output, hints)
+            kind = broadcast_kind(value_of(source), output, hints)
             while is_view(source) or is_cast(source):
                 # Casts are computed by the reader.
                 source = source.all_input_nodes[0]
-            inputs.setdefault(
-                source, EpilogueInput(matmul_nodes.dtype_of(source.meta["val"]), kind)
-            )
+            inputs.setdefault(source, EpilogueInput(dtype_of(source.meta["val"]), kind))
     return tuple(inputs.values())

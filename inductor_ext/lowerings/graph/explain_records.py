@@ -18,7 +18,7 @@ from inductor_ext.autotune import decide
 from inductor_ext.autotune.decision import Decision
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.fused import cutlass, fused, scaled_int_mm, with_row_maxima
-from inductor_ext.lowerings.graph import matmul_nodes
+from inductor_ext.lowerings.graph.matmul_nodes import is_matmul, problem_of, why_unsupported
 from inductor_ext.lowerings.node_info import Plan
 from inductor_ext.settings import Settings
 from inductor_ext.templates import kernels
@@ -65,7 +65,7 @@ def note_exact_pointwise(nodes: Iterable[torch.fx.Node]) -> None:
 
 def _note(nodes: Iterable[torch.fx.Node], text: str) -> None:
     for node in nodes:
-        if matmul_nodes.is_matmul(node):
+        if is_matmul(node):
             node_info.update(node, rejected=(*node_info.get(node).rejected, text))
 
 
@@ -88,7 +88,7 @@ def _records(
         plan = node_info.plan_of(node)
         if plan is not None:
             yield node, _planned_record(node, plan)
-        elif matmul_nodes.is_matmul(node):
+        elif is_matmul(node):
             yield node, _unplanned_record(node, settings)
 
 
@@ -110,9 +110,7 @@ def _planned_record(node: torch.fx.Node, plan: Plan) -> ProductRecord:
 
 
 def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
-    why = matmul_nodes.why_unsupported(node) or (
-        numerics.gemm_obstacle() if settings.gemm_templates else None
-    )
+    why = why_unsupported(node) or (numerics.gemm_obstacle() if settings.gemm_templates else None)
     if why is None:
         why = "it was added after planning" if settings.gemm_templates else "gemm_templates is off"
     value = node.meta.get("val")
@@ -120,7 +118,7 @@ def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
         operator=_operator(node),
         operands=_operands(node),
         module=events.module_path(node.meta),
-        problem=matmul_nodes.problem_of(node),
+        problem=problem_of(node),
         device=str(value.device) if isinstance(value, torch.Tensor) else "unknown",
         roofline=None,
         chosen=None,

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
+from inductor_ext.lowerings.graph.matmul_nodes import matmul_operands, problem_of, value_of
 from inductor_ext.lowerings.operands import FusedOperands
 from inductor_ext.templates.problem import GemmProblem, Operand
 
@@ -25,7 +25,7 @@ __all__ = ["FusibleMatmuls", "group_key", "is_biased_by_row", "skip_views", "unf
 
 def unfused(node: fx.Node, problem: GemmProblem) -> Fusion:
     """Return aten.mm, addmm or _scaled_mm as a fusion of this node alone."""
-    a, b, *rest = map(ViewedNode, matmul_nodes.matmul_operands(node))
+    a, b, *rest = map(ViewedNode, matmul_operands(node))
     count = 2 if problem.operation == "scaled" else 0
     scales, biases = tuple(rest[:count]), tuple(rest[count:])
     operands = FusedOperands(a, (b,), fp8_scales=scales, biases=biases)
@@ -36,10 +36,7 @@ class FusibleMatmuls:
     """The matmuls of one graph that can be fused, by output node."""
 
     def __init__(
-        self,
-        graph: fx.Graph,
-        dequantized: Sequence[Fusion] = (),
-        without: Container[fx.Node] = (),
+        self, graph: fx.Graph, dequantized: Sequence[Fusion] = (), without: Container[fx.Node] = ()
     ) -> None:
         """Collect the matmuls.
 
@@ -62,12 +59,10 @@ class FusibleMatmuls:
         targets = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
         for node in graph.nodes:
             if node.target in targets and node not in without:
-                problem = matmul_nodes.problem_of(node)
-                b = matmul_nodes.matmul_operands(node)[1]
+                problem = problem_of(node)
+                b = matmul_operands(node)[1]
                 # Only M may be symbolic.
-                if problem is not None and all(
-                    isinstance(size, int) for size in matmul_nodes.value_of(b).shape
-                ):
+                if problem is not None and all(isinstance(size, int) for size in value_of(b).shape):
                     self.by_output[node] = unfused(node, problem)
 
     def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings.graph import cutlass_epilogue, epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph import cutlass_epilogue, epilogue_region
 from inductor_ext.lowerings.graph.cutlass_epilogue import GraphEpilogue
 from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
+from inductor_ext.lowerings.graph.matmul_nodes import call_arguments, value_of
 from inductor_ext.lowerings.graph.rewrite import as_matrix, call_operands, hoist, replace_call
 from inductor_ext.lowerings.node_info import CutlassArguments
 from inductor_ext.templates.cutlass.epilogue import NotExpressible
@@ -205,7 +206,7 @@ def _replace_outputs(
 
 def _matmul_inputs(matmul: fx.Node) -> list[Any]:
     """Return A and B of a matmul, and the end offsets of its groups if any."""
-    args = matmul_nodes.call_arguments(matmul)
+    args = call_arguments(matmul)
     for names in (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2")):
         if all(name in args for name in names):
             break
@@ -236,7 +237,7 @@ def _add_input_view(graph: fx.Graph, source: fx.Node, match: CutlassMatch) -> fx
     import torch
 
     view = match.epilogue.views.get(source)
-    value: torch.Tensor = matmul_nodes.value_of(source)
+    value: torch.Tensor = value_of(source)
     if view is not None:
         sizes: Sequence[Any] = view.sizes
         value = view.of(value)

@@ -26,30 +26,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.cleanup import clean_graph
 from inductor_ext.lowerings.graph.dequant_reader import MOST_NODES, DequantReader, dtype_name
 from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode, is_closed
-from inductor_ext.lowerings.graph.fx_nodes import (
-    Unreadable,
-    is_cast,
-    is_contiguous,
-    is_view,
-    shape,
+from inductor_ext.lowerings.graph.fx_nodes import Unreadable, is_cast, is_contiguous, is_view, shape
+from inductor_ext.lowerings.graph.matmul_nodes import (
+    NotCovered,
+    broadcast_kind,
+    concrete_sizes,
+    problem_of,
+    value_of,
 )
-from inductor_ext.lowerings.graph.strided_views import (
-    Atom,
-    require,
-    static_shape,
-)
+from inductor_ext.lowerings.graph.strided_views import Atom, require, static_shape
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import (
-    HALF,
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    Prologue,
-)
+from inductor_ext.templates.problem import HALF, Dequant, Epilogue, EpilogueInput, Prologue
 
 if TYPE_CHECKING:
     from torch import fx
@@ -74,7 +64,7 @@ def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion
             continue
         try:
             fusion = _match_matmul(node)
-        except matmul_nodes.NotCovered:
+        except NotCovered:
             continue
         if is_closed(fusion.nodes, fusion.outputs):
             fusions.append(dataclasses.replace(fusion, nodes=tuple(sorted({*fusion.nodes}))))
@@ -87,10 +77,10 @@ def _match_matmul(node: fx.Node) -> Fusion:
     Raises:
         NotCovered: there is no fusion, for the reason given.
     """
-    problem = matmul_nodes.problem_of(node)
+    problem = problem_of(node)
     biased = len(node.args) == 3
     if problem is None or (biased and (node.kwargs or problem.epilogue.pointwise != 1)):
-        raise matmul_nodes.NotCovered("not a matmul, or one that scales its bias")
+        raise NotCovered("not a matmul, or one that scales its bias")
     *bias, a, b = node.args
     require(problem.a.dtype in HALF, f"operands of {problem.a.dtype}")
     static_shape(b)  # type: ignore[arg-type]
@@ -162,13 +152,13 @@ def _add_operand(fusion: Fusion, node: fx.Node, matmul: fx.Node) -> Fusion | Non
     try:
         if shape(node) != shape(matmul):
             return None
-        output = matmul_nodes.concrete_sizes(matmul_nodes.value_of(node).shape)
-        kind = matmul_nodes.broadcast_kind(matmul_nodes.value_of(source), output)
+        output = concrete_sizes(value_of(node).shape)
+        kind = broadcast_kind(value_of(source), output)
         while is_view(source) or is_cast(source):
             source = source.all_input_nodes[0]
         if not is_contiguous(source) or dtype_name(source) not in ("float32", problem.a.dtype):
             return None
-    except (matmul_nodes.NotCovered, Unreadable):
+    except (NotCovered, Unreadable):
         return None
     if node.target is aten.mul.Tensor and dequant.scales == "none" and kind in ("row", "scalar"):
         scales: Literal["column", "tensor"] = "column" if kind == "row" else "tensor"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.formula import FormulaReader, canonical, relu, symbol
 from inductor_ext.lowerings.graph.fusible_matmuls import (
     FusibleMatmuls,
@@ -26,6 +25,7 @@ from inductor_ext.lowerings.graph.fusible_matmuls import (
 )
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, shape
+from inductor_ext.lowerings.graph.matmul_nodes import dtype_of
 from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operation
 
 if TYPE_CHECKING:
@@ -146,13 +146,11 @@ def _gated_problem(
 ) -> GemmProblem:
     """Return the problem of two matmuls with the gate after them."""
     gate = sides[0]
-    out = matmul_nodes.dtype_of(output.meta["val"])
+    out = dtype_of(output.meta["val"])
     first: Literal["gate", "up"] = "gate" if gate.begin == 0 else "up"
     epilogue = Epilogue(out=out if out != problem.out else None, gated=True)
     details = dataclasses.replace(
-        problem.details,
-        activation=activation,
-        packed_first=None if gate.begin is None else first,
+        problem.details, activation=activation, packed_first=None if gate.begin is None else first
     )
     operation: Operation = problem.operation
     if gate.bias is not None:

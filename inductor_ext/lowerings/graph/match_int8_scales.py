@@ -17,8 +17,14 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph import epilogue_region
 from inductor_ext.lowerings.graph.fx_nodes import add_call, is_computed_in_float32
+from inductor_ext.lowerings.graph.matmul_nodes import (
+    NotCovered,
+    broadcast_kind,
+    concrete_sizes,
+    value_of,
+)
 from inductor_ext.lowerings.graph.rewrite import replace_call
 
 if TYPE_CHECKING:
@@ -108,10 +114,8 @@ def _operand_role(
     if not isinstance(other, torch.Tensor) or not is_computed_in_float32(other):
         return None
     try:
-        spread = matmul_nodes.broadcast_kind(
-            other, matmul_nodes.concrete_sizes(matmul_nodes.value_of(value).shape)
-        )
-    except matmul_nodes.NotCovered:
+        spread = broadcast_kind(other, concrete_sizes(value_of(value).shape))
+    except NotCovered:
         return None
     if node.target is aten.mul.Tensor:
         kinds = {"scalar": ("rows", "columns"), "column": ("rows",), "row": ("columns",)}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.formula import FormulaReader, mean, symbol
 from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_view, shape
+from inductor_ext.lowerings.graph.matmul_nodes import value_of
 from inductor_ext.templates.problem import NormKind
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     if not epsilon.is_number or epsilon < 0:
         return None
     operands = [_skip_casts(vectors[item]) for item in symbols]
-    if any(matmul_nodes.value_of(item).stride(-1) != 1 for item in operands):
+    if any(value_of(item).stride(-1) != 1 for item in operands):
         return None
     kind: NormKind = "layer" if centered else "rms"
     return Norm(kind, x, tuple(operands), float(epsilon), tuple(reader.inner))

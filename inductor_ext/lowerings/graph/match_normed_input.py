@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.fusible_matmuls import (
     FusibleMatmuls,
     is_biased_by_row,
@@ -18,6 +17,7 @@ from inductor_ext.lowerings.graph.fusible_matmuls import (
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_contiguous
 from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
+from inductor_ext.lowerings.graph.matmul_nodes import dtype_of, operand, value_of
 from inductor_ext.lowerings.graph.rewrite import as_matrix
 from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Prologue, RowNorm
 
@@ -46,27 +46,25 @@ def add_norm(matmuls: FusibleMatmuls, fusion: Fusion) -> Fusion | None:
         return None
     value = norm.x.meta["val"]
     # Under autocast a float32 LayerNorm is rounded to the dtype of the matmul.
-    dtypes = {matmul_nodes.value_of(normalized).dtype}
+    dtypes = {value_of(normalized).dtype}
     dtypes |= {torch.float32} if norm.kind == "layer" else set()
     if value.dtype not in dtypes or not is_contiguous(norm.x):
         return None
     prologue = _prologue(norm, problem, fusion.constants.zero or 0)
     if prologue is None:
         return None
-    rows = matmul_nodes.value_of(a).shape[0]
+    rows = value_of(a).shape[0]
     fusion = dataclasses.replace(
         fusion,
         problem=dataclasses.replace(
             problem,
-            a=matmul_nodes.operand(as_matrix(value, rows)),
+            a=operand(as_matrix(value, rows)),
             prologue=prologue,
             details=dataclasses.replace(problem.details, epsilon=norm.epsilon),
         ),
         nodes=_nodes(matmuls, fusion, norm),
         operands=dataclasses.replace(
-            fusion.operands,
-            a=ViewedNode(norm.x),
-            norm_vectors=tuple(map(ViewedNode, norm.vectors)),
+            fusion.operands, a=ViewedNode(norm.x), norm_vectors=tuple(map(ViewedNode, norm.vectors))
         ),
         constants=dataclasses.replace(fusion.constants, epsilon=norm.epsilon),
     )
@@ -100,7 +98,7 @@ def _prologue(norm: Norm, problem: GemmProblem, zero: int) -> Prologue | None:
         if not _can_dequantize_with(norm, problem, zero):
             return None
     elif norm.vectors:
-        dtype = matmul_nodes.dtype_of(matmul_nodes.value_of(norm.vectors[0]))
+        dtype = dtype_of(value_of(norm.vectors[0]))
     return Prologue(RowNorm(norm.kind, len(norm.vectors), dtype), problem.dequant)
 
 
@@ -114,9 +112,9 @@ def _can_dequantize_with(norm: Norm, problem: GemmProblem, zero: int) -> bool:
     by_words = DTYPE_BITS[problem.b.dtype] == 4
     if norm.kind != "rms" or (zero and not by_words):
         return False
-    for value in map(matmul_nodes.value_of, norm.vectors):
+    for value in map(value_of, norm.vectors):
         offset = value.storage_offset()
-        if matmul_nodes.dtype_of(value) != problem.a.dtype:
+        if dtype_of(value) != problem.a.dtype:
             return False
         if by_words and (not isinstance(offset, int) or offset % 2):
             return False

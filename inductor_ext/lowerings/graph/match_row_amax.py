@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
-from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
+from inductor_ext.lowerings.graph import epilogue_region
 from inductor_ext.lowerings.graph.fusible_matmuls import unfused
 from inductor_ext.lowerings.graph.fusion import Fusion, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import (
@@ -33,6 +33,7 @@ from inductor_ext.lowerings.graph.fx_nodes import (
     is_view,
     shape,
 )
+from inductor_ext.lowerings.graph.matmul_nodes import call_arguments, is_matmul, problem_of
 from inductor_ext.lowerings.graph.rewrite import call_operands, hoist, replace_call
 from inductor_ext.lowerings.node_info import FusedCall
 from inductor_ext.settings import Settings
@@ -152,7 +153,7 @@ class _Search:
         covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
         self.plain: list[Fusion] = []
         for node in graph.nodes:
-            problem = matmul_nodes.problem_of(node) if node.target in covered else None
+            problem = problem_of(node) if node.target in covered else None
             if problem is not None and all(isinstance(item, int) for item in shape(node)[1:]):
                 self.plain.append(_unfused(node, problem))
 
@@ -313,7 +314,7 @@ class _ChainBuilder:
         value = self.graph.placeholder("sums")
         value.meta["dtype"] = torch.float32 if scaled else dtype
         if scaled:
-            given = matmul_nodes.call_arguments(output)
+            given = call_arguments(output)
             for scale in (given["scale_a"], given["scale_b"]):
                 value = self.call(aten.mul.Tensor, (value, self.read(scale, output)), torch.float32)
             if given["bias"] is not None:
@@ -321,7 +322,7 @@ class _ChainBuilder:
                 value = self.call(aten.add.Tensor, (value, bias), torch.float32)
             value = self.call(torch.ops.prims.convert_element_type.default, (value, dtype), dtype)
         elif output.target is aten.addmm.default and not _biases(base):
-            given = matmul_nodes.call_arguments(output)
+            given = call_arguments(output)
             if given["alpha"] != 1:
                 value = self.call(aten.mul.Tensor, (value, given["alpha"]), dtype)
             if given["beta"] != 0:
@@ -392,7 +393,7 @@ def apply(
     order = {node: index for index, node in enumerate(graph.nodes)}
     y, maxima = fusion.outputs
     hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
-    matmul = next(node for node in fusion.nodes if matmul_nodes.is_matmul(node))
+    matmul = next(node for node in fusion.nodes if is_matmul(node))
     with graph.inserting_before(y):
         further = [
             epilogue_region.view_as_rows(graph, *pair) for pair in fusion.chain_inputs.items()

@@ -410,11 +410,7 @@ def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
     )
 
 
-_DIVIDED: Mapping[tuple[int, int], Literal["m", "n", "k"]] = {
-    (2, 3): "m",
-    (3, 2): "n",
-    (2, 2): "k",
-}
+_DIVIDED: Mapping[tuple[int, int], Literal["m", "n", "k"]] = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}
 """The dimension that groups divide, by the number of dimensions of A and B."""
 
 

@@ -37,11 +37,11 @@ from inductor_ext.lowerings.graph import (
     match_dequantized,
     match_int8_scales,
     match_row_amax,
-    matmul_nodes,
 )
 from inductor_ext.lowerings.graph.decisions import Decider
 from inductor_ext.lowerings.graph.fusion import Fusion, is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
+from inductor_ext.lowerings.graph.matmul_nodes import is_matmul, problem_of
 from inductor_ext.lowerings.graph.rewrite import apply
 from inductor_ext.lowerings.graph.site import (
     Site,
@@ -72,11 +72,7 @@ class Planner:
     """The planner of one graph and of the branches that it creates."""
 
     def __init__(
-        self,
-        gm: fx.GraphModule,
-        settings: Settings,
-        decider: Decider,
-        rows: int | None = None,
+        self, gm: fx.GraphModule, settings: Settings, decider: Decider, rows: int | None = None
     ) -> None:
         """Set up the planner; `plan` does the work.
 
@@ -223,7 +219,7 @@ class Planner:
         if site.fusion is not None:
             now = self._fused_site(site.fusion)
         else:
-            problem = matmul_nodes.problem_of(site.nodes[0])
+            problem = problem_of(site.nodes[0])
             assert problem is not None
             now = self._plain_site(site.nodes[0], problem)
         self._decide([now])
@@ -364,14 +360,14 @@ class Planner:
         """
         if isinstance(site.fusion, match_row_amax.RowAmaxFusion):
             node = site.fusion.plain
-            problem = None if node is None else matmul_nodes.problem_of(node)
+            problem = None if node is None else problem_of(node)
             return None if node is None or problem is None else self._plain_site(node, problem)
         if not self.options.wanted or not site.problem.epilogue.gated:
             return None
         computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
-        matmuls = [node for node in site.nodes if matmul_nodes.is_matmul(node)]
+        matmuls = [node for node in site.nodes if is_matmul(node)]
         for node in matmuls:
-            problem = matmul_nodes.problem_of(node)
+            problem = problem_of(node)
             unfused = None if problem is None else self._plain_site(node, problem)
             inside = unfused.cutlass.nodes if unfused is not None and unfused.cutlass else ()
             if computing <= {*matmuls, *inside}:

@@ -11,9 +11,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from torch import fx
 
-from inductor_ext.lowerings.graph import epilogue_region, match_cutlass, matmul_nodes
+from inductor_ext.lowerings.graph import epilogue_region, match_cutlass
 from inductor_ext.lowerings.graph.fusion import Fusion
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
+from inductor_ext.lowerings.graph.matmul_nodes import problem_of
 from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.problem import GemmProblem
 
@@ -85,7 +86,7 @@ class Site:
             strides = (sympy.sympify(item) for item in self.a.meta["val"].stride())
             if symbol in self.other_symbols or any(stride.has(symbol) for stride in strides):
                 hints = {symbol: rows}
-                problem = matmul_nodes.problem_of(self.nodes[0], hints)
+                problem = problem_of(self.nodes[0], hints)
                 if problem is not None:
                     return epilogue_region.add_epilogue(self.nodes[0], problem, hints)
         return dataclasses.replace(self.problem, m=rows)
@@ -94,7 +95,7 @@ class Site:
 def find_matmuls(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
     """Return the matmuls that a `GemmProblem` can describe."""
     calls = (node for node in graph.nodes if node.op == "call_function")
-    problems = ((node, matmul_nodes.problem_of(node)) for node in calls)
+    problems = ((node, problem_of(node)) for node in calls)
     return {node: problem for node, problem in problems if problem is not None}
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from inductor_ext.lowerings.graph import matmul_nodes
 from inductor_ext.lowerings.graph.fusion import View
+from inductor_ext.lowerings.graph.matmul_nodes import NotCovered, value_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -86,7 +86,7 @@ def merge_atoms(dims: Dims) -> list[Atom]:
 
 
 def static_shape(node: fx.Node) -> tuple[int, ...]:
-    shape = tuple(matmul_nodes.value_of(node).shape)
+    shape = tuple(value_of(node).shape)
     require(all(isinstance(item, int) for item in shape), "sizes of a weight are symbols")
     return shape
 
@@ -159,7 +159,7 @@ class StoredTensor:
         """Return how many elements adjacent along K the kernel reads as one aligned 32-bit word; 1
         if it cannot.
         """
-        value = self.view().of(matmul_nodes.value_of(self.node))
+        value = self.view().of(value_of(self.node))
         words = max(1, 4 // value.element_size())
         groups, columns = value.shape
         aligned = value.storage_offset() % words == 0 and value.stride(1) % words == 0
@@ -168,4 +168,4 @@ class StoredTensor:
 
 def require(met: bool, reason: str) -> None:
     if not met:
-        raise matmul_nodes.NotCovered(reason)
+        raise NotCovered(reason)
