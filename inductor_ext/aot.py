@@ -87,9 +87,16 @@ def aoti_compile_and_package(
             _require_toolchain(programs)
             return _package(programs, path, patches, settings)
 
+    def choices_key(program: ExportedProgram) -> str:
+        from inductor_ext.lowerings.graph import post_grad_pass
+
+        return post_grad_pass.cache_key(settings, program.graph_module)
+
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
-    result = artifact_cache.compile_or_copy(programs, package_path, patches, settings, compile_)
+    result = artifact_cache.compile_or_copy(
+        programs, package_path, patches, settings, compile_, choices_key
+    )
     if isinstance(result, str):
         record = PackageRecord(
             path=result,
@@ -208,7 +215,7 @@ def _package_from(
         program_workarounds.warn_of_unwritten_results(name, program)
     files: dict[str, list[Any]] = {}
     artifacts: dict[str, Artifact] = {}
-    plans: dict[str, MemoryPlanRecord] = {}
+    memory: dict[str, dict[str, Any]] = {}
     with _compiling:
         for name, program in programs.items():
             with (
@@ -222,7 +229,7 @@ def _package_from(
             if collected:
                 artifacts[name] = collected[-1]
             if records:
-                plans[name] = records[-1]
+                memory[name] = records[-1].summary()
     path = package_path
     if path is None:
         path = output_path.choose_path(files, artifacts)
@@ -237,7 +244,7 @@ def _package_from(
             output_path.root_folder(path),
             artifacts,
             options={**patches, **settings.non_default()},
-            plans=plans,
+            memory=memory,
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from inductor_ext.events import Record
 
@@ -98,6 +98,15 @@ class MemoryPlanRecord(Record):
     def ratio(self) -> float:
         """Peak divided by lower bound; 1.0 if nothing is allocated."""
         return self.peak / self.lower_bound if self.lower_bound else 1.0
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the manifest of a package says of the plan. Sizes are in bytes."""
+        return {
+            "peak": self.peak,
+            "lower_bound": self.lower_bound,
+            "allocator_calls": self.calls,
+            "arenas": [{"bytes": arena.bytes, "device": arena.device} for arena in self.arenas],
+        }
 
     def describe(self) -> str:
         """Return a one-line, human-readable description, without the storages."""

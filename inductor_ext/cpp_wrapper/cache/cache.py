@@ -49,6 +49,7 @@ def compile_or_copy(
     patches: Mapping[str, Any],
     settings: Settings,
     compile_: Callable[[Target], str | IO[bytes]],
+    extra: Callable[[ExportedProgram], Any],
 ) -> str | IO[bytes]:
     """Compile programs into a package, or copy the package from the cache.
 
@@ -58,6 +59,8 @@ def compile_or_copy(
         patches: options of Inductor for the compile.
         settings: settings of the extension for the compile.
         compile_: compiles into a target and returns the target, or the path chosen for None.
+        extra: returns plain values that the compiled model depends on besides the program, the
+            options and the process, such as tuning results; only called if the cache is enabled.
 
     Returns:
         The path or the buffer.
@@ -73,7 +76,7 @@ def compile_or_copy(
     if why is not None:
         emit("off", why=why)
         return compile_(target)
-    key, why = _compute_key(programs, target, patches, settings)
+    key, why = _compute_key(programs, target, patches, settings, extra)
     if key is None:
         emit("bypass", why=why)
         return compile_(target)
@@ -116,6 +119,7 @@ def _compute_key(
     target: Target,
     patches: Mapping[str, Any],
     settings: Settings,
+    extra: Callable[[ExportedProgram], Any],
 ) -> tuple[str | None, str | None]:
     """Return (key, None) of a package, or (None, reason) if it has no key."""
     # The name of the file is also the name of the root folder in it.
@@ -123,7 +127,8 @@ def _compute_key(
     digests = []
     for model, program in programs.items():
         try:
-            key = artifact_key.compute_key(program, settings, patches, (model, name))
+            values = (model, name, extra(program))
+            key = artifact_key.compute_key(program, settings, patches, values)
         except Exception as error:
             # For example with an untested version of torch, whose compile may still work.
             return None, f"the key cannot be computed: {type(error).__name__}: {error}"

@@ -37,7 +37,6 @@ from inductor_ext.cpp_wrapper.cache.fingerprint import (
     trusted_name,
 )
 from inductor_ext.hooks import lowering_table
-from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.settings import Settings
 from inductor_ext.storage import digest
 from inductor_ext.toolchain import components
@@ -159,7 +158,6 @@ def ingredients(
             digest.source_key(),
             settings.cache_key(),
             lowering_table.registry_key(own=False),
-            post_grad_pass.cache_key(settings, program.graph_module),
         ),
         "options": _serialize_options(serializer, patches),
         "foreign": _list_foreign_code(),

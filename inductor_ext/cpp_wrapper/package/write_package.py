@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING, Any
 from inductor_ext import __version__, exc
 from inductor_ext.cpp_wrapper.codegen import weights_layout
 from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_format, zip_writer
-from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.storage import digest
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
@@ -39,7 +38,7 @@ def write_package(
     artifacts: Mapping[str, Artifact],
     *,
     options: Mapping[str, Any],
-    plans: Mapping[str, MemoryPlanRecord],
+    memory: Mapping[str, Mapping[str, Any]],
     compiler: str,
     weights_file: str | None = None,
 ) -> None:
@@ -50,7 +49,7 @@ def write_package(
         root: name of the root folder of all entries.
         artifacts: compiled models by name.
         options: non-default options of Inductor and settings of the extension.
-        plans: memory plans by model name, where known.
+        memory: summaries of memory plans by model name, where known, as plain values.
         compiler: name and version of the C++ compiler.
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
@@ -69,7 +68,7 @@ def write_package(
         if weights_file is not None and artifact.weights_path is not None
     }
     models = {
-        name: _describe_model(name, artifact, options, plans.get(name), outside.get(name))
+        name: _describe_model(name, artifact, options, memory.get(name, {}), outside.get(name))
         for name, artifact in artifacts.items()
     }
     content = manifest.Manifest(
@@ -171,17 +170,9 @@ def _describe_model(
     name: str,
     artifact: Artifact,
     options: Mapping[str, Any],
-    plan: MemoryPlanRecord | None,
+    memory: Mapping[str, Any],
     outside: manifest.File | None,
 ) -> manifest.Model:
-    summary: dict[str, Any] = {}
-    if plan is not None:
-        summary = {
-            "peak": plan.peak,
-            "lower_bound": plan.lower_bound,
-            "allocator_calls": plan.calls,
-            "arenas": [{"bytes": arena.bytes, "device": arena.device} for arena in plan.arenas],
-        }
     return manifest.Model(
         device=artifact.device_type,
         library=_entry_name(name, artifact.shared_object) if artifact.shared_object else None,
@@ -202,7 +193,7 @@ def _describe_model(
         cpu_features=artifact.features,
         cuda_architectures=artifact.cuda_architectures,
         options={key: _to_json(value) for key, value in sorted(options.items())},
-        memory=summary,
+        memory=dict(memory),
     )
 
 

@@ -83,6 +83,10 @@ def compiler() -> Compiler:
     return Compiler()
 
 
+def no_extra(program: ExportedProgram) -> str:
+    return ""
+
+
 def compiled(
     programs: Any, target: Any, compiler: Callable[..., Any], **patches: Any
 ) -> tuple[str | IO[bytes], ArtifactCacheRecord]:
@@ -91,7 +95,7 @@ def compiled(
         programs = {"model": programs}
     with events.capture(ArtifactCacheRecord) as records:
         result = artifact_cache.compile_or_copy(
-            programs, target, patches, config.snapshot(), compiler
+            programs, target, patches, config.snapshot(), compiler, no_extra
         )
     (record,) = records
     return result, record
@@ -208,6 +212,23 @@ def test_any_difference_misses(
         assert state(program, path, compiler) == "miss"
 
 
+def test_what_the_caller_adds_to_the_key_misses(
+    program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
+) -> None:
+    """Such as the tuning results that the kernels were chosen by."""
+    with events.capture(ArtifactCacheRecord) as records:
+        for tuned in ("before", "after", "after"):
+            artifact_cache.compile_or_copy(
+                {"model": program},
+                tmp_path / "model.pt2",
+                {},
+                config.snapshot(),
+                compiler,
+                lambda _, tuned=tuned: tuned,
+            )
+    assert [record.state for record in records] == ["miss", "miss", "hit"]
+
+
 def test_paths_buffers_and_no_path_get_the_package(
     program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
 ) -> None:
@@ -266,7 +287,7 @@ def test_of_several_one_compiles(
     def work(index: int) -> None:
         path = tmp_path / str(index) / "net.pt2"
         path.parent.mkdir()
-        artifact_cache.compile_or_copy({"model": program}, path, {}, settings_, slow)
+        artifact_cache.compile_or_copy({"model": program}, path, {}, settings_, slow, no_extra)
         states.append(path.read_text())
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(5)]
