@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         {
             "hooks.context",
             "hooks.hook_table",
+            "hooks.linked_objects",
             "hooks.lowering_table",
             "hooks.registry",
             "hooks.torch_source",

@@ -23,8 +23,9 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 
 from inductor_ext import _compat, exc
+from inductor_ext.hooks.linked_objects import linked_objects
 from inductor_ext.templates.cutlass import launch, nvcc_build, runtime
-from inductor_ext.templates.cutlass.aot_link import kernels_of, link, symbol
+from inductor_ext.templates.cutlass.aot_link import KernelObject, kernels_of, link, symbol
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, TENSOR_FIELDS, Source, source
@@ -385,7 +386,9 @@ class _Writer:
             # call the same kernel.
             text = _shim("launch_shim_linked").replace("@SYMBOL@", symbol(kernel))
             root.header.splice(text.replace("@NAME@", kernel.name))
-            if not getattr(root, "links_kernels", False):
+            if getattr(root, "links_kernels", False):
+                linked_objects(root)[kernel] = KernelObject(kernel)
+            else:
                 _link_with_inductor(kernel)
         else:
             # The Python part of the JIT wrapper runs first and loads the kernel.

@@ -7,21 +7,42 @@ kernels' CUDA runtime does not conflict with the one that torch has loaded.
 
 from __future__ import annotations
 
+import os
 import subprocess
+from dataclasses import dataclass
 from typing import Any
 
 from inductor_ext import exc
+from inductor_ext.settings import Settings
 from inductor_ext.storage.artifact_store import ArtifactStore
-from inductor_ext.templates.cutlass import nvcc_build
+from inductor_ext.templates.cutlass import nvcc_build, runtime
 from inductor_ext.templates.cutlass.source import FUNCTIONS, Source
 
-__all__ = ["kernels_of", "link", "symbol"]
+__all__ = ["KernelObject", "kernels_of", "link", "symbol"]
 
 
 def kernels_of(wrapper: Any) -> dict[Source, str]:
     """Return a wrapper's mutable dict of kernels to the names that its code uses for them."""
     found: dict[Source, str] = vars(wrapper).setdefault("inductor_ext_cutlass", {})
     return found
+
+
+@dataclass(frozen=True)
+class KernelObject:
+    """The object of a kernel, as a `hooks.linked_objects.LinkedObject`."""
+
+    source: Source
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel, as profilers show it."""
+        return self.source.name
+
+    def write(self, folder: str, settings: Settings) -> str:
+        """Write the object into a folder and return its path; see `link` for the errors."""
+        path = os.path.join(folder, f"{symbol(self.source)}.o")
+        link(self.source, runtime.store(settings), path)
+        return path
 
 
 def symbol(source: Source) -> str:

@@ -1,0 +1,35 @@
+"""Object files that the C++ of a wrapper codegen is linked with.
+
+A lowering that generates a call of a kernel attaches the kernel's object to the wrapper codegen of
+the graph. The build of an AOT package writes the attached objects and links them. This module knows
+neither feature.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from inductor_ext.settings import Settings
+
+__all__ = ["LinkedObject", "linked_objects"]
+
+
+class LinkedObject(Protocol):
+    """An object file that is written when a model is built."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel in the object, as profilers show it."""
+
+    def write(self, folder: str, settings: Settings) -> str:
+        """Write the object into a folder and return its path.
+
+        Raises:
+            exc.MissingToolchainError, exc.KernelBuildError: the kernel cannot be built.
+        """
+
+
+def linked_objects(wrapper: Any) -> dict[Any, LinkedObject]:
+    """Return the mutable mapping of a wrapper codegen's objects, by what identifies a kernel."""
+    objects: dict[Any, LinkedObject] = vars(wrapper).setdefault("inductor_ext_objects", {})
+    return objects
