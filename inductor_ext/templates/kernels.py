@@ -54,7 +54,7 @@ def tree_of(problem: GemmProblem) -> Epilogue:
         NotExpressible: the problem excludes CUTLASS kernels.
     """
     if problem.epilogue.tree is None:
-        raise NotExpressible("no CUTLASS kernel is asked for")
+        raise NotExpressible("the problem excludes CUTLASS kernels")
     return problem.epilogue.tree
 
 
@@ -91,12 +91,12 @@ def renderable(problem: GemmProblem, config: CutlassConfig) -> CutlassConfig | N
     This is `config` itself, or, where it reads a matrix by TMA that is not aligned for TMA, the
     same configuration without that TMA load.
     """
-    for item in dict.fromkeys((config, dataclasses.replace(config, c="void"))):
+    for candidate in dict.fromkeys((config, dataclasses.replace(config, c="void"))):
         try:
-            source_of(problem, item)
+            source_of(problem, candidate)
         except NotExpressible:
             continue
-        return item
+        return candidate
     return None
 
 
@@ -105,10 +105,12 @@ def legal(problem: GemmProblem, config: Config, device: Device) -> bool:
     if isinstance(config, GemmConfig):
         return constraints.legal(problem, config, device)
     try:
-        own = of_kernel(problem)
+        kernel_problem = of_kernel(problem)
     except NotExpressible:
         return False
-    return renderable(problem, config) == config and cutlass_constraints.legal(own, config, device)
+    return renderable(problem, config) == config and cutlass_constraints.legal(
+        kernel_problem, config, device
+    )
 
 
 def predict(problem: GemmProblem, config: Config, device: Device) -> float:

@@ -283,7 +283,7 @@ def _predict(
     device: Device,
     c: cost_model.Constants,
 ) -> float:
-    case = cost_model._case(problem, device)
+    case = cost_model.case_of(problem, device)
     units = _units(problem, config) * config.split_k
     steps = ceiling(ceiling(problem.depth, config.tile[2]), config.split_k)
     per_sm: float = ceiling(units, device.sms)
@@ -294,11 +294,11 @@ def _predict(
         partial = 2 * 4 * config.tile[0] * config.tile[1]
         reduction = partial / c.l2_rate * 1e6 + c.fused_gap
     elif config.split_k > 1:
-        reduction = cost_model._reduction(case, like, c)
+        reduction = cost_model.reduction_time(case, like, c)
     # Pingpong: two consumer warpgroups alternate, with a tile each.
     turns = 2 if config.mainloop == "warpspecialized_pingpong" and per_sm > 1 else 1
-    compute = per_sm * steps * cost_model._step(case, like, c, turns)
-    epilogue = cost_model._epilogue(case, like, c)
+    compute = per_sm * steps * cost_model.step_time(case, like, c, turns)
+    epilogue = cost_model.epilogue_time(case, like, c)
     compute += epilogue if turns == 2 else max(1.0, per_sm) * epilogue
 
     rows, columns = (like.block_m, like.block_n)
@@ -307,13 +307,13 @@ def _predict(
         shared_a, shared_b = shared_b, shared_a
     step_bits = like.block_k * (rows * case.a_bits / shared_a + columns * case.b_bits / shared_b)
     l2 = per_sm * steps * step_bits / 8 / c.l2_rate * 1e6
-    waiting = per_sm * steps * c.latency / max(1.0, cost_model._ahead(case, like, c))
-    dram = cost_model._dram_bytes(case, like, c, 1) / (device.bandwidth * c.stream) * 1e6
+    waiting = per_sm * steps * c.latency / max(1.0, cost_model.stages_ahead(case, like, c))
+    dram = cost_model.dram_bytes(case, like, c, 1) / (device.bandwidth * c.stream) * 1e6
     if math.isinf(compute):
         return math.inf
-    memory = cost_model._blend((dram, l2, waiting), c)
+    memory = cost_model.blend((dram, l2, waiting), c)
     launch = device.launch + c.latency + c.start + c.descriptors
-    return launch + cost_model._blend((compute, memory), c) + reduction
+    return launch + cost_model.blend((compute, memory), c) + reduction
 
 
 def rank(

@@ -65,8 +65,8 @@ def _prologue_words(problem: GemmProblem) -> str:
 def _check_capability(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """The device has the instructions that the template needs."""
     needed = TEMPLATES[config.template].capability
-    for feature, asked in (("TMA", config.tma), ("dependent launch", config.pdl)):
-        if asked and device.capability < (9, 0):
+    for feature, is_used in (("TMA", config.tma), ("dependent launch", config.pdl)):
+        if is_used and device.capability < (9, 0):
             return f"{feature} needs compute capability 9.0, and this is {_dotted(device)}"
     if device.capability < needed:
         return (
@@ -465,7 +465,7 @@ def legal(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
 def _reasons(problem: GemmProblem, config: GemmConfig, device: Device) -> Iterator[str]:
     if config.realign is not None and (reason := _check_realign(problem, config, device)):
         yield reason
-    seen, own = config.of_kernel(problem)
+    kernel_problem, kernel_config = config.of_kernel(problem)
     for check in _checks(config.template):
-        if (reason := check(seen, own, device)) is not None:
+        if (reason := check(kernel_problem, kernel_config, device)) is not None:
             yield reason

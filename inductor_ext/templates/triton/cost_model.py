@@ -29,7 +29,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Operand, ceiling, size_of
 from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, tiles_along_n, warpgroup_mma
 
-__all__ = ["DEFAULT", "Constants", "Prediction", "predict"]
+__all__ = ["DEFAULT", "Case", "Constants", "Prediction", "case_of", "predict"]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Prediction:
     total: float
 
 
-class _Case:
+class Case:
     """Values that are the same for all configurations of a problem on a device."""
 
     def __init__(self, problem: GemmProblem, device: Device) -> None:
@@ -194,8 +194,9 @@ def _waste(operand: Operand) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _case(problem: GemmProblem, device: Device) -> _Case:
-    return _Case(problem, device)
+def case_of(problem: GemmProblem, device: Device) -> Case:
+    """Return the cached case of a problem."""
+    return Case(problem, device)
 
 
 def predict(
@@ -206,27 +207,27 @@ def predict(
     Infinite if the device has no tensor cores for the dtypes. Legality is not checked: see
     `constraints.why_not`.
     """
-    return _predicted(_case(problem, device), config, constants)
+    return _predict_with_copies(case_of(problem, device), config, constants)
 
 
-def _predicted(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
+def _predict_with_copies(case: Case, config: GemmConfig, c: Constants) -> Prediction:
     """Return the prediction of a configuration, including the copies of `realign`."""
     if config.realign is None:
         return _predict(case, config, c)
-    problem, own = config.of_kernel(case.problem)
-    found, bandwidth = _predict(_case(problem, case.device), own, c), case.device.bandwidth
+    problem, kernel = config.of_kernel(case.problem)
+    gemm, bandwidth = _predict(case_of(problem, case.device), kernel, c), case.device.bandwidth
     copies = sum(
-        c.gap + (_waste(lain) + 1) * size / _width(lain.vector_bytes, c) / bandwidth * 1e6
-        for lain, lies, size in (
+        c.gap + (_waste(source) + 1) * size / _width(source.vector_bytes, c) / bandwidth * 1e6
+        for source, copy, size in (
             (case.problem.a, problem.a, problem.a_bytes),
             (case.problem.b, problem.b, problem.b_bytes),
         )
-        if lain != lies
+        if source != copy
     )
-    return dataclasses.replace(found, launch=found.launch + copies, total=found.total + copies)
+    return dataclasses.replace(gemm, launch=gemm.launch + copies, total=gemm.total + copies)
 
 
-def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
+def _predict(case: Case, config: GemmConfig, c: Constants) -> Prediction:
     problem, device = case.problem, case.device
     occupancy = config.occupancy(problem, device)
     steps = config.k_steps(problem)
@@ -239,20 +240,21 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     # A flattened or warp-specialized loop fills its pipeline once, other kernels in each wave of
     # CTAs.
     refills = 0 if config.flatten or config.warp_specialize else rounds - 1
-    compute = per_sm * steps * _step(case, config, c, resident) + refills * (c.refill + c.latency)
-    epilogue = per_sm / resident * _epilogue(case, config, c)
+    compute = per_sm * steps * step_time(case, config, c, resident)
+    compute += refills * (c.refill + c.latency)
+    epilogue = per_sm / resident * epilogue_time(case, config, c)
     if config.warp_specialize:
         epilogue *= c.specialized
     elif config.tma_store:
         epilogue *= c.async_store
-    memory = _memory(case, config, c, occupancy, resident, per_sm * steps)
+    memory = _memory_time(case, config, c, occupancy, resident, per_sm * steps)
     reduction = 0.0
     if config.split_k > 1:
-        reduction = _reduction(case, config, c)
+        reduction = reduction_time(case, config, c)
     elif config.stream_k:
-        reduction = _exchange(config, c)
+        reduction = _exchange_time(config, c)
     if problem.epilogue.reductions:
-        reduction += _rows(case, config, c)
+        reduction += _row_amax_time(case, config, c)
 
     launch = device.launch + c.latency
     if not TEMPLATES[config.template].direct:
@@ -262,10 +264,10 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     if config.tma_store:
         launch += c.store_descriptor
     if case.standardizes:
-        launch += rounds * _statistics(case, config, c, resident)
+        launch += rounds * _statistics_time(case, config, c, resident)
     busy = compute + epilogue
-    together = _blend((busy, memory), c)
-    if TEMPLATES[config.template].tensor_cores and _ahead(case, config, c) < 1:
+    together = blend((busy, memory), c)
+    if TEMPLATES[config.template].tensor_cores and stages_ahead(case, config, c) < 1:
         # Without prefetching, a CTA's loads do not overlap its multiplications, but other CTAs of
         # the SM do.
         together += (busy + memory - together) / occupancy
@@ -274,14 +276,14 @@ def _predict(case: _Case, config: GemmConfig, c: Constants) -> Prediction:
     return Prediction(compute, memory, epilogue, reduction, launch, total)
 
 
-def _statistics(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
+def _statistics_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> float:
     """Return the microseconds of the first pass over the rows of the tiles resident on an SM."""
     elements = resident * config.block_m * case.problem.k
     moved = elements * case.a_bits / 8 / c.l2_rate
     return c.latency + (moved + elements * c.standardize / (case.fma_rate / 2)) * 1e6
 
 
-def _step(case: _Case, config: GemmConfig, c: Constants, resident: int) -> float:
+def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> float:
     """Return the microseconds of one step along K of one CTA, on an SM shared by `resident`
     CTAs.
     """
@@ -336,16 +338,16 @@ _WARP_TILE = 16 * 8
 compute the same elements redundantly."""
 
 
-def _epilogue(case: _Case, config: GemmConfig, c: Constants) -> float:
+def epilogue_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds from a tile's last step along K to its end, if alone on an SM."""
     alone = not TEMPLATES[config.template].tensor_cores
     folded = config.block_m * config.block_n * c.folding if alone else 0.0
     if config.split_k > 1:
         return folded + config.block_m * config.block_n * 4 / c.l2_rate * 1e6
-    return folded + _stored(case, config, c)
+    return folded + _tile_epilogue_time(case, config, c)
 
 
-def _stored(case: _Case, config: GemmConfig, c: Constants) -> float:
+def _tile_epilogue_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds of a tile's epilogue and store."""
     elements = int(config.block_m * config.block_n * case.columns_share)
     stored = elements * case.out_bits / 8 / _width(case.store_bytes, c)
@@ -358,8 +360,8 @@ def _width(bytes_a_thread: float, c: Constants) -> float:
     return float(math.pow(bytes_a_thread / 16, c.narrow))
 
 
-def _memory(
-    case: _Case, config: GemmConfig, c: Constants, occupancy: int, resident: int, sm_steps: float
+def _memory_time(
+    case: Case, config: GemmConfig, c: Constants, occupancy: int, resident: int, sm_steps: float
 ) -> float:
     """Return the microseconds of the memory timeline.
 
@@ -382,15 +384,15 @@ def _memory(
     if not TEMPLATES[config.template].tensor_cores:
         latency = c.direct
     else:
-        latency = c.latency / max(1.0, _ahead(case, config, c))
+        latency = c.latency / max(1.0, stages_ahead(case, config, c))
     if config.gathers(case.problem):
         latency += c.rows * (config.block_m + config.block_n) / config.consumer_warps
     waiting = sm_steps * latency / resident
-    dram = _dram_bytes(case, config, c, occupancy) / (case.device.bandwidth * c.stream) * 1e6
-    return _blend((dram, l2, waiting), c)
+    dram = dram_bytes(case, config, c, occupancy) / (case.device.bandwidth * c.stream) * 1e6
+    return blend((dram, l2, waiting), c)
 
 
-def _blend(times: tuple[float, ...], c: Constants) -> float:
+def blend(times: tuple[float, ...], c: Constants) -> float:
     """Return the p-norm of overlapping times in microseconds.
 
     This is the longest time, or somewhat more if others are close to it.
@@ -402,17 +404,17 @@ def _blend(times: tuple[float, ...], c: Constants) -> float:
     return longest * float(math.pow(shares, 1 / c.sharpness))
 
 
-def _ahead(case: _Case, config: GemmConfig, c: Constants) -> float:
+def stages_ahead(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the number of stages that are being loaded while one is multiplied."""
     if TEMPLATES[config.template].direct:
         return 1.0
     if config.gathers(case.problem):
         return 0.0
-    held = c.held if warpgroup_mma(case.problem, config, case.device) else 0.0
-    return config.stages - 1 - held
+    unavailable = c.held if warpgroup_mma(case.problem, config, case.device) else 0.0
+    return config.stages - 1 - unavailable
 
 
-def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -> float:
+def dram_bytes(case: Case, config: GemmConfig, c: Constants, occupancy: int) -> float:
     """Return the DRAM traffic in bytes after reuse in L2.
 
     Tiles are visited in groups of `group_m` rows of tiles. All concurrent tiles share what they
@@ -420,20 +422,20 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
     again, unless L2 retains them.
     """
     problem, device = case.problem, case.device
-    kept = c.l2_share * device.l2
+    retained = c.l2_share * device.l2
     slots = device.sms * occupancy
     along_m = -(-problem.rows // config.block_m)
     along_n = tiles_along_n(problem, config.block_n)
     group = min(config.group_m, along_m)
     slab = min(problem.rows, group * config.block_m) * problem.k * case.a_bits / 8
-    a_again = max(0.0, along_n * group * config.split_k / slots - 1) * max(0.0, 1 - kept / slab)
+    a_again = max(0.0, along_n * group * config.split_k / slots - 1) * max(0.0, 1 - retained / slab)
     matrix = problem.n * problem.k * case.b_bits / 8
     sweeps = min(-(-along_m // group), max(1.0, along_m * along_n * config.split_k / slots))
-    b_again = (sweeps - 1) * max(0.0, 1 - kept / matrix)
+    b_again = (sweeps - 1) * max(0.0, 1 - retained / matrix)
     if config.stream_k:
         # Stream-K work starts at arbitrary positions along K, so CTAs of one row or column of tiles
         # do not read the same data at the same time.
-        missed = max(0.0, 1 - kept / (problem.a_bytes + problem.b_bytes))
+        missed = max(0.0, 1 - retained / (problem.a_bytes + problem.b_bytes))
         a_again = max(a_again, missed * (along_n - 1))
         b_again = max(b_again, missed * (along_m - 1))
     a = problem.a_bytes * case.a_waste * (1 + a_again)
@@ -441,7 +443,7 @@ def _dram_bytes(case: _Case, config: GemmConfig, c: Constants, occupancy: int) -
     return a + b + case.rest_bytes
 
 
-def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
+def reduction_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds of the split-K reduction, which reads the accumulators of all splits.
 
     If fused into the same launch, one CTA reduces a whole tile and runs its epilogue.
@@ -449,9 +451,9 @@ def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
     problem, device = case.problem, case.device
     if config.one_launch:
         tile = config.block_m * config.block_n
-        loads = ceiling(config.split_k * tile, _SUMS_AT_ONCE * config.threads)
+        loads = ceiling(config.split_k * tile, _LOADS_IN_FLIGHT * config.threads)
         once = loads * c.latency + config.split_k * tile * 4 / c.l2_rate * 1e6
-        last = _stored(case, config, c)
+        last = _tile_epilogue_time(case, config, c)
         return c.fused_gap + (once + last) * ceiling(config.tiles(problem), device.sms)
     sums = config.split_k * problem.outputs * problem.m * problem.n * 4
     spilled = max(0.0, sums - c.l2_share * device.l2)
@@ -459,7 +461,7 @@ def _reduction(case: _Case, config: GemmConfig, c: Constants) -> float:
     return moved * 1e6 + (c.dependent_gap if config.pdl else c.gap)
 
 
-def _exchange(config: GemmConfig, c: Constants) -> float:
+def _exchange_time(config: GemmConfig, c: Constants) -> float:
     """Return the microseconds for a CTA to write the accumulators of one tile and to add another
     CTA's accumulators to those of one tile.
     """
@@ -467,11 +469,11 @@ def _exchange(config: GemmConfig, c: Constants) -> float:
     return moved + 2 * c.fused_gap + c.latency
 
 
-_SUMS_AT_ONCE = 128
+_LOADS_IN_FLIGHT = 128
 """Partial accumulators that a thread requests before it waits for them."""
 
 
-def _rows(case: _Case, config: GemmConfig, c: Constants) -> float:
+def _row_amax_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds after a kernel whose tiles compute the row amax.
 
     One kernel reduces the values of all tiles of a row. If rows are quantized, another kernel reads
@@ -479,11 +481,11 @@ def _rows(case: _Case, config: GemmConfig, c: Constants) -> float:
     """
     problem, device = case.problem, case.device
     maxima = tiles_along_n(problem, config.block_n) * problem.m * 4
-    found = c.gap + maxima / (c.sums_rate * device.sms) * 1e6
+    total = c.gap + maxima / (c.sums_rate * device.sms) * 1e6
     if problem.quantized:
         elements = problem.m * problem.columns
         read, written = elements * case.out_bits / 8, size_of(elements, problem.stored)
         spilled = max(0.0, read - c.l2_share * device.l2)
-        found += c.gap + (read / (c.l2_rate * device.sms)) * 1e6
-        found += (spilled + written) / device.bandwidth * 1e6
-    return found
+        total += c.gap + (read / (c.l2_rate * device.sms)) * 1e6
+        total += (spilled + written) / device.bandwidth * 1e6
+    return total

@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["build", "prepare"]
 
-_begun: set[tuple[object, ...]] = set()
+_requested: set[tuple[object, ...]] = set()
 """Launchers already requested from compile workers."""
 
 
@@ -40,10 +40,10 @@ def prepare(kernel: Mapping[str, Any]) -> None:
             return
         signature, constants = kernel["signature"], kernel["constants"]
         folder = triton_cache_dir(kernel["device"].index)
-        wanted = (folder, *signature.values(), *map(repr, constants.items()))
-        if wanted not in _begun:
+        launcher = (folder, *signature.values(), *map(repr, constants.items()))
+        if launcher not in _requested:
             AsyncCompile.process_pool().submit(build, signature, constants, folder)
-            _begun.add(wanted)
+            _requested.add(launcher)
 
 
 def build(signature: Mapping[str, str], constants: Mapping[Any, Any], folder: str) -> None:

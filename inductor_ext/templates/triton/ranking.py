@@ -121,8 +121,8 @@ def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = D
         return True
     separate = [
         prediction.total + constants.gap + constants.start + moved / device.bandwidth * 1e6
-        for left, moved in without_prologue(problem)
-        for _, prediction in rank(left, device, 1, constants=constants)
+        for remaining, moved in without_prologue(problem)
+        for _, prediction in rank(remaining, device, 1, constants=constants)
     ]
     together = rank(problem, device, 1, constants=constants)
     return all(prediction.total <= other for _, prediction in together for other in separate)
@@ -134,13 +134,13 @@ def without_prologue(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
     """
     norm, dequant = problem.norm, problem.dequant
     if norm is not None:
-        left = None if dequant is None else Prologue(dequant=dequant)
+        remaining = None if dequant is None else Prologue(dequant=dequant)
         moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
-        yield dataclasses.replace(problem, prologue=left), moved
+        yield dataclasses.replace(problem, prologue=remaining), moved
     if dequant is not None:
-        left = None if norm is None else Prologue(norm)
+        remaining = None if norm is None else Prologue(norm)
         b = Operand.of(problem.a.dtype, (problem.k, problem.n), problem.b.strides)
-        plain = dataclasses.replace(problem, operation="mm", b=b, prologue=left)
+        plain = dataclasses.replace(problem, operation="mm", b=b, prologue=remaining)
         yield plain, problem.b_bytes + plain.b_bytes
 
 

@@ -108,7 +108,7 @@ def _staged(
     elif not config.flatten:
         most = min(most, max(2, config.k_steps(problem)))
     deeper = (dataclasses.replace(config, stages=stages) for stages in range(most, 1, -1))
-    fit = (item for item in deeper if item.shared_memory(problem) <= device.shared_memory)
+    fit = (staged for staged in deeper if staged.shared_memory(problem) <= device.shared_memory)
     yield from itertools.islice(fit, count)
 
 
@@ -120,12 +120,12 @@ def _crowded(
 
     With a short K, a higher occupancy lets other CTAs multiply while one starts or finishes.
     """
-    held = 0
+    highest = 0
     for staged in _staged(config, problem, device, most, most):
         resident = staged.occupancy(problem, device)
-        if count > 0 or resident > held:
+        if count > 0 or resident > highest:
             yield staged
-        count, held = count - 1, max(held, resident)
+        count, highest = count - 1, max(highest, resident)
 
 
 def _stored(
@@ -228,13 +228,13 @@ def _flattens(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
 def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[int]:
     """Return split_k values: 1, and those that give about one, two and four CTAs per SM."""
     tiles, steps = config.tiles(problem), ceiling(problem.k, config.block_k)
-    found = {1}
+    counts = {1}
     for waves in (1, 2, 4):
         splits = min(waves * device.sms // tiles, steps // 2)
         if splits > 1:
             # Distribute the steps evenly, with no empty split.
-            found.add(ceiling(steps, ceiling(steps, splits)))
-    return sorted(found)
+            counts.add(ceiling(steps, ceiling(steps, splits)))
+    return sorted(counts)
 
 
 def _divided(
@@ -367,11 +367,11 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         rows = 8 if problem.rows <= 8 else 16
         shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
         shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
-        held = shape.occupancy(problem, device)
+        occupancy = shape.occupancy(problem, device)
         most = MOST_SUMS * shape.threads // (rows * products) // STRIP
-        for resident in dict.fromkeys((held, next_power_of_two(held + 1) // 2)):
-            walked = ceiling(strips, max(1, resident * device.sms // splits))
-            yield dataclasses.replace(shape, block_n=STRIP * min(walked, most) * products)
+        for resident in dict.fromkeys((occupancy, next_power_of_two(occupancy + 1) // 2)):
+            strips_per_cta = ceiling(strips, max(1, resident * device.sms // splits))
+            yield dataclasses.replace(shape, block_n=STRIP * min(strips_per_cta, most) * products)
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

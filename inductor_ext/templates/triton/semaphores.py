@@ -62,15 +62,15 @@ class Counters:
             int32 [count or more], zeros by the time of the launch.
         """
         stream = self._current()
-        found = None if stream is None else self._of_stream.get(stream)
-        if found is not None and found.numel() >= count:
-            return found
-        found = self._cut(count if stream is None else max(count, _LEAST))
-        if found is None:
+        counters = None if stream is None else self._of_stream.get(stream)
+        if counters is not None and counters.numel() >= count:
+            return counters
+        counters = self._cut(count if stream is None else max(count, _LEAST))
+        if counters is None:
             return torch.zeros(count, dtype=torch.int32, device=self._device)
         if stream is not None:
-            self._of_stream[stream] = found
-        return found
+            self._of_stream[stream] = counters
+        return counters
 
     def _cut(self, count: int) -> torch.Tensor | None:
         """Return unused counters; None if too few are left."""
@@ -78,8 +78,8 @@ class Counters:
         with self._lock:
             if whole > self._free.numel():
                 return None
-            found, self._free = self._free[:whole], self._free[whole:]
-        return found
+            counters, self._free = self._free[:whole], self._free[whole:]
+        return counters
 
 
 @functools.cache
@@ -98,7 +98,7 @@ def counters(index: int) -> Counters:
 
     # Generated code may be loaded under a fake tensor mode.
     with _disable_current_modes():
-        found = Counters(device, current)
+        allocated = Counters(device, current)
     # Another stream may use the counters first.
     torch.cuda.current_stream(device).synchronize()
-    return found
+    return allocated

@@ -110,11 +110,11 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
             f"sums of {config.block_m} rows by {width} columns are more than {MOST_SUMS} for each "
             f"of {config.threads} threads"
         )
-    held = config.block_m * config.block_k // (2 * config.threads)
-    if config.chunks(problem) < 1 or held > MOST_STATIONARY:
+    registers = config.block_m * config.block_k // (2 * config.threads)
+    if config.chunks(problem) < 1 or registers > MOST_STATIONARY:
         return (
             f"a step of {config.block_k} is less than a load of each of {config.warps} warps, or "
-            f"its {held} registers a thread for rows of a are more than {MOST_STATIONARY}"
+            f"its {registers} registers a thread for rows of a are more than {MOST_STATIONARY}"
         )
     if not config.one_launch or problem.k != config.block_k * config.split_k:
         return (

@@ -619,7 +619,7 @@ def stores_by_tma(
 class TestStoreByTma:
     """`template_kernel` writes it in the place of a store that Inductor has generated."""
 
-    WARNING = "not the one expected"
+    WARNING = "unexpected code"
 
     @pytest.mark.parametrize(
         ("function", "inputs", "template"),

@@ -39,7 +39,7 @@ def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pool:
     """Compile workers that never begin, of a Triton that builds launchers."""
     found = Pool()
     monkeypatch.setattr(launcher_prebuild, "_are_built", lambda: True)
-    monkeypatch.setattr(launcher_prebuild, "_begun", set())
+    monkeypatch.setattr(launcher_prebuild, "_requested", set())
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
     monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -339,7 +339,7 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     parts = problem.parts or (problem.n,)
     columns = config.block_n // 2 if gated else config.block_n
     tiles = [ceiling(part, columns) for part in parts]
-    found: dict[str, Any] = {
+    constants: dict[str, Any] = {
         "BLOCK_M": config.block_m,
         "BLOCK_K": config.block_k,
         "COLUMNS": columns,
@@ -354,8 +354,8 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "ALLOW_TF32": problem.tf32,
     }
     for i in range(1, len(parts)):
-        found[f"FIRST_TILE_{i}"] = sum(tiles[:i])
-    return found
+        constants[f"FIRST_TILE_{i}"] = sum(tiles[:i])
+    return constants
 
 
 def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
