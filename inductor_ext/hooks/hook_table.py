@@ -55,8 +55,9 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         (f"{_FX}.compile_fx",),
         "hooks.compile_fx",
-        "Every way into Inductor passes through this function: torch.compile, AOT compilation, "
-        "standalone_compile, torch._inductor.compile. Inductor has no hook around a whole compile.",
+        "Every Inductor entry point calls this function: torch.compile, AOT compilation, "
+        "standalone_compile, torch._inductor.compile. Inductor has no hook around a whole "
+        "compile.",
         parameters=("model_", "example_inputs_", "inner_compile"),
         relies_on=(
             f"{_FX}.compile_fx_inner",
@@ -73,8 +74,9 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._functorch.aot_autograd.compile_to_python",),
         "hooks.direct_compiles",
-        "torch.compiler.precompile returns source that must run without this package, so Inductor "
-        "compiles it alone. It captures its graph by compile_fx with an inner_compile of its own.",
+        "torch.compiler.precompile returns source that must run without this package, so it falls "
+        "back to Inductor (default). It captures its graph with compile_fx and its own "
+        "inner_compile.",
         relies_on=("torch._precompile.PrecompiledModule",),
         since="2.14",
     ),
@@ -83,7 +85,7 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.compile_to_python",),
         "hooks.direct_compiles",
-        "As `precompile`, for callers of Inductor's half of it.",
+        "As `precompile`, for callers of Inductor's part of it.",
         since="2.14",
     ),
     Hook(
@@ -91,8 +93,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_inductor_compile",),
         "hooks.direct_compiles",
-        "A nested_compile_region whose options name a compiler calls compile_fx_inner, and not "
-        "compile_fx: Inductor compiles it alone, and one warning says so.",
+        "A nested_compile_region whose options name a compiler calls compile_fx_inner instead of "
+        "compile_fx, so it falls back to Inductor (default), with one warning.",
         relies_on=(f"{_FX}.compile_fx_inner",),
     ),
     Hook(
@@ -100,10 +102,9 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.codecache.FxGraphHashDetails.__init__",),
         "hooks.cache_keys",
-        "The attributes of this object are what the keys of the FX graph cache and of the "
-        "AOTAutograd cache are made from; the extension adds one. "
-        "torch.compiler.config.cache_key_tag would be the public way, but torch 2.11 keeps it for "
-        "the whole process.",
+        "The keys of the FX graph cache and of the AOTAutograd cache are computed from the "
+        "attributes of this object; the extension adds one. The public way would be "
+        "torch.compiler.config.cache_key_tag, but torch 2.11 keeps it for the whole process.",
         relies_on=("torch._functorch._aot_autograd.autograd_cache.AOTAutogradCacheDetails",),
     ),
     Hook(
@@ -112,7 +113,7 @@ HOOKS: tuple[Hook, ...] = (
         ("torch._inductor.output_code.CompiledFxGraph.post_compile",),
         "hooks.cache_keys",
         "A graph that the AOTAutograd cache returns together with its backward reports its key "
-        "nowhere else; its memory plan is stored under that key.",
+        "only here; its memory plan is stored under that key.",
         relies_on=("torch._inductor.output_code.CompiledFxGraph._fx_graph_cache_key",),
     ),
     Hook(
@@ -120,8 +121,8 @@ HOOKS: tuple[Hook, ...] = (
         "overridden",
         ("torch._inductor.choices.InductorChoices",),
         "hooks.scope",
-        "The handler V.choices of a compile is a subclass of the class at hand and carries the "
-        "settings. Inductor pickles it for compile subprocesses, which no other state reaches.",
+        "During a compile, V.choices is an instance of a subclass of the user's class and carries "
+        "the settings. Inductor pickles it for compile subprocesses, which get no other state.",
         relies_on=(
             "torch._inductor.choices.InductorChoices.get_template_configs",
             "torch._inductor.choices.InductorChoices.should_use_persistent_reduction",
@@ -148,8 +149,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         (f"{_FX}.record_original_output_strides",),
         "hooks.graph_passes",
-        "Where Inductor records which strides results must keep, after the joint passes: padded "
-        "results get a copy there.",
+        "Inductor records here, after the joint passes, which strides results must keep; padded "
+        "results get a copy.",
         parameters=("gm",),
     ),
     Hook(
@@ -157,8 +158,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.fx_passes.pad_mm.can_pad",),
         "hooks.graph_passes",
-        "Decides whether a matmul is padded. Branches of control flow must not be, and neither "
-        "matmuls of which only M is odd, which kernels of the extension take as they are.",
+        "Decides whether a matmul is padded. It must not be in branches of control flow, and need "
+        "not be if only M is unaligned, which the extension's kernels support.",
         parameters=("mat1", "mat2"),
         relies_on=(
             "torch._inductor.fx_passes.pad_mm.get_alignment_size",
@@ -170,8 +171,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         (f"{_FX}._recursive_post_grad_passes",),
         "hooks.graph_passes",
-        "Fused matmuls are planned when Inductor's passes over a graph and its subgraphs are done. "
-        "The hook at their end, config.post_grad_custom_post_pass, belongs to the user.",
+        "Fused matmuls are planned after Inductor's passes over a graph and its subgraphs. The "
+        "hook at the end of these passes, config.post_grad_custom_post_pass, belongs to the user.",
         parameters=("gm",),
     ),
     Hook(
@@ -179,8 +180,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.memory.reorder_for_peak_memory",),
         "hooks.graph_passes",
-        "Where Inductor has chosen the order of its kernels. config._post_fusion_custom_pass runs "
-        "before it and belongs to the user.",
+        "The extension reorders kernels after Inductor has chosen their order. "
+        "config._post_fusion_custom_pass runs earlier and belongs to the user.",
         parameters=("nodes", "name_to_buf", "graph_outputs"),
         relies_on=(
             "torch._inductor.memory.estimate_peak_memory",
@@ -193,9 +194,9 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         (f"{_WRAPPER}.PythonWrapperCodegen.run_wrapper_ir_passes",),
         "hooks.graph_passes",
-        "Where the lines of a wrapper are final and Inductor decides how buffers share memory. The "
-        "wrapper classes of every device inherit it; registering other wrapper classes would "
-        "replace those of the device for the process.",
+        "At this point the lines of a wrapper are final, and Inductor decides how buffers share "
+        "memory. The wrapper classes of all devices inherit it; registering other wrapper classes "
+        "would replace those of the device for the process.",
         parameters=("is_inference",),
         relies_on=(
             f"{_WRAPPER}.PythonWrapperCodegen.memory_plan_reuse",
@@ -211,8 +212,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.lowering.lowerings",),
         "hooks.lowerings",
-        "An entry of this table for each operator that the extension has a lowering for. The table "
-        "belongs to the process.",
+        "The table, which is process-wide, gets a dispatcher for every operator that the "
+        "extension has a lowering for.",
         relies_on=("torch._inductor.lowering.make_pointwise",),
     ),
     # --- AOT packages -----------------------------------------------------------------------------
@@ -221,8 +222,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.graph.get_wrapper_codegen_for_device",),
         "hooks.aot",
-        "Chooses the class that generates C++ for an AOT package. Registering a class would "
-        "replace the device's for the process.",
+        "Selects the class that generates the C++ of an AOT package. Registering a class would "
+        "replace that of the device for the process.",
         relies_on=(
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu",
             "torch._inductor.codegen.cpp_wrapper_gpu.CppWrapperGpu",
@@ -235,7 +236,7 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._inductor.codecache.AotCodeCompiler.compile",),
         "hooks.aot",
-        "Compiles the C++ of an AOT package; Inductor has no hook there.",
+        "Compiles the C++ of an AOT package; Inductor has no hook for it.",
         parameters=(
             "graph",
             "wrapper_code",
@@ -252,7 +253,7 @@ HOOKS: tuple[Hook, ...] = (
         (f"{_FX}._extract_inputs_from_exported_gm",),
         "hooks.upstream_fixes",
         "Inductor replaces the inputs of an exported program that are not tensors by None, and "
-        "fails where the graph uses them.",
+        "fails if the graph uses them.",
         parameters=("gm", "example_inputs_"),
     ),
     Hook(
@@ -260,8 +261,8 @@ HOOKS: tuple[Hook, ...] = (
         "replaced",
         ("torch._subclasses.fake_tensor.FakeTensorMode.may_turn_const",),
         "hooks.upstream_fixes",
-        "The constants of an AOT package are real tensors while it compiles; a value that `item` "
-        "reads from a buffer would be compiled in, though the buffer changes between calls.",
+        "The constants of an AOT package are real tensors during the compile, so a value that "
+        "`item` reads from a buffer would be compiled in, although calls may change the buffer.",
     ),
     Hook(
         "branch_symbols",
@@ -271,8 +272,8 @@ HOOKS: tuple[Hook, ...] = (
             "torch._inductor.ir.Conditional.get_free_symbol_uses",
         ),
         "hooks.upstream_fixes",
-        "A predicate such as u0 > 2 is a relation, in which Inductor looks for no symbols: the "
-        "code that computes u0 is removed as dead, and the generated code does not compile.",
+        "A predicate such as u0 > 2 is a relation, in which Inductor finds no symbols: the code "
+        "that computes u0 is removed as dead, and the generated code does not compile.",
         parameters=("unbacked_only",),
         relies_on=("torch._inductor.ir.Switch.selector|torch._inductor.ir.Conditional.predicate",),
     ),
@@ -281,8 +282,8 @@ HOOKS: tuple[Hook, ...] = (
         "overridden",
         (_CPP,),
         "cpp_wrapper.codegen.cpp_wrapper",
-        "The frame around a package's code: the model's description instead of the text of torch's "
-        "model class, checks of inputs, and writing back inputs that were copied to align them.",
+        "Generates the code around a model: its description instead of torch's model class, input "
+        "checks, and copies back to inputs that were copied for alignment.",
         relies_on=(
             f"{_CPP}.write_header",
             f"{_CPP}.codegen_model_constructor",
@@ -300,8 +301,9 @@ HOOKS: tuple[Hook, ...] = (
         "overridden",
         (f"{_CPP}.codegen_while_loop",),
         "cpp_wrapper.codegen.cpp_wrapper",
-        "The generated C++ starts a while_loop's outputs as aliases of its carried inputs. Without "
-        "an iteration they stay aliases, and later writes to the input change the output.",
+        "The generated C++ initializes the outputs of a while_loop as aliases of its carried "
+        "inputs. With zero iterations they stay aliases, and later writes to the input change the "
+        "output.",
         parameters=("while_loop", "stack_output"),
         relies_on=(
             "torch._inductor.ir.WhileLoop.carried_inputs",
@@ -314,22 +316,23 @@ HOOKS: tuple[Hook, ...] = (
         "changed",
         ("torch._inductor.utils.IndentedBuffer._lines",),
         "cpp_wrapper.codegen.cpp_wrapper",
-        "torch's model class and interface are taken out of the generated C++, and declarations of "
-        "outputs are moved: both stand in lines of text that upstream writes in one piece.",
+        "torch's model class and interface are removed from the generated C++, and declarations "
+        "of outputs are moved. Both are lines of text that upstream writes in one piece.",
     ),
     Hook(
         "triton_launchers",
         "changed",
         ("torch._inductor.codegen.cpp_wrapper_gpu.CppWrapperGpu._triton_call_wrappers",),
         "cpp_wrapper.codegen.cpp_wrapper",
-        "Launchers of Triton kernels in C++ take floating-point arguments as double.",
+        "C++ launchers of Triton kernels take floating-point arguments as double.",
     ),
     Hook(
         "extern_kernel_nodes",
         "changed",
         ("torch._inductor.virtualized._V.extern_kernel_nodes",),
         "cpp_wrapper.codegen.cpp_wrapper",
-        "Operators that the folding graph calls get their numbers before those of the main graph.",
+        "Operators called by the constant-folding graph are numbered before those of the main "
+        "graph.",
         relies_on=("torch._inductor.virtualized._V.set_extern_kernel_nodes",),
     ),
     Hook(
@@ -337,16 +340,16 @@ HOOKS: tuple[Hook, ...] = (
         "changed",
         ("torch._inductor.codecache.CUDACodeCache.aot_kernels_o",),
         "lowerings.cutlass_call",
-        "Object files of CUTLASS kernels that a package links; cleared when it is built.",
+        "The object files of CUTLASS kernels that a package links; the list is cleared after the "
+        "build.",
     ),
     Hook(
         "symbol_guards",
         "changed",
         ("torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_expr",),
         "cpp_wrapper.signature.guard_filter",
-        "On the shape environment of one exported program: questions about sizes that only decide "
-        "what is faster must not narrow the range for which the package is right. The file that "
-        "asks tells such questions from others.",
+        "In the shape environment of one exported program: queries about sizes that only select "
+        "the faster code must not add guards. The calling file identifies them.",
         relies_on=("torch.fx.experimental.symbolic_shapes.ShapeEnv.suppress_guards",),
     ),
     # --- kernels ----------------------------------------------------------------------------------
@@ -355,8 +358,8 @@ HOOKS: tuple[Hook, ...] = (
         "overridden",
         ("torch._inductor.select_algorithm.TritonTemplateKernel.render_hooks",),
         "templates.triton.template_kernel",
-        "Stores through TMA descriptors: the text of the store hook is rewritten, since the public "
-        "hook has no such option in torch 2.11.",
+        "Stores through TMA descriptors: the code of the store hook is rewritten, because the "
+        "public hook has no such option in torch 2.11.",
         relies_on=(
             "torch._inductor.select_algorithm.TritonTemplate.generate",
             "torch._inductor.select_algorithm.TritonTemplateKernel.store_output",
@@ -372,8 +375,8 @@ HOOKS: tuple[Hook, ...] = (
         "overridden",
         ("torch._inductor.select_algorithm.TritonTemplateKernel.jit_lines",),
         "templates.triton.template_kernel",
-        "For torch.compiler.config.compile_on_one_rank, the device index is taken out of a "
-        "template's decorator. Inductor takes it out of kernels that are not templates.",
+        "With torch.compiler.config.compile_on_one_rank, the device index is removed from the "
+        "decorator of a template. Inductor removes it from kernels that are not templates.",
         relies_on=(
             "torch.fx.experimental.proxy_tensor._coor_enabled",
             "torch._inductor.codegen.common.DeviceOpOverrides.current_device_idx_expr",
@@ -385,9 +388,9 @@ HOOKS: tuple[Hook, ...] = (
         "changed",
         ("torch._inductor.ir.FallbackKernel",),
         "memory.out_variants",
-        "A fallback that has an out variant becomes a kernel that writes into planned memory: the "
-        "node gets another class after Inductor has made it, because lowerings of these operators "
-        "have no hook behind the node.",
+        "A fallback with an out variant becomes a kernel that writes into planned memory. The "
+        "class of the node is changed after Inductor has created it, because there is no hook "
+        "after the lowerings of these operators.",
         relies_on=(
             "torch._inductor.ir.MultiOutput",
             "torch._inductor.ir.MultiOutput.should_allocate",
@@ -406,28 +409,28 @@ HOOKS: tuple[Hook, ...] = (
         "changed",
         ("torch._inductor.graph.GraphLowering.never_reuse_buffers",),
         "memory_planning",
-        "Buffers whose memory holds a C++ object must not be handed on to other buffers.",
+        "Buffers whose memory contains a C++ object must not be reused for other buffers.",
     ),
     Hook(
         "removed_buffers",
         "changed",
         ("torch._inductor.graph.GraphLowering.removed_buffers",),
         "lowerings.cutlass_call",
-        "The output of a CUTLASS kernel is needed although fusion took it for removed.",
+        "The output of a CUTLASS kernel is required even if fusion has removed it.",
     ),
     Hook(
         "compiled_triton_kernels",
         "changed",
         ("torch._inductor.async_compile.CompiledTritonKernels.cache_clear",),
         "autotune.inductor_benchmark",
-        "Kernels compiled for candidates are not kept in the process.",
+        "Removes kernels that were compiled for candidates from the process.",
     ),
     Hook(
         "compile_counters",
         "changed",
         ("torch._dynamo.utils.counters",),
         "autotune.inductor_benchmark",
-        "Compiles of candidates and reference programs do not count as the user's.",
+        "Compiles of candidates and reference programs are not counted as the user's.",
         relies_on=("torch._inductor.metrics.get_metric_fields|torch._inductor.metrics.reset",),
     ),
     Hook(
@@ -435,7 +438,7 @@ HOOKS: tuple[Hook, ...] = (
         "read",
         ("torch.utils._config_module.ConfigModule._config",),
         "autotune.cutlass_options",
-        "Whether a CUTLASS option was set under its old name or its new one: the default of an "
+        "Tells whether a CUTLASS option was set under its old or its new name: the default of an "
         "option has no public reader.",
     ),
     Hook(
@@ -443,7 +446,7 @@ HOOKS: tuple[Hook, ...] = (
         "read",
         ("torch._higher_order_ops.invoke_subgraph.NestedCompileRegionOptions",),
         "_compat",
-        "Inductor options of one nested_compile_region. They are kept in the metadata of its graph "
+        "The Inductor options of a nested_compile_region. They are in the metadata of its graph "
         "module and of the node that calls it, which has no public reader.",
         since="2.14",
     ),
@@ -452,8 +455,8 @@ HOOKS: tuple[Hook, ...] = (
         "changed",
         ("torch.backends.cuda.matmul",),
         "autotune.reference.operators",
-        "The float32 precision of the reference program while a candidate is measured, restored "
-        "afterwards.",
+        "The float32 precision is set for the reference program while a candidate is measured, "
+        "and restored afterwards.",
     ),
     # --- other private names ----------------------------------------------------------------------
     Hook(
@@ -461,7 +464,7 @@ HOOKS: tuple[Hook, ...] = (
         "read",
         ("torch._TorchCompileInductorWrapper",),
         "backend",
-        "Applies mode and options as `backend='inductor'` does, and calls compile_fx.",
+        "Applies mode and options like `backend='inductor'`, and calls compile_fx.",
     ),
     Hook(
         "aot_compile_result",
@@ -476,7 +479,7 @@ HOOKS: tuple[Hook, ...] = (
         "read",
         ("torch._inductor.runtime.cache_dir_utils.default_cache_dir",),
         "report.doctor",
-        "The cache folder, without the folder being made.",
+        "Returns the path of the cache folder without creating it.",
     ),
     Hook(
         "cudagraph_reset",

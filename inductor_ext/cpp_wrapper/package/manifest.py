@@ -306,12 +306,12 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         required = manifest.platform.get(name)
         if required is not None and required != actual:
             reasons.append(f"it was compiled for {required}, and this is {actual}")
-    mend = "Compile it again for this machine, or load it on a machine that meets its requirements"
+    fix = "Compile it again for this machine, or load it on a machine that meets its requirements"
     torch = manifest.versions.get("torch")
     if torch is not None and _version_prefix(torch, 2) != _version_prefix(machine.torch, 2):
         reasons.append(f"it was compiled for torch {torch}, and this is torch {machine.torch}")
         minor = ".".join(_version_prefix(torch, 2))
-        mend = f"Compile it again with torch {machine.torch}, or load it with torch {minor}"
+        fix = f"Compile it again with torch {machine.torch}, or load it with torch {minor}"
     if machine.cpu_features is not None:
         lacking = sorted(set(model.cpu_features) - machine.cpu_features)
         if lacking:
@@ -322,7 +322,7 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         raise exc.IncompatibleArtifactError(
             path=path,
             why="; ".join(reasons),
-            fix=mend,
+            fix=fix,
         )
 
 
